@@ -222,7 +222,8 @@ def test_what_is_no_file_is_refused_by_what_it_is_and_hangs_nobody(place: Path, 
             STRANGE[what](name)
         except PermissionError:
             pytest.skip("no device can be made here")
-        refused += [f"lmdb: {name} is {what}; remove it, or choose another path"] * 2
+        shown = stat.filemode(name.lstat().st_mode)
+        refused += [f"lmdb: {name} is not a regular file ({shown}); remove it, or choose another path"] * 2
     code = """
         for number in range(4):
             for read_only in (False, True):
@@ -416,6 +417,31 @@ def test_files_that_are_taken_away_are_made_again(place: Path, monkeypatch: pyte
     assert [store.hit(ASKED).remaining for _ in range(2)] == [4, 3]
     assert LmdbStore(place, **SMALL).hit(ASKED).remaining == 2
     assert name_in(place, "counts-*")
+
+
+@pytest.mark.parametrize("broken", [".", "counts-*"])
+def test_files_that_become_unusable_are_an_error_of_the_store_that_says_why(place: Path, broken: str) -> None:
+    store, _ = opened(place)
+    if broken == ".":
+        shutil.rmtree(place)
+        place.write_bytes(b"")
+    else:
+        counts = place / name_in(place, broken)
+        counts.unlink()
+        counts.mkdir()
+    store._env._examine_at_s = 0
+    store.keep_deadline(5.0)
+    with pytest.raises(StoreUnavailable, match="is a file" if broken == "." else "Is a directory"):
+        store.hit(ASKED)
+
+
+def test_a_file_that_was_used_behind_another_gate_is_begun_anew(place: Path) -> None:
+    (place / "gate").rename(place / "old")  # somebody may still be behind it
+    store, heard = opened(place)
+    assert heard.kinds == ["counts_restarted"]
+    assert "was used behind another gate" in heard.events[0].message
+    assert store.hit(ASKED).remaining == 4
+    assert len(store.bans.active()) == 2
 
 
 # -- damage, and errors that are none ----------------------------------------------------------------------------------

@@ -388,7 +388,7 @@ async def test_any_text_is_a_key(store: LmdbStore, key: str) -> None:
 async def test_files_that_have_to_be_opened_again_wait_for_another_process_as_a_hit_does(store: LmdbStore) -> None:
     asked = ((bucket("5/hour"), "ann", 1),)
     store.hit(asked)
-    store._env._close_files()  # as after a fork, or where the files were replaced
+    store._env.close_files()  # as after a fork, or where the files were replaced
     with gate_held(store):
         waiting = asyncio.ensure_future(waited(store, asked))
         await turns(100)

@@ -33,13 +33,6 @@ _REMEDIES: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space, or "),
     errno.EROFS: "mount its file system for writing, or ",
 }
-_KINDS: Final = {
-    stat.S_IFLNK: "a symbolic link",
-    stat.S_IFDIR: "a directory",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFSOCK: "a socket",
-    **dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device"),
-}
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
@@ -101,19 +94,12 @@ def check_files(path: Path) -> dict[Path, os.stat_result]:
             continue
         except OSError as error:
             raise unusable(path, error) from error
-        check_kind(place, found[place])
+        mode = found[place].st_mode
+        if not stat.S_ISREG(mode):
+            raise ConfigurationError(
+                f"lmdb: {place} is not a regular file ({stat.filemode(mode)}); remove it, or choose another path"
+            )
     return found
-
-
-def check_kind(place: Path, status: os.stat_result) -> None:
-    """Check that a path is a regular file, by its status.
-
-    Raises:
-        ConfigurationError: It is not.
-    """
-    if not stat.S_ISREG(status.st_mode):
-        what = _KINDS.get(stat.S_IFMT(status.st_mode), "not a regular file")
-        raise ConfigurationError(f"lmdb: {place} is {what}; remove it, or choose another path")
 
 
 def check_file_system(path: Path, mounts: Iterable[str] | None = None) -> str:

@@ -20,13 +20,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
 
-from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
+from ...core.errors import ConfigurationError, StoreUnavailable, quoted
 from ...core.store import Clock, Event
 from .checking import check_directory, check_file_system, check_files, is_file_at, unusable
 from .gate import Gate
@@ -41,7 +42,6 @@ IN_PROCESS_S: Final = 0.001
 POLL_S: Final = 0.000_5
 START_S: Final = 1.0
 """How long a constructor tries to open the files; then the first question does."""
-OPEN_AGAIN_S: Final = 0.002
 FORK_S: Final = 5.0
 """How long a fork waits for a transaction, or for files that are opened."""
 EXAMINE_EVERY_S: Final = 1.0
@@ -79,13 +79,12 @@ class Environment:
         self._is_closed = False
         self.dbs: Databases
         self.room: Room
-        self._lmdb: Any = None
         self._opened: Opened | None = None
         self._name: Path | None = None
         self._trouble: lmdb.Error | None = None  # with which LMDB cannot go on
         self._examine_at_s = self._housekeep_at_s = 0.0
-        self._opening: threading.Thread | None = None
-        self._open_error: Exception | None = None
+        self._is_opening = False
+        self._open_error: StoreUnavailable | None = None
 
     def now_us(self) -> int:
         """Return the time of this host; see `layout`."""
@@ -94,24 +93,19 @@ class Environment:
     # -- transactions ------------------------------------------------------------------------------------------------
 
     def begin(self) -> Any:
-        """Begin a transaction, for this thread to `commit` or `abort`; None while somebody else is behind the gate."""
-        if self._open_error is not None:
-            error, self._open_error = self._open_error, None
-            raise error
-        if self._opening is not None or not self._enter():
-            return None
+        """Begin a transaction, for this thread to `commit` or `abort`; None while somebody else is behind the gate.
+
+        Raises:
+            lmdb.Error: LMDB cannot begin it.
+            StoreUnavailable: The files have become unusable.
+        """
+        failed, self._open_error = self._open_error, None
+        if failed is not None:
+            raise failed
         try:
-            if self._trouble or time.monotonic() >= self._examine_at_s:
-                self._examine()
-            if self._opened is None:
-                if self._opening is None:
-                    self._open_in_thread()
-                self._leave()
-                return None
-            return self._opened.lmdb.begin(self.dbs.windows, write=self._writes)
-        except BaseException:
-            self._leave()
-            raise
+            return None if self._is_opening else self._begin(opens=False)
+        except ConfigurationError as error:
+            raise StoreUnavailable(str(error)) from error
 
     def commit(self, txn: Any, noted: Sequence[tuple[str, Fields]], *, is_large: bool) -> None:
         """Append to the journal, commit a transaction, and leave the gate.
@@ -221,19 +215,35 @@ class Environment:
             self._examine_at_s = 0.0
             raise StoreUnavailable(f"lmdb: the files at {self.path} were replaced")
 
+    def _begin(self, *, opens: bool) -> Any:
+        """Begin a transaction; if need be, open the files first, or in a thread."""
+        if not self._enter():
+            return None
+        txn: Any = None
+        try:
+            if self._trouble or time.monotonic() >= self._examine_at_s:
+                self._examine()
+            if self._opened is None and self._gate.is_open:
+                (self._open if opens else self._open_in_thread)()
+            if self._opened is not None:
+                txn = self._opened.lmdb.begin(self.dbs.windows, write=self._writes)
+        finally:
+            if txn is None:
+                self._leave()
+        return txn
+
     def _take_back(self, noted: Sequence[tuple[str, Fields]]) -> None:
         """Append what is stored, after lines of a transaction that could not be committed."""
-        with suppress(lmdb.Error, OSError), self._lmdb.begin() as txn:
+        assert self._opened is not None, "it has had a transaction"
+        with suppress(lmdb.Error, OSError), self._opened.lmdb.begin() as txn:
             self.journal.append(lines_as_stored(txn, self.dbs, noted))
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Try to open the files; if another process stays behind the gate, the first question opens them."""
-        until_s = time.monotonic() + START_S
         try:
-            while self._opened is None and not self._open_behind_gate() and time.monotonic() < until_s:
-                time.sleep(POLL_S)
+            self._open_until(time.monotonic() + START_S)
         except lmdb.Error as error:
             raise ConfigurationError(f"lmdb: {self.path} cannot be opened: {error}") from error
         except ConfigurationError as error:
@@ -246,34 +256,34 @@ class Environment:
 
         def work() -> None:
             try:
-                while not (self._is_closed or self._open_behind_gate()):
-                    time.sleep(OPEN_AGAIN_S)
-            except (ConfigurationError, StoreError, lmdb.Error) as error:
+                self._open_until(inf)
+            except (ConfigurationError, StoreUnavailable, lmdb.Error) as error:
                 self._open_error = StoreUnavailable(str(error))
             finally:
-                self._opening = None
+                self._is_opening = False
 
-        self._opening = threading.Thread(target=work, name="slidegate-lmdb", daemon=True)
-        self._opening.start()
+        self._is_opening = True
+        threading.Thread(target=work, name="slidegate-lmdb", daemon=True).start()
 
-    def _open_behind_gate(self) -> bool:
-        """Open the files; return False if somebody else is behind the gate."""
-        if not self._enter():
-            return False
+    def _open_until(self, until_s: float) -> None:
+        """Open the files, unless another process stays behind the gate until then."""
+        while self._opened is None and not self._is_closed and time.monotonic() < until_s:
+            if (txn := self._begin(opens=True)) is None:
+                time.sleep(POLL_S)
+            else:
+                self.abort(txn)
+
+    def _open(self) -> None:
+        """Open the files, behind the gate."""
+        alone, events = False, list[Event]()
         try:
-            if self._opened is not None:
-                return True  # another thread was faster
-            alone, events = False, list[Event]()
             if self._name is None:
                 self._name, alone, events = choose(self.path, self._gate, self.options)
             self._opened, more = open_file(self._name, self._gate, self.journal, self.options, alone=alone)
-            self._lmdb, _, self.dbs, self.room = self._opened
-            self.pending_events.extend([*events, *more])
-            return True
         except OSError as error:
             raise unusable(self.path, error) from error
-        finally:
-            self._leave()
+        self.dbs, self.room = self._opened.dbs, self._opened.room
+        self.pending_events.extend([*events, *more])
 
     def _check(self) -> None:
         """Check that the files are ours alone, before the gate is opened."""
@@ -308,7 +318,7 @@ class Environment:
             self._name = None
 
     def _close_map(self) -> None:
-        opened, self._opened, self._lmdb = self._opened, None, None
+        opened, self._opened = self._opened, None
         if opened is not None:
             close(opened)
 
@@ -317,14 +327,11 @@ class Environment:
         self._is_closed = True
         with suppress(OSError):
             self.journal.sync()
-        self._close_files()
+        self.close_files()
 
-    def forked(self) -> None:
-        """In a forked child, close what was inherited; the gate first, which the parent may hold."""
-        self._close_files()
-        self._opening = self._open_error = None
-
-    def _close_files(self) -> None:
+    def close_files(self) -> None:
+        """Close what is open, as in a forked child; the gate first, which the parent may hold."""
+        self._is_opening = False
         self._gate.close()
         self.journal.close()
         self._close_map()
@@ -348,8 +355,6 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
         raise ConfigurationError(
             f'path: expected a directory, for example "/var/lib/app/slidegate", not {quoted(path)}'
         )
-    if not options.read_only:
-        check_directory(Path(text))
     real_path = Path(text).resolve()
     with _lock:
         environment = _open.setdefault(real_path, Environment(real_path, options))
@@ -398,7 +403,7 @@ def _after_fork() -> None:
 def _after_fork_in_child() -> None:
     _after_fork()
     for environment in _open.values():
-        environment.forked()
+        environment.close_files()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

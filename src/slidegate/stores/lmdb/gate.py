@@ -17,7 +17,7 @@ from struct import Struct
 from typing import Final
 
 from ...core.errors import ConfigurationError, StoreUnavailable
-from .checking import check_kind, is_file_at, unusable
+from .checking import is_file_at, unusable
 
 GATE: Final = "gate"
 USERS: Final = "users"
@@ -107,16 +107,11 @@ class Gate:
             ) from None
         except OSError as error:
             raise unusable(self._path, error) from error
-        try:
-            status = os.fstat(file)
-            check_kind(place, status)
-            if status.st_size:
-                raise ConfigurationError(
-                    f"lmdb: {self._path} contains other data, such as {place}; choose a directory for slidegate alone"
-                )
-        except BaseException:
+        if os.fstat(file).st_size:
             os.close(file)
-            raise
+            raise ConfigurationError(
+                f"lmdb: {self._path} contains other data, such as {place}; choose a directory for slidegate alone"
+            )
         return file
 
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, Final, NamedTuple, TypeAlias
 
-LAYOUT: Final = 15
+LAYOUT: Final = 16
 """The version of the file. It increases whenever the bytes or the meaning of any row change."""
-CELL_KEY: Final = b"cell_key"
 NETWORKS: Final = b"networks"
 """The key of the list of banned networks, which begins with random bytes that differ after each change."""
 

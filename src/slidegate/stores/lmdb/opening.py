@@ -20,11 +20,11 @@ import lmdb
 
 from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.store import Event
-from .checking import check_kind, is_file_at
+from .checking import is_file_at
 from .gate import Gate
 from .journal import Fields, Journal, Name
 from .kept_rows import write
-from .layout import CELL_KEY, LAYOUT, NAMES, Databases, boot_id
+from .layout import LAYOUT, NAMES, Databases, boot_id
 from .room import CAN_TAKE, Room
 
 DAMAGE: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)
@@ -32,7 +32,9 @@ DAMAGE: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError,
 
 _NAME: Final = re.compile(r"counts-(\d+)-\w+\.mdb")
 _READY: Final = b"ready"
-"""The key of the identity of the gate behind which the file is used, written when it has all of the journal."""
+"""The key of the identity of the gate behind which the file is used, and the key of the hash that selects cells. They
+are written when the file has all of the journal."""
+_CELL_KEY_BYTES: Final = 32
 _AT_ONCE: Final = 500
 NEW_MAP_SIZE: Final = 2**30
 
@@ -147,11 +149,9 @@ def _mapped(name: Path, options: Options, *, alone: bool, create: bool = False) 
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_RDONLY if options.read_only else os.O_RDWR)
     file = os.open(name, flags | (os.O_CREAT if create else 0), 0o600)
     try:
-        status = os.fstat(file)
-        check_kind(name, status)
         # With 0, LMDB takes the size that is written in the file; a smaller one would cut the file off.
         asked = options.max_map_size or (NEW_MAP_SIZE if create else 0)
-        size = max(asked, status.st_size) if asked and alone and not options.read_only else 0
+        size = max(asked, os.fstat(file).st_size) if asked and alone and not options.read_only else 0
         fixed: Any = {"subdir": False, "lock": False, "sync": False, "metasync": False, "max_spare_txns": 0}
         through_map = CAN_TAKE and not options.read_only
         environment: Any = lmdb.open(
@@ -183,22 +183,20 @@ def _cell_key(opened: Opened, gate: Gate, *, writes: bool) -> bytes | None:
     """Return the key of the hash that selects cells; None if the file is not complete, or has another gate."""
     with opened.lmdb.begin(opened.dbs.meta, write=writes) as txn:
         opened.room.check(txn, opened.dbs, always=True)
-        if txn.get(_READY) != gate.identity():
-            return None
+        ready = txn.get(_READY, b"")
         if writes:  # any write puts the size of the map into the file, which may be larger now
-            txn.put(_READY, gate.identity())
-        return bytes(txn.get(CELL_KEY))
+            txn.put(_READY, ready)
+        return ready[-_CELL_KEY_BYTES:] if ready[:-_CELL_KEY_BYTES] == gate.identity() else None
 
 
 def _filled(opened: Opened, gate: Gate, kept: dict[Name, Fields]) -> Databases:
     """Write the rows of the journal into a new file, and then that it is complete."""
     environment, rows = opened.lmdb, [*kept.items()]
-    dbs = opened.dbs._replace(cell_key=os.urandom(32))
+    dbs = opened.dbs._replace(cell_key=os.urandom(_CELL_KEY_BYTES))
     for start in range(0, len(rows), _AT_ONCE):
         with environment.begin(write=True) as txn:
             write(txn, dbs, rows[start : start + _AT_ONCE])
             opened.room.check(txn, dbs, always=True)
     with environment.begin(dbs.meta, write=True) as txn:
-        txn.put(CELL_KEY, dbs.cell_key)
-        txn.put(_READY, gate.identity())
+        txn.put(_READY, gate.identity() + dbs.cell_key)
     return dbs
