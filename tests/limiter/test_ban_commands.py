@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate import combine, cookie, header, path_param, query, user
+from slidegate import combine, cookie, header, path_param, query
 from slidegate.core import ConfigurationError, InvalidKey, Reason, StoreTimeout
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.limiter import Limiter
@@ -265,7 +265,7 @@ async def test_what_a_client_sends_is_banned_by_its_digest_and_refused_if_it_is_
 
 async def test_keys_that_applications_make_are_banned() -> None:
     limiter = Limiter()
-    for key in (user.of("ann"), combine(header("a"), cookie("b")).of("1", "2")):
+    for key in ("user: ann", combine(header("a"), cookie("b")).of("1", "2")):
         await limiter.ban(key, "1h")
     assert len(await keys(limiter)) == 2
 

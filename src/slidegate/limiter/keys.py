@@ -32,15 +32,13 @@ class KeyOf:
     Args:
         shown: The kind of the value.
         spell: Returns the key.
-        subjects: The address whose bans also refuse it, if it is one.
     """
 
-    __slots__ = ("_shown", "spell", "subjects")
+    __slots__ = ("_shown", "spell")
 
-    def __init__(self, shown: str, spell: Callable[[Keys], str], subjects: tuple[BanSubject, ...] = ()) -> None:
+    def __init__(self, shown: str, spell: Callable[[Keys], str]) -> None:
         self._shown = shown
         self.spell = spell
-        self.subjects = subjects
 
     def __repr__(self) -> str:
         return f"<key {self._shown} of a value>"
@@ -85,7 +83,7 @@ class Keys:
             InvalidKey: `key` is not text, or empty.
         """
         if isinstance(key, KeyOf):
-            return key.spell(self), key.subjects
+            return key.spell(self), ()
         if not isinstance(key, str) or not key:
             raise InvalidKey(f'key: expected text that is not empty, for example "user:42", not {quoted(key)}')
         if (found := self.known.get(key)) is not None:

@@ -237,7 +237,7 @@ class Statistics(Observer):
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
-        self._everyone = limiter.key_for(everyone.of())
+        self._everyone = limiter.key_for(everyone.identity)
         self._throttle = Throttle()
         self.forget()
 

@@ -35,12 +35,11 @@ from ..core.addresses import (
 from ..core.arguments import check_list
 from ..core.bans.ban import BanSubject
 from ..core.decision import Decision, Reason
-from ..core.errors import ConfigurationError, InvalidKey, quoted
+from ..core.errors import ConfigurationError, quoted
 from ..core.limits import check_whole
 from ..core.memo import MEMO_BYTES, key_bytes, remember
 from ..core.networks import Networks
 from ..limiter import MAX_KEY_BYTES, Limiter
-from ..limiter.keys import KeyOf
 from .headers import field_value
 from .keys import Key, check_token
 
@@ -94,18 +93,6 @@ class ClientAddress(Key):
             return client_key
         version, first, last = network
         return format_network(version, first, min(prefix_length(version, first, last), self.prefixes[version]))
-
-    def of(self, address: str | bytes) -> KeyOf:
-        """Return the key of an address, for the methods of a limiter: ``limiter.reset(client_ip().of("192.0.2.7"))``.
-
-        Raises:
-            InvalidKey: It is not the address of a client.
-        """
-        read = parse_address(address) if isinstance(address, str) else None
-        if read is None or is_unspecified(read):
-            raise InvalidKey(f'client_ip: expected an address, for example "192.0.2.7", not {quoted(address)}')
-        text = address_key(*read, self.prefixes[4], self.prefixes[6])
-        return KeyOf(self.identity, lambda keys: text, (read,))
 
     def locate(self, scope: Scope) -> tuple[str, Address | None]:
         """Return the client's key, and its address or None."""

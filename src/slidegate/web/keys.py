@@ -21,7 +21,7 @@ from starlette.types import Scope
 from ..core.errors import ConfigurationError, InvalidKey, quoted
 from ..core.logs import Throttle, logger
 from ..limiter import Limiter
-from ..limiter.keys import KeyOf
+from ..limiter.keys import AnyKey, KeyOf
 from .file_watcher import FollowedFile
 from .paths import spelled_value
 
@@ -40,7 +40,6 @@ class Key:
         keys: The keys that it combines.
         fallback: The key if its value is missing; None for the client's address.
         file: The file that it reads, if any.
-        of: Returns the key of a value, for the methods of a limiter.
     """
 
     identity = ""
@@ -48,7 +47,6 @@ class Key:
     keys: Sequence[Key] = ()
     fallback: Key | None = None
     file: FollowedFile | None = None
-    of: Callable[..., KeyOf]
 
     def __repr__(self) -> str:
         return f"<key {self.identity}>"
@@ -89,10 +87,6 @@ class _Everyone(Key):
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """See `Key.find`."""
         return "everyone"
-
-    def of(self) -> KeyOf:
-        """Return the key of all requests, for the methods of a limiter."""
-        return KeyOf("everyone", lambda keys: "everyone")
 
     def __repr__(self) -> str:
         return "everyone"
@@ -156,7 +150,10 @@ class Value(Key):
         except (AttributeError, TypeError, ValueError):
             encoded = b""
         if not encoded:
-            raise invalid(self._kind, self._expected, value)
+            shown = type(value).__name__  # not the value, which may be a secret
+            if isinstance(value, (str, bytes)):
+                shown += f" of {len(value)}"
+            raise InvalidKey(f"{self._kind}: expected {self._expected}, not this {shown}")
         return KeyOf(self._kind, lambda keys: keys.digest(self._kind, encoded))
 
 
@@ -201,19 +198,22 @@ class Combined(Key):
         """See `Key.find`."""
         return limiter.digest("combined", _joined(key.find(scope, limiter, client_key) for key in self.keys))
 
-    def of(self, *values: str | bytes) -> KeyOf:
-        """Return the key for one value per part, except `everyone`; see `Value.of`.
+    def of(self, *values: Any) -> KeyOf:
+        """Return the key for one value per part, for the methods of a limiter.
+
+        Args:
+            values: The values of headers, cookies and parameters, see `Value.of`; of other parts the keys themselves,
+                such as ``"user:ann"`` or an address.
 
         Raises:
             InvalidKey: The number of values is wrong, or no request can have one of them.
         """
-        valued = [key for key in self.keys if key is not everyone]
-        if len(values) != len(valued):
-            expected = f"{len(valued)} values, one for each of {', '.join(key.identity for key in valued)}"
+        if len(values) != len(self.keys):
+            expected = f"{len(self.keys)} values, one for each of {', '.join(key.identity for key in self.keys)}"
             raise InvalidKey(f"combine: expected {expected}, not {len(values)}")
-        given = iter(values)
-        parts = [key.of() if key is everyone else key.of(next(given)) for key in self.keys]
-        return KeyOf(self.identity, lambda keys: keys.digest("combined", _joined(part.spell(keys) for part in parts)))
+        pairs = zip(self.keys, values, strict=True)
+        parts: list[AnyKey] = [key.of(value) if isinstance(key, Value) else value for key, value in pairs]
+        return KeyOf(self.identity, lambda keys: keys.digest("combined", _joined(keys.learn(one)[0] for one in parts)))
 
 
 def utf8(text: str) -> bytes:
@@ -224,12 +224,6 @@ def utf8(text: str) -> bytes:
 def _joined(parts: Iterable[str]) -> bytes:
     """Join parts with length prefixes; otherwise "a" and "bc" would equal "ab" and "c"."""
     return b"".join(b"%d:%b" % (len(part), part) for part in map(utf8, parts))
-
-
-def invalid(kind: str, expected: str, value: object) -> InvalidKey:
-    """Return the error for a value that no request can have, without the value, which may be a secret."""
-    shown = f"{type(value).__name__} of {len(value)}" if isinstance(value, (str, bytes)) else type(value).__name__
-    return InvalidKey(f"{kind}: expected {expected}, not this {shown}")
 
 
 def header(name: str, *, fallback: Key | None = None) -> Value:
@@ -402,20 +396,6 @@ class _User(Key):
         if name:
             return limiter.key_for(f"user:{name}")
         return client_key
-
-    def of(self, name: str | bytes | int | UUID) -> KeyOf:
-        """Return the key of a user, for the methods of a limiter: ``limiter.reset(user.of("ann"))``.
-
-        Args:
-            name: The user's name or id, as the middleware reads it from a request.
-
-        Raises:
-            InvalidKey: It is empty, or not a name or id.
-        """
-        text = "" if isinstance(name, bytes) else _name_of(name)
-        if not text:
-            raise invalid("user", 'a name or id, for example "ann"', name)
-        return KeyOf("user", lambda keys: keys.learn(f"user:{text}")[0])
 
     def __repr__(self) -> str:
         return "user"

@@ -19,8 +19,7 @@ from starlette.types import Scope
 from ..core.arguments import check_flag
 from ..core.errors import ConfigurationError, closest, quoted
 from ..limiter import Limiter
-from ..limiter.keys import KeyOf
-from .keys import Key, KeyCondition, invalid
+from .keys import Key, KeyCondition
 
 _FIRST_VALIDATED: Final = b"2026-07-28"
 _REVISION: Final = re.compile(rb"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -49,16 +48,6 @@ class McpTool(Key):
         """Return the key of a request: of a named tool, of all clients of older revisions, or of all others."""
         tool = _tool_of(scope)
         return limiter.key_for(f"mcp_tool:{tool if tool == _OLDER or tool in self.names else _OTHERS}")
-
-    def of(self, name: str | bytes) -> KeyOf:
-        """Return the key of a tool, for the methods of a limiter: ``limiter.reset(tools.of("export"))``.
-
-        Raises:
-            InvalidKey: It is not one of the named tools.
-        """
-        if not isinstance(name, str) or name not in self.names:
-            raise invalid("mcp_tool", f"one of {', '.join(map(quoted, sorted(self.names)))}", name)
-        return KeyOf("mcp_tool", lambda keys: keys.learn(f"mcp_tool:{name}")[0])
 
     def is_in(self, *names: str) -> KeyCondition:
         """Return a condition for `Rule(when=...)`: the request calls one of these tools.

@@ -24,10 +24,9 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import Throttle, logger
 from ..core.memo import remember
 from ..limiter import Limiter
-from ..limiter.keys import KeyOf
 from ..limiter.operators import Place
 from .file_watcher import FollowedFile, Versions, read_whole
-from .keys import Key, KeyCondition, invalid
+from .keys import Key, KeyCondition
 
 if TYPE_CHECKING:
     from maxminddb import Reader
@@ -116,18 +115,6 @@ class Network(Key):
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """See `Key.find`: ``asn:132203``, ``country:NL``, or ``asn:unknown``."""
         return f"{self.by}:{getattr(self.file.find(client_key), self.by) or UNKNOWN}"
-
-    def of(self, value: str | bytes | int) -> KeyOf:
-        """Return the key of an operator or a country, for the methods of a limiter: ``limiter.reset(where.of("NL"))``.
-
-        Raises:
-            InvalidKey: It is not the number of an autonomous system or the code of a country, whichever the key uses.
-        """
-        read = _parsed(value)
-        if read is None or isinstance(read, int) is not (self.by == "asn"):
-            expected = "a number such as 132203" if self.by == "asn" else 'a code such as "NL"'
-            raise invalid("network", expected, value)
-        return KeyOf(self.identity, lambda keys: f"{self.by}:{read}")
 
     def is_in(self, *values: str | int) -> KeyCondition:
         """Return a condition for `Rule(when=...)`: the address belongs to one of these countries or operators.

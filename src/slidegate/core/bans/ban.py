@@ -137,7 +137,7 @@ def check_can_exist(key: str) -> None:
         if re.fullmatch(_DIGEST, key) and (kind != "header" or name == name.lower()):
             return
         name = re.split(r"[:=#\s]", name, maxsplit=1)[0] or _DIGESTED[kind]
-    elif re.fullmatch(_TOKEN, source) and key[len(source) + 1 :][:1].isspace():
+    elif kind != "user" and re.fullmatch(_TOKEN, source) and key[len(source) + 1 :][:1].isspace():
         kind, name = "header", source
     else:
         return
