@@ -31,7 +31,7 @@ from slidegate import BanPolicy, Limiter, Networks, RateLimit, RateLimitMiddlewa
 from slidegate.ops.statistics import Statistics
 from slidegate.prometheus import PrometheusMetrics
 
-from .traffic import CLIENTS, TEMPLATES, Traffic, client_of
+from .traffic import TEMPLATES, Traffic, client_of
 
 PROXIES: Final = ["10.0.0.0/8", "127.0.0.0/8"]
 NETWORKS: Final = [str(network) for network in islice(IPv4Network("198.18.0.0/15").subnets(new_prefix=26), 0, 2_000, 2)]
@@ -99,6 +99,11 @@ def five_rules(limits: str) -> list[Rule]:
     paths = ("/api/{rest:path}", "/items/{id}", "/export/{id}")
     login = Rule("/login", limits, methods=["POST"], final=True)
     return [login, *(Rule(path, limits, final=True) for path in paths), Rule("*", limits)]
+
+
+def rule_of_each(limits: str) -> list[Rule]:
+    """Return a rule for each of the ten routes."""
+    return [Rule(template, limits) for template in TEMPLATES]
 
 
 def with_prometheus(limiter: Limiter) -> PrometheusMetrics:
@@ -208,11 +213,13 @@ def arrangements() -> dict[str, App]:
         "header key, 100,000 values": behind_ours(Traffic(keys=100_000), **one_rule(key=header("X-API-Key"))),
         "count_if": behind_ours(**one_rule(count_if=lambda status: status == 200)),
         "concurrency": behind_ours(**one_rule(concurrency=100)),
+        "ten rules": behind_ours(rules=rule_of_each),
+        "10,000 clients, 1,000 paths": behind_ours(Traffic(clients=10_000, paths=1_000)),
         "two windows": behind_ours(limits="{0}; {0.amount}/day"),
         "an address banned": behind_ours(banned=["192.0.2.7"]),
         "a network banned": behind_ours(banned=["192.0.2.0/24"]),
         "refused by a limit": behind_ours(USUAL, 429, ONE),
-        "refused by a ban": behind_ours(USUAL, 403, banned=[client_of(number) for number in range(CLIENTS)]),
+        "refused by a ban": behind_ours(USUAL, 403, banned=[client_of(number) for number in range(256)]),
         "10 routes, refused": refused(),
         "1,000 routes, refused": refused(routes=1_000),
         "10 routes, default_limits": refused(by_route=True),

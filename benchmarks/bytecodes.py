@@ -28,6 +28,7 @@ import slidegate
 from slidegate.stores.system_clock import SYSTEM
 
 from .apps import App, candidates
+from .messages import LIMITED
 from .real import TABLES
 from .rounds import show
 from .traffic import Client
@@ -38,7 +39,7 @@ ROWS: Final = [
     row.name
     for rows in TABLES.values()
     for row in rows
-    if not row.name.startswith(("bare", "fastapi-limiter")) and "once more" not in row.name
+    if not row.name.startswith(("bare", "fastapi-limiter", LIMITED)) and "once more" not in row.name
 ]
 
 

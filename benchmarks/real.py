@@ -11,7 +11,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from typing import Final
 
-from . import chart, rounds
+from . import chart, messages, rounds
 from .rounds import Row, Times, over_processes
 
 BARE: Final = "bare Starlette"
@@ -50,6 +50,8 @@ TABLES: Final = {
         to_peer("header key, 100,000 values"),
         to_peer("count_if", "≤1.7; ≤1.0"),
         to_peer("concurrency", "≤3; ≤1.8"),
+        to_peer("ten rules"),
+        to_peer("10,000 clients, 1,000 paths"),
         Row(PEER, BARE),
         to_peer("asgi-ratelimit, once more"),
         to_peer(FIVE),
@@ -80,6 +82,9 @@ TABLES: Final = {
         Row("fastapi-limiter", FASTAPI),
         at_endpoint("dependency, refused", "≤1.15; ≤1.05", "fastapi-limiter, refused"),
         at_endpoint("decorator, refused", "≤1.15; ≤1.05", "fastapi-limiter, refused"),
+    ],
+    "A message on a websocket: microseconds more than without a middleware": [
+        Row(messages.LIMITED, messages.BARE, target="≤5; ≤2.5"),
     ],
 }
 

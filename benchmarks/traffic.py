@@ -36,8 +36,6 @@ TEMPLATES: Final = (
     *("/api/carts/{id}/lines", "/export/{id}", "/pages/{id}", "/search/{id}", "/files/{id}/info"),
 )
 PROXY: Final = "10.0.0.1"
-CLIENTS: Final = 256
-PATHS: Final = 10_000
 NEW: Final = 1_000_000
 """The number of the first path that was never requested before."""
 HEADERS: Final = (
@@ -56,7 +54,7 @@ def path_of(number: int) -> str:
 
 def client_of(number: int) -> str:
     """Return the address of a client."""
-    return f"203.0.113.{number}"
+    return f"203.0.113.{number}" if number < 256 else f"100.64.{number // 256}.{number % 256}"
 
 
 def scope_of(path: str, client: str, *headers: tuple[bytes, bytes]) -> Scope:
@@ -81,11 +79,15 @@ class Traffic(NamedTuple):
     """The requests that a candidate gets.
 
     Attributes:
+        clients: The number of clients.
+        paths: The number of paths.
         keys: The number of values of X-API-Key, of which each client has its share; without the field if 0.
         new_paths: Whether every path is requested only once.
         proxied: Whether requests come through a proxy.
     """
 
+    clients: int = 256
+    paths: int = 10_000
     keys: int = 0
     new_paths: bool = False
     proxied: bool = False
@@ -99,21 +101,21 @@ class Traffic(NamedTuple):
     def warm_up(self) -> Iterator[Scope]:
         """Yield requests of every client to every route, and for every path."""
         first, routes = NEW if self.new_paths else 0, len(TEMPLATES)
-        for number in range(PATHS):
-            client = number // routes % CLIENTS
-            yield self.scope(first + number, client_of(client), self._key(client, number))
+        for number in range(max(self.paths, self.clients * routes)):
+            client = number // routes % self.clients
+            yield self.scope(first + number % self.paths, client_of(client), self._key(client, number))
 
     def round(self, turn: int, count: int) -> Iterator[Scope]:
         """Yield the requests of a round, the same for every candidate."""
         chance = Random(turn)
         for number in range(count):
-            path = 2 * NEW + turn * count + number if self.new_paths else chance.randrange(PATHS)
-            client = chance.randrange(CLIENTS)
+            path = 2 * NEW + turn * count + number if self.new_paths else chance.randrange(self.paths)
+            client = chance.randrange(self.clients)
             yield self.scope(path, client_of(client), self._key(client, chance.randrange(max(1, self.keys))))
 
     def _key(self, client: int, number: int) -> int:
         """Return the number of one of the keys of a client."""
-        return client + number % max(1, self.keys // CLIENTS) * CLIENTS
+        return client + number % max(1, self.keys // self.clients) * self.clients
 
 
 class Client:

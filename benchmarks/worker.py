@@ -17,8 +17,8 @@ from pathlib import Path
 
 import slidegate
 
+from . import limiter, messages
 from .apps import App, candidates
-from .limiter import ROUNDS
 from .traffic import Client, CountingLoop, timed
 
 Round = Callable[[int], Awaitable[float]]
@@ -36,8 +36,8 @@ async def rounds_of(app: App, requests: int) -> Round:
 
 async def make(names: Sequence[str], requests: int) -> dict[str, Round]:
     """Create and warm up the named candidates."""
-    known = candidates()
-    return {name: ROUNDS[name] if name in ROUNDS else await rounds_of(known[name], requests) for name in names}
+    known, own = candidates(), {**limiter.ROUNDS, **messages.ROUNDS}
+    return {name: own[name] if name in own else await rounds_of(known[name], requests) for name in names}
 
 
 def order_of(names: Sequence[str], turn: int) -> list[str]:
