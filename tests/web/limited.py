@@ -1,68 +1,78 @@
 """One limit at each place where one may stand: in a rule of the middleware, or at an endpoint in each of its forms."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from anyio import from_thread
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
 from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
+METHODS = ["GET", "HEAD", "POST", "PUT"]
+RAISED: dict[str, Exception] = {"raises": RuntimeError("no"), "left": ClientDisconnect()}
+
 
 def answer(request: Request) -> Response:
     """Answer as a request says: with a status, and with a field that tells a hit of a cache."""
-    status = int(request.headers.get("x-status", "200"))
-    return PlainTextResponse("page", status, headers={"X-Cache": request.headers.get("x-hit", "miss")})
+    status = request.headers.get("x-status", "200")
+    if status in RAISED:
+        raise RAISED[status]
+    return PlainTextResponse("page", int(status), headers={"X-Cache": request.headers.get("x-hit", "miss")})
 
 
 async def page(request: Request) -> Response:
     return answer(request)
 
 
-def dependency(limit: RateLimit, endpoint: Any = page, **options: Any) -> ASGIApp:
-    app = FastAPI(**options)
-    app.api_route("/", methods=METHODS, dependencies=[Depends(limit)])(endpoint)
+async def item(n: int) -> int:
+    return n
+
+
+def starlette(endpoint: Any, **options: Any) -> Starlette:
+    return Starlette(routes=[Route("/", endpoint, methods=METHODS)], **options)
+
+
+def fastapi(
+    endpoint: Any,
+    *,
+    of_app: Sequence[Any] = (),
+    of_router: Sequence[Any] = (),
+    of_route: Sequence[Any] = (),
+    **options: Any,
+) -> FastAPI:
+    """Return an application with dependencies; its endpoint is in a router in a router."""
+    app = FastAPI(dependencies=[*map(Depends, of_app)], **options)
+    outer, router = APIRouter(dependencies=[*map(Depends, of_router)]), APIRouter()
+    router.api_route("/", methods=METHODS, dependencies=[*map(Depends, of_route)])(endpoint)
+    outer.include_router(router)
+    app.include_router(outer)
     return app
 
 
-def dependency_of_a_router(limit: RateLimit, endpoint: Any = page, **options: Any) -> ASGIApp:
-    app, router = FastAPI(**options), APIRouter(dependencies=[Depends(limit)])
-    router.api_route("/", methods=METHODS)(endpoint)
-    app.include_router(router)
-    return app
+def needing(limit: RateLimit) -> Callable[..., Any]:
+    """Return a dependency that depends on a limit."""
+
+    async def needs(_: None = Depends(limit)) -> None:
+        pass
+
+    return needs
 
 
-def decorator(limit: RateLimit, endpoint: Any = page, **options: Any) -> ASGIApp:
-    app = FastAPI(**options)
-    app.api_route("/", methods=METHODS)(limit(endpoint))
-    return app
-
-
-def decorator_in_starlette(limit: RateLimit, endpoint: Any = page, **options: Any) -> ASGIApp:
-    return Starlette(routes=[Route("/", limit(endpoint), methods=METHODS)], **options)
-
-
-def class_of(endpoint: Any, decorate: Callable[[Any], Any]) -> type[HTTPEndpoint]:
+def class_of(endpoint: Any, decorate: Callable[[Any], Any] = lambda method: method) -> type[HTTPEndpoint]:
     """Return an endpoint class with a method that answers as a function does."""
 
     async def get(self: object, request: Request) -> Response:
         return await endpoint(request)  # type: ignore[no-any-return]
 
     return type("Page", (HTTPEndpoint,), dict.fromkeys(map(str.lower, METHODS), decorate(get)))
-
-
-def endpoint_class(limit: RateLimit, endpoint: Any = page, **options: Any) -> ASGIApp:
-    return Starlette(routes=[Route("/", limit(class_of(endpoint, lambda method: method)))], **options)
-
-
-def method_of_an_endpoint_class(limit: RateLimit, endpoint: Any = page, **options: Any) -> ASGIApp:
-    return Starlette(routes=[Route("/", class_of(endpoint, limit))], **options)
 
 
 def wrapping(endpoint: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,34 +85,58 @@ def wrapping(endpoint: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-METHODS = ["GET", "HEAD", "POST", "PUT"]
-EACH = (
-    dependency,
-    dependency_of_a_router,
-    decorator,
-    decorator_in_starlette,
-    endpoint_class,
-    method_of_an_endpoint_class,
-)
-"""All forms of a limit at an endpoint, which is at ``/``; each takes a function, sync or not."""
-FORMS: dict[str, Callable[[RateLimit], ASGIApp]] = {
-    "dependency": dependency,
-    "decorator": decorator,
-    "sync": lambda limit: decorator(limit, answer),
-    "router": dependency_of_a_router,
-    "class": endpoint_class,
+def in_a_thread(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a sync endpoint, which only works in a thread."""
+
+    def sync(request: Request) -> Any:
+        return from_thread.run(endpoint, request)
+
+    return sync
+
+
+def of_a_connection(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an endpoint that has a parameter of the kind by which FastAPI gives the request to a limit."""
+
+    async def connected(connection: HTTPConnection, request: Request) -> Any:
+        assert connection is request
+        return await endpoint(request)
+
+    return connected
+
+
+def checked(limit: RateLimit, endpoint: Any) -> Callable[..., Any]:
+    """Return an endpoint that asks for itself."""
+
+    async def checks(request: Request) -> Any:
+        await limit.check(request)
+        return await endpoint(request)
+
+    return checks
+
+
+FORMS: dict[str, Callable[..., ASGIApp]] = {
+    "application": lambda limit, endpoint, **options: fastapi(endpoint, of_app=[limit], **options),
+    "router": lambda limit, endpoint, **options: fastapi(endpoint, of_router=[limit], **options),
+    "dependency": lambda limit, endpoint, **options: fastapi(endpoint, of_route=[limit], **options),
+    "needed": lambda limit, endpoint, **options: fastapi(endpoint, of_route=[needing(limit)], **options),
+    "decorator": lambda limit, endpoint, **options: fastapi(limit(endpoint), **options),
+    "sync": lambda limit, endpoint, **options: fastapi(limit(in_a_thread(endpoint)), **options),
+    "connection": lambda limit, endpoint, **options: fastapi(limit(of_a_connection(endpoint)), **options),
+    "starlette": lambda limit, endpoint, **options: starlette(limit(endpoint), **options),
+    "partial": lambda limit, endpoint, **options: starlette(limit(functools.partial(endpoint)), **options),
+    "under": lambda limit, endpoint, **options: starlette(wrapping(limit(endpoint)), **options),
+    "above": lambda limit, endpoint, **options: starlette(limit(wrapping(endpoint)), **options),
+    "class": lambda limit, endpoint, **options: starlette(limit(class_of(endpoint)), **options),
+    "method": lambda limit, endpoint, **options: starlette(class_of(endpoint, limit), **options),
+    "checked": lambda limit, endpoint, **options: starlette(checked(limit, endpoint), **options),
+    "mounted": lambda limit, endpoint, **options: Starlette(routes=[Mount("/", starlette(limit(endpoint), **options))]),
 }
-AT = ("rule", *FORMS)
-
-
-def middleware_of(app: Any, limiter: Limiter | None = None) -> RateLimitMiddleware:
-    return RateLimitMiddleware(app, rules=[], limiter=limiter or Limiter(MemoryStore(clock=FakeClock())))
+"""All forms of a limit at an endpoint, which is at ``/``: each takes the limit and a function."""
 
 
 def limited(at: str, limits: Any = (), *, limiter: Limiter | None = None, **options: Any) -> RateLimitMiddleware:
-    """Return a middleware with one limit, at one of these places; its page is ``/``."""
-    if at != "rule":
-        return middleware_of(FORMS[at](RateLimit(limits=limits or None, **options)), limiter)
+    """Return a middleware with one limit, in a rule or in one of these forms; its page is ``/``."""
     limiter = limiter or Limiter(MemoryStore(clock=FakeClock()))
-    rule = Rule("*", limits, **options)
-    return RateLimitMiddleware(Starlette(routes=[Route("/", answer, methods=METHODS)]), rules=[rule], limiter=limiter)
+    if at == "rule":
+        return RateLimitMiddleware(starlette(page), rules=[Rule("*", limits, **options)], limiter=limiter)
+    return RateLimitMiddleware(FORMS[at](RateLimit(limits=limits or None, **options), page), rules=[], limiter=limiter)

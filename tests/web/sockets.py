@@ -2,7 +2,9 @@
 
 import asyncio
 
+from starlette.endpoints import WebSocketEndpoint
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from ..asgi import PEER, scope_of
 
@@ -78,3 +80,15 @@ async def listening(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "websocket.accept"})
     while not scope["received"] or scope["received"][-1]["type"] == "websocket.receive":
         scope["received"].append(await receive())
+
+
+async def greet(websocket: WebSocket) -> None:
+    await websocket.accept()
+    await websocket.close()
+
+
+class Greeting(WebSocketEndpoint):
+    """An endpoint that does as `greet` does."""
+
+    async def dispatch(self) -> None:
+        await greet(WebSocket(self.scope, self.receive, self.send))

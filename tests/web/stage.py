@@ -1,6 +1,7 @@
 """A site whose making, visitors and operators are lines of text, and what becomes of it.
 
-A scenario begins with ``site``, or with ``everywhere``, which is one limit in each place where it may stand::
+A scenario begins with ``site``; or with ``forms``, which is one limit at an endpoint in each of its forms, or with
+``everywhere``, which is also a rule of them::
 
     > site bans=BanPolicy("3/10m", "1h")      the options of the middleware
     > rule "/a", "2/hour", name="a"           one of its rules
@@ -13,7 +14,8 @@ A scenario begins with ``site``, or with ``everywhere``, which is one limit in e
     > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule; X-Settle settles a cost
     > GET /a X-Strike=2,abuse                 one whose endpoint strikes its client under a policy
     > GET /a X-Late=1                         one whose endpoint fails behind its answer
-    > mount /v1 /a                            an endpoint of a mounted application; `socket /a` is a websocket's
+    > mount /v1 /a                            an endpoint of a mounted application
+    > socket /a RateLimit("1/hour")           a websocket's endpoint, a class, or a function that depends=[...]
     > write a.toml 'limits = "1/hour"'        a file of these lines, or of zero bytes; `copy a.toml b.toml`
     > file a.toml                             the middleware of that file; `file a.toml store` with a store of its own
     > env NAME=value                          a variable of the environment, until the scenario ends
@@ -42,10 +44,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import fastapi
 import pytest
 from fastapi import Depends, FastAPI
 from fastapi.exception_handlers import http_exception_handler
 from starlette.background import BackgroundTask
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route, Router, WebSocketRoute
@@ -56,6 +62,7 @@ from slidegate import (
     ConfigurationError,
     Limiter,
     MemoryStore,
+    RateLimit,
     RateLimitMiddleware,
     Rule,
     charge,
@@ -71,12 +78,19 @@ from ..asgi import PEER, Answer, scope_of, send_scope
 from ..remote_stores import SickStore
 from ..virtual_time import VirtualTime, turns
 from . import sockets
-from .limited import METHODS, answer, limited, page
+from .limited import FORMS, METHODS, answer, item, page, starlette
 from .middlewares import FollowedFiles, Listener, charged, checks
 from .model import fails, written
 from .network_files import countries, operators
 
 PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "GET"}
+
+
+def copied(app: ASGIApp) -> ASGIApp:
+    """Return an application that gets a copy of each scope, as below middlewares of monitoring."""
+    return lambda scope, receive, send: app({**scope}, receive, send)
+
+
 NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "other": True}
 NAMES |= {"Text": PlainTextResponse, "fails": fails, "fails_later": written(fails, "later")}
 NAMES |= {
@@ -84,8 +98,13 @@ NAMES |= {
     "in_a_second": lambda *given: asyncio.sleep(1, "late"),
     "later": lambda value: asyncio.sleep(0, value),
     "http_exception_handler": http_exception_handler,
+    "fastapi": fastapi,
+    "HTTPException": HTTPException,
+    "others": [
+        Middleware(BaseHTTPMiddleware, dispatch=lambda request, call_next: call_next(request)),
+        Middleware(copied),
+    ],
 }
-RAISED: dict[str, Exception] = {"raises": RuntimeError("no"), "left": ClientDisconnect()}
 METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "FOO", "get", "post", "SOCKET", "DENIAL", "PREFLIGHT"}
 
 
@@ -133,7 +152,7 @@ class Stage:
         self.rules: list[Rule] = []
         self.around: list[Callable[[ASGIApp], Any]] = []
         self.inside: FastAPI | None = None
-        self.functions: dict[str, Any] = {"page": page}
+        self.functions: dict[str, Any] = {"page": page, "item": item}
         self.files, self.environment = FollowedFiles(directory), pytest.MonkeyPatch()
         self.environment.chdir(directory)
         self.files.clock = self.clock
@@ -184,7 +203,15 @@ class Stage:
 
     def _everywhere(self, text: str) -> None:
         given = self._evaluated(text)
-        self._app = limited(self.place, *given.pop(""), limiter=self.limiter, **given)
+        limits = given.pop("")
+        about_app = {name: given.pop(name) for name in ("exception_handlers", "middleware") if name in given}
+        if self.place == "rule":
+            self.inside = starlette(page)
+            self.rules.append(Rule("*", *limits, **given))
+        else:
+            self.inside = FORMS[self.place](RateLimit(limits=limits[0], **given), page, **about_app)
+
+    _forms = _everywhere
 
     def _rule(self, text: str) -> None:
         given = self._evaluated(text)
@@ -231,8 +258,6 @@ class Stage:
             except asyncio.CancelledError:
                 self.under_way.remove(own)
                 raise
-        if error := RAISED.get(request.headers.get("x-status", "")):
-            raise error
         made = answer(request)
         if "x-late" in request.headers:
             made.background = BackgroundTask(fails)
@@ -287,9 +312,15 @@ class Stage:
         self.inside = self.inside or FastAPI()
         self.inside.router.routes.append(Mount(path, Router([Route(inner, page)])))
 
-    def _socket(self, path: str) -> None:
+    def _socket(self, text: str) -> None:
+        path, _, written = text.partition(" ")
+        given = self._evaluated(written)
         self.inside = self.inside or FastAPI()
-        self.inside.router.routes.append(WebSocketRoute(path, page))
+        if "depends" in given:
+            self.inside.websocket(path, dependencies=[*map(Depends, given["depends"])])(sockets.greet)
+        else:
+            decorate = given[""][0] if given[""] else lambda endpoint: endpoint
+            self.inside.router.routes.append(WebSocketRoute(path, decorate(sockets.Greeting)))
 
     @property
     def app(self) -> Any:
@@ -461,6 +492,8 @@ class Stage:
             return given.body.decode()
         if name == "decision":
             return f"decision: {scope['slidegate'].decision.reason} of {client_key(Request(scope))}"
+        if name == "code":
+            return f"code: {given.messages[-1]['code']}"
         if name == "read":
             return f"read: {given.receives} messages of the request"
         return f"{name}: {given.headers.get(name, 'none')}"
@@ -562,5 +595,5 @@ class Stage:
         return said or "none"
 
 
-AS_IN_CODE = ("site", "everywhere", "rule", "around", "application", "endpoint")
+AS_IN_CODE = ("site", "everywhere", "forms", "rule", "around", "application", "endpoint", "socket")
 """Verbs of which the rest is written as in code."""

@@ -2,20 +2,19 @@
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
-from fastapi import Depends, FastAPI, Request
+from fastapi import Body, Form, Request
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.applications import Starlette
 from starlette.responses import JSONResponse
-from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from slidegate import RateLimit, RateLimitMiddleware
 
 from ..asgi import PEER, scope_of
-from .limited import endpoint_class
+from .limited import FORMS
 
 
 async def as_stream(request: Request) -> str:
@@ -44,23 +43,13 @@ TEXTS: dict[bytes, tuple[str, dict[Read, Any]]] = {
     FORM: ("application/x-www-form-urlencoded", {as_form: {"who": "ann", "more": " x"}, as_body: FORM.decode()}),
     JSON: ("application/json", {as_json: {"who": "ann"}, as_body: JSON.decode()}),
 }
-PLACES = ["dependency", "decorator", "decorator of Starlette", "class"]
 
 
 def served(place: str, limit: RateLimit, read: Read) -> RateLimitMiddleware:
     async def endpoint(request: Request) -> JSONResponse:
         return JSONResponse(await read(request))
 
-    if place == "decorator of Starlette":
-        return RateLimitMiddleware(Starlette(routes=[Route("/", limit(endpoint), methods=["POST"])]))
-    if place == "class":
-        return RateLimitMiddleware(endpoint_class(limit, endpoint))
-    app = FastAPI()
-    if place == "dependency":
-        app.post("/", dependencies=[Depends(limit)])(endpoint)
-    else:
-        app.post("/")(limit(endpoint))
-    return RateLimitMiddleware(app)
+    return RateLimitMiddleware(FORMS[place](limit, endpoint))
 
 
 async def post(app: Any, kind: str, parts: list[bytes]) -> tuple[int, Any]:
@@ -81,7 +70,7 @@ async def post(app: Any, kind: str, parts: list[bytes]) -> tuple[int, Any]:
     return sent[0]["status"], json.loads(body) if sent[0]["status"] == 200 else body
 
 
-@given(data=st.data(), place=st.sampled_from(PLACES), text=st.sampled_from(sorted(TEXTS)))
+@given(data=st.data(), place=st.sampled_from([*FORMS]), text=st.sampled_from(sorted(TEXTS)))
 async def test_whatever_reads_the_body_before_the_endpoint_reads_all_of_it(
     data: st.DataObject, place: str, text: bytes
 ) -> None:
@@ -110,7 +99,7 @@ async def test_whatever_reads_the_body_before_the_endpoint_reads_all_of_it(
     assert (await post(app, kind, parts))[0] == 429
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", FORMS)
 @pytest.mark.parametrize("read", [as_body, as_stream])
 async def test_a_body_above_max_body_fails_the_function_and_reaches_the_endpoint_whole(
     place: str, read: Read, caplog: pytest.LogCaptureFixture
@@ -123,3 +112,30 @@ async def test_a_body_above_max_body_fails_the_function_and_reaches_the_endpoint
     assert await post(app, "text/plain", [b"a" * 600, b"a" * 600, b"b"]) == (200, "a" * 1_200 + "b")
     assert "write RateLimit(..., max_body=" in caplog.text
     assert (await app.limiter.peek(PEER, "1/hour", rule="all")).remaining == 0, "it is counted by address"
+
+
+async def by_form(account: Annotated[str, Form()]) -> str:
+    return account
+
+
+async def by_json(account: Annotated[str, Body(embed=True)]) -> str:
+    return account
+
+
+@pytest.mark.parametrize("place", ["dependency", "decorator"])
+@pytest.mark.parametrize(
+    ("endpoint", "read"), [(by_json, as_json), (by_form, as_form), (by_form, as_body), (by_form, as_json)]
+)
+def test_what_fastapi_has_read_is_read_again_but_a_form_as_a_form_alone(
+    place: str, endpoint: Any, read: Read, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def key(request: Request) -> str:
+        return str(await read(request))
+
+    client = TestClient(RateLimitMiddleware(FORMS[place](RateLimit("2/hour", key=key), endpoint)))
+    sent = "json" if endpoint is by_json else "data"
+    answers = [client.post("/", **{sent: {"account": account}}) for account in "aaab"]
+    fails = endpoint is by_form and read is not as_form
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 429 if fails else 200]
+    assert answers[0].json() == "a"
+    assert ("Stream consumed" in caplog.text) is fails

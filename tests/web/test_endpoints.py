@@ -1,129 +1,42 @@
-"""Limits at endpoints: every way to put one there, and whose count it charges, each shown by real requests."""
+"""Limits at endpoints: how they look to a framework, whose count they charge, and what their refusal is."""
 
 import asyncio
-import functools
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
+import fastapi
 import pytest
-from fastapi import APIRouter, Body, Depends, FastAPI, Form
+from fastapi import APIRouter, Depends, FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
-from starlette.endpoints import HTTPEndpoint
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
-from starlette.requests import HTTPConnection, Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Mount, Route, Router, request_response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route, Router, WebSocketRoute, request_response
 from starlette.testclient import TestClient
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
 
-from slidegate import ConfigurationError, Limiter, RateLimit, RateLimitMiddleware, everyone
+from slidegate import (
+    ConfigurationError,
+    Limiter,
+    RateLimit,
+    RateLimitExceeded,
+    RateLimitMiddleware,
+    SlidegateError,
+    rate_limit_exceeded,
+)
 
-from ..asgi import call, page
-from .limited import wrapping
-
-MIDDLEWARE = Middleware(RateLimitMiddleware)
-
-
-def starlette(*routes: Any) -> Starlette:
-    return Starlette(routes=routes, middleware=[MIDDLEWARE])
-
-
-def fastapi(**options: Any) -> FastAPI:
-    return FastAPI(middleware=[MIDDLEWARE], **options)
-
-
-# -- every way ---------------------------------------------------------------------------------------------------------
-# Each builds an application whose /x/{n} lets two requests an hour through, whatever n is.
-
-
-async def more(word: str, request: Request) -> Response:
-    return PlainTextResponse(word)
-
-
-async def number(n: int) -> int:
-    return n
-
-
-def next_number(n: int) -> int:
-    with pytest.raises(RuntimeError, match="no running event loop"):  # it runs in a thread
-        asyncio.get_running_loop()
-    return n + 1
-
-
-async def with_a_connection(n: int, connection: HTTPConnection, request: Request) -> str:
-    assert connection is request
-    return connection.url.path
-
-
-class Page(HTTPEndpoint):
-    async def get(self, request: Request) -> Response:
-        return PlainTextResponse("hi")
-
-
-class Methods(HTTPEndpoint):
-    @RateLimit("2/hour")
-    async def get(self, request: Request) -> Response:
-        return PlainTextResponse("hi")
-
-
-def on_fastapi(endpoint: Any, path: str = "/x/{n}", *, app: Any = None, **options: Any) -> Any:
-    app = app or fastapi()
-    app.get(path, **options)(endpoint)
-    return app
-
-
-def in_nested_routers(limit: RateLimit) -> ASGIApp:
-    app, outer = fastapi(), APIRouter()
-    outer.include_router(on_fastapi(number, "/{n}", app=APIRouter(), dependencies=[Depends(limit)]), prefix="/x")
-    app.include_router(outer)
-    return app
-
-
-def as_a_dependency_of_a_dependency(limit: RateLimit) -> ASGIApp:
-    async def user(_: None = Depends(limit)) -> str:
-        return "ann"
-
-    async def get(n: int, name: str = Depends(user)) -> str:
-        return name
-
-    return on_fastapi(get)  # type: ignore[no-any-return]
-
-
-WAYS: dict[str, Callable[[RateLimit], ASGIApp]] = {
-    "a partial": lambda limit: starlette(Route("/x/{n}", limit(functools.partial(more, "hi")))),
-    "a class": lambda limit: starlette(Route("/x/{n}", limit(Page))),
-    "a method of a class": lambda limit: starlette(Route("/x/{n}", Methods)),
-    "under another decorator": lambda limit: starlette(Route("/x/{n}", wrapping(limit(page)))),
-    "above another decorator": lambda limit: starlette(Route("/x/{n}", limit(wrapping(page)))),
-    "a dependency of the application": lambda limit: on_fastapi(number, app=fastapi(dependencies=[Depends(limit)])),
-    "a dependency of a router in a router": in_nested_routers,
-    "a dependency of the endpoint": lambda limit: on_fastapi(number, dependencies=[Depends(limit)]),
-    "a dependency of a dependency": as_a_dependency_of_a_dependency,
-    "a sync endpoint without a request": lambda limit: on_fastapi(limit(next_number)),
-    "an endpoint with a connection": lambda limit: on_fastapi(limit(with_a_connection)),
-    "an endpoint twice": lambda limit: on_fastapi(limit(limit(number))),
-    "an endpoint with another limit": lambda limit: on_fastapi(RateLimit("9/hour", key=everyone)(limit(number))),
-    "a decorator and a dependency": lambda limit: on_fastapi(limit(number), dependencies=[Depends(limit)]),
-    "a mounted application": lambda limit: starlette(Mount("/x", Router([Route("/{n}", limit(page))]))),
-    "a function of the request": lambda _: on_fastapi(RateLimit(limits=lambda request: "2/hour")(number)),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-async def test_the_third_request_is_refused_whatever_the_path_parameter(way: str) -> None:
-    app = WAYS[way](RateLimit("2/hour"))
-    answers = [await call(app, f"/x/{n}") for n in range(4)]
-    assert [answer.status for answer in answers] == [200, 200, 429, 429]
-    fields = dict(answers[2].start["headers"])
-    assert 3_000 < int(fields[b"retry-after"]) <= 3_600  # the clock is that of the machine
-    assert fields[b"cache-control"] == b"no-store"
+from ..asgi import Answer, call, page, statuses
+from . import limited
+from .limited import FORMS, item
 
 
 def test_a_decorated_endpoint_is_documented_as_before() -> None:
-    app = fastapi()
+    app = FastAPI()
 
     @app.get("/x/{n}")
     @RateLimit("1/hour")
@@ -137,9 +50,6 @@ def test_a_decorated_endpoint_is_documented_as_before() -> None:
     assert (operation["description"], operation["operationId"]) == ("Numbers.", "get_x__n__get")
     assert operation["responses"]["200"]["content"]["application/json"]["schema"]["type"] == "array"
     assert "requestBody" not in operation
-
-
-# -- whose count -------------------------------------------------------------------------------------------------------
 
 
 def made(word: str) -> Any:
@@ -224,56 +134,101 @@ async def test_without_a_router_the_function_is_known_all_the_same() -> None:
     assert [(await call(middleware, path)).status for path in paths] == [200, 200, 429, 429]
 
 
-# -- keys and costs ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("decorated", [False, True])
-def test_a_key_function_may_read_the_body_from_which_fastapi_takes_a_parameter(decorated: bool) -> None:
-    async def by_name(request: Request) -> str:
-        return str((await request.json())["name"])
-
-    async def name_of(name: str = Body(embed=True)) -> str:
-        return name
-
-    app, limit = fastapi(), RateLimit("1/hour", key=by_name)
-    app.post("/", dependencies=[] if decorated else [Depends(limit)])(limit(name_of) if decorated else name_of)
-    client = TestClient(app)
-    answers = [client.post("/", json={"name": name}) for name in ("ann", "bob", "ann")]
-    assert [answer.status_code for answer in answers] == [200, 200, 429]
-    assert [answer.json() for answer in answers[:2]] == ["ann", "bob"]
-
-
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
 def test_without_a_middleware_above_the_error_names_the_line_to_add() -> None:
-    app = on_fastapi(number, app=FastAPI(), dependencies=[Depends(RateLimit("2/hour"))])
+    app = FORMS["dependency"](RateLimit("2/hour"), page)
     with pytest.raises(ConfigurationError, match=r"app\.add_middleware\(RateLimitMiddleware\), with rules"):
-        TestClient(app).get("/x/1")
-    assert TestClient(app, raise_server_exceptions=False).get("/x/1").status_code == 500
+        TestClient(app).get("/")
+    assert TestClient(app, raise_server_exceptions=False).get("/").status_code == 500
 
 
 async def test_a_decorated_function_called_without_a_request_is_an_error() -> None:
-    with pytest.raises(ConfigurationError, match="'number' was called without a request"):
-        await RateLimit("1/hour")(number)(3)
+    with pytest.raises(ConfigurationError, match="'item' was called without a request"):
+        await RateLimit("1/hour")(item)(3)
 
 
-@pytest.mark.parametrize("decorated", [False, True])
-@pytest.mark.parametrize("reads", ["form", "body", "json"])
-def test_a_form_that_fastapi_has_read_is_read_again_as_a_form_alone(
-    decorated: bool, reads: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def by_account(request: Request) -> str:
-        return str((await request.form())["account"] if reads == "form" else await getattr(request, reads)())
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
-    app, limit = FastAPI(), RateLimit("2/hour", key=by_account)
 
-    async def login(account: Annotated[str, Form()]) -> str:
-        return account
+async def refused(app: Any, limiter: Limiter | None = None, **more: Any) -> Answer:
+    """Return the answer to the second request of two."""
+    middleware = RateLimitMiddleware(app, rules=[], limiter=limiter or Limiter())
+    await call(middleware, **more)
+    return await call(middleware, **more)
 
-    app.post("/login", dependencies=[] if decorated else [Depends(limit)])(limit(login) if decorated else login)
-    app.add_middleware(RateLimitMiddleware)
-    client = TestClient(app)
-    answers = [client.post("/login", data={"account": account}).status_code for account in "aaab"]
-    assert answers == [200, 200, 429, 200 if reads == "form" else 429]
-    assert ("Stream consumed" in caplog.text) is (reads != "form")
+
+async def test_rate_limit_exceeded_answers_what_limited_raises_in_an_endpoint() -> None:
+    limiter = Limiter()
+
+    async def page(request: Request) -> Response:
+        async with limiter.limited("1/hour", key="smtp"):
+            return PlainTextResponse("sent")
+
+    app = Starlette(routes=[Route("/", page)], exception_handlers={RateLimitExceeded: rate_limit_exceeded})
+    answer = await refused(app, limiter)
+    assert answer.status == 429
+    assert 3_000 < int(answer.headers["retry-after"]) <= 3_600
+
+
+async def test_the_exception_says_all_that_a_handler_may_want() -> None:
+    caught: list[Any] = []
+
+    async def handler(request: Request, error: Any) -> Response:
+        caught.append(error)
+        return JSONResponse(error.detail, error.status_code, headers=error.headers)
+
+    limit = RateLimit("1/hour")
+    answer = await refused(FORMS["dependency"](limit, page, exception_handlers={RateLimitExceeded: handler}))
+    (error,) = caught
+    assert isinstance(error, (RateLimitExceeded, SlidegateError))
+    assert isinstance(error, HTTPException)
+    assert (error.decision.allowed, error.decision.checks[0][0].limits) == (False, limit.rule.limits)
+    assert (answer.status, error.retry_after_s) == (429, pytest.approx(3_600, abs=2))
+    assert answer.body == b'"No more than 1 per 1h; Retry-After says when to try again."'
+
+
+async def test_a_dependency_that_makes_another_answer_of_it_has_its_way() -> None:
+    async def needed() -> AsyncIterator[None]:
+        try:
+            yield
+        except RateLimitExceeded:
+            raise fastapi.HTTPException(503) from None
+
+    answer = await refused(limited.fastapi(page, of_app=[needed], of_route=[RateLimit("1/hour")]))
+    assert (answer.status, answer.headers["cache-control"]) == (503, "no-store")
+
+
+async def test_a_middleware_at_the_route_refuses_by_the_handlers_of_the_application() -> None:
+    async def handler(request: Request, error: Exception) -> Response:
+        return PlainTextResponse("mine", 418)
+
+    route = Route("/", RateLimit("1/hour")(page), middleware=[Middleware(RateLimitMiddleware)])
+    app = Starlette(routes=[route], exception_handlers={429: handler})
+    assert await statuses(app, 2) == [200, 418]
+
+
+async def test_an_accepted_websocket_is_closed_with_try_again_later() -> None:
+    limit = RateLimit("1/hour")
+
+    async def late(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await limit.check(websocket)
+
+    answer = await refused(Starlette(routes=[WebSocketRoute("/", late)]), type="websocket")
+    assert [message.get("code") for message in answer.messages] == [None, 1013]
+
+
+async def test_a_cancelled_request_is_not_answered() -> None:
+    limit = RateLimit("1/hour")
+
+    async def page(request: Request) -> Response:
+        try:
+            await limit.check(request)
+        except RateLimitExceeded:
+            raise asyncio.CancelledError from None
+        return PlainTextResponse("page")
+
+    with pytest.raises(asyncio.CancelledError):
+        await refused(Starlette(routes=[Route("/", page)]))

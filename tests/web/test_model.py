@@ -46,9 +46,7 @@ def endpoint_of(program: Program) -> ASGIApp:
     def of(form: str) -> list[Any]:
         return [Depends(limit) for at, limit in limits if at == form]
 
-    endpoint: Any = {"class": class_of(answering, lambda method: method), "sync": sync_answer}.get(
-        program.endpoint_kind, answering
-    )
+    endpoint: Any = {"class": class_of(answering), "sync": sync_answer}.get(program.endpoint_kind, answering)
     for form, limit in reversed(limits):
         endpoint = limit(endpoint) if form == "decorator" else endpoint
     app, router = FastAPI(), APIRouter(dependencies=of("router"))

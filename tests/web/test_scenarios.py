@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from ..virtual_time import VirtualTime
-from .limited import AT
+from .limited import FORMS
 from .stage import Stage
 
 SCENARIOS = Path(__file__).with_name("scenarios")
+PLACES = {"site": [""], "forms": [*FORMS], "everywhere": ["rule", *FORMS]}
+"""Where a scenario is played, by its first verb."""
 
 
 def lines_of(path: Path) -> list[str]:
@@ -18,15 +20,20 @@ def lines_of(path: Path) -> list[str]:
 
 async def played(scenario: list[str], virtual: VirtualTime, directory: Path) -> list[str]:
     """Return the answers to the lines of one scenario; where places differ, those of each."""
-    places = AT if scenario[0].startswith("everywhere") else ("",)
+    places = PLACES[scenario[0].partition(" ")[0]]
     found = []
     for place in places:
         async with Stage(virtual, directory, place) as stage:
             found.append(await stage.play(*scenario))
     return [
-        answers[0] if len(set(answers)) == 1 else "\n".join(map("{}: {}".format, places, answers))
-        for answers in zip(*found, strict=True)
+        answers[0] if len(set(answers)) == 1 else differing(places, answers) for answers in zip(*found, strict=True)
     ]
+
+
+def differing(places: list[str], answers: tuple[str, ...]) -> str:
+    """Return each answer behind the places where it is given."""
+    said = {answer: [place for place, own in zip(places, answers, strict=True) if own == answer] for answer in answers}
+    return "\n".join(f"{', '.join(places)}: {answer}" for answer, places in said.items())
 
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.txt")), ids=lambda path: path.stem)
@@ -34,7 +41,7 @@ async def test_scenarios(path: Path, tmp_path: Path, texts: Callable[..., None])
     virtual, answers = VirtualTime(), list[str]()
     scenario: list[str] = []
     for line in [*lines_of(path), "site"]:
-        if line.split(" ", 1)[0] in ("site", "everywhere") and scenario:
+        if line.split(" ", 1)[0] in PLACES and scenario:
             answers += await played(scenario, virtual, tmp_path)
             scenario = []
         scenario.append(line)

@@ -30,7 +30,7 @@ from ..questions import hit_all
 from ..redis_servers import AT_REDIS, BOUND_S
 from ..remote_stores import SickStore, SlowStore
 from ..virtual_time import VirtualTime, turns
-from .limited import limited, middleware_of
+from .limited import limited, starlette
 from .stage import Stage
 
 FAIR = 'key=everyone, wait="30s", fair=header("X-Tenant"), name="held"'
@@ -179,7 +179,7 @@ async def test_a_body_is_there_after_two_limits_waited_at_once(again: bool) -> N
         await asyncio.gather(one.check(request), other.check(asked))
         return PlainTextResponse(await asked.body())
 
-    middleware = middleware_of(Starlette(routes=[Route("/", page, methods=["POST"])]), Limiter())
+    middleware = RateLimitMiddleware(starlette(page), rules=[], limiter=Limiter())
     servers = [Losing(*_body(b"a", b"b")) for _ in range(2)]
     posts = (middleware(scope_of(method="POST"), server.receive, server.send) for server in servers)
     await asyncio.wait_for(asyncio.gather(*posts), 60)
