@@ -61,7 +61,9 @@ def format_network(version: int, value: int, prefix: int) -> str:
     """
     bits = BITS[version]
     base = value >> (bits - prefix) << (bits - prefix)
-    text = str(ipaddress.IPv4Address(base) if version == 4 else ipaddress.IPv6Address(base))
+    # `inet_ntop` takes a tenth of the time, but writes some IPv6 addresses with a part in IPv4.
+    v4 = version == 4
+    text = socket.inet_ntop(socket.AF_INET, base.to_bytes(4, "big")) if v4 else str(ipaddress.IPv6Address(base))
     return text if prefix == bits == 32 else f"{text}/{prefix}"
 
 

@@ -108,8 +108,11 @@ class BanSignals:
         if address is None:
             return (client_key,)
         own: tuple[BanSubject, ...] = (client_key, address)
-        own = (*own, address_key(*address)) if self._is_wider else own
-        return *own, *operators_of(address_key(*address), self._limiter.engine.networks)
+        files = self._limiter.engine.networks
+        if not (self._is_wider or files):
+            return own
+        key = address_key(*address)
+        return *own, *((key,) if self._is_wider else ()), *operators_of(key, files)
 
     def met(self, texts: Texts) -> Sequence[Signal]:
         """Return the signals whose paths match that of a request, the heaviest first; none for `ANY_PATH`."""
