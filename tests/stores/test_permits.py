@@ -4,23 +4,23 @@ import asyncio
 import gc
 import os
 import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 
-from slidegate import Limiter, Quota, StoreError
-from slidegate.core import Bucket, Concurrency, Decision, Reason, Reservation, StoreUnavailable, parse_limits
+from slidegate import Quota, StoreError
+from slidegate.core import Bucket, Concurrency, Decision, Reservation, StoreUnavailable, parse_limits
 from slidegate.stores.leases import HeldPermits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis.batch import MAX_IN_CALL
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..contract.player import settle
-from ..contract.programs import YEAR_2100_US
+from ..contract.player import settle, shown_with
+from ..contract.programs import YEAR_2100_US, Choices
 from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
-from ..remote_stores import RemoteStore
 from ..virtual_time import turns
 from .conftest import Opened
 from .lmdb.test_store import gate_held
@@ -31,6 +31,8 @@ THREE = Bucket("export", [Concurrency(3)])
 TWO = Bucket("render", [Concurrency(2)])
 WINDOW = Bucket("window", parse_limits("100/minute"))
 LEASE_US = 10_000_000
+LONG_US = 600_000_000
+"""A lease that no test lasts for."""
 
 
 class Workers:
@@ -81,111 +83,74 @@ async def leave(store: Any, *held: Decision) -> list[bool]:
     return [await settle(store.refund(each.take_back())) for each in held]
 
 
-async def test_no_more_than_the_amount_is_held_over_all_workers(crew: Workers) -> None:
-    first, second, third = (crew.hire() for _ in range(3))
-    held = [await take(first), await take(second)]
-    refused = await take(third)
-    assert [bool(decision) for decision in held] == [True, True]
-    assert (refused.reason, refused.retry_after_us, refused.remaining) == (Reason.LIMITED, None, 0)
-    assert (await settle(third.peek(((TWO, "ann", 1),)))).reason is Reason.LIMITED
-    bob = await take(third, "bob")
-    assert bob.remaining == 1
-    assert await leave(first, held[0], held[0]) == [True, False]
-    held[0] = await take(third)
-    assert held[0].allowed
-    assert not await take(first)
-    assert [store.permits_held() for store in crew.stores] == [0, 1, 2]
+class Program:
+    """Workers that take the two permits of a key at random times, renew, lose or hand back what they have, or end."""
+
+    def __init__(self, workers: Workers, key: str, choices: Choices) -> None:
+        self.workers, self.key, self.choices, self.moves = workers, key, choices, list[object]()
+        self.held: dict[Any, list[Decision]] = defaultdict(list)
+        # The units that each has written, until when they count, and until when they may: some write more often.
+        self.written: dict[Any, tuple[int, int, int]] = defaultdict(lambda: (0, 0, 0))
+        self.at_work = [workers.hire(permit_lease="10m") for _ in range(3)]
+
+    async def play(self) -> None:
+        with shown_with(self.moves, self.workers.clock, [TWO]):
+            while self.choices:
+                store, kind = self.choices.pick(self.at_work), self.choices.below(16)
+                self.moves.append((self.at_work.index(store), kind))
+                await (self.ask(store) if kind < 6 else self.move(store, kind))
+                assert store.permits_held() == len(self.held[store])
+        for seen in self.workers.seen:
+            assert seen.events == []
+
+    def write(self, store: Any) -> None:
+        until_us = self.workers.clock() + LONG_US
+        self.written[store] = len(self.held[store]), until_us, until_us
+
+    async def ask(self, store: Any) -> None:
+        now_us, mine, (units, surely_us, perhaps_us) = self.workers.clock(), self.held[store], self.written[store]
+        others = [one for other, one in self.written.items() if other is not store]
+        least, most = (len(mine) + sum(one[0] for one in others if one[side] > now_us) for side in (1, 2))
+        is_old = units != len(mine) or perhaps_us <= now_us
+        decision = await take(store, self.key)
+        assert (most < 2) <= decision.allowed <= (least < 2), f"{least} to {most} were taken, and {decision}"
+        if decision.allowed:
+            mine.append(decision)
+        if decision.allowed or is_old:
+            self.write(store)
+        else:
+            self.written[store] = units, surely_us, max(perhaps_us, now_us + LONG_US)
+
+    async def move(self, store: Any, kind: int) -> None:
+        mine = self.held[store]
+        match kind:
+            case 6 | 7 | 8:
+                self.workers.clock.advance(us=self.choices.pick((LONG_US // 3, 1, LONG_US - 1, LONG_US)))
+            case 9 if self.choices.below(4):
+                await renew(store)
+                self.write(store)
+            case 9:  # what has ended may have been forgotten
+                for other, (units, surely_us, perhaps_us) in self.written.items():
+                    self.written[other] = units, surely_us * (surely_us > self.workers.clock()), perhaps_us
+                self.workers.clock.now_us -= 3 * LONG_US
+            case 10:  # it is killed, and another comes
+                self.at_work[self.at_work.index(store)] = self.workers.hire(permit_lease="10m")
+            case 11 | 12 if mine:  # nobody hands back what it had; or somebody tries to while the store is away
+                mine.pop(0).take_back() if kind == 11 else mine.pop()
+                await turns(10)
+                gc.collect(0)
+            case _ if mine:
+                back = leave(store, mine.pop(self.choices.below(len(mine))))
+                assert await (back if kind < 15 else asyncio.to_thread(asyncio.run, back)) == [True]
+                self.write(store)
 
 
-async def test_renewed_places_stay_taken_and_those_of_a_worker_that_is_gone_come_back(crew: Workers) -> None:
-    holds, other = crew.hire(), crew.hire()
-    held = [await take(holds), await take(holds)]
-    for _ in range(5):
-        crew.clock.advance(us=LEASE_US - 1)
-        await renew(holds)
-        assert not await take(other)
-    assert await settle(holds.refund(held.pop().take_back())) is True
-    mine = await take(other)
-    assert mine.allowed
-    assert crew.seen[0].events == []
-    crew.clock.advance(us=LEASE_US - 1)
-    await renew(other)
-    assert not await take(other)
-    crew.clock.advance(us=1)
-    assert (await take(other)).allowed, "the first is gone, it renews no more"
-
-
-@pytest.mark.parametrize("how", ["renewal", "question"])
-async def test_a_worker_that_was_stopped_for_too_long_counts_what_it_has_again(crew: Workers, how: str) -> None:
-    stopped, other, third = (crew.hire() for _ in range(3))
-    old = [await take(stopped), await take(stopped)]
-    crew.clock.advance(us=LEASE_US)
-    taken = await take(other)
-    assert taken.allowed, "nobody renewed the permits of the first"
-    if how == "renewal":
-        await renew(stopped)
-    else:
-        assert not await take(stopped), "its own two"
-    assert stopped.permits_held() == 2
-    refused = await take(third)
-    assert (refused.reason, refused.states[0].remaining) == (Reason.LIMITED, 0), "three have one of two"
-    assert await leave(other, taken) == [True]
-    assert not await take(third), "the first has both of them, as it said"
-    assert await leave(stopped, *old) == [True, True]
-    again = [await take(other), await take(stopped), await take(other)]
-    assert [bool(decision) for decision in again] == [True, True, False]
-
-
-async def test_a_question_of_a_worker_that_was_stopped_counts_what_it_has(crew: Workers) -> None:
-    """Also before its renewal."""
-    stopped, other = crew.hire(), crew.hire()
-    old = [await take(stopped), await take(stopped)]
-    crew.clock.advance(us=LEASE_US)
-    assert not await take(stopped), "it has two, and knows it"
-    assert not await take(other), "what has just ended is written again"
-    assert await leave(stopped, old[0]) == [True]
-    mine = await take(other)
-    assert mine.allowed, "the other permit"
-    assert not await take(other)
-
-
-class Deaf(RemoteStore):
-    """A store that cannot be told that a request has ended."""
-
-    def refund(self, reservations: Sequence[Reservation]) -> bool:
-        raise StoreUnavailable("deaf")
-
-
-@pytest.mark.parametrize("why", ["its decision is gone", "its hand-back failed"])
-async def test_a_permit_that_nobody_hands_back_is_renewed_no_more(crew: Workers, why: str) -> None:
-    holds, other = crew.hire(), crew.hire()
-    kept = await take(holds)
-    ended: Decision | None = await take(holds)
-    if why == "its hand-back failed":
-        assert await Limiter(Deaf(inner=holds)).refund(ended) is False
-    else:
-        ended = None
-        await turns(10)
-        gc.collect()
-    assert holds.permits_held() == 1
-    crew.clock.advance(us=LEASE_US - 1)
-    await renew(holds)
-    crew.clock.advance(us=1)
-    taken = [await take(other) for _ in range(2)]
-    assert [bool(decision) for decision in taken] == [True, False]
-    assert ended is None or await leave(holds, ended) == [False]
-    assert not await take(other)
-    assert await leave(holds, kept) == [True]
-
-
-async def test_a_step_back_of_the_clock_frees_nothing(crew: Workers) -> None:
-    holds, other = crew.hire(), crew.hire()
-    held = [await take(holds), await take(holds)]
-    crew.clock.now_us -= 3_600_000_000
-    assert not await take(other)
-    await renew(holds)
-    assert not await take(other)
-    assert await leave(holds, *held) == [True, True]
+async def test_no_more_than_the_amount_is_held_and_what_the_dead_had_comes_back(
+    crew: Workers, rng: random.Random
+) -> None:
+    """Who renews in time keeps its permits, and who was stopped for longer counts them again."""
+    for number in range(25):
+        await Program(crew, f"user:{number}", Choices(rng.randbytes(150))).play()
 
 
 async def test_calls_that_are_in_flight_together_lose_no_permit(crew: Workers, rng: random.Random) -> None:
@@ -207,19 +172,6 @@ async def test_calls_that_are_in_flight_together_lose_no_permit(crew: Workers, r
     assert 3 < max(counts) <= 7
     held = [await take(crew.hire(), bucket=seven) for _ in range(8)]
     assert [decision.allowed for decision in held] == [True] * 7 + [False]
-
-
-async def test_a_permit_is_handed_back_in_another_event_loop(crew: Workers) -> None:
-    holds, other = crew.hire(), crew.hire()
-    held = [await take(holds), await take(holds)]
-
-    async def hand_back() -> bool:
-        return bool(await settle(holds.refund(held[0].take_back())))
-
-    assert await asyncio.to_thread(asyncio.run, hand_back()) is True
-    assert holds.permits_held() == 1
-    taken = [await take(other), await take(other)]
-    assert [bool(decision) for decision in taken] == [True, False]
 
 
 async def test_a_refusal_by_places_is_never_given_from_memory(crew: Workers) -> None:
@@ -267,23 +219,6 @@ def test_without_an_event_loop_questions_renew_all_permits(in_file: Workers) -> 
         assert take_now(holds, "bob").allowed
         assert not take_now(other)
     assert all(decision.allowed for decision in held)
-
-
-async def test_a_question_without_a_cost_needs_a_free_permit(crew: Workers) -> None:
-    one, other = crew.hire(), crew.hire()
-    free = await settle(one.hit(((TWO, "ann", 0),)))
-    held = [await take(one), await take(other)]
-    full = await settle(one.hit(((TWO, "ann", 0),)))
-    assert [(decision.allowed, decision.remaining) for decision in (free, *held, full)] == [
-        (True, 2),
-        (True, 1),
-        (True, 0),
-        (False, 0),
-    ]
-    both = await settle(one.hit(((TWO, "bob", 2),)))
-    assert (both.remaining, one.permits_held()) == (0, 3)
-    assert await leave(one, both) == [True]
-    assert (await settle(one.hit(((TWO, "bob", 3),)))).reason is Reason.TOO_LARGE
 
 
 def take_now(store: LmdbStore, key: str = "ann") -> Decision:
@@ -404,13 +339,6 @@ def test_permits_of_the_dead_are_found_under_keys_that_nobody_asks_for(in_file: 
     again = [take_now(here, f"later:{number}") for number in range(1_000)]
     assert here._env.room.used() < 1.5 * full
     assert len(held) == len(again)
-
-
-def test_permits_whose_decisions_are_gone_are_free_at_the_next_question(in_file: Workers) -> None:
-    store = in_file.hire()
-    for _ in range(5):
-        assert take_now(store).allowed
-    assert store.permits_held() == 0
 
 
 def test_a_full_file_hands_places_back_and_takes_them_again(in_file: Workers) -> None:
