@@ -119,7 +119,7 @@ def charged(store: RedisStore) -> Decision:
     """Return a decision that charged a unit and a permit."""
     checks = (*CHECKS, (Bucket("held", [Concurrency(2)]), "user:1", 1))
     reservations = reserved(checks, [1, 0], [1, 1])
-    reservations[1].holder = store._batcher().permits
+    reservations[1].holder = store.batcher().permits
     return Decision(True, Reason.OK, 1, checks, [(1, 3_600_000_001, 1, 0), (1, 0, 0, 0)], reservations)
 
 

@@ -28,7 +28,6 @@ from ...core.bans.networks import MAX_NETWORKS, BannedNetworks, too_many_network
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Row, from_rows, to_rows
 from ...core.bans.strikes import next_ban
-from ...core.decision import Check, Decision, refused_by_ban
 from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
 from ...core.store import BanStore, Event
@@ -39,7 +38,8 @@ from .errors import sensible
 from .script import OK, PEEK, level_field, strikes_field
 
 if TYPE_CHECKING:
-    from .batch import Ask, Shared
+    from .batch import Ask
+    from .store import RedisStore
 
 T = TypeVar("T")
 
@@ -55,19 +55,19 @@ class RedisBans(BanStore):
     """Bans for all hosts; made by `RedisStore`.
 
     Args:
-        shared: The parts of the store.
+        store: The store.
 
     Attributes:
         networks: The bans of networks, as last read from Redis.
         version: The version of `networks`; they are read again when Redis reports another one.
     """
 
-    def __init__(self, shared: Shared) -> None:
-        meta = shared.packing.meta
+    def __init__(self, store: RedisStore) -> None:
+        meta = store.packing.meta
         self.networks = BannedNetworks()
-        self._shared = shared
-        self._time = shared.time
-        self._batcher = shared.batcher
+        self._store = store
+        self._batcher = store.batcher
+        self._tell = store.observers.tell
         self._names = meta, meta + b":index", meta + b":networks"
         self._throttle = Throttle(LOG_EVERY_US)
         self.version = b""
@@ -81,7 +81,7 @@ class RedisBans(BanStore):
         """Return the longest-lasting ban in force on any of `subjects`; None if there is none. Changes nothing."""
         await self.hear()
         own = await self._of_keys(dict.fromkeys(subject for subject in subjects if isinstance(subject, str)))
-        return longest([*own, *self._of_networks(subjects, self._time.now_us())])
+        return longest([*own, *self.of_networks(subjects)])
 
     @sensible
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
@@ -92,9 +92,9 @@ class RedisBans(BanStore):
         batcher = self._batcher()
         if not self._life:  # nothing is known of networks yet
             await self.hear()
-        if self._of_networks((key,), self._time.now_us()):
+        if self.of_networks((key,)):
             return None
-        pack = partial(self._shared.packing.strike, policy, key, weight)
+        pack = partial(self._store.packing.strike, policy, key, weight)
         answer, now_us = await batcher.request(pack, lambda answer, now_us: (answer, now_us))
         if answer[0] != OK:
             return None
@@ -114,12 +114,12 @@ class RedisBans(BanStore):
         made, level = next_ban(policy, key, reason, unpack_level(before), now_us)
         row = b"" if policy.shadow else pack_ban(made)
         fields = strikes_field(policy), level_field(policy)
-        args: list[bytes | int] = [key.encode(), row, *fields, before, pack_level(level), self._shared.max_bans]
+        args: list[bytes | int] = [key.encode(), row, *fields, before, pack_level(level), self._store.max_bans]
         _, result, self._count = await self._batcher().command(b"put_next", [*self._names, *self._names_of(key)], args)
         if result == _MADE:
-            self._shared.tell(((shadow_banned if policy.shadow else banned)(made),))
+            self._tell((shadow_banned if policy.shadow else banned)(made))
         elif result == _FULL and self._throttle.left_out("bans_full", monotonic_us()) is not None:
-            self._shared.tell((bans_full(self._shared.max_bans, key),))
+            self._tell(bans_full(self._store.max_bans, key))
         return made if result == _MADE and not policy.shadow else None
 
     @sensible
@@ -128,7 +128,7 @@ class RedisBans(BanStore):
         now_us = await self._batcher().server_us()
         made = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us)
         await self._put([made])
-        self._shared.tell((banned(made),))
+        self._tell(banned(made))
         return made
 
     @sensible
@@ -138,11 +138,11 @@ class RedisBans(BanStore):
         answer = await self._batcher().command(b"unban", keys, [key.encode(), os.urandom(8)])
         now_us, own, network, remembered = answer
         ban = longest([unpack_ban(row) for row in (own, network) if row], now_us)
-        self._shared.refusals.change_all()
+        self._store.refusals.change_all()
         if network:
             await self.hear()
         if ban is not None:
-            self._shared.tell((unbanned(ban, by),))
+            self._tell(unbanned(ban, by))
         return ban is not None or bool(remembered)
 
     @sensible
@@ -176,14 +176,6 @@ class RedisBans(BanStore):
             await self._put(some)
         return len(bans)
 
-    # -- refusals of requests ---------------------------------------------------------------------------------------
-
-    def refused_by_network(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
-        """Return the refusal of a question by a network ban that this worker knows; None if there is none."""
-        now_us = self._time.now_us()
-        ban = longest(self._of_networks(subjects, now_us))
-        return None if ban is None else refused_by_ban(ban, now_us, checks)
-
     # -- news --------------------------------------------------------------------------------------------------------
 
     @sensible
@@ -196,11 +188,11 @@ class RedisBans(BanStore):
         Raises:
             StoreUnavailable: The store is read-only, and Redis has no slidegate data.
         """
-        begins = b"" if self._shared.read_only else os.urandom(8).hex().encode()
+        begins = b"" if self._store.read_only else os.urandom(8).hex().encode()
         is_first = not self._life
         args: list[bytes | int] = [begins, int(is_first), self.version]
         _, count, life, memory, version, rows = await (ask or self._batcher().command)(b"news", self._names, args)
-        if self._shared.read_only and not life:
+        if self._store.read_only and not life:
             raise StoreUnavailable(f"redis: no slidegate data under {self._names[0].decode()}")
         if is_first:
             self._tell_eviction(memory.decode(errors="replace"))
@@ -208,10 +200,10 @@ class RedisBans(BanStore):
         before, self._life = self._life, life
         if before not in (b"", life):
             message = f"Redis lost its data: counts restart from zero; {known} known bans were lost"
-            self._shared.tell((Event("store_reset", message, {"bans": known}),))
+            self._tell(Event("store_reset", message, {"bans": known}))
         if version != self.version:
             self.networks, self.version = BannedNetworks(map(unpack_ban, rows[1::2])), version
-            self._shared.refusals.change_all()
+            self._store.refusals.change_all()
 
     def _tell_eviction(self, memory: str) -> None:
         """Emit an event if Redis evicts keys when it is full; if the user may not run INFO, nothing is known."""
@@ -220,12 +212,12 @@ class RedisBans(BanStore):
         if policy != _KEEPS and found.get("maxmemory", "0") != "0":
             evicts = f"Redis evicts keys when it is full (maxmemory-policy {policy})"
             message = f"{evicts}, so limits and bans are lost; set maxmemory-policy {_KEEPS}"
-            self._shared.tell((Event("store_evicts", message, {"policy": policy}),))
+            self._tell(Event("store_evicts", message, {"policy": policy}))
 
     # -- commands for Redis ------------------------------------------------------------------------------------------
 
     def _names_of(self, key: str) -> tuple[bytes, bytes]:
-        return self._shared.packing.name_of(key), self._shared.packing.strikes_name(key)
+        return self._store.packing.name_of(key), self._store.packing.strikes_name(key)
 
     async def _put(self, bans: Sequence[Ban]) -> None:
         """Store bans in one call; each replaces one of the same key.
@@ -233,7 +225,7 @@ class RedisBans(BanStore):
         Raises:
             ConfigurationError: Too many networks are banned.
         """
-        keys, args, now_us = [*self._names], list[bytes | int]([os.urandom(8)]), self._time.now_us()
+        keys, args, now_us = [*self._names], list[bytes | int]([os.urandom(8)]), self._store.time.now_us()
         networks = {ban.key for ban in bans if ban.network() is not None}
         if networks:
             await self.hear()
@@ -241,20 +233,21 @@ class RedisBans(BanStore):
             if len(known | networks) > MAX_NETWORKS:
                 raise too_many_networks(min(networks - known))
         for ban in bans:
-            keys.append(self._shared.packing.name_of(ban.key))
+            keys.append(self._store.packing.name_of(ban.key))
             args += [ban.key.encode(), pack_ban(ban), int(ban.key in networks)]
         _, self._count = await self._batcher().command(b"put", keys, args)
-        self._shared.refusals.change_all()
+        self._store.refusals.change_all()
         if networks:
             await self.hear()
 
     def _of_keys(self, keys: Iterable[str]) -> asyncio.Future[list[Ban]]:
         """Return the bans in force of some keys, read in one call: those that would refuse a question about them."""
         batcher = self._batcher()
-        pack = partial(self._shared.packing.question, PEEK, (), keys, batcher.permits)
+        pack = partial(self._store.packing.question, PEEK, (), keys, batcher.permits)
         return batcher.request(pack, lambda answer, now_us: unpack_bans(answer[1:]))
 
-    def _of_networks(self, subjects: Iterable[BanSubject], now_us: int) -> list[Ban]:
+    def of_networks(self, subjects: Iterable[BanSubject]) -> list[Ban]:
+        """Return the bans of networks in force that this worker knows and that refuse some of `subjects`."""
         networks = self.networks
         if not networks.bans:
             return []
@@ -264,6 +257,7 @@ class RedisBans(BanStore):
                 found += networks.of(one)
             elif one in networks.bans:
                 found.append(networks.bans[one])
+        now_us = self._store.time.now_us()
         return [ban for ban in found if not ban.is_over(now_us)]
 
 

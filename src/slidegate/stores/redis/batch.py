@@ -14,7 +14,6 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from struct import Struct
 from time import monotonic, monotonic_ns
@@ -24,18 +23,13 @@ from redis.asyncio import RedisCluster
 from redis.exceptions import NoScriptError, ResponseError
 
 from ...core.errors import StoreError, StoreUnavailable
-from ...core.reservation import Reservation
-from ...core.store import Event
-from .clock import StoreTime
 from .errors import CLOSED, NONSENSE, SICK, store_error, unexpected
 from .permits import LoopPermits
-from .refusals import Refusals
 from .requests import Call, Command, Request
-from .script import BANS_SCRIPT, PEEK, WINDOWS_SCRIPT, Packed, Packing, Script
-from .urls import Client
+from .script import BANS_SCRIPT, PEEK, WINDOWS_SCRIPT, Packed, Script
 
 if TYPE_CHECKING:
-    from .bans import RedisBans
+    from .store import RedisStore
 
 Ask: TypeAlias = Callable[..., Awaitable[Any]]
 """Runs a command of ``lua/bans.lua``, see `Batcher.command`."""
@@ -49,56 +43,21 @@ while this process reads the answers to the others."""
 MAX_SENDERS: Final = 4
 
 
-@dataclass
-class Shared:
-    """The parts of a store that depend on each other.
-
-    Attributes:
-        open_client: Returns a client of redis-py for a sender.
-        max_waiting: The most requests in a queue.
-        max_bans: The most bans in force.
-        read_only: Whether to write nothing where Redis has no slidegate data.
-        time: The store's clock.
-        tell: Emits events.
-        packing: Packs requests.
-        lease_us: How long a permit stays taken without a renewal, in microseconds.
-        batcher: Returns the batcher of the running event loop.
-        hand_back: Refunds reservations without waiting.
-        refusals: The known refusals.
-        bans: The bans of the store.
-        late: Called with the microseconds of each answer that nobody awaits any more.
-    """
-
-    open_client: Callable[[], Client]
-    max_waiting: int
-    max_bans: int
-    read_only: bool
-    time: StoreTime
-    tell: Callable[[Sequence[Event]], None]
-    packing: Packing
-    lease_us: int
-    batcher: Callable[[], Batcher]
-    hand_back: Callable[[Sequence[Reservation]], object]
-    refusals: Refusals
-    bans: RedisBans = field(init=False)
-    late: list[Callable[[int], None]] = field(default_factory=list)
-
-
 class Batcher:
     """The queued requests of one event loop, and the tasks that send them.
 
     Args:
         loop: The loop.
-        shared: The parts of the store.
+        store: The store.
 
     Attributes:
         permits: The permits of the loop.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, shared: Shared) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, store: RedisStore) -> None:
         self.loop = loop
-        self._shared = shared
-        self.permits = LoopPermits(shared.lease_us, loop, shared.packing, self.request)
+        self._store = store
+        self.permits = LoopPermits(store.lease_us, loop, store.packing, self.request)
         self._permits_turn = asyncio.Lock()
         self._queue: deque[Request | Call] = deque()
         self._scheduled = self._closed = False
@@ -111,7 +70,7 @@ class Batcher:
 
     def add(self, request: Request | Call) -> None:
         """Queue a request to be sent at the end of this loop iteration; fail it if the queue is full or closed."""
-        if self._closed or len(self._queue) >= self._shared.max_waiting:
+        if self._closed or len(self._queue) >= self._store.max_waiting:
             why = CLOSED if self._closed else f"redis: {len(self._queue)} requests are already queued"
             self._fail((request,), StoreUnavailable(why))
             return
@@ -148,7 +107,7 @@ class Batcher:
 
     def server_us(self) -> asyncio.Future[int]:
         """Return the server's time, in microseconds."""
-        pack = partial(self._shared.packing.question, PEEK, (), (), self.permits)
+        pack = partial(self._store.packing.question, PEEK, (), (), self.permits)
         return self.request(pack, lambda answer, now_us: now_us)
 
     async def close(self) -> None:
@@ -181,7 +140,7 @@ class Batcher:
         It is sent over one connection of redis-py, or by its client for a cluster, which is this sender's own: while a
         slot is migrating, ASKING must go over the connection of the command that follows.
         """
-        client: Any = self._shared.open_client()
+        client: Any = self._store.open_client()
         line = client if isinstance(client, RedisCluster) else client.connection_pool.make_connection()
         task = asyncio.current_task()
         assert task is not None
@@ -245,16 +204,16 @@ class Batcher:
         if not self._has_heard:
             async with self._hearing:
                 if not self._has_heard:
-                    await self._shared.bans.hear(partial(self._run, line))
+                    await self._store.bans.hear(partial(self._run, line))
                     self._has_heard, self._news_s = True, monotonic() + NEWS_S
 
     async def _hear_again(self, line: Any) -> None:
         """Poll for changes. If that fails, the known bans stay in force; a store that only reads asks again first."""
         self._news_s = monotonic() + NEWS_S
         try:
-            await self._shared.bans.hear(partial(self._run, line))
+            await self._store.bans.hear(partial(self._run, line))
         except Exception:  # of whatever kind; the next call tells of it
-            self._has_heard = not self._shared.read_only
+            self._has_heard = not self._store.read_only
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -265,11 +224,11 @@ class Batcher:
             return
         keys = [name for packed in asked.values() for name in packed.names]
         packed = b"".join([packed.request for packed in asked.values()])
-        now_us, *answers = await self._eval(line, WINDOWS_SCRIPT, keys or [self._shared.packing.meta], packed)
+        now_us, *answers = await self._eval(line, WINDOWS_SCRIPT, keys or [self._store.packing.meta], packed)
         if len(answers) != len(asked):
             raise unexpected(answers)
         if all(request.future.done() for request in asked):
-            for took in self._shared.late:
+            for took in self._store.late:
                 took((monotonic_ns() - sent_ns) // 1_000)
         for request, answer in zip(asked, answers, strict=True):
             try:
@@ -298,12 +257,12 @@ class Batcher:
 
     async def _eval(self, line: Any, script: Script, keys: Sequence[bytes], *args: bytes | int) -> list[Any]:
         """Run a script; return the server's time in microseconds, and the rest of its answer."""
-        answer = await self._evalsha(line, script, len(keys), *keys, self._shared.time.for_script(), *args)
+        answer = await self._evalsha(line, script, len(keys), *keys, self._store.time.for_script(), *args)
         try:
             (now_us,) = _TIME.unpack(answer[0])
         except NONSENSE:
             raise unexpected(answer) from None
-        self._shared.time.saw(now_us)
+        self._store.time.saw(now_us)
         return [now_us, *answer[1:]]
 
     async def _evalsha(self, line: Any, script: Script, *args: bytes | int) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ...core.bans.ban import BanSubject, lasts_longer, longest
+from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.decision import Check, Decision, Reason, refused_by_ban
 from ...core.errors import StoreUnavailable
 from ...core.limits import Limit
@@ -19,8 +19,8 @@ from .errors import NONSENSE
 from .script import BANNED, CHARGE, HIT, OK, PEEK, UNSETTLED, Packed, Packing, decision_of, raise_failure
 
 if TYPE_CHECKING:
-    from .batch import Shared
     from .permits import LoopPermits
+    from .store import RedisStore
 
 
 @dataclass(slots=True, eq=False)
@@ -108,19 +108,19 @@ class Asked:
 
     Attributes:
         future: Receives the decision.
-        shared: The parts of the store.
+        store: The store.
         permits: The permits of the event loop.
         what: The operation.
         question: What is asked; no ban refuses a charge.
-        by_network: The refusal by the ban of a network, when it was packed.
+        by_network: The bans of networks that refused it when it was packed.
     """
 
     future: asyncio.Future[Decision]
-    shared: Shared
+    store: RedisStore
     permits: LoopPermits
     what: int
     question: PreparedQuestion
-    by_network: Decision | None = None
+    by_network: Sequence[Ban] = ()
 
     @property
     def has_permits(self) -> bool:
@@ -129,11 +129,10 @@ class Asked:
 
     def pack(self) -> Packed:
         """See `Command`. A question that a banned network refuses is only a peek: the key's own ban may last longer."""
-        what, question, packing = self.what, self.question, self.shared.packing
+        what, question, packing = self.what, self.question, self.store.packing
         subjects = () if what == CHARGE else question.refusing
-        if self.shared.bans.networks.bans and subjects:
-            self.by_network = self.shared.bans.refused_by_network(question.checks, subjects)
-        if self.by_network is not None:
+        self.by_network = self.store.bans.of_networks(subjects)
+        if self.by_network:
             what = PEEK
         if what == HIT:
             return question.pack(packing, self.permits)
@@ -141,7 +140,7 @@ class Asked:
 
     def answered(self, answer: bytes, now_us: int, sent_ns: int) -> Decision:
         """See `Command`."""
-        decision, refusals = self._decision(answer, now_us), self.shared.refusals
+        decision, refusals = self._decision(answer, now_us), self.store.refusals
         if decision.reason is Reason.BANNED:
             refusals.learn(decision, sent_ns, self.question.refusing)
         elif self.what != PEEK and (decision.allowed or _counts(self.question.checks)):
@@ -152,31 +151,27 @@ class Asked:
 
     def _decision(self, answer: bytes, now_us: int) -> Decision:
         """Unpack the decision; of two bans the longer one refuses."""
-        by_network = self.by_network
-        if answer[0] == BANNED:
-            decision = self._refused(answer[1:], now_us)
-            lasts = by_network is None or lasts_longer(decision.ban, by_network.ban)  # type: ignore[arg-type]
-            return decision if lasts or by_network is None else by_network
-        if by_network is not None:
-            raise_failure(answer)
-            return by_network
+        raise_failure(answer)
+        ban = longest([*self.by_network, *self._own_bans(answer)])
+        if ban is not None:  # that of a network may have ended since it was packed
+            decided_us = now_us if ban.until_us is None else min(now_us, ban.until_us - 1)
+            return refused_by_ban(ban, decided_us, self.question.checks)
         decision = decision_of(answer, self.what, self.question.checks, now_us)
         if self.question.has_permits and decision.reservations:
             self.permits.hold(decision)
         return decision
 
-    def _refused(self, packed: bytes, now_us: int) -> Decision:
+    @staticmethod
+    def _own_bans(answer: bytes) -> list[Ban]:
         try:
-            ban = longest(unpack_bans(packed))
+            return unpack_bans(answer[1:]) if answer[0] == BANNED else []
         except NONSENSE as error:
             raise StoreUnavailable(f"redis: the ban of a key cannot be read: {error!r}", concerns="key") from error
-        assert ban is not None, "an answer has a ban"
-        return refused_by_ban(ban, now_us, self.question.checks)
 
     def missed(self, answer: bytes, now_us: int) -> None:
         """Refund an admitted hit that nobody awaits any more."""
-        if self.what == HIT and answer[0] == OK and self.by_network is None:
-            self.shared.hand_back(self._decision(answer, now_us).take_back())
+        if self.what == HIT and answer[0] == OK:
+            self.store.refund_in_background(self._decision(answer, now_us).take_back())
 
 
 Request: TypeAlias = Command | Asked

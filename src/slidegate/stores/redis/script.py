@@ -243,14 +243,12 @@ def level_field(policy: BanPolicy) -> bytes:
 
 
 def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) -> Decision:
-    """Unpack the decision in an answer.
+    """Unpack the decision in an answer that is no failure.
 
     Raises:
-        StoreUnavailable: The answer is a failure, or cannot be parsed.
+        StoreUnavailable: The answer cannot be parsed.
     """
     status, asked = answer[0], 0
-    if status == FAILED:
-        raise_failure(answer)
     for bucket, _, _ in checks:
         asked += len(bucket.limits)
     end = 1 + asked * _STATE.size

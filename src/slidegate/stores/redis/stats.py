@@ -15,7 +15,7 @@ from .bans import in_steps
 from .errors import sensible
 
 if TYPE_CHECKING:
-    from .batch import Shared
+    from .store import RedisStore
 
 AT_ONCE: Final = 32
 """How many hashes are read in one call, so that requests of clients are sent in between."""
@@ -26,17 +26,17 @@ class RedisSharedStats(SharedStats):
     """Writes and reads the rows of all workers.
 
     Args:
-        shared: The parts of the store.
+        store: The store.
     """
 
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
-        self._prefix = shared.packing.meta + b":rows:"
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self._prefix = store.packing.meta + b":rows:"
 
     @sensible
     async def time(self) -> int:
         """See `SharedStats`."""
-        return await self._shared.batcher().server_us()
+        return await self._store.batcher().server_us()
 
     @sensible
     async def write(self, worker: bytes, rows: Sequence[StatsRow]) -> None:
@@ -44,7 +44,7 @@ class RedisSharedStats(SharedStats):
         if rows:
             keys = [self._key(row.rollup, row.number) for row in rows]
             args = [part for row in rows for part in (row.value, row.kept_us)]
-            await self._shared.batcher().command(b"write_stats", keys, [worker, *args])
+            await self._store.batcher().command(b"write_stats", keys, [worker, *args])
 
     @sensible
     async def read(self, rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
@@ -52,7 +52,7 @@ class RedisSharedStats(SharedStats):
         found: list[tuple[int, bytes, bytes]] = []
         async for numbers in in_steps(range(first, last + 1), AT_ONCE):
             keys = [self._key(rollup, number) for number in numbers]
-            _, hashes = await self._shared.batcher().command(b"read_stats", keys)
+            _, hashes = await self._store.batcher().command(b"read_stats", keys)
             for number, fields in zip(numbers, hashes, strict=True):
                 rows = zip(fields[::2], fields[1::2], strict=True)
                 found += [(number, worker, row[END_BYTES:]) for worker, row in rows]

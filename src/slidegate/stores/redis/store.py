@@ -31,7 +31,7 @@ from ..forks import ProcessLock
 from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, check_clock
 from .bans import RedisBans
-from .batch import MAX_IN_CALL, Batcher, Shared
+from .batch import MAX_IN_CALL, Batcher
 from .clients import open_own
 from .clock import StoreTime
 from .errors import CLOSED, sensible
@@ -94,23 +94,15 @@ class RedisStore(Store):
         self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}
         self._last: tuple[asyncio.AbstractEventLoop | None, Batcher | None] = None, None
         self._lock = ProcessLock()
-        time, tell = StoreTime(clock), self.observers.tell_all
-        packing = Packing(prefix, time.unix_us, readable=readable)
-        self._shared = shared = Shared(
-            open_client=partial(open_own, given, timeout_s),
-            max_waiting=max_waiting,
-            max_bans=max_bans,
-            read_only=read_only,
-            time=time,
-            tell=tell,
-            packing=packing,
-            lease_us=permit_lease_us(permit_lease),
-            batcher=self._batcher,
-            hand_back=self._refund_in_background,
-            refusals=Refusals(time),
-        )
-        self.bans = shared.bans = RedisBans(shared)
-        self.shared_stats = RedisSharedStats(shared)
+        self.open_client = partial(open_own, given, timeout_s)
+        self.max_waiting, self.max_bans, self.read_only = max_waiting, max_bans, read_only
+        self.lease_us = permit_lease_us(permit_lease)
+        self.time = StoreTime(clock)
+        self.packing = Packing(prefix, self.time.unix_us, readable=readable)
+        self.refusals = Refusals(self.time)
+        self.late: list[Callable[[int], None]] = []
+        self.bans = RedisBans(self)
+        self.shared_stats = RedisSharedStats(self)
 
     def __repr__(self) -> str:
         return f"<RedisStore {self._prefix!r}>"
@@ -120,7 +112,7 @@ class RedisStore(Store):
         if self.closed:
             return
         self.closed = True
-        self._shared.refusals.change_all()
+        self.refusals.change_all()
         with self._lock:
             batchers = dict(self._batchers)
             self._batchers.clear()
@@ -137,7 +129,7 @@ class RedisStore(Store):
 
     def observe_late(self, took: Callable[[int], None]) -> None:
         """Call `took` with the microseconds of each answer that came when nobody awaited it any more."""
-        self._shared.late.append(took)
+        self.late.append(took)
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none, atomically, and return the complete decision."""
@@ -149,7 +141,7 @@ class RedisStore(Store):
 
     def ask(self, question: PreparedQuestion) -> Decision | Awaitable[Decision]:
         """Do what `hit` does, for a question that this store has prepared."""
-        refusals = self._shared.refusals
+        refusals = self.refusals
         if refusals.known and (refusal := refusals.find(question.checks, question.refusing)) is not None:
             return refusal
         return self._send(HIT, question)
@@ -160,7 +152,7 @@ class RedisStore(Store):
 
     def charge(self, checks: Sequence[Check]) -> Awaitable[Decision]:
         """Record every cost atomically, whatever the limits, and return what is left."""
-        self._shared.refusals.change(checks)  # a refusal in flight was decided without these units
+        self.refusals.change(checks)  # a refusal in flight was decided without these units
         return self._send(CHARGE, self.prepare(checks))
 
     def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
@@ -171,7 +163,7 @@ class RedisStore(Store):
         if not reservations:
             return False
         holders = [one.holder for one in reservations if one.holder is not None]  # of one decision, so all are one
-        if holders and holders[0].loop.is_running() and holders[0].loop is not self._batcher().loop:
+        if holders and holders[0].loop.is_running() and holders[0].loop is not self.batcher().loop:
             # The event loop that has the permits sends one call with permits after another.
             elsewhere = asyncio.run_coroutine_threadsafe(self._refund_here(reservations), holders[0].loop)
             return asyncio.wrap_future(elsewhere)
@@ -179,9 +171,9 @@ class RedisStore(Store):
 
     def reset(self, key: str) -> Awaitable[bool]:
         """Forget the windows of `key` under every rule; False if there were none. Permits stay taken."""
-        refusals = self._shared.refusals
+        refusals = self.refusals
         refusals.change_all()
-        sent = self._reset(self._shared.packing.name_of(key))
+        sent = self._reset(self.packing.name_of(key))
         sent.add_done_callback(lambda _: refusals.change_all())
         return sent
 
@@ -191,29 +183,29 @@ class RedisStore(Store):
 
         Keys are found by SCAN, so Redis keeps serving; units charged during the scan may remain.
         """
-        shared, cursor, forgotten = self._shared, b"0", False
-        shared.refusals.change_all()
+        packing, cursor, forgotten = self.packing, b"0", False
+        self.refusals.change_all()
         while True:
-            packing, at_once = shared.packing, min(MAX_IN_CALL, shared.max_waiting)
-            _, cursor, names = await self._batcher().command(b"scan", [packing.meta], [cursor, packing.windows + b"*"])
+            at_once = min(MAX_IN_CALL, self.max_waiting)
+            _, cursor, names = await self.batcher().command(b"scan", [packing.meta], [cursor, packing.windows + b"*"])
             for first in range(0, len(names), at_once):
                 answers = await asyncio.gather(*map(self._reset, names[first : first + at_once]))
                 forgotten = forgotten or any(answers)
             if cursor == b"0":
                 break
-        shared.refusals.change_all()
+        self.refusals.change_all()
         return forgotten
 
     def _reset(self, name: bytes) -> asyncio.Future[bool]:
         """Forget the windows in one hash."""
-        pack = partial(self._shared.packing.reset, name)
-        return self._batcher().request(pack, lambda answer, now_us: answer[0] == CHANGED)
+        pack = partial(self.packing.reset, name)
+        return self.batcher().request(pack, lambda answer, now_us: answer[0] == CHANGED)
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
         """Return the windows of `key` under each limit of `buckets`. Changes nothing."""
-        packing, checks = self._shared.packing, [(bucket, key, 0) for bucket in buckets]
+        packing, checks = self.packing, [(bucket, key, 0) for bucket in buckets]
         many = sum(len(bucket.limits) for bucket in buckets)
-        batcher = self._batcher()
+        batcher = self.batcher()
         pack = partial(packing.question, INSPECT, checks, (), batcher.permits)
         has_permits = any(bucket.is_permit for bucket in buckets)
         return batcher.request(
@@ -226,34 +218,35 @@ class RedisStore(Store):
 
     def renew_permits(self) -> Awaitable[None]:
         """Renew the permits of the running event loop; the store does so automatically."""
-        return self._batcher().permits.renew()
+        return self.batcher().permits.renew()
 
     async def _refund_here(self, reservations: Sequence[Reservation]) -> bool:
         return await _any([self._refund_one(one) for one in reservations])
 
     def _refund_one(self, reservation: Reservation) -> asyncio.Future[bool]:
-        packing, refusals, check = self._shared.packing, self._shared.refusals, reservation.check
+        packing, refusals, check = self.packing, self.refusals, reservation.check
 
         def read(answer: bytes, now_us: int) -> bool:
             refusals.change([check])
             return answer[0] == CHANGED
 
         refusals.change([check])
-        return self._batcher().request(partial(packing.refund, reservation), read, check[0].is_permit)
+        return self.batcher().request(partial(packing.refund, reservation), read, check[0].is_permit)
 
-    def _refund_in_background(self, reservations: Sequence[Reservation]) -> None:
+    def refund_in_background(self, reservations: Sequence[Reservation]) -> None:
         """Refund what nobody awaits any more, with the next call; if that fails, it stays charged."""
         with suppress(StoreError):  # the store has been closed
             for reservation in reservations:
                 self._refund_one(reservation).add_done_callback(_retrieve_exception)
 
     def _send(self, what: int, question: PreparedQuestion) -> asyncio.Future[Decision]:
-        batcher = self._batcher()
+        batcher = self.batcher()
         future = batcher.loop.create_future()
-        batcher.add(Asked(future, self._shared, batcher.permits, what, question))
+        batcher.add(Asked(future, self, batcher.permits, what, question))
         return future
 
-    def _batcher(self) -> Batcher:
+    def batcher(self) -> Batcher:
+        """Return the batcher of the running event loop."""
         if self.closed:
             raise StoreUnavailable(CLOSED)
         try:
@@ -270,7 +263,7 @@ class RedisStore(Store):
                 if batcher is None:
                     for gone in [other for other in self._batchers if other.is_closed()]:
                         del self._batchers[gone]
-                    batcher = self._batchers[loop] = Batcher(loop, self._shared)
+                    batcher = self._batchers[loop] = Batcher(loop, self)
             self._last = loop, batcher
         return batcher
 
