@@ -60,7 +60,7 @@ WRITTEN: Final[Mapping[str, dict[str, Any]]] = {
     "bans": {"type": "object", "additionalProperties": ref("Bans")},
     "client": ref("Client"),
     "messages": ref("Messages"),
-    "store": any_of(TEXT, ref("Environment")),
+    "store": NAME,
     "networks": any_of(TEXT, list_of(TEXT)),
     "headers": any_of({"enum": ["draft", "legacy", "none"]}, list_of({"enum": ["draft", "legacy"]}, minItems=1)),
     "trusted": any_of(TEXT, list_of(TEXT), {"type": "integer"}),
@@ -205,9 +205,6 @@ def json_schema() -> dict[str, Any]:
         "Conditions": named(conditions, [way(conditions, [*one, "is_in"]) for one in ways]),
         "Quotas": table(Quota, ("quota", "zone", "starts", "name"), quota="text"),
         "Messages": table(MessageLimits),
-        "Environment": table_of(
-            {"env": {**NAME, "description": "The name of the environment variable."}}, required=["env"]
-        ),
     }
     top = table(RateLimitMiddleware, [name for name in config.OPTIONS if name not in config.OF_LIMITER])
     limiter = table(Limiter, ("deadline", "on_error"))

@@ -51,7 +51,6 @@ from slidegate.httpx import LimitedTransport
 from slidegate.ops.replay.logs import line_parser, parse_line
 from slidegate.stores.redis import RedisStore
 from slidegate.web.client_ip import read_node, split_forwarded, split_list
-from slidegate.web.config import parsed
 from slidegate.web.lists import read_entries
 
 from .asgi import call, hello, page
@@ -69,12 +68,6 @@ def entries(text: str) -> None:
     for _, entry in read_entries(text.splitlines(keepends=True)):
         with suppress(ConfigurationError):
             parse_network(entry)
-
-
-def document(text: str) -> None:
-    """Read a configuration file."""
-    with suppress(RecursionError):
-        parsed(text.encode(errors="replace"))
 
 
 ROUTES = [Route("/a", page), Route("/items/{id}", page), Mount("/v1", routes=[Route("/{x}/b", page)])]
@@ -107,7 +100,6 @@ READERS: dict[str, tuple[Reader, tuple[str, ...]]] = {
     "node": (read_node, ("", "[", '"', "1.2.3.4:")),
     "network": (parse_network, ("", "192.0.2.0/", "::", "2001:db8::/", "fe80::1%")),
     "key": (canonical_key, ("x", "192.0.2.0/", "2001:db8::/")),
-    "toml": (document, ("", "a = ", 'a = "', "a = [", "a = {", "a.", "[a.", "[[a]]\n", "#", '"', "a = 1\n")),
     "access log": (
         parse_line,
         (

@@ -120,8 +120,8 @@ RateLimitMiddleware(app, bans=[guessing, BanPolicy()])
 BanPolicy(signals={404: "much"})  # type: ignore[dict-item]
 
 
-app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml", headers="legacy")
-RateLimitMiddleware.from_file(app, "slidegate.toml", header="both")  # type: ignore[call-arg]
+app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml", limiter=limiter)
+RateLimitMiddleware.from_file(app, "slidegate.toml", headers="both")  # type: ignore[call-arg]
 
 
 async def account_of(request: Request) -> str:

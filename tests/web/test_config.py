@@ -5,21 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.responses import PlainTextResponse
 
 from slidegate import (
     BanPolicy,
     ConfigurationError,
     Limiter,
     MemoryStore,
-    Networks,
     RateLimitMiddleware,
-    Rule,
-    client_ip,
 )
 from slidegate.core import Concurrency
 from slidegate.web.reload import FileOptions, ReloadingMiddleware
 
-from ..asgi import PEER, call, hello, statuses
+from ..asgi import hello, statuses
 from .network_files import operators
 
 EVERYTHING = Path(__file__).resolve().parents[2] / "examples" / "slidegate.toml"
@@ -108,10 +106,9 @@ def test_code_goes_before_the_file_and_the_file_before_the_environment(
     plain = 'limits = "1/hour"\n'
     written = f'store = "memory://?max_keys=22"\n{plain}'
     monkeypatch.setenv("SLIDEGATE_STORE", "memory://?max_keys=11")
-    monkeypatch.setenv("MY_STORE", "memory://?max_keys=44")
     assert address_of(middleware(file, plain)) == 11
     assert address_of(middleware(file, written)) == address_of(middleware(file, written, limiter=None)) == 22
-    assert address_of(middleware(file, f'store = {{ env = "MY_STORE" }}\n{plain}')) == 44
+    assert address_of(middleware(file, written, store="memory://?max_keys=44")) == 44
     mine = Limiter(MemoryStore(max_keys=33))
     assert middleware(file, plain, limiter=mine).limiter is mine
 
@@ -124,21 +121,14 @@ def test_a_limiter_in_code_has_its_observers(file: Path) -> None:
             middleware(file, 'limits = "1/hour"\n', observers=wrong)
 
 
-async def test_options_in_code_replace_those_of_the_file(file: Path) -> None:
-    text = """\
-        limits = "1/hour"
-        headers = "none"
-        blocklist = ["203.0.113.0/24"]
-        enabled = false
-        [client]
-        trusted = ["192.0.2.0/24"]
-    """
-    code: dict[str, Any] = {"headers": "draft", "blocklist": None, "enabled": True, "client": client_ip()}
-    app = middleware(file, text, rules=[Rule("*", "2/hour")], **code)
-    assert await statuses(app, 3) == [200, 200, 429]
-    assert "ratelimit" in (await call(app)).headers
-    listed = middleware(file, 'limits = "1/hour"', blocklist=Networks([PEER]))
-    assert (await call(listed)).status == 403
+async def test_a_function_in_code_answers_beside_the_file(file: Path) -> None:
+    answer = PlainTextResponse("slower", 420)
+    app = middleware(file, 'limits = "1/hour"', on_refused=lambda request, decision: answer)
+    assert await statuses(app, 2) == [200, 420]
+    with pytest.raises(ConfigurationError, match=r"^on_refused: expected a function of request and decision"):
+        middleware(file, 'limits = "1/hour"', on_refused=5)
+    with pytest.raises(ConfigurationError, match=r"^ReloadingMiddleware: unknown option 'limits'"):
+        middleware(file, 'limits = "1/hour"', limits="2/hour")
 
 
 async def test_the_secret_for_digests_comes_from_the_environment(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,5 +139,5 @@ async def test_the_secret_for_digests_comes_from_the_environment(file: Path, mon
 
 
 def test_type_checkers_know_every_option_beside_the_file() -> None:
-    options = inspect.signature(RateLimitMiddleware).parameters.keys() - {"app"}
-    assert FileOptions.__annotations__.keys() == {*options, "store"}
+    options = inspect.signature(ReloadingMiddleware).parameters.keys() - {"app", "path"}
+    assert FileOptions.__annotations__.keys() == options

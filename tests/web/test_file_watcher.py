@@ -301,25 +301,6 @@ async def test_between_two_checks_the_file_is_left_alone(followed: Followed, mon
     assert looked.count(str(followed.path)) == 5
 
 
-async def test_a_file_that_changes_once_the_configuration_has_read_it_is_not_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = FollowedFiles(tmp_path)
-    proxies = files.write("proxies.netset", "203.0.113.0/24\n")
-    text = 'limits = "{}/hour"\n[client]\ntrusted = "proxies.netset"\n'
-    path = files.write("slidegate.toml", text.format(1))
-    app = RateLimitMiddleware.from_file(hello, path, observers=[files.heard])
-    after_reading(proxies, lambda: files.write("proxies.netset", "192.0.2.0/24\n"), monkeypatch)
-    files.write("slidegate.toml", text.format(2))
-    await files.visit(app)
-    assert files.heard.kinds == [], "a file that it names has changed meanwhile"
-    await files.visit(app)
-    assert files.heard.kinds == ["config_reloaded"]
-    clients = [{"x-forwarded-for": f"198.51.100.{number}"} for number in range(3)]
-    answers = [await call(app, client=("192.0.2.1", 1), headers=headers) for headers in clients]
-    assert [answer.status for answer in answers] == [200] * 3, "they would be one where their proxy is not trusted"
-
-
 class Volume(FollowedFiles):
     """A read-only volume as Kubernetes mounts it: links to a directory that another one replaces."""
 

@@ -1,8 +1,8 @@
 """Reads `slidegate.toml` into options of `RateLimitMiddleware`. Each error names the file, the table and its key.
 
 A table is the keyword arguments of the class or function that it describes, which checks them as it does in code. What
-TOML has no type for is written differently: keys and conditions, statuses, quotas, files of networks, and the store.
-Code overrides the file, and the file overrides the environment.
+TOML has no type for is written differently: keys and conditions, statuses, quotas, and files of networks. The store
+of the file overrides that of the environment.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import Parameter, signature
 from pathlib import Path
@@ -28,7 +28,7 @@ from ..limiter.observers import AnyObserver
 from . import keys
 from .bans import check_policy
 from .client_ip import ClientAddress, client_ip
-from .file_watcher import FollowedFile, Versions, read_whole, version_of
+from .file_watcher import FollowedFile, read_whole
 from .lists import FollowedList, Networks
 from .mcp import mcp_tool
 from .networks import NetworkFile, key_by
@@ -39,13 +39,11 @@ T = TypeVar("T")
 _File = TypeVar("_File", bound=FollowedFile)
 
 STORE_VARIABLE: Final = "SLIDEGATE_STORE"
-"""The environment variable with the address of the store, used if neither code nor file specify one."""
+"""The environment variable with the address of the store, used if the file does not specify one."""
 MAX_BYTES: Final = 2 << 20
 """The maximum size of a file. 20,000 rules are one MiB, and reading takes a hundred times the size in memory."""
-MAX_DEPTH: Final = 32
-"""The most names in a dotted key: TOML parsers need quadratic time for them."""
 MAX_SHOWN: Final = 200
-OF_LIMITER: Final[Mapping[str, Any]] = {"store": None, "deadline": "50ms", "on_error": "local", "networks": []}
+OF_LIMITER: Final[Mapping[str, Any]] = {"store": "", "deadline": "50ms", "on_error": "local", "networks": []}
 """The options of the limiter, with their defaults."""
 OPTIONS: Final = (
     *("client", "limits", "rules", "default_limits", "key", "blocklist", "allowlist", "bans", "headers"),
@@ -53,7 +51,6 @@ OPTIONS: Final = (
 )
 """The keys at the top of a file, in the order of reading: options of `RateLimitMiddleware` and of its `Limiter`."""
 _LIMITING: Final = frozenset({"limits", "rules", "default_limits", "bans"})
-_DEEP: Final = re.compile(r"""(?<![A-Za-z0-9_-])(?:(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){32}""")
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _WORDS: Final[Mapping[str, keys.Key | None]] = {"client": None, "everyone": keys.everyone, "user": keys.user}
 MAKERS: Final[Mapping[str, Callable[..., keys.Key]]] = {
@@ -95,31 +92,28 @@ class ConfigReader:
 
     Args:
         path: The file.
-        code: Options given in code, which override those of the file.
-        versions: Gets the files that it names, with their versions from before they are read. Those that are followed
-            by themselves are there only until they have been read.
+        code: The options given in code.
 
     Attributes:
         of_limiter: The options of the limiter as they are written in the file, or their defaults.
     """
 
-    def __init__(self, path: Path, code: Mapping[str, Any], versions: Versions) -> None:
+    def __init__(self, path: Path, code: Collection[str]) -> None:
         self._path = path
-        self._versions = versions
         self._code = code
-        self._client: ClientAddress = code.get("client") or client_ip()
+        self._client: ClientAddress = client_ip()
         self._opened: dict[str, NetworkFile] = {}
         self._readers: Mapping[str, Callable[[Any], Any]] = {
             **dict.fromkeys(("limits", "default_limits", "fallback_limits"), self._limits),
             **dict.fromkeys(("blocklist", "allowlist"), self._list),
             **dict.fromkeys(("key", "fallback"), self._key),
             "client": lambda table: self._made(client_ip, table),
-            "trusted": lambda given: self._list(given, is_part=True) if isinstance(given, str) else given,
+            "trusted": lambda given: self._list(given) if isinstance(given, str) else given,
             "rules": self._rules,
             "bans": self._policies,
             "messages": lambda table: self._made(MessageLimits, table),
             "headers": lambda style: None if style == "none" else tuple(style) if isinstance(style, list) else style,
-            "store": _store,
+            "store": _address,
             "networks": lambda names: [names] if isinstance(names, str) else check_list("", names, f"files, {_MMDB}"),
             "network": self._network_file,
             "combine": lambda parts: [self._key_or_client(part) for part in check_list("", parts, _PARTS)],
@@ -132,17 +126,15 @@ class ConfigReader:
         self.of_limiter: dict[str, Any] = dict(OF_LIMITER)
 
     def options(self) -> dict[str, Any]:
-        """Return the options for `RateLimitMiddleware` but the limiter, including those given in code.
+        """Return the options for `RateLimitMiddleware` but those given in code.
 
         Raises:
             ConfigurationError: The file cannot be read, a key is unknown, or a value is invalid.
         """
         try:
-            data = parsed(read_whole(str(self._path), MAX_BYTES))
-            return {**self._options(data), **self._code}
+            return self._options(_parsed(read_whole(str(self._path), MAX_BYTES)))
         except RecursionError:
-            text = f"is nested too deeply; a key has at most {MAX_DEPTH} names"
-            raise ConfigurationError(text, str(self._path)) from None
+            raise ConfigurationError("is nested too deeply", str(self._path)) from None
         except ConfigurationError as error:
             raise self.located(error) from error.__cause__
 
@@ -159,16 +151,17 @@ class ConfigReader:
             observers: Receive its events.
 
         Raises:
-            ConfigurationError: A value is invalid, or the environment variable with the address is not set.
+            ConfigurationError: A value is invalid.
         """
         options = self.of_limiter.copy()
-        (where, found), names = options.pop("store"), options.pop("networks")
+        written, names = options.pop("store"), options.pop("networks")
+        found, where = written or os.environ.get(STORE_VARIABLE), "store"
+        if found != written:
+            where = f"the environment variable {STORE_VARIABLE}"
         try:
-            if not (address or found):
-                raise ConfigurationError(f"{where} is not set", "store")
             with about("networks"):
                 networks = [key_by(self._network_file(name)) for name in names]
-            return Limiter.from_url(address or found, observers=observers, networks=networks, **options)
+            return Limiter.from_url(address or found or "memory://", observers=observers, networks=networks, **options)
         except ConfigurationError as error:
             if error.option in (*OF_LIMITER, SECRET_VARIABLE) or address:
                 raise self.located(error) from error.__cause__
@@ -184,16 +177,13 @@ class ConfigReader:
                 raise ConfigurationError(
                     f"the limiter given in code has its own; remove {name}, or limiter= in code", name
                 )
-        if not _LIMITING & {*data, *self._code}:
+        if not _LIMITING & data.keys():
             raise ConfigurationError('expected limits = "100/minute", or rules, or default_limits')
-        data.setdefault("store", {"env": STORE_VARIABLE} if os.environ.get(STORE_VARIABLE) else "memory://")
-        replaced = ("limits", "rules") if {"limits", "rules"} & self._code.keys() else ()
         options: dict[str, Any] = {}
-        for name in OPTIONS:
-            if name in data and name not in replaced:
-                options[name] = self._read(name, data[name])
-            if name == "client" and not self._code.get("client"):
-                self._client = options.get("client", self._client)
+        for name in [name for name in OPTIONS if name in data]:
+            options[name] = self._read(name, data[name])
+            if name == "client":
+                self._client = options[name]
         self.of_limiter = {name: options.pop(name, default) for name, default in OF_LIMITER.items()}
         return options
 
@@ -272,25 +262,20 @@ class ConfigReader:
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def _open(self, kind: Callable[[str], _File], path: object, expected: str, *, is_part: bool = False) -> _File:
-        """Open a file beside the configuration. One that is a part of it counts from before it is read."""
+    def _open(self, kind: Callable[[str], _File], path: object, expected: str) -> _File:
+        """Open a file beside the configuration."""
         if not isinstance(path, str) or not os.path.basename(path):
             raise ConfigurationError(f"expected {expected}, not {quoted(path)}")
-        name = str(self._path.parent / path)
-        self._versions[name] = version_of(name)
         try:
-            opened = kind(name)
+            return kind(str(self._path.parent / path))
         except ConfigurationError as error:  # the name of the file is the whole value, without a table
             raise ConfigurationError(error.text) from error.__cause__
-        if not is_part:  # it is followed by itself
-            del self._versions[name]
-        return opened
 
-    def _list(self, given: object, *, is_part: bool = False) -> Networks:
+    def _list(self, given: object) -> Networks:
         """Return networks that are written in the configuration, or those of a file."""
         if isinstance(given, list):
             return Networks(given)
-        return self._open(FollowedList, given, _NETSET, is_part=is_part).networks
+        return self._open(FollowedList, given, _NETSET).networks
 
     def _network_file(self, path: object) -> NetworkFile:
         """Open a file in MaxMind's format, once for all keys."""
@@ -300,7 +285,7 @@ class ConfigReader:
         return self._opened[known]
 
 
-def parsed(content: bytes) -> dict[str, Any]:
+def _parsed(content: bytes) -> dict[str, Any]:
     """Return the document in the content of a file.
 
     Raises:
@@ -308,10 +293,7 @@ def parsed(content: bytes) -> dict[str, Any]:
         RecursionError: It is nested too deeply.
     """
     try:
-        text = content.decode("utf-8-sig")
-        if _DEEP.search(text):
-            raise RecursionError
-        return tomllib.loads(text)
+        return tomllib.loads(content.decode("utf-8-sig"))
     except ValueError as error:  # not UTF-8, not TOML, or a number with more digits than Python parses
         raise ConfigurationError(f"not TOML: {escaped(str(error), MAX_SHOWN)}") from None
 
@@ -330,12 +312,7 @@ def _one_of(statuses: object) -> Callable[[int], bool]:
     return frozenset(listed).__contains__
 
 
-def _store(given: object) -> tuple[str, str]:
-    """Return what to call the store in an error, and its address, which is empty if the variable is not set."""
-    if isinstance(given, str):
-        return "store", given
-    variable = given.get("env") if isinstance(given, dict) and len(given) == 1 else None
-    if not isinstance(variable, str) or not variable:
-        expected = 'an address such as "memory://", or { env = "SLIDEGATE_STORE" }'
-        raise ConfigurationError(f"expected {expected}, not {quoted(given)}")
-    return f"the environment variable {variable}", os.environ.get(variable, "")
+def _address(given: object) -> str:
+    if not isinstance(given, str) or not given:
+        raise ConfigurationError(f'expected an address such as "memory://", not {quoted(given)}')
+    return given

@@ -32,8 +32,6 @@ _AT_ONCE: Final = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY"
 
 FileVersion: TypeAlias = tuple[int, ...]
 """Device, inode number, size and times of a file, which identify a version of it without reading it."""
-Versions: TypeAlias = dict[str, FileVersion | None]
-"""The versions of some files by path; None for a file that does not exist."""
 
 
 def version_of(path: str) -> FileVersion | None:
@@ -85,7 +83,7 @@ class FollowedFile:
     Attributes:
         path: The file.
         name: Its name in events.
-        versions: The file, and those whose content is a part of it, with the versions that were read last.
+        version: The version that was read last; None for a file that did not exist.
         generation: How often its content was replaced.
     """
 
@@ -97,20 +95,17 @@ class FollowedFile:
     def __init__(self, path: str, name: str) -> None:
         self.path = path
         self.name = name
-        self.versions: Versions = {path: version_of(path)}  # from before it is read
+        self.version = version_of(path)  # from before it is read
         self.generation = 0
         self._details = {"list": name, "path": path} if name else {"path": path}
         self._observers = Observers()
-        self._seen = self.versions
+        self._seen = self.version
         self._looking = Lock()
         self._next_look_s = now_s() + LOOK_EVERY_S
 
     @abstractmethod
-    def load(self, versions: Versions) -> tuple[int, Callable[[], None]]:
+    def load(self) -> tuple[int, Callable[[], None]]:
         """Read the file.
-
-        Args:
-            versions: Gets the files whose content is a part of it, with their versions from before they are read.
 
         Returns:
             How many entries it has, and a function that applies them.
@@ -139,28 +134,27 @@ class FollowedFile:
         if not self._looking.acquire(blocking=False):  # reading may take longer than the interval between two looks
             return
         try:
-            now = {path: version_of(path) for path in self.versions}
+            now = version_of(self.path)
             is_steady, self._seen = now == self._seen, now
-            if now != self.versions and is_steady:
+            if now != self.version and is_steady:
                 self._read_again(now)
         except Exception:
             logger.exception("reading %s again failed", self.path)
         finally:
             self._looking.release()
 
-    def _read_again(self, now: Versions) -> None:
+    def _read_again(self, now: FileVersion | None) -> None:
         """Read the file, and apply its content unless it has changed meanwhile."""
-        read = {self.path: now[self.path]}
         count, said, apply = 0, "", None
         try:
-            count, apply = self.load(read)
+            count, apply = self.load()
         except Exception as error:
             if not isinstance(error, ConfigurationError):
                 logger.exception("reading %s failed", self.path)
             said = getattr(error, "text", "") or str(error) or repr(error)
-        if not all(version_of(path) == version == now.get(path, version) for path, version in read.items()):
+        if version_of(self.path) != now:
             return
-        self.versions = read
+        self.version = now
         told = {"name": self.name, "path": self.path, "count": count, "error": said}
         if apply is None:
             self._report(logging.ERROR, Event(f"{self.kind}_rejected", self.rejected.format(**told), self._details))

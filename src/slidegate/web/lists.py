@@ -17,7 +17,7 @@ from ..core import networks as core
 from ..core.addresses import parse_address, parse_network
 from ..core.arguments import expect
 from ..core.errors import ConfigurationError, quoted
-from .file_watcher import FollowedFile, Versions, read_whole
+from .file_watcher import FollowedFile, read_whole
 
 MAX_BYTES: Final = 32 << 20
 """The maximum size of a file: enough for more than a million networks, and it bounds the memory for reading."""
@@ -90,7 +90,7 @@ class FollowedList(FollowedFile):
         """Return the name of the list if it contains a parsed address, else None."""
         return self.name if self.networks.covers(version, value) else None
 
-    def load(self, versions: Versions) -> tuple[int, Callable[[], None]]:
+    def load(self) -> tuple[int, Callable[[], None]]:
         """See `FollowedFile.load`."""
         networks = self.read()
         return len(networks), lambda: setattr(self, "networks", networks)

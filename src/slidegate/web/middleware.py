@@ -23,7 +23,6 @@ from ..core.limits import check_name
 from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit
-from ..limiter.observers import AnyObserver
 from ..limiter.operators import NetworkLookup
 from .bans import BanSignals
 from .broken import FailsAtStartup, end_start
@@ -192,8 +191,6 @@ class RateLimitMiddleware(FailsAtStartup):
         cls,
         app: ASGIApp,
         path: str | PathLike[str],
-        *,
-        observers: Iterable[AnyObserver] = (),
         **options: Unpack[FileOptions],
     ) -> ReloadingMiddleware:
         """Create a middleware that reads its rules from a TOML file and reloads them when the file changes.
@@ -203,10 +200,9 @@ class RateLimitMiddleware(FailsAtStartup):
         Args:
             app: The application to guard.
             path: The file. Requests trigger a check for changes at most once a second.
-            observers: Receive the events of the limiter that the file describes, including ``config_reloaded`` and
-                ``config_rejected``. A limiter given in code has its own.
-            options: Options of `RateLimitMiddleware`, which override those of the file. With a `limiter` the file
-                must not set ``store``, ``deadline``, ``on_error`` or ``networks``.
+            options: `on_refused`; and `limiter`, with which the file must not set ``store``, ``deadline``, ``on_error``
+                or ``networks``, or the `observers` of the limiter that the file describes, which also receive
+                ``config_reloaded`` and ``config_rejected``.
 
         Raises:
             ConfigurationError: The file is invalid; the message names the path of the key.
@@ -214,7 +210,7 @@ class RateLimitMiddleware(FailsAtStartup):
         # Imported lazily: most applications read no file, and this is a tenth of the package's import time.
         from .reload import ReloadingMiddleware
 
-        return ReloadingMiddleware(app, path, observers=observers, **options)
+        return ReloadingMiddleware(app, path, **options)
 
     # -- what others read ----------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from ..core.logs import Throttle, logger
 from ..core.memo import remember
 from ..limiter import Limiter
 from ..limiter.operators import Place
-from .file_watcher import FollowedFile, Versions, read_whole
+from .file_watcher import FollowedFile, read_whole
 from .keys import Key, KeyCondition
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class NetworkFile(FollowedFile):
                 logger.exception(said, self.path, client_key, left_out)
             return _NOWHERE
 
-    def load(self, versions: Versions) -> tuple[int, Callable[[], None]]:
+    def load(self) -> tuple[int, Callable[[], None]]:
         """See `FollowedFile.load`."""
         reader, has = _opened(self.path)
         if not has >= self.has:

@@ -7,56 +7,33 @@ changes nothing. `file_watcher` determines when a file is looked at and read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..core.arguments import names_checked
 from ..core.errors import ConfigurationError, quoted
 from ..limiter import Limiter
 from ..limiter.observers import AnyObserver, listed_observers
 from .broken import FailsAtStartup, end_start
 from .checks import Finding
 from .config import ConfigReader
-from .file_watcher import FollowedFile, Versions
+from .file_watcher import FollowedFile
 from .middleware import RateLimitMiddleware
 
-# For these options, None in code is equivalent to omitting them.
-_NONE_IS_NOTHING: Final = frozenset({"client", "limiter", "limits", "default_limits", "rules"})
-
 if TYPE_CHECKING:
-    from ..core.bans.policy import BanPolicy
-    from ..core.networks import Networks
-    from .client_ip import ClientAddress
-    from .headers import HeaderStyles
-    from .keys import Key, KeyFunction
     from .responses import Refused
-    from .rules import Limits, LimitsFunction, Rule
-    from .websockets import MessageLimits
 
 
 class FileOptions(TypedDict, total=False):
-    """The options of `RateLimitMiddleware`, and `store`, which overrides the file's address, for type checkers.
+    """The options beside a file, for type checkers."""
 
-    With ``**options: Any`` instead, which could include a second ``app``, type checkers reject ``add_middleware``.
-    """
-
-    limits: Limits | LimitsFunction | None
-    rules: Sequence[Rule] | None
-    default_limits: Limits | LimitsFunction | None
-    key: Key | KeyFunction | None
     limiter: Limiter | None
-    client: ClientAddress | None
-    blocklist: Networks | None
-    allowlist: Networks | None
-    bans: BanPolicy | Iterable[BanPolicy] | None
+    observers: Iterable[AnyObserver]
     on_refused: Refused | None
-    headers: HeaderStyles | None
-    messages: MessageLimits | None
-    enabled: bool
-    name: str | None
     store: str
 
 
@@ -66,9 +43,10 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
     Args:
         app: The application to guard.
         path: The file.
+        limiter: The limiter that counts; None for the one that the file describes.
         observers: Receive the events of the limiter that the file describes.
+        on_refused: As for `RateLimitMiddleware`.
         store: The address of a store that replaces the file's.
-        options: Options of `RateLimitMiddleware`, which override those of the file.
 
     Attributes:
         app: The active middleware, a `RateLimitMiddleware`.
@@ -80,14 +58,16 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
     reloaded = "{path}: active rules: {count}"
     rejected = "the active rules are kept: {error}"
 
+    @names_checked
     def __init__(
         self,
         app: ASGIApp,
         path: str | PathLike[str],
         *,
+        limiter: Limiter | None = None,
         observers: Iterable[AnyObserver] = (),
+        on_refused: Refused | None = None,
         store: str = "",
-        **options: Any,
     ) -> None:
         if not isinstance(path, (str, PathLike)):
             raise ConfigurationError(
@@ -96,21 +76,16 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         super().__init__(str(path), "")
         self.file = Path(path)
         self._below = app
-        self._code = {
-            # An iterator can be consumed only once, but each version of the file needs the value again.
-            name: tuple(value) if isinstance(value, Iterator) else value
-            for name, value in options.items()
-            if value is not None or name not in _NONE_IS_NOTHING
-        }
+        self._code = {"on_refused": on_refused} if limiter is None else {"on_refused": on_refused, "limiter": limiter}
         listed = listed_observers(observers)
-        if listed and "limiter" in self._code:
+        if listed and limiter is not None:
             raise ConfigurationError(
                 "observers: they are for the limiter that the file describes; pass them to the limiter given in code: "
                 "limiter=Limiter(store, observers=[function])"
             )
-        reader = ConfigReader(self.file, self._code, self.versions)
+        reader = ConfigReader(self.file, self._code)
         first = reader.options()
-        self.limiter: Limiter = first.get("limiter") or reader.limiter(store, listed)
+        self.limiter = reader.limiter(store, listed) if limiter is None else limiter
         self._of_limiter = reader.of_limiter
         self.app = self._made(reader, first)
         self.limiter.engine.register(self.app)
@@ -132,16 +107,16 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
     def _made(self, reader: ConfigReader, options: Mapping[str, Any]) -> RateLimitMiddleware:
         """Create the middleware that the file describes."""
         try:
-            made = _FromFile(self._below, self, {**options, "limiter": self.limiter})
+            made = _FromFile(self._below, self, {**options, **self._code, "limiter": self.limiter})
             if made.error is not None:  # kept, because an application's stack is being built
                 raise made.error
             return made
         except ConfigurationError as error:
             raise reader.located(error) from error.__cause__
 
-    def load(self, versions: Versions) -> tuple[int, Callable[[], None]]:
+    def load(self) -> tuple[int, Callable[[], None]]:
         """See `FollowedFile.load`."""
-        reader = ConfigReader(self.file, self._code, versions)
+        reader = ConfigReader(self.file, self._code)
         options = reader.options()
         for name, written in reader.of_limiter.items():
             if written != self._of_limiter[name]:

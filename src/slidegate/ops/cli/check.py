@@ -208,8 +208,7 @@ def _about_file(path: Path) -> list[Finding]:
 
 def _address_in(path: Path) -> str:
     """Return the address of the store of a valid configuration file."""
-    store = tomllib.loads(path.read_text("utf-8-sig")).get("store", {"env": STORE_VARIABLE})
-    address: str = os.environ.get(store["env"], "") if isinstance(store, dict) else store
+    address: str = tomllib.loads(path.read_text("utf-8-sig")).get("store") or os.environ.get(STORE_VARIABLE, "")
     return address or "memory://"
 
 
