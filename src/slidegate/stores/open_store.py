@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Final
-from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
+from typing import Final
+from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.store import Store
 from .memory.store import MemoryStore
-from .shared import clean_address
+from .shared import clean_address, read_options
 
-_NUMBER: Final = re.compile("[0-9]{1,18}")
 _SIZES: Final[dict[str, type]] = {"max_keys": int, "max_bans": int}
 _OPTIONS: Final[dict[str, dict[str, type]]] = {
     "memory": _SIZES,
@@ -67,7 +66,7 @@ def open_store(url: str, *, read_only: bool = False) -> Store:
 def _memory(parts: SplitResult, expected: str) -> Store:
     if parts.netloc or parts.path:
         raise ConfigurationError(f"{expected}: a memory store has no host or path")
-    return MemoryStore(**_options(parts, expected))
+    return MemoryStore(**read_options(parts.query, _OPTIONS["memory"], expected))
 
 
 def _lmdb(parts: SplitResult, expected: str, read_only: bool) -> Store:
@@ -77,7 +76,7 @@ def _lmdb(parts: SplitResult, expected: str, read_only: bool) -> Store:
         )
     if parts.netloc or not parts.path.startswith("/") or not parts.path.strip("/"):
         raise ConfigurationError(f"{expected}: write the absolute path of the directory after lmdb://")
-    options = _options(parts, expected)
+    options = read_options(parts.query, _OPTIONS["lmdb"], expected)
     try:
         from .lmdb import LmdbStore
     except ImportError as error:
@@ -91,28 +90,6 @@ def _redis(url: str, read_only: bool) -> Store:
     except ImportError as error:
         raise ConfigurationError(f"store address: {error}") from error
     place, _, query = url.partition("?")
-    options, rest = _read("redis", query, "store address")
+    rest: list[tuple[str, str]] = []
+    options = read_options(query, _OPTIONS["redis"], "store address", rest)
     return RedisStore(f"{place}?{urlencode(rest)}" if rest else place, read_only=read_only, **options)
-
-
-def _options(parts: SplitResult, expected: str) -> dict[str, Any]:
-    options, unknown = _read(parts.scheme, parts.query, expected)
-    for name, _ in unknown:
-        raise ConfigurationError(f"{expected}: unknown option {quoted(name)}{closest(name, _OPTIONS[parts.scheme])}")
-    return options
-
-
-def _read(kind: str, query: str, where: str) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """Return the options in a query that a kind of store has, and the rest of the query."""
-    options, rest = dict[str, Any](), list[tuple[str, str]]()
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        read = _OPTIONS[kind].get(name)
-        if read is None:
-            rest.append((name, value))
-        elif read is int and not _NUMBER.fullmatch(value):
-            raise ConfigurationError(f"{where}: {name} needs a whole number, not {quoted(value)}")
-        elif read is bool and value not in ("true", "false"):
-            raise ConfigurationError(f"{where}: {name} needs true or false, not {quoted(value)}")
-        else:
-            options[name] = value == "true" if read is bool else read(value)
-    return options, rest

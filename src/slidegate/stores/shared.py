@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import parse_qsl
 
-from ..core.errors import ConfigurationError, quoted
+from ..core.errors import ConfigurationError, closest, quoted
 from ..core.store import Clock, Event
 from .forks import ProcessLock
 
@@ -14,6 +16,7 @@ DEFAULT_MAX_KEYS: Final = 100_000
 DEFAULT_MAX_BANS: Final = 100_000
 _UNWRITABLE: Final = re.compile(r"[^\S ]|[\x00-\x1f\x7f]")
 """Line breaks, tabs and control characters, some of which `urlsplit` drops silently."""
+_NUMBER: Final = re.compile("[0-9]{1,18}")
 SHARED_CELLS: Final = 4_096
 SHARED_PAUSE_US: Final = 1_000_000
 """The least time between two events about shared cells; windows may be short, and permits have none."""
@@ -39,6 +42,38 @@ def clean_address(url: str) -> str:
             f"store address: it has {found[0]!r} after {found.start()} characters; write it in one line"
         )
     return url
+
+
+def read_options(
+    query: str, known: Mapping[str, type], where: str, others: list[tuple[str, str]] | None = None
+) -> dict[str, Any]:
+    """Return the options in the query of an address.
+
+    Args:
+        query: The query.
+        known: The types of the options by name: `int`, `bool` or `str`.
+        where: What error messages begin with.
+        others: Receives other options; by default they are errors.
+
+    Raises:
+        ConfigurationError: An option is unknown, or has no value of its type.
+    """
+    options: dict[str, Any] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        kind = known.get(name)
+        if kind is None and others is not None:
+            others.append((name, value))
+        elif kind is None:
+            raise ConfigurationError(f"{where}: unknown option {quoted(name)}{closest(name, known)}")
+        elif kind is int and not _NUMBER.fullmatch(value):
+            raise ConfigurationError(f"{where}: {name} needs a whole number, not {quoted(value)}")
+        elif kind is bool and value.lower() not in ("true", "false"):
+            raise ConfigurationError(f"{where}: {name} needs true or false, not {quoted(value)}")
+        elif not value:
+            raise ConfigurationError(f"{where}: {name} needs a value")
+        else:
+            options[name] = value.lower() == "true" if kind is bool else kind(value)
+    return options
 
 
 def check_clock(name: str, given: Clock | None) -> None:

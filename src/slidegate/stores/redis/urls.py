@@ -16,17 +16,17 @@ Error messages never include the part between ``//`` and the path: it holds the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.sentinel import Sentinel
 
 from ...core.errors import ConfigurationError, closest, quoted
-from ..shared import clean_address
+from ..shared import clean_address, read_options
 
 Client: TypeAlias = "Redis | RedisCluster"
 Wrong: TypeAlias = Callable[[str], ConfigurationError]
@@ -37,12 +37,14 @@ ESCAPES: Final = "in a user or password, write : as %3A, @ as %40, / as %2F, ? a
 SCHEMES: Final = (
     "redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"
 )  # fmt: skip
-_SHAPE: Final = re.compile(r"([^/?#]*)([^?#]*)(?:\?([^#]*))?")
+_SHAPE: Final = re.compile(r"(?:([^/?#@:]*):([^/?#@]*)@)?([^/?#@]*)([^?#]*)(?:\?([^#]*))?")
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]@]+))(?::([0-9]{1,5}))?")
 _DATABASE: Final = re.compile(r"[0-9]{1,5}")
-_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _VERIFY: Final = ("none", "optional", "required")
-_TLS_OPTIONS: Final = (*_FILES, "ssl_check_hostname", "ssl_cert_reqs")
+_TLS_OPTIONS: Final[dict[str, type]] = {
+    **dict.fromkeys(("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs"), str),
+    "ssl_check_hostname": bool,
+}
 
 
 def open_client(url: str) -> Client:
@@ -51,32 +53,55 @@ def open_client(url: str) -> Client:
     Raises:
         ConfigurationError: The address is invalid.
     """
-    scheme, authority, path, query = _split(url)
+    scheme, (user, password, place, path, query) = _split(url)
     wrong = partial(_wrong, scheme)
+    options: dict[str, Any] = {}
+    if user or password:
+        options = {"username": unquote(user) or None, "password": unquote(password)}
     tls, kind = scheme.startswith("rediss"), scheme.partition("+")[2] or scheme.replace("rediss", "redis")
-    found = _options(query, (*(_TLS_OPTIONS if tls else ()), *(("db",) if kind == "unix" else ())), wrong)
-    user, at, place = authority.rpartition("@")
-    options = _credentials(user, wrong) if at else {}
+    known = _TLS_OPTIONS if tls else {"db": int} if kind == "unix" else {}
+    found = read_options(query, known, f"store address: {scheme}://…")
     if kind == "unix":
         if place or len(path) < 2:
             raise wrong("expected the path of a Unix socket, for example unix:///run/redis.sock")
-        return Redis(unix_socket_path=unquote(path), db=_database(found.get("db", ""), wrong), **options)
+        return Redis(unix_socket_path=unquote(path), **found, **options)
     if tls:
-        # Without a certificate to verify there is no name to compare.
-        options |= {"ssl": True, "ssl_check_hostname": found.get("ssl_cert_reqs") != "none", **found}
+        options |= _tls(found, wrong)
     service, _, number = path[1:].partition("/") if kind == "sentinel" else ("", "", path[1:])
     hosts = _hosts(place, 26_379 if kind == "sentinel" else 6_379, wrong)
     database = _database(number, wrong)
     if kind == "sentinel":
         return _master(hosts, service, database, options, wrong)
+    if kind == "cluster" and database:
+        raise wrong(f"a cluster has only database 0, not {database}")
     if kind == "cluster":
-        if database:
-            raise wrong(f"a cluster has only database 0, not {database}")
         return RedisCluster(startup_nodes=[ClusterNode(host, port) for host, port in hosts], **options)
     if len(hosts) != 1:
         raise wrong(f"expected one host, not {len(hosts)}; for several, use {scheme}+cluster or {scheme}+sentinel")
     ((host, port),) = hosts
     return Redis(host=host, port=port, db=database, **options)
+
+
+def _split(url: str) -> tuple[str, Sequence[str]]:
+    """Return the scheme, and the user, the password, the hosts, the path and the options."""
+    name, _, rest = clean_address(url).partition("://") if isinstance(url, str) else ("", "", "")
+    scheme, shape = name.lower(), _SHAPE.fullmatch(rest)
+    if scheme not in SCHEMES:
+        raise ConfigurationError(
+            f"store address: expected one like {EXAMPLE!r}, with a scheme of {', '.join(SCHEMES)}"
+            f"{closest(scheme, SCHEMES)}"
+        )
+    if shape is None:
+        raise _wrong(scheme, f"expected user:password@ or :password@ before the host; {ESCAPES}")
+    return scheme, shape.groups("")
+
+
+def _tls(found: dict[str, Any], wrong: Wrong) -> dict[str, Any]:
+    """Return the options of TLS; without a certificate to verify there is no name to compare."""
+    verify = found.get("ssl_cert_reqs", "required").lower().removeprefix("cert_")  # as Python's `ssl` writes it
+    if verify not in _VERIFY:
+        raise wrong(f"ssl_cert_reqs needs none, optional or required, not {quoted(verify)}")
+    return {"ssl": True, "ssl_check_hostname": verify != "none", **found, "ssl_cert_reqs": verify}
 
 
 def _master(hosts: Hosts, service: str, database: int, options: dict[str, Any], wrong: Wrong) -> Redis:
@@ -94,28 +119,6 @@ def _wrong(scheme: str, what: str) -> ConfigurationError:
     return ConfigurationError(f"store address: {scheme}://…: {what}")
 
 
-def _split(url: str) -> tuple[str, str, str, str]:
-    """Return the scheme, the part between ``//`` and the path, the path, and the options."""
-    name, _, rest = clean_address(url).partition("://") if isinstance(url, str) else ("", "", "")
-    scheme = name.lower()
-    if scheme not in SCHEMES:
-        raise ConfigurationError(
-            f"store address: expected one like {EXAMPLE!r}, with a scheme of {', '.join(SCHEMES)}"
-            f"{closest(scheme, SCHEMES)}"
-        )
-    shape = _SHAPE.fullmatch(rest)
-    if shape is None:
-        raise _wrong(scheme, ESCAPES)
-    return scheme, shape[1], shape[2], shape[3] or ""
-
-
-def _credentials(user: str, wrong: Wrong) -> dict[str, Any]:
-    name, colon, password = user.partition(":")
-    if "@" in user or not colon:
-        raise wrong(f"expected user:password@ or :password@ before the host; {ESCAPES}")
-    return {"username": unquote(name) or None, "password": unquote(password)}
-
-
 def _hosts(place: str, port: int, wrong: Wrong) -> Hosts:
     hosts = []
     for part in place.split(","):
@@ -124,26 +127,6 @@ def _hosts(place: str, port: int, wrong: Wrong) -> Hosts:
             raise wrong(f"expected host:port, with a port from 1 to 65535; {ESCAPES}")
         hosts.append((found[1] or found[2], int(found[3] or port)))
     return tuple(hosts)
-
-
-def _options(query: str, known: tuple[str, ...], wrong: Wrong) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        if name not in known:
-            raise wrong(f"unknown option {quoted(name)}{closest(name, known)}")
-        if name == "ssl_check_hostname":
-            if value.lower() not in ("true", "false"):
-                raise wrong(f"{name} needs true or false, not {quoted(value)}")
-            found[name] = value.lower() == "true"
-        elif name == "ssl_cert_reqs":
-            found[name] = value.lower().removeprefix("cert_")  # as Python's `ssl` module and guides write it
-            if found[name] not in _VERIFY:
-                raise wrong(f"{name} needs none, optional or required, not {quoted(value)}")
-        elif value:
-            found[name] = value
-        else:
-            raise wrong(f"{name} needs a value")
-    return found
 
 
 def _database(number: str, wrong: Wrong) -> int:
