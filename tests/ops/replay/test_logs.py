@@ -30,6 +30,7 @@ COMBINED = f'{COMMON} "https://example.org/" "Mozilla/5.0 (X11; \\"odd\\")"'
 RECORD = AccessRecord(NOON_US, "192.0.2.7", "GET", "/a?b=1", 200)
 
 
+Read = Callable[[bytes], tuple[AccessLogs, list[str]]]
 PARSERS = {"text": parse_line} | {name: line_parser(preset=name) for name in PRESETS}
 
 
@@ -210,13 +211,9 @@ def test_no_text_raises(text: str) -> None:
     assert isinstance(parse_line(text), (AccessRecord, str))
 
 
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 JSON_VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.sampled_from(["192.0.2.7", "GET", "/", "200"]),
+    PLAIN | st.sampled_from(["192.0.2.7", "GET", "/", "200"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*CADDY, *CADDY_REQUEST]), inner),
     max_leaves=8,
 )
@@ -236,25 +233,16 @@ def test_no_json_value_in_any_field_raises(line: dict[str, Any], preset: Preset,
 # -- other formats -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("regex", "line", "record"),
-    [
-        (
-            r"(?P<time>\S+) (?P<client>\S+) (?P<method>\S+) (?P<path>\S+) (?P<status>\d+)",
-            "1715515200.250 192.0.2.7:512 GET /a?b=1 200 odd",
-            LATER,
-        ),
-        (
-            r'(?P<client>.+?) \[(?P<time>.+?)\] "(?P<request>.*?)" "(?P<header_x_api_key>.*?)"',
-            f'203.0.113.9, 192.0.2.7 [{TIME}] "GET /a?b=1 HTTP/1.1" "k1"',
-            RECORD._replace(status=0, headers=(("x-api-key", "k1"),)),
-        ),
-    ],
-)
-def test_named_groups_read_any_line(regex: str, line: str, record: AccessRecord) -> None:
-    parse = line_parser(regex=regex)
-    assert parse(line) == record
-    assert parse("another line") == "it contains no request of an access log"
+FIELDS = r"(?P<time>\S+) (?P<client>\S+) (?P<method>\S+) (?P<path>\S+) (?P<status>\d+)"
+HEADER = r'(?P<client>.+?) \[(?P<time>.+?)\] "(?P<request>.*?)" "(?P<header_x_api_key>.*?)"'
+
+
+def test_named_groups_read_any_line() -> None:
+    by_fields, with_header = line_parser(regex=FIELDS), line_parser(regex=HEADER)
+    assert by_fields("1715515200.250 192.0.2.7:512 GET /a?b=1 200 odd") == LATER
+    found = with_header(f'203.0.113.9, 192.0.2.7 [{TIME}] "GET /a?b=1 HTTP/1.1" "k1"')
+    assert found == RECORD._replace(status=0, headers=(("x-api-key", "k1"),))
+    assert by_fields("another line") == with_header("another line") == "it contains no request of an access log"
 
 
 def test_a_preset_reads_the_lines_of_one_server_alone() -> None:
@@ -275,8 +263,16 @@ def line(second: int, path: str = "/", client: str = "192.0.2.7") -> str:
     return f'{client} - - [03/Mar/2026:{time} +0000] "GET {path} HTTP/1.1" 200 1 "-" "curl/8"\n'
 
 
-def paths(logs: AccessLogs) -> list[str]:
-    return [found.path for found in logs]
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """Writes a file, and returns what reads it, and the paths that this has found."""
+
+    def found(content: bytes) -> tuple[AccessLogs, list[str]]:
+        (tmp_path / "some.log").write_bytes(content)
+        logs = AccessLogs([str(tmp_path / "some.log")])
+        return logs, [record.path for record in logs]
+
+    return found
 
 
 def moved(seconds: list[int]) -> int:
@@ -304,26 +300,9 @@ def test_records_within_the_buffer_are_sorted_and_none_is_lost(
         assert found == sorted(seconds)
 
 
-SOME_LINES = st.lists(
-    st.one_of(
-        st.binary(max_size=60),
-        st.sampled_from(
-            [
-                line(0).encode(),
-                b"\xef\xbb\xbf" + line(1).encode(),
-                b'{"a":',
-                b"\0" * 9,
-                b"\r",
-                b"a" * 70_000,
-                b"\n",
-                b" ",
-                b"\xff\xfe",
-                line(2).encode()[:40],
-            ]
-        ),
-    ),
-    max_size=12,
-)
+ODD_LINES = [line(0).encode(), b"\xef\xbb\xbf" + line(1).encode(), line(2).encode()[:40], b'{"a":', b"a" * 70_000]
+ODD_LINES += [b"\0" * 9, b"\r", b"\n", b" ", b"\xff\xfe"]
+SOME_LINES = st.lists(st.binary(max_size=60) | st.sampled_from(ODD_LINES), max_size=12)
 
 
 @given(lines=SOME_LINES, joint=st.sampled_from([b"\n", b"\r\n", b""]))
@@ -341,22 +320,18 @@ def test_every_line_is_counted_once(lines: list[bytes], joint: bytes, tmp_path_f
     assert logs.example.isprintable()
 
 
-def test_the_first_unreadable_line_is_shown_escaped(tmp_path: Path) -> None:
-    (tmp_path / "odd.log").write_bytes(b"\n\x1b]0;owned\x07\xe2\x80\xae" + b"x" * 10_000 + b"\nodd\n")
-    logs = AccessLogs([str(tmp_path / "odd.log")])
-    assert list(logs) == []
-    assert logs.example.startswith(f"line 2 of '{tmp_path}/odd.log': it contains no request")
+def test_the_first_unreadable_line_is_shown_escaped(read: Read, tmp_path: Path) -> None:
+    logs, found = read(b"\n\x1b]0;owned\x07\xe2\x80\xae" + b"x" * 10_000 + b"\nodd\n")
+    assert logs.example.startswith(f"line 2 of '{tmp_path}/some.log': it contains no request")
     assert ": \\x1b]0;owned\\x07\\u202exxx" in logs.example
     assert len(logs.example) < 500
-    assert (logs.lines, logs.unreadable.total()) == (2, 2)
+    assert (found, logs.lines, logs.unreadable.total()) == ([], 2, 2)
 
 
-def test_the_rest_of_a_line_that_is_too_long_is_no_line(tmp_path: Path) -> None:
+def test_the_rest_of_a_line_that_is_too_long_is_no_line(read: Read) -> None:
     text = f"{COMMON} ".encode().ljust(65_536, b"a") + line(0, "/forged").encode()
-    (tmp_path / "long.log").write_bytes(text + line(0, "/next").encode())
-    logs = AccessLogs([str(tmp_path / "long.log")])
-    assert paths(logs) == ["/a?b=1", "/next"]
-    assert logs.lines == 2
+    logs, found = read(text + line(0, "/next").encode())
+    assert (found, logs.lines) == (["/a?b=1", "/next"], 2)
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -375,28 +350,23 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_gzip_is_read_up_to_the_damage(tmp_path: Path, damage: str) -> None:
+def test_damaged_gzip_is_read_up_to_the_damage(damage: str, read: Read) -> None:
     text = "".join(line(second, f"/{second**3}") for second in range(10_000)).encode()
     data = b"".join(gzip.compress(text[start : start + 100_000]) for start in range(0, len(text), 100_000))
-    (tmp_path / "some.log").write_bytes(DAMAGES[damage](data))
-    logs = AccessLogs([str(tmp_path / "some.log")])
-    assert len(paths(logs)) == logs.lines - logs.unreadable.total() > 1_000
+    logs, found = read(DAMAGES[damage](data))
+    assert len(found) == logs.lines - logs.unreadable.total() > 1_000
     assert logs.unreadable
     if damage != "flipped":  # else there are other odd lines before it
         assert "the compressed data is damaged" in logs.example
 
 
-def test_a_gzip_bomb_of_one_line_takes_little_memory(tmp_path: Path) -> None:
-    with open(tmp_path / "bomb.log", "wb") as file:
-        for _ in range(16):  # a gzip file may have several members
-            file.write(gzip.compress(b"a" * 4_194_304))
-        file.write(gzip.compress(f"\n{line(0)}".encode()))
-    logs = AccessLogs([str(tmp_path / "bomb.log")])
+def test_a_gzip_bomb_of_one_line_takes_little_memory(read: Read) -> None:
+    member = gzip.compress(b"a" * 4_194_304)  # a gzip file may have several
     tracemalloc.start()
     try:
-        assert paths(logs) == ["/"]
+        logs, found = read(member * 16 + gzip.compress(f"\n{line(0)}".encode()))
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert logs.unreadable.total() == 1
+    assert (found, logs.unreadable.total()) == (["/"], 1)
     assert peak_bytes < 20_000_000
