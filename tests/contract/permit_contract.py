@@ -45,6 +45,15 @@ class PermitsContract:
         assert (await store.hit((asked[0], "bob", 1))).remaining == 1, "each key has permits of its own"
 
     @with_store(ability="permits_held")
+    async def test_a_question_may_need_several_permits_or_only_that_one_is_free(self, store: StoreHarness) -> None:
+        decisions = [await store.hit((permits(2), "ann", cost)) for cost in (0, 3, 2, 0)]
+        reasons = [decision.reason for decision in decisions]
+        assert reasons == [Reason.OK, Reason.TOO_LARGE, Reason.OK, Reason.LIMITED]
+        assert (decisions[0].remaining, store.raw.permits_held()) == (2, 2)
+        assert await store.refund(decisions[2]) is True
+        assert (await store.hit((permits(2), "ann", 0))).remaining == 2
+
+    @with_store(ability="permits_held")
     async def test_permits_and_windows_are_charged_together_or_not_at_all(self, store: StoreHarness) -> None:
         window, held = (bucket("3/minute", "both"), "ann", 1), (permits(1, "both"), "ann", 1)
         first = await store.hit(window, held)
