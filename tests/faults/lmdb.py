@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.open_store import open_store
 
-from ..stores.lmdb.scenes import actor, end, outcome, overwrite_heads
+from ..stores.lmdb.processes import actor, counts_file, end, outcome, overwrite_heads
 from .playing import BOUND, COUNTED, STOPPED_S, Scene, SceneMaker, limiter_of
 
 OTHERS: Final = 20
@@ -84,7 +84,7 @@ async def forks(scene: Scene) -> None:
 
 
 async def a_damaged_head(scene: Scene) -> None:
-    overwrite_heads(path_of(scene))
+    overwrite_heads(counts_file(path_of(scene)))
 
 
 SCENES: Final[dict[str, SceneMaker]] = {

@@ -23,7 +23,7 @@ from ..contract.programs import YEAR_2100_US, Choices
 from ..redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..virtual_time import turns
 from .conftest import Opened
-from .lmdb.test_store import gate_held
+from .lmdb.processes import gate_held
 from .redis.stores import PLENTY_S, until_answered, workers_at
 
 THREE = Bucket("export", [Concurrency(3)])

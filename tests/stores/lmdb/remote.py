@@ -1,30 +1,28 @@
 """A store of which every other call is answered by another process, on the same environment."""
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from multiprocessing.connection import Client, Connection, Listener
-from pathlib import Path
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any
 
-from slidegate.core import BanStore, Bucket, Decision, Reservation, Store
+from slidegate.core import BanStore, Decision, Store
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
-SMALL: dict[str, Any] = {"max_map_size": 1 << 24}
-ROOT = Path(__file__).resolve().parents[3]
+from .processes import SMALL
+
+FORK = get_context("fork")
 
 
 class Remote:
     """A process that opens environments and calls their stores."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        with Listener(str(place / "socket"), "AF_UNIX") as listener:
-            command = [sys.executable, "-m", __name__, str(place / "socket")]
-            self._process = subprocess.Popen(command, cwd=ROOT)
-            self._pipe: Connection[Any, Any] = listener.accept()
+        self._pipe, theirs = FORK.Pipe()
+        self._process = FORK.Process(target=serve, args=(theirs,), daemon=True)
+        self._process.start()
 
     def call(self, *request: Any) -> Any:
         with self._lock:
@@ -35,8 +33,8 @@ class Remote:
         return answer
 
     def close(self) -> None:
-        self._pipe.close()
-        self._process.wait(timeout=10)
+        self._pipe.send(None)
+        self._process.join(10)
 
 
 def decides(name: str) -> Callable[..., Any]:
@@ -94,8 +92,7 @@ class TwoProcesses(Store):
     def turn(self, place: str, name: str, *given: Any) -> Any:
         self._calls += 1
         if self._calls % 2:
-            target = self.store if place == "store" else self.store.bans
-            return getattr(target, name)(*given)
+            return getattr(self.store if place == "store" else self.store.bans, name)(*given)
         return self._remote.call(place, self.path, self._clock.now_us, name, *given)
 
     def close(self) -> None:
@@ -103,50 +100,23 @@ class TwoProcesses(Store):
         self._remote.call("close", self.path)
 
 
-def serve(address: str) -> None:
-    """Answer calls until the other side hangs up."""
+def serve(pipe: "Connection[Any, Any]") -> None:
+    """Answer calls until there are no more."""
     stores: dict[str, tuple[LmdbStore, FakeClock]] = {}
-    buckets: dict[tuple[Any, ...], Bucket] = {}
-
-    with Client(address, "AF_UNIX") as pipe:
-        while True:
+    while request := pipe.recv():
+        place, path, *call = request
+        answer: Any = None
+        if place == "open":
+            clock = FakeClock()
+            stores[path] = LmdbStore(path, clock=clock, **SMALL), clock
+        elif place == "close":
+            stores.pop(path)[0].close()
+        else:
+            (store, clock), (now_us, name, *given) = stores[path], call
+            clock.set(now_us)
             try:
-                place, path, *call = pipe.recv()
-            except EOFError:
-                return
-            answer: Any = None
-            if place == "open":
-                clock = FakeClock()
-                stores[path] = LmdbStore(path, clock=clock, **SMALL), clock
-            elif place == "close":
-                if path in stores:
-                    stores.pop(path)[0].close()
-            else:
-                (store, clock), (now_us, name, *given) = stores[path], call
-                clock.set(now_us)
-                try:
-                    answer = getattr(store if place == "store" else store.bans, name)(
-                        *(_known(buckets, one) for one in given)
-                    )
-                except Exception as error:
-                    answer = error
-            # A pickled decision has nothing to hand back.
-            pipe.send((answer, list(answer.reservations)) if isinstance(answer, Decision) else answer)
-
-
-def _known(buckets: dict[tuple[Any, ...], Bucket], given: Any) -> Any:
-    """Return checks, or what they charged, with the buckets that were seen before, as an application has them."""
-    for reservation in given if isinstance(given, list) else ():
-        if isinstance(reservation, Reservation):
-            (reservation.check,) = _known(buckets, (reservation.check,))
-    if isinstance(given, tuple) and given and isinstance(given[0], tuple) and isinstance(given[0][0], Bucket):
-        return tuple((buckets.setdefault(_likeness(bucket), bucket), key, cost) for bucket, key, cost in given)
-    return given
-
-
-def _likeness(bucket: Bucket) -> tuple[Any, ...]:
-    return bucket.name, bucket.limits, bucket.count_denied
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1])
+                answer = getattr(store if place == "store" else store.bans, name)(*given)
+            except Exception as error:
+                answer = error
+        # A pickled decision has nothing to hand back.
+        pipe.send((answer, list(answer.reservations)) if isinstance(answer, Decision) else answer)

@@ -19,7 +19,7 @@ from slidegate.testing import FakeClock
 
 from ...hurry import PATIENCE_S, at_once, hurried
 from ...virtual_time import VirtualTime, turns
-from .test_store import gate_held
+from .processes import gate_held
 
 
 def export(bans: int) -> list[str]:

@@ -14,8 +14,7 @@ from slidegate.stores.lmdb import LmdbStore, environment, layout, opening
 from slidegate.stores.lmdb.layout import LAYOUT, boot_id, boot_us
 from slidegate.testing import FakeClock, RecordingObserver
 
-from .remote import SMALL
-from .test_store import child
+from .processes import SMALL, child
 
 HOUR_US = 3_600_000_000
 ASKED = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)

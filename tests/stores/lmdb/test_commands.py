@@ -16,8 +16,7 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
 from ...virtual_time import VirtualTime
-from .remote import SMALL
-from .test_store import gate_held
+from .processes import SMALL, gate_held
 
 NOW_US = 10**15
 EXPORT = to_rows(Ban(f"user:{at}", "", "ann", 0, NOW_US, None) for at in range(150))  # more than are written at once

@@ -10,7 +10,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -30,12 +29,21 @@ from slidegate.testing import RecordingObserver
 
 from ...contract.player import settle
 from ...hurry import at_once, hurried
-from .scenes import actor, fork, outcome
-from .test_store import child, in_another_process, python
+from .processes import (
+    SMALL,
+    actor,
+    child,
+    fork,
+    in_another_process,
+    outcome,
+    overwrite,
+    overwrite_heads,
+    python,
+)
+from .test_processes import mounted
 
 HOUR_US = 3_600_000_000
 ASKED = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
-SMALL: dict[str, Any] = {"max_map_size": 1 << 24}
 
 
 @pytest.fixture
@@ -68,17 +76,6 @@ def _close_all() -> Iterator[None]:
     yield
     while made:
         made.pop().close()
-
-
-def overwrite(data: Path, *pieces: tuple[int, bytes]) -> None:
-    with data.open("r+b") as file:
-        for at, piece in pieces:
-            file.seek(at)
-            file.write(piece)
-
-
-def heads_damaged(data: Path) -> None:
-    overwrite(data, *((page * 4_096 + 16, b"\xff" * 144) for page in range(2)))
 
 
 def heads_replaced(data: Path) -> None:
@@ -170,20 +167,19 @@ def test_files_of_somebody_else_are_an_error_that_names_them(
 
 @pytest.mark.parametrize("there", [True, False])
 def test_a_file_system_that_is_read_only_is_an_error_that_says_so(tmp_path: Path, there: bool) -> None:
-    code = f"""
-from slidegate.stores.lmdb import LmdbStore
-LmdbStore({str(tmp_path / "lmdb")!r}, max_map_size=1 << 24)
-"""
+    code = """
+        try:
+            LmdbStore(path, max_map_size=1 << 24)
+        except ConfigurationError as error:
+            print(error)
+    """
     if there:
         LmdbStore(tmp_path / "lmdb", **SMALL).close()
     place = shlex.quote(str(tmp_path))
-    mount = f"mount --bind {place} {place} && mount -o remount,bind,ro {place}"
-    apart = ["unshare", "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",)), "sh", "-c"]
-    if not shutil.which("unshare") or subprocess.run([*apart, mount], capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here")
-    run = shlex.join([sys.executable, "-c", code])
-    ended = subprocess.run([*apart, f"{mount} && {run}"], capture_output=True, text=True, timeout=60)
-    assert "Read-only file system; mount its file system for writing, or choose another path" in ended.stderr
+    said = python(
+        code, tmp_path / "lmdb", before=mounted(f"mount --bind {place} {place} && mount -o remount,bind,ro {place}")
+    )
+    assert "Read-only file system; mount its file system for writing, or choose another path" in said
 
 
 def bound_socket(path: Path) -> None:
@@ -451,7 +447,7 @@ def random_bytes(data: Path) -> None:
     overwrite(data, (2 * 4_096, random.Random(3).randbytes(40 * 4_096)))
 
 
-@pytest.mark.parametrize("damage", [zeroed, heads_damaged, heads_replaced, random_bytes])
+@pytest.mark.parametrize("damage", [zeroed, overwrite_heads, heads_replaced, random_bytes])
 @pytest.mark.parametrize("ask", ["hit", "peek", "bans"])
 def test_a_file_that_is_damaged_in_use_is_begun_anew_with_its_bans(
     place: Path, damage: Callable[[Path], None], ask: str

@@ -17,7 +17,7 @@ from slidegate.stores.lmdb import LmdbStore, journal, opening, quota_lines
 from slidegate.stores.lmdb.journal import JOURNAL
 from slidegate.testing import FakeClock
 
-from .scenes import keys_in
+from .processes import keys_in
 from .test_boot import ASKED, HOUR_US, Machine
 
 POLICY = BanPolicy("1/minute", "1h", factor=2, forgive="400d")

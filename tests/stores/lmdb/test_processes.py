@@ -1,59 +1,172 @@
 """The LMDB store with several processes: exact together, whoever is killed or stopped, and when."""
 
-import json
 import os
+import random
 import shlex
 import shutil
+import signal
 import subprocess
-import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slidegate.stores.lmdb import LmdbStore
+from slidegate import Limiter, StoreError
+from slidegate.core import Bucket, ConfigurationError, Reason, parse_limits
+from slidegate.stores.lmdb import LmdbStore, environment, journal, opening
+from slidegate.testing import RecordingObserver
 
-ROOT = Path(__file__).resolve().parents[3]
+from .processes import actor, counts_file, end, keys_in, outcome, overwrite_heads, python
+
+HOUR_US = 3_600_000_000
 
 
-def play(scene: str, path: Path, *given: object, before: tuple[str, ...] = ()) -> Any:
-    """Play a scene of `scenes`, and return what it saw; a failed test shows what its processes said."""
-    command = [*before, sys.executable, "-m", "tests.stores.lmdb.scenes", scene, str(path), *map(str, given)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    sys.stderr.write(ended.stderr[-4_000:])
-    assert ended.returncode == 0
-    return json.loads(ended.stdout)
+def hits(amount: int, key: str = "user:ann") -> Any:
+    return ((Bucket("rule", parse_limits(f"{amount}/hour")), key, 1),)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "lmdb"
 
 
 @pytest.mark.parametrize(("kills", "amount"), [(25, 5_000), pytest.param(400, 100_000, marks=pytest.mark.deep)])
-def test_killed_processes_never_let_more_in(tmp_path: Path, kills: int, amount: int) -> None:
-    seen = play("killing", tmp_path / "lmdb", 4, kills, amount)
-    assert seen["admitted"] <= seen["counted"] <= amount
+def test_killed_processes_never_let_more_in(path: Path, kills: int, amount: int) -> None:
+    """Who was let in is counted outside."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    chance, admitted = random.Random(kills), 0
+
+    def act(_: int) -> None:
+        store, asked = LmdbStore(path), hits(amount)
+        while True:
+            if store.hit(asked):  # type: ignore[arg-type]
+                os.write(writing, b"x")
+
+    actors = [actor(act) for _ in range(4)]
+    for _ in range(kills):
+        time.sleep(chance.uniform(0.001, 0.03))
+        victim = chance.randrange(len(actors))
+        pid, pipe = actors[victim]
+        end(pid)
+        os.close(pipe)
+        actors[victim] = actor(act)
+        with suppress(BlockingIOError):
+            admitted += len(os.read(reading, 1 << 20))
+    for pid, _ in actors:
+        end(pid)
+    os.close(writing)
+    while more := os.read(reading, 1 << 20):
+        admitted += len(more)
+    counted = amount - LmdbStore(path).peek(hits(amount)).remaining
+    assert admitted <= counted <= amount
     # Who was killed between its transaction and its word was counted, and let nobody in.
-    assert seen["counted"] - seen["admitted"] <= kills + 4
+    assert counted - admitted <= kills + len(actors)
 
 
 @pytest.mark.all
 @pytest.mark.parametrize("kills", [15, pytest.param(500, marks=pytest.mark.deep)])
-def test_no_ban_that_was_acknowledged_is_lost_by_a_kill(tmp_path: Path, kills: int) -> None:
-    seen = play("banning", tmp_path / "lmdb", kills)
-    assert seen["lost"] == 0
-    assert seen["spoken"] > 0
+def test_no_ban_that_was_acknowledged_is_lost_by_a_kill(path: Path, kills: int) -> None:
+    """A process bans, says so, and is killed at some moment; afterwards every ban that it spoke of must be there."""
+    chance, spoken = random.Random(kills), 0
+    options: dict[str, Any] = {"max_bans": 10**6}
+    LmdbStore(path, **options).close()
+    for turn in range(kills):
+
+        def act(writing: int, turn: int = turn) -> None:
+            store = LmdbStore(path, **options)
+            for number in range(10**6):
+                store.bans.ban(f"user:{turn}-{number}", HOUR_US, "by request", "ann")
+                store.hit(hits(10**6, f"user:{number}"))
+                os.write(writing, b"x")
+
+        pid, reading = actor(act)
+        said = len(os.read(reading, 1)) if turn % 2 else 0  # a busy machine may not have come to its first word
+        time.sleep(chance.uniform(0.0, 0.03))
+        os.kill(pid, signal.SIGKILL)
+        said += len(outcome(pid, reading)[0])
+        store: Any = LmdbStore(path, **options)
+        banned = {ban.key for ban in store.bans.active()}
+        assert {f"user:{turn}-{number}" for number in range(said)} <= banned
+        spoken += said
+        for key in banned:
+            store.bans.unban(key, "bob")
+        store.close()
+    assert spoken > 0
 
 
 @pytest.mark.all
 @pytest.mark.parametrize("rounds", [60, pytest.param(400, marks=pytest.mark.deep)])
-@pytest.mark.parametrize("before", ["absent", "damaged"])
-def test_processes_that_start_at_once_make_one_environment(tmp_path: Path, before: str, rounds: int) -> None:
-    assert play("starts", tmp_path / "lmdb", 8, rounds, before) == [20] * rounds
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_processes_that_start_at_once_make_one_environment(path: Path, is_damaged: bool, rounds: int) -> None:
+    for turn in range(rounds):
+        place = path.with_name(f"lmdb-{turn}")
+        if is_damaged:
+            LmdbStore(place).close()
+            overwrite_heads(counts_file(place))
+        waiting, go = os.pipe()
+
+        def act(writing: int, place: Path = place, waiting: int = waiting, go: int = go) -> None:
+            os.close(go)
+            os.read(waiting, 1)
+            store: Any = LmdbStore(place)
+            os.write(writing, b"x" * sum(bool(store.hit(hits(20))) for _ in range(10)))
+
+        actors = [actor(act) for _ in range(8)]
+        os.close(waiting)
+        os.close(go)
+        admitted, codes = zip(*[outcome(*one) for one in actors], strict=True)
+        assert (len(b"".join(admitted)), {*codes}) == (20, {0})
 
 
 @pytest.mark.all
-def test_workers_that_ban_in_turn_over_many_compactions_lose_no_ban_and_bring_none_back(tmp_path: Path) -> None:
-    seen = play("turns", tmp_path / "lmdb", 4, 50)
-    assert seen["compactions"] >= 50
-    assert seen["acknowledged"] > 100
-    assert (seen["lost"], seen["back"] <= 4, seen["extra"] <= 4) == (0, True, True), seen  # one of each who was killed
+def test_workers_that_ban_in_turn_over_many_compactions_lose_no_ban_and_bring_none_back(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "MIN_BYTES", 2_000)
+    monkeypatch.setattr(environment, "HOUSEKEEP_EVERY_S", 0.0)
+    options: dict[str, Any] = {"max_bans": 10**6}
+
+    def act(number: int) -> Callable[[int], None]:
+        def ban(writing: int) -> None:
+            store, turn = LmdbStore(path, **options), 0
+            while True:
+                turn += 1
+                for lasting in (turn % 5 == 0, False):
+                    key = f"user:{number}-{turn}-{lasting:d}"
+                    store.bans.ban(key, HOUR_US, "by request", "ann")
+                    if not lasting:
+                        store.bans.unban(key, "ann")
+                    os.write(writing, b"+" if lasting else b"-")
+
+        return ban
+
+    kept = path / journal.JOURNAL
+    actors = [actor(act(number)) for number in range(4)]
+    done, inode, until_s = -1, 0, time.monotonic() + 120
+    while done < 50 and time.monotonic() < until_s:
+        with suppress(FileNotFoundError):
+            if (there := kept.stat().st_ino) != inode:
+                done, inode = done + 1, there
+        time.sleep(0.0005)
+    for pid, _ in actors:
+        os.kill(pid, signal.SIGKILL)
+    spoken = [outcome(*one)[0].count(b"+") for one in actors]
+    monkeypatch.setattr(opening, "boot_id", lambda: "another")  # the machine starts again
+    store: Any = LmdbStore(path, **options)
+    banned = {ban.key for ban in store.bans.active()}
+    store.close()
+    acknowledged = {f"user:{number}-{5 * turn}-1" for number in range(4) for turn in range(1, spoken[number] + 1)}
+    back = {key for key in banned if key.endswith("-0")}
+    assert done >= 50
+    assert len(acknowledged) > 100
+    assert acknowledged <= banned
+    assert len(back) <= 4, "one of each who was killed"
+    assert len(banned - acknowledged - back) <= 4
 
 
 UNSHARE = ("unshare", *(() if os.geteuid() == 0 else ("--map-root-user",)))
@@ -66,39 +179,121 @@ def in_a_namespace(*kind: str) -> tuple[str, ...]:
     return command
 
 
-@pytest.mark.all
-def test_on_a_full_disk_known_keys_keep_their_limits_and_nobody_is_killed(tmp_path: Path) -> None:
-    apart, place, mib = in_a_namespace("--mount"), tmp_path / "disk", 1 << 20
-    place.mkdir()
-    mount = f"mount -t tmpfs -o size={12 * mib} none {shlex.quote(str(place))}"
+def mounted(mount: str) -> tuple[str, ...]:
+    """Return how a command begins that sees something mounted."""
+    apart = in_a_namespace("--mount")
     if subprocess.run([*apart, "sh", "-c", mount], capture_output=True).returncode:
         pytest.skip("no file system can be mounted here")
-    before = (*apart, "sh", "-c", f'{mount} && exec "$@"', "sh")
-    seen = play("on_full_disk", place, 3 * mib, before=before)
-    assert seen["stuck"] == "No space left on device"
-    assert seen["passed"] == 60 * 15
-    assert {"keys_shared", "map_full"} <= {*seen["kinds"]}
-    assert seen["unanswered"] == 0
-    assert not seen["banned"], "what the journal cannot keep is not acknowledged"
-    assert seen["own"] == 1
+    return (*apart, "sh", "-c", f'{mount} && exec "$@"', "sh")
 
 
 @pytest.mark.all
-def test_processes_in_process_namespaces_of_their_own_count_together(tmp_path: Path) -> None:
+def test_on_a_full_disk_known_keys_keep_their_limits_and_nobody_is_killed(path: Path) -> None:
+    path.mkdir()
+    code = f"from {__name__} import fill_a_disk; fill_a_disk(path)"
+    python(code, path, before=mounted(f"mount -t tmpfs -o size={12 << 20} none {shlex.quote(str(path))}"))
+
+
+def fill_a_disk(path: str) -> None:
+    """Fill a small disk with the counts of new keys, and then with something else, until there is room again."""
+    heard, ballast = RecordingObserver(), Path(path, "ballast")
+    store = LmdbStore(os.path.join(path, "lmdb"), max_keys=10**6)
+    ballast.write_bytes(bytes(3 << 20))
+    limiter = Limiter(store, on_error="deny", observers=[heard], deadline="60s").sync
+    passed = 0
+    for turn in range(20):
+        passed += sum(limiter.hit(f"known:{key:>050}", "15/hour").allowed for key in range(60))
+        for number in range(1_500):
+            assert limiter.hit(f"new:{turn}-{number:>050}", "5/hour").reason is not Reason.UNAVAILABLE
+    assert passed == 60 * 15
+    with suppress(OSError), ballast.open("ab", 0) as file:
+        while True:
+            file.write(bytes(4_096))
+    with pytest.raises(StoreError):  # what the journal cannot keep is not acknowledged
+        limiter.ban("user:eve", "1h")
+    assert store._env.room.stuck == "No space left on device"
+    assert {"keys_shared", "map_full"} <= {*heard.kinds}
+    ballast.unlink()
+    until_s = time.monotonic() + 30
+    while store._env.room.fullness and time.monotonic() < until_s:
+        limiter.hit("later", "1000000/hour")
+    keys = keys_in(store)
+    limiter.hit("last", "5/hour")
+    assert keys_in(store) == keys + 1, "a new key gets a window of its own"
+
+
+@pytest.mark.all
+def test_processes_in_process_namespaces_of_their_own_count_together(path: Path) -> None:
     before = in_a_namespace("--pid", "--fork")
-    LmdbStore(tmp_path / "lmdb").close()
-    command = [
-        *before,
-        sys.executable,
-        "-m",
-        "tests.stores.lmdb.scenes",
-        "hitting",
-        str(tmp_path / "lmdb"),
-        "400",
-        "300",
-    ]
-    running = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert sum(int(one.communicate(timeout=120)[0]) for one in running) == 400
+    LmdbStore(path).close()
+    code = """
+        asked = ((Bucket("rule", parse_limits("400/hour")), "user:ann", 1),)
+        store = LmdbStore(path)
+        print(sum(bool(store.hit(asked)) for _ in range(300)))
+    """
+    with ThreadPoolExecutor(3) as pool:
+        assert sum(int(said) for said in pool.map(lambda _: python(code, path, before=before), range(3))) == 400
+
+
+class Crowd:
+    """Processes that hit old and new keys of a file that grows, and what happens to them and to it."""
+
+    AMOUNT = 300
+
+    def __init__(self, path: Path, processes: int, chance: random.Random) -> None:
+        self.path, self.chance = path, chance
+        self.admitted, self.files = 0, 1
+        self.actors = [actor(self.act) for _ in range(processes)]
+
+    def act(self, writing: int) -> None:
+        own, store, shared = random.Random(os.getpid()), None, hits(self.AMOUNT, "user:all")
+        while True:
+            with suppress(StoreError, ConfigurationError):
+                store = store or LmdbStore(self.path, max_map_size=1 << 26)
+                for _ in range(20):
+                    store.hit(hits(5, f"user:{own.getrandbits(64):x}"))
+                os.write(writing, b"+" if store.hit(shared) else b".")
+
+    def answered(self, pipe: int) -> bool:
+        """Read what a process has said; tell whether that was anything."""
+        os.set_blocking(pipe, False)
+        said = b""
+        with suppress(BlockingIOError):
+            while more := os.read(pipe, 1 << 16):
+                said += more
+        self.admitted += said.count(b"+")
+        return bool(said)
+
+    def fault(self) -> str:
+        """Let something happen."""
+        number = self.chance.randrange(len(self.actors))
+        pid, pipe = self.actors[number]
+        what = self.chance.choice(("kill", "kill", "stop", "stop", "gate", "users", "counts", "head"))
+        if what == "kill":
+            end(pid)
+            self.answered(pipe)
+            os.close(pipe)
+            self.actors[number] = actor(self.act)
+        elif what == "stop":
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(self.chance.uniform(0.0, 0.2))
+            os.kill(pid, signal.SIGCONT)
+        else:
+            self.files += 1
+            with suppress(FileNotFoundError, ValueError):
+                if what == "head":
+                    overwrite_heads(counts_file(self.path))
+                else:
+                    (counts_file(self.path) if what == "counts" else self.path / what).unlink()
+        return what
+
+    def leave(self) -> list[int]:
+        """End all; return the exit codes of those who had ended by themselves."""
+        found = [(pid, os.waitpid(pid, os.WNOHANG)) for pid, _ in self.actors]
+        for pid, (ended, _) in found:
+            if not ended:
+                end(pid)
+        return [os.waitstatus_to_exitcode(status) for _, (ended, status) in found if ended]
 
 
 @pytest.mark.all
@@ -106,11 +301,18 @@ def test_processes_in_process_namespaces_of_their_own_count_together(tmp_path: P
     ("processes", "rounds", "seed"),
     [(4, 12, 1), *(pytest.param(8, 60, seed, marks=pytest.mark.deep) for seed in range(4))],
 )
-def test_after_faults_every_process_answers_from_the_store(
-    tmp_path: Path, processes: int, rounds: int, seed: int
-) -> None:
-    seen = play("faults", tmp_path / "lmdb", processes, rounds, seed)
-    assert seen["codes"] == [], f"seed {seed}: somebody ended by itself: {seen}"  # SIGABRT is -6, SIGBUS is -7
-    assert seen["silent"] == 0, f"seed {seed}: {seen}"
+def test_after_faults_every_process_answers_from_the_store(path: Path, processes: int, rounds: int, seed: int) -> None:
+    crowd, done = Crowd(path, processes, random.Random(seed)), []
+    for _ in range(rounds):
+        time.sleep(crowd.chance.uniform(0.02, 0.2))
+        done.append(crowd.fault())
+        for _, pipe in crowd.actors:
+            crowd.answered(pipe)
+    last_s, silent = time.monotonic(), {pipe for _, pipe in crowd.actors}
+    while silent and time.monotonic() < last_s + 30:
+        silent -= {pipe for pipe in silent if crowd.answered(pipe)}
+        time.sleep(0.001)
+    assert crowd.leave() == [], f"somebody ended by itself after {done}"  # SIGABRT is -6, SIGBUS is -7
+    assert not silent, done
     # Whoever has not noticed yet that the path has another file counts in the old one, up to a second.
-    assert seen["admitted"] <= seen["amount"] * 2 * seen["files"], f"seed {seed}: {seen}"
+    assert crowd.admitted <= crowd.AMOUNT * 2 * crowd.files, done

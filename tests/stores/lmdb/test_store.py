@@ -5,10 +5,6 @@ import fcntl
 import itertools
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +30,6 @@ from slidegate.core import (
 )
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.batching import LOOK_EVERY, TIMEOUT_S
-from slidegate.stores.lmdb.gate import GATE
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract import StoreContract
@@ -42,8 +37,8 @@ from ...contract.harness import bucket
 from ...contract.player import settle
 from ...virtual_time import turns
 from ..transports import RandomContract
-from .remote import SMALL, Remote, TwoProcesses
-from .scenes import actor, counts_file, fork, keys_in, outcome
+from .processes import SMALL, counts_file, gate_held, in_another_process, keys_in
+from .remote import Remote, TwoProcesses
 
 MINUTE_US = 60_000_000
 
@@ -82,8 +77,8 @@ class TestContractOverTwoProcesses(InFiles, RandomContract):
     remote: Remote
 
     @pytest.fixture(autouse=True)
-    def _remote(self, tmp_path: Path) -> Iterator[None]:
-        self.remote = Remote(tmp_path)
+    def _remote(self) -> Iterator[None]:
+        self.remote = Remote()
         yield
         self.remote.close()
 
@@ -99,77 +94,12 @@ def store(tmp_path: Path) -> Iterator[LmdbStore]:
 
 
 @contextmanager
-def gate_held(store: LmdbStore) -> Iterator[int]:
-    """Write for ever, as seen from the store."""
-    gate = os.open(store._env.path / GATE, os.O_RDWR)
-    fcntl.flock(gate, fcntl.LOCK_EX)
-    yield gate
-    os.close(gate)
-
-
-@contextmanager
 def gate_held_for_a_moment(store: LmdbStore) -> Iterator[None]:
     with gate_held(store) as gate:
         timer = threading.Timer(0.02, lambda: fcntl.flock(gate, fcntl.LOCK_UN))
         timer.start()
         yield
         timer.join()
-
-
-@contextmanager
-def child(act: Callable[[], object], ends_by: signal.Signals = signal.SIGCONT) -> Iterator[int]:
-    """Fork a process that does something, sends itself the signal `ends_by`, and stays where it is until the end."""
-    reading, writing = os.pipe()
-    pid = fork()
-    if not pid:
-        try:
-            kept = act()  # a transaction ends when nobody holds it
-            os.write(writing, b"x")
-            os.kill(os.getpid(), ends_by)
-            signal.pause()
-            del kept
-        finally:
-            os._exit(1)
-    os.close(writing)
-    try:
-        assert os.read(reading, 1) == b"x"
-        if ends_by in (signal.SIGSTOP, signal.SIGKILL):
-            os.waitpid(pid, os.WUNTRACED)
-        yield pid
-    finally:
-        os.close(reading)
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-
-
-def in_another_process(store: LmdbStore, act: Callable[[LmdbStore], object]) -> None:
-    """Fork a process that does something with a store of its own, which has to succeed."""
-
-    def work(_: int) -> None:
-        signal.alarm(60)
-        assert act(LmdbStore(store._env.path, **SMALL))
-
-    assert outcome(*actor(work)) == (b"", 0)
-
-
-def python(code: str, *given: object) -> str:
-    """Run code in a Python of its own, after some imports, and return what it printed."""
-    command = [sys.executable, "-c", IMPORTS + textwrap.dedent(code), *map(str, given)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, f"{ended.returncode}: {ended.stderr[-2_000:]}"
-    return ended.stdout
-
-
-IMPORTS = """
-import sys
-from contextlib import suppress
-from slidegate import Limiter
-from slidegate.core import Bucket, parse_limits
-from slidegate.core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
-from slidegate.stores.lmdb import LmdbStore
-path, asked = sys.argv[1], Bucket("rule", parse_limits("5/hour"))
-"""
 
 
 async def test_what_arrives_in_one_turn_of_the_loop_is_one_transaction(

@@ -1,0 +1,139 @@
+"""Other processes on the environment of a test, and what tests look at there."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.lmdb.gate import GATE
+
+SMALL: dict[str, Any] = {"max_map_size": 1 << 24}
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def fork() -> int:
+    """Fork although there may be threads, which is what is tested."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # CPython 3.12 and later
+        return os.fork()
+
+
+def actor(act: Callable[[int], None]) -> tuple[int, int]:
+    """Fork a process that acts on the writing end of a pipe; return its id and the reading end."""
+    reading, writing = os.pipe()
+    pid = fork()
+    if not pid:
+        code = 1
+        try:
+            os.close(reading)
+            act(writing)
+            code = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(code)
+    os.close(writing)
+    return pid, reading
+
+
+def outcome(pid: int, reading: int) -> tuple[bytes, int]:
+    """Wait for an actor to end; return what it wrote and its exit code."""
+    with open(reading, "rb") as pipe:
+        written = pipe.read()
+    return written, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+@contextmanager
+def child(act: Callable[[], object], ends_by: signal.Signals = signal.SIGCONT) -> Iterator[int]:
+    """Fork a process that does something, sends itself the signal `ends_by`, and stays where it is until the end."""
+
+    def stay(writing: int) -> None:
+        kept = act()  # a transaction ends when nobody holds it
+        os.write(writing, b"x")
+        os.kill(os.getpid(), ends_by)
+        signal.pause()
+        del kept
+
+    pid, reading = actor(stay)
+    try:
+        assert os.read(reading, 1) == b"x"
+        if ends_by in (signal.SIGSTOP, signal.SIGKILL):
+            os.waitpid(pid, os.WUNTRACED)
+        yield pid
+    finally:
+        os.close(reading)
+        with suppress(ProcessLookupError, ChildProcessError):
+            end(pid)
+
+
+def in_another_process(store: LmdbStore, act: Callable[[LmdbStore], object]) -> None:
+    """Fork a process that does something with a store of its own, which has to succeed."""
+
+    def work(_: int) -> None:
+        signal.alarm(60)
+        assert act(LmdbStore(store._env.path, **SMALL))
+
+    assert outcome(*actor(work)) == (b"", 0)
+
+
+def python(code: str, *given: object, before: tuple[str, ...] = ()) -> str:
+    """Run code in a Python of its own, after some imports, and return what it printed."""
+    command = [*before, sys.executable, "-c", IMPORTS + textwrap.dedent(code), *map(str, given)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, f"{ended.returncode}: {ended.stderr[-4_000:]}"
+    return ended.stdout
+
+
+IMPORTS = """
+import sys
+from contextlib import suppress
+from slidegate import Limiter
+from slidegate.core import Bucket, parse_limits
+from slidegate.core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
+from slidegate.stores.lmdb import LmdbStore
+path, asked = sys.argv[1], Bucket("rule", parse_limits("5/hour"))
+"""
+
+
+@contextmanager
+def gate_held(store: Any) -> Iterator[int]:
+    """Write for ever, as seen from the store."""
+    gate = os.open(store._env.path / GATE, os.O_RDWR)
+    fcntl.flock(gate, fcntl.LOCK_EX)
+    yield gate
+    os.close(gate)
+
+
+def counts_file(path: str | Path) -> Path:
+    """Return the file of counts."""
+    (found,) = Path(path).glob("counts-*")
+    return found
+
+
+def keys_in(store: LmdbStore) -> Any:
+    """Return the number of windows in a store, without shared cells."""
+    return store._batcher.look(lambda transaction: transaction.windows.count())
+
+
+def overwrite(data: Path, *pieces: tuple[int, bytes]) -> None:
+    with data.open("r+b") as file:
+        for at, piece in pieces:
+            file.seek(at)
+            file.write(piece)
+
+
+def overwrite_heads(data: Path) -> None:
+    overwrite(data, *((page * 4_096 + 16, b"\xff" * 144) for page in range(2)))
