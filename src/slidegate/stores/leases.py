@@ -51,20 +51,25 @@ def permit_lease_us(value: str | float | timedelta) -> int:
 class HeldPermits:
     """The permits that requests of a worker have, by the rows of keys and rules.
 
-    It refers weakly to what their decisions have charged. A forked child has none of its parent's, and a name of its
-    own. All methods but `count` are called by one thread at a time.
+    It refers weakly to what their decisions have charged, and renews them from each event loop that has taken one until
+    none are left. A forked child has none of its parent's, and a name of its own. All methods but `count` are called by
+    one thread at a time.
 
     Args:
         lease_us: How long a permit stays taken without a renewal, in microseconds.
+        renew: Renews them; returns an awaitable if it has to wait.
 
     Attributes:
+        is_open: Whether they are renewed.
         lease_us: The argument.
         worker: The name of the worker in the store.
         due_us: When all rows have to be renewed if nothing else has renewed them, by the store's time.
     """
 
-    def __init__(self, lease_us: int) -> None:
+    def __init__(self, lease_us: int, renew: Callable[[], Any]) -> None:
         self.lease_us = lease_us
+        self._renew = renew
+        self.is_open = True
         self._begin_anew()
         self._in_child = InChild(self._begin_anew)
 
@@ -73,13 +78,15 @@ class HeldPermits:
         self.due_us = 0
         # Iteration over `weakref.WeakSet` raises if another thread adds to it.
         self._rows: dict[Row, WeakValueDictionary[int, Reservation]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._rows)
+        self._tasks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
 
     def add(self, row: Row, charge: Reservation) -> None:
         """Count the permits of a charge, as long as its decision exists and they are not taken back."""
         self._rows.setdefault(row, WeakValueDictionary())[id(charge)] = charge
+        with suppress(RuntimeError):  # no asyncio event loop runs in this thread
+            loop = asyncio.get_running_loop()
+            if loop not in self._tasks:
+                self._tasks[loop] = loop.create_task(self._keep_renewing(loop))
 
     def rows(self) -> list[Row]:
         """Return the rows of which the worker has permits, or had some when it wrote them last."""
@@ -96,48 +103,19 @@ class HeldPermits:
         """Return how many permits the worker has."""
         return sum(map(_units, list(self._rows.values())))
 
-
-def _units(charges: Mapping[int, Reservation]) -> int:
-    return sum(units for charge in list(charges.values()) for units in charge.units)
-
-
-class LeaseRenewer:
-    """Renews permits from each event loop that has taken one, until none are left.
-
-    Args:
-        held: The permits.
-        renew: Renews them; returns an awaitable if it has to wait.
-    """
-
-    def __init__(self, held: HeldPermits, renew: Callable[[], Any]) -> None:
-        self._held = held
-        self._renew = renew
-        self._tasks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
-        self._interval_s = held.lease_us / RENEWALS / 1_000_000
-        self._is_open = True
-
-    def start(self) -> None:
-        """Start renewing from the running event loop, until no permits are left; does nothing without asyncio."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
-            return
-        if loop not in self._tasks:
-            self._tasks[loop] = loop.create_task(self._keep_renewing(loop))
-
-    def close(self) -> None:
-        """Stop renewing."""
-        self._is_open = False
-
     async def _keep_renewing(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             while True:
-                await asyncio.sleep(self._interval_s)
-                if not self._is_open or not self._held:
+                await asyncio.sleep(self.lease_us / RENEWALS / 1_000_000)
+                if not self.is_open or not self._rows:
                     return
                 with suppress(Exception):  # `renew` reports its own failures
                     answer = self._renew()
                     if isawaitable(answer):
                         await answer
         finally:
-            del self._tasks[loop]
+            self._tasks.pop(loop, None)
+
+
+def _units(charges: Mapping[int, Reservation]) -> int:
+    return sum(units for charge in list(charges.values()) for units in charge.units)

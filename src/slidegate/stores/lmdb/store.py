@@ -12,7 +12,6 @@ what survives the next one.
 
 from __future__ import annotations
 
-from asyncio import Future
 from collections.abc import Awaitable, Sequence
 from datetime import timedelta
 from os import PathLike
@@ -37,7 +36,7 @@ from ...core.limits import check_whole
 from ...core.reservation import Reservation
 from ...core.store import Clock, EventListener, Store
 from ...core.views import Snapshot
-from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, LeaseRenewer, permit_lease_us
+from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock
 from ..system_clock import system_us
 from .bans import LmdbBans
@@ -104,7 +103,7 @@ class LmdbStore(Store):
         check_clock("clock", clock)
         check_clock("wall_clock", wall_clock)
         super().__init__()
-        self._permits = HeldPermits(permit_lease_us(permit_lease))
+        self._permits = HeldPermits(permit_lease_us(permit_lease), self.renew_permits)
         self.max_keys = max_keys
         self._env = open_environment(path, Options(max_map_size, read_only))
         unix_us = wall_clock or clock or system_us
@@ -112,7 +111,6 @@ class LmdbStore(Store):
         settings = Settings(now_us, unix_us, max_keys, max_bans)
         self._transactions = Transactions(self._env, settings, self.observers, self._permits)
         self._batcher = Batcher(self._transactions)
-        self._renewer = LeaseRenewer(self._permits, self.renew_permits)
         self.bans = LmdbBans(self._transactions, self._batcher)
         self.shared_stats = LmdbSharedStats(self._transactions, self._batcher)
 
@@ -129,7 +127,7 @@ class LmdbStore(Store):
         if not self.closed:
             super().close()
             self._transactions.closed = True
-            self._renewer.close()
+            self._permits.is_open = False
             close_environment(self._env)
 
     def keep_deadline(self, deadline_s: float) -> bool:
@@ -143,7 +141,7 @@ class LmdbStore(Store):
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none, atomically, and return the decision."""
-        return self._keep_permits(checks, self._batcher.run(Transaction.hit, checks, subjects))
+        return self._batcher.run(Transaction.hit, checks, subjects)
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Return what `hit` would answer now, without changing anything."""
@@ -151,7 +149,7 @@ class LmdbStore(Store):
 
     def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
         """Charge every cost atomically, even beyond the limits, and return the decision."""
-        return self._keep_permits(checks, self._batcher.run(Transaction.charge, checks))
+        return self._batcher.run(Transaction.charge, checks)
 
     def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
         """Refund charges; return False if all of them have expired or were refunded before."""
@@ -183,16 +181,3 @@ class LmdbStore(Store):
     def renew_permits(self) -> Awaitable[None] | None:
         """Renew the lease of this process's permits; the store does this automatically on an asyncio event loop."""
         return self._batcher.run(lambda transaction: transaction.permit_rows().renew_all())
-
-    def _keep_permits(
-        self, checks: Sequence[Check], answer: Decision | Future[Decision]
-    ) -> Decision | Awaitable[Decision]:
-        """Begin to renew the permits of a question when they are taken, on the event loop that asked."""
-        for bucket, _, _ in checks:
-            if not bucket.is_permit:
-                continue
-            if isinstance(answer, Decision):
-                self._renewer.start()
-            else:
-                answer.add_done_callback(lambda _: self._renewer.start())
-        return answer

@@ -258,11 +258,6 @@ class Table(Generations):
         number = cell_of(key, secret) if self.cells else ""
         return self.cells.of(number) or {number: b""}, number
 
-    def find(self, key: str, secret: bytes) -> tuple[bytes, bool]:
-        """Return the window of a key without creating one, and whether it is the key's own."""
-        windows, name = self.known(key, secret)
-        return windows[name], windows is self.fresh or windows is self.stale
-
     def reset(self, key: str, now_us: int) -> bool:
         """Forget the units in a key's own window; return False if there were none."""
         window = (self.of(key) or {}).get(key)

@@ -35,7 +35,7 @@ from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, SHARED_PAUSE_US, check_
 from ..system_clock import SYSTEM, system_us
 from .bans import MemoryBans
 from .question import MemoryQuestion
-from .shard import Identity, Room, Shard, Shards, Table, cell_of
+from .shard import Identity, Room, Shard, Shards, Table
 
 SHARD_KEYS: Final = 8_192
 """The most keys of a shard, if shards suffice: copying such a dict takes a fraction of a millisecond."""
@@ -352,21 +352,15 @@ class MemoryStore(Store):
         """Return the store's time, the Unix time, and copies of the windows that a question would charge."""
         windows: dict[Any, bytes] = {}
         refs: list[WindowRef] = []
-        room = self._room.max_keys - self._room.keys
         for bucket, key, cost in checks:
             at = self._shard_of(key)
             with self._shards[at].lock:
                 for limit in bucket.limits:
                     identity = bucket.name, limit.same_window
                     tables = self._tables.get(identity)
-                    window, own = tables[at].find(key, self._secret) if tables else (b"", False)
-                    name = (identity, key)
-                    if not own and name not in windows:
-                        room -= 1
-                        if room < 0:
-                            name = (identity, cell_of(key, self._secret))
-                    windows.setdefault(name, window)
-                    refs.append((limit.counter_by(self.unix_us), cost, windows, name))
+                    found, at_key = tables[at].known(key, self._secret) if tables else ({"": b""}, "")
+                    windows[identity, key] = found[at_key]
+                    refs.append((limit.counter_by(self.unix_us), cost, windows, (identity, key)))
         return self.time_us(), self.unix_us(), refs
 
     def _bind(self, bucket: Bucket) -> Bound:

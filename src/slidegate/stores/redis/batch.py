@@ -113,7 +113,7 @@ class Batcher:
     async def close(self) -> None:
         """Close the connections; waiting tasks get an error."""
         self._closed = True
-        self.permits.close()
+        self.permits.is_open = False
         for sender in self._senders:
             sender.cancel()
         self._fail(self._queue, StoreUnavailable(CLOSED))

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from ...core.decision import Decision
-from ..leases import HeldPermits, LeaseRenewer
+from ..leases import HeldPermits
 from .errors import sensible
 from .script import Packing
 
@@ -36,20 +36,18 @@ class LoopPermits(HeldPermits):
     def __init__(
         self, lease_us: int, loop: asyncio.AbstractEventLoop, packing: Packing, send: Callable[..., asyncio.Future[Any]]
     ) -> None:
-        super().__init__(lease_us)
+        super().__init__(lease_us, self.renew)
         self.loop = loop
         self._packing = packing
         self._send = send
-        self._renewer = LeaseRenewer(self, self.renew)
 
     def hold(self, decision: Decision) -> None:
-        """Count the permits of a decision, and renew them from now on."""
+        """Count the permits of a decision."""
         for charge in decision.reservations:
             bucket, key, _ = charge.check
             if bucket.is_permit:
                 charge.holder = self
                 self.add(self._packing.permits_row(bucket, key), charge)
-        self._renewer.start()
 
     @sensible
     async def renew(self) -> None:
@@ -66,10 +64,6 @@ class LoopPermits(HeldPermits):
             failed += [answer for answer in answers if isinstance(answer, BaseException)]
         if failed:
             raise failed[0]
-
-    def close(self) -> None:
-        """Stop renewing."""
-        self._renewer.close()
 
 
 def _nothing(answer: bytes, now_us: int) -> None:
