@@ -89,7 +89,7 @@ def clock() -> FakeClock:
 os.environ.pop("SLIDEGATE_SECRET", None)  # that of the developer would change every digest
 
 odd_events: list[str] = []
-"""Events of the package whose fields are not those that docs/guides/metrics.md promises."""
+"""Events of the package whose fields differ from those of docs/guides/metrics.md, or whose messages break off."""
 _finish = Event.__post_init__
 
 
@@ -99,6 +99,8 @@ def _look_at(event: Event) -> None:
         pass  # a copy with its time, also of an event that a test has made up
     elif maker.startswith("slidegate.") and details() and set(event.details) != details().get(event.kind):
         odd_events.append(f"{maker}: {event.kind} has {sorted(event.details)}")
+    elif maker.startswith("slidegate.") and event.message.rstrip(" :") != event.message:
+        odd_events.append(f"{maker}: {event.kind} ends without its reason: {event.message!r}")
     _finish(event)
 
 

@@ -19,7 +19,7 @@ moments_us = st.integers(-(2**53), 2**53)
 bans = st.builds(
     Ban,
     st.sampled_from(["192.0.2.7", "2001:db8::/64", "198.51.100.0/24", "user:ann", "header:x-api-key#" + 32 * "f"]),
-    st.text(max_size=20).filter(str.isprintable),
+    st.text(max_size=20).map(str.strip).filter(str.isprintable),
     st.sampled_from(["abuse", "ann"]),
     st.integers(0, 2**31),
     moments_us,

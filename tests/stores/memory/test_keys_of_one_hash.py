@@ -62,7 +62,7 @@ def test_no_dictionary_of_a_memory_store_holds_many_keys_of_one_hash() -> None:
             assert address is not None
             store.hit(((bucket, text, 1),), (address,))
             store.bans.strike(policy, text, 1, "")
-            store.bans.ban(text, None, "", "")
+            store.bans.ban(text, None, "", "test")
     assert most_of_one_hash(store) <= 3
 
 

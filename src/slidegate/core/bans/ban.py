@@ -180,14 +180,23 @@ def network_place(key: str) -> tuple[int, int, bytes] | None:
 
 
 def clean_reason(reason: object) -> str:
-    """Return a reason, escaped as in Python and cut to 256 printable characters.
+    """Return a reason without blanks around it, escaped as in Python and cut to 256 printable characters.
 
     Raises:
         ConfigurationError: It is not text.
     """
     if not isinstance(reason, str):
         raise ConfigurationError(f'reason: expected text, for example "scanner", not {quoted(reason)}')
-    return escaped(reason, MAX_REASON)
+    return escaped(reason.strip(), MAX_REASON)
+
+
+def clean_author(by: object) -> str:
+    """Return the author of a ban or an override, like a reason; ``manual`` for an empty one.
+
+    Raises:
+        ConfigurationError: It is not text.
+    """
+    return clean_reason(by) or "manual"
 
 
 def _moment(unix_us: int) -> datetime:

@@ -11,7 +11,7 @@ def banned(ban: Ban) -> Event:
     """Return the event for a new ban."""
     until = "for ever" if ban.until is None else f"until {ban.until:%Y-%m-%dT%H:%M:%SZ}"
     details = {"key": ban.key, "by": ban.by, "reason": ban.reason, "ban_level": ban.level, "until": ban.until}
-    return Event("banned", f"{ban.key} is banned {until} by {ban.by}: {ban.reason}", details)
+    return Event("banned", f"{ban.key} is banned {until} by {ban.by}{_because(ban)}", details)
 
 
 def unbanned(ban: Ban, by: str) -> Event:
@@ -22,7 +22,7 @@ def unbanned(ban: Ban, by: str) -> Event:
 def shadow_banned(ban: Ban) -> Event:
     """Return the event for a ban that a shadow policy would have made."""
     length = format_duration((ban.until_us or 0) - ban.since_us)
-    message = f"policy {ban.by!r} would have banned {ban.key} for {length}: {ban.reason}"
+    message = f"policy {ban.by!r} would have banned {ban.key} for {length}{_because(ban)}"
     details = {"policy": ban.by, "key": ban.key, "ban_level": ban.level, "reason": ban.reason}
     return Event("shadow_banned", message, details)
 
@@ -37,3 +37,7 @@ def strikes_dropped(max_keys: int) -> Event:
     """Return the event for strikes that were not counted, because a window for them had no room."""
     message = f"all {max_keys} keys are in use, so strikes of further keys are not counted; raise max_keys"
     return Event("strikes_dropped", message, {"max_keys": max_keys})
+
+
+def _because(ban: Ban) -> str:
+    return f": {ban.reason}" if ban.reason else ""
