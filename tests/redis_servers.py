@@ -27,7 +27,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -44,6 +43,7 @@ HOST: Final = "127.0.0.1"
 BOUND_S: Final = 60
 """How long a server may take to start, to answer or to agree with others. It is waited for by its state, so this is
 only how long a hang lasts: where nothing else runs, none takes as long as a second or two."""
+READY: Final = re.compile("eady to accept connections|Sentinel ID is")
 QUIET_PORTS: Final = range(10_000, 32_000)
 """Systems give connections higher ports, so no connection takes the port of a server that is away for a moment."""
 RUNS: Final = 8
@@ -120,7 +120,7 @@ class RedisServer:
         password: The one that `command` and the addresses give; `options` have to ask for it.
 
     Attributes:
-        log: What the current process has said, line by line.
+        log: The file with what the current process has said.
         pid: The id of the current process.
     """
 
@@ -131,12 +131,10 @@ class RedisServer:
         self.port = self._free_port()
         self.directory = Path(tempfile.mkdtemp(prefix="redis-"))
         self.socket = self.directory / "s"
-        self.log: list[str] = []
+        self.log = self.directory / "log"
         self._first: tuple[str, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
-        self._ready = threading.Event()
-        self._reader: threading.Thread | None = None
 
     @property
     def url(self) -> str:
@@ -160,36 +158,25 @@ class RedisServer:
             "--dir", str(self.directory), "--save", "", "--appendonly", "no", "--loglevel", "notice",
             *(("--enable-debug-command", "yes") if new else ()), *self.options, *options,
         ]  # fmt: skip
-        self.log, self._ready = [], threading.Event()
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         # It reads until this process is gone, however it went, and then takes the server with it.
         script = 'cat > /dev/null; kill -9 "$1"; rm -rf "$2"'
         guard = ["sh", "-c", script, "sh", str(self.pid), str(self.directory)]
         self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE)
-        self._reader = threading.Thread(target=self._read, args=(self._process, self.log, self._ready), daemon=True)
-        self._reader.start()
         if wait:
             self._wait_ready()
-
-    @staticmethod
-    def _read(process: subprocess.Popen[bytes], log: list[str], ready: threading.Event) -> None:
-        for line in process.stdout:
-            log.append(line.decode(errors="replace").rstrip())
-            if "eady to accept connections" in log[-1] or "Sentinel ID is" in log[-1]:
-                ready.set()
-        process.wait()
-        ready.set()
 
     def _wait_ready(self) -> None:
         """Come back when it accepts commands.
 
         Raises:
-            RuntimeError: It ended, or did not get there; the message is what it said.
+            RuntimeError: It ended; the message is what it said.
         """
-        if not self._ready.wait(BOUND_S) or self._process is None or self._process.poll() is not None:
-            said = "\n".join(self.log[-20:])
+        until(lambda: not self.runs or READY.search(self.log.read_text("utf-8", "replace")), "a server starts")
+        if not self.runs:
             self.kill()
-            raise RuntimeError(f"{self.program} did not start:\n{said}")
+            raise RuntimeError(f"{self.program} did not start:\n{self.log.read_text('utf-8', 'replace')[-2_000:]}")
 
     def command(self, *words: str | int | bytes, bound_s: float = BOUND_S) -> Any:
         once = Retry(NoBackoff(), 0)
@@ -225,8 +212,6 @@ class RedisServer:
         self._guard.stdin.close()
         self._process.kill()
         self._process.wait()
-        self._reader.join()
-        self._process.stdout.close()
         self._process = None
 
     def close(self) -> None:
@@ -234,23 +219,17 @@ class RedisServer:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def __enter__(self) -> Self:
-        try:
-            self._start_somewhere()
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as stack:
+            stack.callback(self.close)
+            while not self.runs:
+                try:
+                    self.start()
+                except RuntimeError as error:
+                    if "Address already in use" not in str(error):
+                        raise
+                    self.port = self._free_port()
+            stack.pop_all()
         return self
-
-    def _start_somewhere(self) -> None:
-        for _ in range(5):
-            try:
-                self.start()
-                return
-            except RuntimeError:
-                if not any("Address already in use" in line for line in self.log):
-                    raise
-            self.port = self._free_port()
-        self.start()
 
     def _free_port(self) -> int:
         return free_port()

@@ -39,10 +39,21 @@ def prometheus_name(name: str, kind: str) -> str:
     return name.replace(".", "_") + {"counter": "_total", "histogram": "_seconds"}.get(kind, "")
 
 
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+"""The values by the metric's name and its labels."""
+
+
+def sum_of(samples: Samples, name: str, labels: dict[str, str]) -> float:
+    """Return the sum of all samples with this name and these labels."""
+    found = [value for (other, has), value in samples.items() if other == name and labels.items() <= has]
+    assert found, f"no sample of {name} has {labels}"
+    return sum(found)
+
+
 class Exposition:
     def __init__(self, families: Iterable[Any]) -> None:
         self.families: dict[str, Any] = {}
-        self.samples: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        self.samples: Samples = {}
         for family in families:
             if family.name.endswith("_created"):  # prometheus_client adds these to each counter and histogram
                 continue
@@ -56,14 +67,7 @@ class Exposition:
                 self.samples[series] = sample.value
 
     def value(self, name: str, **labels: str) -> float:
-        """Return the sum of all samples with this name and these labels."""
-        wanted = set(labels.items())
-        found = [value for (other, has), value in self.samples.items() if other == name and wanted <= has]
-        assert found, f"no sample of {name} has {labels}"
-        return sum(found)
-
-    def series(self, prefix: str = "slidegate_") -> set[tuple[str, frozenset[tuple[str, str]]]]:
-        return {series for series in self.samples if series[0].startswith(prefix)}
+        return sum_of(self.samples, name, labels)
 
 
 def parsed(text: str) -> Exposition:
@@ -84,5 +88,6 @@ async def scraped(app: Any) -> Exposition:
     assert other.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     assert other.body.endswith(b"# EOF\n")
     openmetrics = Exposition(parse_openmetrics(other.body.decode()))
-    assert openmetrics.series() == text.series()
+    ours = [{series for series in one.samples if series[0].startswith("slidegate_")} for one in (text, openmetrics)]
+    assert ours[0] == ours[1]
     return text

@@ -20,15 +20,12 @@ from slidegate.prometheus import PrometheusMetrics
 
 from ..asgi import call, page
 from ..limiter.test_failover import Setup
-from .exposition import documented, scraped
+from .exposition import Samples, documented, scraped, sum_of
 from .site import Site
-
-Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
-"""The values by the metric's name for OpenTelemetry and its labels; of a histogram, the count."""
 
 
 class Exported(ABC):
-    """An exporter and what it exports."""
+    """An exporter and what it exports: of a histogram, the count; all by their names for OpenTelemetry."""
 
     metrics: Any
 
@@ -36,11 +33,7 @@ class Exported(ABC):
     async def samples(self) -> Samples: ...
 
     async def value(self, name: str, **labels: str) -> float:
-        """Return the sum of all samples of a metric with these labels."""
-        wanted = set(labels.items())
-        found = [value for (other, has), value in (await self.samples()).items() if other == name and wanted <= has]
-        assert found, f"no sample of {name} has {labels}"
-        return sum(found)
+        return sum_of(await self.samples(), f"slidegate.{name}", labels)
 
 
 class ToPrometheus(Exported):
@@ -68,14 +61,12 @@ class ToOtel(Exported):
         return [metric for scope in scopes for metric in scope.metrics]
 
     async def samples(self) -> Samples:
-        return {
-            (
-                one.name,
-                frozenset((name.removeprefix("slidegate."), value) for name, value in point.attributes.items()),
-            ): point.count if hasattr(point, "count") else point.value
-            for one in self.instruments()
-            for point in one.data.data_points
-        }
+        found: Samples = {}
+        for one in self.instruments():
+            for point in one.data.data_points:
+                labels = frozenset((name.removeprefix("slidegate."), value) for name, value in point.attributes.items())
+                found[one.name, labels] = point.count if hasattr(point, "count") else point.value
+        return found
 
 
 class Measured(Site):
@@ -97,13 +88,13 @@ async def test_metrics_say_what_the_middleware_has_decided(exporter: type[Export
     site = Measured(exporter, [Rule("/items/{id}", "3/hour", name="items"), Rule("*", "100/hour", name="service")])
     await site.visit(*(f"/items/{number}" for number in range(5)), "/nowhere")
     await site.visit("/other", method="POST")
-    assert await site.value("slidegate.refusals", reason="limited") == await site.value("slidegate.refusals") == 2
+    assert await site.value("refusals", reason="limited") == await site.value("refusals") == 2
     for route, passed in [("GET /items/{id}", 3), ("GET,POST /other", 1), ("(no route)", 1)]:
-        assert await site.value("slidegate.request.duration", route=route) == passed
+        assert await site.value("request.duration", route=route) == passed
     for rule, passed, total in [("items", 3, 5), ("service", 5, 5)]:
-        assert await site.value("slidegate.rule.requests", rule=rule, outcome="passed") == passed
-        assert await site.value("slidegate.rule.requests", rule=rule) == total
-    assert await site.value("slidegate.store.up") == 1
+        assert await site.value("rule.requests", rule=rule, outcome="passed") == passed
+        assert await site.value("rule.requests", rule=rule) == total
+    assert await site.value("store.up") == 1
     assert {dict(labels)["store"] for _, labels in await site.exported.samples()} == {"memory"}
 
 
@@ -117,21 +108,21 @@ async def test_bans_and_lists_are_reasons_of_their_own(exporter: type[Exported])
     )
     await site.visit(*["/other"] * 5)
     await site.visit("/other", client=("192.0.2.1", 1))
-    reasons = {reason: await site.value("slidegate.refusals", reason=reason) for reason in ("limited", "banned")}
+    reasons = {reason: await site.value("refusals", reason=reason) for reason in ("limited", "banned")}
     assert reasons == {"limited": 2, "banned": 2}
-    assert await site.value("slidegate.refusals", reason="blocked") == 1
-    assert await site.value("slidegate.bans") == await site.value("slidegate.active_bans") == 1
+    assert await site.value("refusals", reason="blocked") == 1
+    assert await site.value("bans") == await site.value("active_bans") == 1
     site.clock.advance("2h")
-    assert (await site.value("slidegate.active_bans"), await site.value("slidegate.bans")) == (0, 1)
+    assert (await site.value("active_bans"), await site.value("bans")) == (0, 1)
 
 
 async def test_a_shadow_rule_shows_what_it_would_have_refused(exporter: type[Exported]) -> None:
     rules = [Rule("*", "2/hour", name="trial", shadow=True), Rule("*", "100/hour", name="service")]
     site = Measured(exporter, rules)
     await site.visit(*["/other"] * 5)
-    assert await site.value("slidegate.rule.requests", rule="trial", outcome="shadow_refused") == 3
-    assert await site.value("slidegate.rule.requests", outcome="passed") == 5
-    assert await site.value("slidegate.request.duration") == 5
+    assert await site.value("rule.requests", rule="trial", outcome="shadow_refused") == 3
+    assert await site.value("rule.requests", outcome="passed") == 5
+    assert await site.value("request.duration") == 5
 
 
 async def test_counters_add_up_to_all_requests(exporter: type[Exported], rng: random.Random) -> None:
@@ -143,22 +134,22 @@ async def test_counters_add_up_to_all_requests(exporter: type[Exported], rng: ra
             statuses.update(await site.visit(rng.choice(["/items/1", "/items/2", "/other", "/nowhere"])))
             site.clock.advance(us=rng.randrange(10**6))
         site.clock.advance(rng.choice(["1s", "10m", "3d"]))
-        assert await site.value("slidegate.refusals") == statuses[429]
-        assert await site.value("slidegate.request.duration") == statuses.total() - statuses[429]
+        assert await site.value("refusals") == statuses[429]
+        assert await site.value("request.duration") == statuses.total() - statuses[429]
 
 
 async def test_a_store_that_fails_is_down_until_it_answers(exporter: type[Exported]) -> None:
     setup = Setup("deny", inline=True)
     value = exporter(setup.limiter).value  # type: ignore[call-arg]
     await setup.hit()
-    assert await value("slidegate.store.up") == 1
+    assert await value("store.up") == 1
     setup.fall_ill()
     for _ in range(3):
         await setup.hit()
-    assert (await value("slidegate.store.up"), await value("slidegate.store.failures")) == (0, 3)
+    assert (await value("store.up"), await value("store.failures")) == (0, 3)
     setup.recover()
     assert await setup.hit()
-    assert (await value("slidegate.store.up"), await value("slidegate.store.failures")) == (1, 3)
+    assert (await value("store.up"), await value("store.failures")) == (1, 3)
 
 
 async def test_every_metric_of_the_page_is_exported_with_its_labels_and_no_other(exporter: type[Exported]) -> None:
@@ -202,7 +193,7 @@ async def test_random_paths_and_clients_leave_the_number_of_series_as_it_was(
     before = (await site.exported.samples()).keys()
     await storm(site, rng, 2_000)
     assert (await site.exported.samples()).keys() == before
-    assert await site.value("slidegate.request.duration") == 2_300
+    assert await site.value("request.duration") == 2_300
 
 
 async def test_beyond_so_many_routes_further_ones_are_one(exporter: type[Exported]) -> None:
@@ -210,10 +201,9 @@ async def test_beyond_so_many_routes_further_ones_are_one(exporter: type[Exporte
     site.app.routes.extend(Route(f"/route{number}", page) for number in range(MAX_NAMES + 50))
     await site.visit(*(f"/route{number}" for number in range(MAX_NAMES + 50)))
     found = await site.exported.samples()
-    assert (
-        len({dict(labels)["route"] for name, labels in found if name == "slidegate.request.duration"}) == MAX_NAMES + 1
-    )
-    assert await site.value("slidegate.request.duration", route="(other)") == 50
+    routes = {dict(labels)["route"] for name, labels in found if name == "slidegate.request.duration"}
+    assert len(routes) == MAX_NAMES + 1
+    assert await site.value("request.duration", route="(other)") == 50
 
 
 def test_metrics_create_no_event_for_each_refused_request(exporter: type[Exported]) -> None:
