@@ -13,14 +13,19 @@ from ipaddress import IPv4Network
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+import redis.asyncio
 from fastapi import Depends, FastAPI
 from fastapi_limiter.depends import RateLimiter
 from prometheus_client import CollectorRegistry
 from pyrate_limiter import Limiter as PyrateLimiter
 from pyrate_limiter import Rate
+from pyrate_limiter.buckets.redis_bucket import RedisBucket
 from ratelimit import RateLimitMiddleware as PeerMiddleware
 from ratelimit import Rule as PeerRule
 from ratelimit.backends.simple import MemoryBackend
+from slowapi import Limiter as SlowApi
+from slowapi.middleware import SlowAPIASGIMiddleware
+from slowapi.util import get_remote_address
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -185,6 +190,21 @@ async def fastapi(allowed: Allowed, limit: str = "") -> ASGIApp:
     return app
 
 
+async def slowapi_on_redis(allowed: Allowed) -> ASGIApp:
+    """Return the application behind slowapi's faster middleware, with its default, a fixed window."""
+    app, store = await bare(allowed), os.environ[STORE]
+    app.state.limiter = SlowApi(key_func=get_remote_address, application_limits=[str(allowed)], storage_uri=store)
+    app.add_middleware(SlowAPIASGIMiddleware)
+    return app
+
+
+async def fastapi_limiter_on_redis(allowed: Allowed) -> ASGIApp:
+    """Return a FastAPI application whose routes depend on fastapi-limiter, with one bucket for all workers."""
+    client = redis.asyncio.Redis.from_url(os.environ[STORE])
+    limiter = PyrateLimiter(await RedisBucket.init([Rate(allowed.amount, 60_000)], client, "everybody"))
+    return bare_fastapi(lambda: [Depends(RateLimiter(limiter=limiter))])
+
+
 def behind_ours(traffic: Traffic = USUAL, status: int = 200, allowed: Allowed = PLENTY, **options: Any) -> App:
     return App(partial(ours, **options), traffic, status, allowed)
 
@@ -239,6 +259,8 @@ def candidates() -> dict[str, App]:
         "asgi-ratelimit": App(asgi_ratelimit),
         "asgi-ratelimit, once more": App(asgi_ratelimit),
         "asgi-ratelimit, five patterns": App(partial(asgi_ratelimit, patterns=five)),
+        "slowapi, Redis": App(slowapi_on_redis),
+        "fastapi-limiter, Redis": App(fastapi_limiter_on_redis),
         "bare FastAPI": App(fastapi),
         **{name: App(make) for name, make in at_endpoints.items()},
         **{f"{name}, refused": App(make, USUAL, 429, ONE) for name, make in at_endpoints.items()},

@@ -49,7 +49,7 @@ HEAD: Final = ("what", "requests/s", "ratio to the peer")
 PEERS: Final = {PEER: "", "asgi-ratelimit, once more": PEER, FIVE: ""}
 OURS: Final = {"default": PEER, "everything": FIVE}
 """Candidates, each with the peer to which it is compared."""
-SHARING: Final = ("slowapi", "fastapi-limiter")
+SHARING: Final = ("slowapi, Redis", "fastapi-limiter, Redis")
 """Peers whose workers share a count on Redis."""
 
 
@@ -72,11 +72,7 @@ class Served(NamedTuple):
 def app() -> ASGIApp:
     """Return the application of one worker."""
     logging.disable()
-    if (name := os.environ[APP]) in SHARING:
-        from .shared_peers import PEERS as known
-    else:
-        known = candidates()
-    make = known[name].make
+    make = candidates()[os.environ[APP]].make
     with ThreadPoolExecutor(1) as pool:  # the event loop of the worker may already be running
         return pool.submit(lambda: asyncio.run(make(PLENTY))).result()
 
@@ -141,9 +137,9 @@ def in_memory_or_shared(options: Namespace, workers: int) -> dict[str, Served]:
 def sharing(options: Namespace, redis: str) -> dict[str, Served]:
     """Return limiters whose workers share one count."""
     versions = rounds.versions(options)
-    apps = {f"{name}, Redis": Served(name, versions["source"], redis) for name in SHARING}
+    apps = {name: Served(name, versions["source"], redis) for name in SHARING}
     for (version, folder), (kind, store) in product(versions.items(), (("LMDB", "lmdb://{}"), ("Redis", redis))):
-        apps[f"default, {version}, {kind}"] = Served("default", folder, store, f"{SHARING[0]}, Redis")
+        apps[f"default, {version}, {kind}"] = Served("default", folder, store, SHARING[0])
     return apps
 
 
