@@ -47,7 +47,10 @@ class Visitor:
         return shown
 
     async def _site(self, name: str = "") -> None:
-        self.site = Site(self.clock, middleware=getattr(self, f"_site_{name}")() if name else None)
+        options = {"read-only": {"changes": False}, "login": {"token": None}}.get(name)
+        if options is None:
+            options = {"middleware": getattr(self, f"_site_{name}")() if name else None}
+        self.site = Site(self.clock, **options)
 
     def _site_shadow(self) -> dict[str, Any]:
         return {"bans": BanPolicy("3/10m", "1h", name="harsh", shadow=True)}
@@ -94,6 +97,13 @@ class Visitor:
         status, found = await self.site.ask(method, path, json.loads(said) if said else None, **fields)
         return f"{status} {json.dumps(found)}"
 
+    async def _send(self, method: str, path: str, *words: str) -> str:
+        """Send a request with header fields and a body, and return the status and which methods there are."""
+        fields: dict[str, Any] = dict(word.split("=", 1) for word in words)
+        body = fields.pop("body", "").encode()
+        answer = await self.site.send(method, path, body, **{name: value or None for name, value in fields.items()})
+        return f"{answer.status} {answer.headers.get('allow', '')}".strip()
+
     async def _page(self, path: str = "") -> str:
         lines = (await self.site.page(path)).lines
         head = lines.index("[button=]Theme: system") + 1
@@ -105,7 +115,7 @@ class Visitor:
         return f"{answer.status} {answer.headers.get('location') or ' '.join(Page(answer).alerts)}".strip()
 
 
-@pytest.mark.parametrize("name", ["api", "views", "forms"])
+@pytest.mark.parametrize("name", ["access", "api", "views", "forms"])
 async def test_pages_forms_and_operations(
     name: str, clock: FakeClock, tmp_path: Path, texts: Callable[..., None]
 ) -> None:

@@ -119,16 +119,6 @@ def test_a_replay_decides_as_the_live_application_does(gaps: list[AccessRecord])
     assert [result.status for result in results] == asyncio.run(live_statuses(records))
 
 
-def test_a_replay_of_an_application_decides_as_that_of_its_options() -> None:
-    records = [record(second / 2, CLIENTS[second % 7], PATHS[second % 4]) for second in range(300)]
-    app = RateLimitMiddleware(hello, **options())
-    replays = [Replay([app]), Replay.of(**options())]
-    first, second = ([result.status for result in play(replay, *records)] for replay in replays)
-    assert first == second
-    assert set(first) == {200, 403, 429}
-    assert {status for status, one in zip(first, records, strict=True) if one.client == "192.0.2.70"} == {200}
-
-
 def test_all_middlewares_around_an_application_decide() -> None:
     inner = RateLimitMiddleware(hello, rules=[Rule("/in", "1/minute")])
     outer = RateLimitMiddleware(inner, rules=[Rule("/out", "1/minute")])

@@ -5,7 +5,6 @@ from collections import Counter
 from itertools import accumulate
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -109,20 +108,4 @@ def test_exempt_requests_are_not_measured() -> None:
     assert (measured.requests, {client: len(times) for client, times in measured.clients.items()}) == (
         4,
         {"192.0.2.0/24": 2},
-    )
-
-
-def test_the_routes_of_an_application_are_measured() -> None:
-    def answer() -> None:
-        raise AssertionError("the endpoint is called")
-
-    app, router = FastAPI(), APIRouter(prefix="/api")
-    router.add_api_route("/items/{id}", answer, methods=["GET", "PUT"])
-    router.add_api_route("/files/{path:path}", answer)
-    app.include_router(router)
-    paths = ("/api/items/1", "/api/items/2", "/api/files/a", "/api/files/a/b", "/wp-login.php")
-    measured = added(Measured(app=app), *(record(0, path=path) for path in paths))
-    labels = ["all", "GET,PUT /api/items/{id}", "GET /api/files/{path}", "(no route)"]
-    assert [(one["route"], one["requests"]) for one in measured.routes()] == list(
-        zip(labels, [5, 2, 2, 1], strict=True)
     )
