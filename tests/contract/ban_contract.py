@@ -1,4 +1,4 @@
-"""The part of the store contract for bans: refusing, making, removing, dumping and loading them."""
+"""The part of the store contract for bans: refusing, making, removing, exporting and importing them."""
 
 import asyncio
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class BansContract:
     @with_store()
     async def test_what_cannot_be_read_changes_nothing(self, store: StoreHarness) -> None:
         await store.ban("user:eve")
-        rows = await store.dump()
+        rows = await store.export()
         await store.unban("user:eve")
         for bad in (*UNREADABLE, [*rows, {"key": "user:ann"}], [*rows, {"ban": "user:ann"}]):
             with pytest.raises(ConfigurationError, match=r"^bans"):
@@ -61,7 +61,7 @@ class BansContract:
     async def test_of_two_bans_of_a_key_the_longer_stays(self, store: StoreHarness) -> None:
         await store.ban("user:ann", HOUR_US)
         await store.ban("user:eve", 2 * HOUR_US)
-        rows = await store.dump()
+        rows = await store.export()
         store.clock.advance("1s")
         await store.ban("user:ann", 2 * HOUR_US)
         await store.ban("user:eve", HOUR_US)
@@ -91,7 +91,7 @@ class BansContract:
         assert await store.request("10.3.232.7")
         await store.ban(networks[5], None)  # one that is banned already
         await store.ban("203.0.113.7")  # one client is no network
-        rows = await store.dump()
+        rows = await store.export()
         await store.unban(networks[0])
         await store.ban(networks[-1])
         assert not await store.request("10.3.232.7")

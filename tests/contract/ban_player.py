@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from slidegate import BanPolicy
 from slidegate.core import Ban, BanSubject, Bucket, Reason, Store, parse_address, parse_limits
+from slidegate.core.bans.rows import to_rows
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..reference.ban_model import BanModel, Made
@@ -137,9 +138,9 @@ class BanPlayer:
         self.model.unban(key, self.now_us)
 
     async def _restart(self, start_us: int, loads: int) -> None:
-        """Replace the store by a new one at another time, which loads the dump of the old one."""
+        """Replace the store by a new one at another time, which loads an export of the old one."""
         self.moves.append(f"a restart at {start_us} us, with {loads} imports")
-        rows = json.loads(json.dumps(list(await settle(self.store.bans.dump()))))
+        rows = json.loads(json.dumps([*to_rows(await settle(self.store.bans.active()))]))
         await settle(self.store.close())
         self.model.move(self.now_us)
         self.clock = FakeClock(start_us)

@@ -21,6 +21,7 @@ from slidegate.core import (
     parse_limits,
 )
 from slidegate.core.addresses import canonical_key
+from slidegate.core.bans.rows import to_rows
 from slidegate.testing import FakeClock, RecordingObserver
 
 from .player import as_peek_says, settle
@@ -109,9 +110,9 @@ class StoreHarness:
         """Return the keys of the active bans."""
         return sorted(ban.key for ban in await settle(self.raw.bans.active()))
 
-    async def dump(self) -> Sequence[Any]:
-        """Return the dumped bans after a round trip through JSON."""
-        rows: Sequence[Any] = json.loads(json.dumps(list(await settle(self.raw.bans.dump()))))
+    async def export(self) -> Sequence[Any]:
+        """Return the exported bans after a round trip through JSON."""
+        rows: Sequence[Any] = json.loads(json.dumps([*to_rows(await settle(self.raw.bans.active()))]))
         return rows
 
 

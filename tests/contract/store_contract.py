@@ -209,7 +209,7 @@ class StoreContract(
     async def test_a_closed_store_answers_no_question(self, store: StoreHarness) -> None:
         """Every method raises `StoreUnavailable`, even for keys that were refused or banned before."""
         asked, full = (bucket("5/minute"), "ann", 1), (bucket("1/minute"), "bob", 1)
-        decision, rows = await store.hit(asked), await store.dump()
+        decision, rows = await store.hit(asked), await store.export()
         await store.ban("eve")
         for _ in range(3):
             await store.hit(full)
@@ -221,7 +221,7 @@ class StoreContract(
         questions: list[Callable[[], Any]] = [
             *(partial(ask, check) for check in (asked, full) for ask in (store.hit, store.peek, store.charge)),
             *(partial(ask, "eve") for ask in (store.request, store.reset, store.strike, store.ban, store.unban)),
-            *(store.reset_all, store.banned, store.dump, partial(store.refund, decision)),
+            *(store.reset_all, store.banned, store.export, partial(store.refund, decision)),
             *(lambda question=question: settle(store.raw.ask(question)) for question in repeated),
             lambda: settle(store.raw.inspect("ann", [asked[0]])),
             lambda: settle(store.raw.bans.find(["eve"])),

@@ -118,12 +118,8 @@ class BanStore(ABC):
         """Return the bans in force."""
 
     @abstractmethod
-    def dump(self) -> Sequence[Row] | Awaitable[Sequence[Row]]:
-        """Return all bans, strikes and levels, as rows of `core.bans.rows`."""
-
-    @abstractmethod
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
-        """Import the rows of a `dump` and return the number of bans read; of two bans of a key the longer one is kept.
+        """Import rows of `core.bans.rows`; return the number of bans read. Of two bans of a key the longer one is kept.
 
         As a ban by hand, an import is always recorded.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 from ..core.arguments import check_list, names_checked
 from ..core.bans.ban import Ban, ban_key, clean_author, clean_reason
 from ..core.bans.policy import BanPolicy, NetworkSet, hand_ban_key, may_ban, with_wider_networks
+from ..core.bans.rows import to_rows
 from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import (
@@ -390,7 +391,7 @@ class Limiter:
         Raises:
             StoreError: The store does not answer.
         """
-        async for row in in_turns(await self.engine.command(self.store.bans.dump)):
+        async for row in in_turns(to_rows(await self.engine.command(self.store.bans.active))):
             yield json.dumps(row, ensure_ascii=True) + "\n"
 
     async def import_bans(self, lines: Iterable[str]) -> int:

@@ -28,13 +28,13 @@ bans = st.builds(
 
 
 def rows() -> list[dict[str, Any]]:
-    read: list[dict[str, Any]] = json.loads(json.dumps(to_rows([EVE, NET])))
+    read: list[dict[str, Any]] = json.loads(json.dumps([*to_rows([EVE, NET])]))
     return read
 
 
 @given(st.lists(bans), moments_us)
 def test_what_is_exported_is_imported_as_it_was_without_what_is_over(exported: list[Ban], now_us: int) -> None:
-    read = json.loads(json.dumps(to_rows(exported)))
+    read = json.loads(json.dumps([*to_rows(exported)]))
     assert [list(row.values()) for row in read[1:]] == [list(ban) for ban in exported]
     assert from_rows(read, now_us) == [ban for ban in exported if not ban.is_over(now_us)]
 

@@ -69,7 +69,7 @@ class _Bans(BanStore):
         self.both = both
 
     strike, ban, unban, load = map(stays, ("strike", "ban", "unban", "load"))  # type: ignore[assignment]
-    find, active, dump = (turns("bans", name) for name in ("find", "active", "dump"))  # type: ignore[assignment]
+    find, active = (turns("bans", name) for name in ("find", "active"))  # type: ignore[assignment]
 
 
 class TwoProcesses(Store):

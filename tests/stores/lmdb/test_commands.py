@@ -19,7 +19,7 @@ from ...virtual_time import VirtualTime
 from .processes import SMALL, gate_held
 
 NOW_US = 10**15
-EXPORT = to_rows(Ban(f"user:{at}", "", "ann", 0, NOW_US, None) for at in range(150))  # more than are written at once
+EXPORT = [*to_rows(Ban(f"user:{at}", "", "ann", 0, NOW_US, None) for at in range(150))]  # more than are written at once
 COMMANDS: dict[str, Callable[[Any], Any]] = {
     "ban": lambda limiter: limiter.ban("user:eve", "1h"),
     "unban": lambda limiter: limiter.unban("user:bob"),

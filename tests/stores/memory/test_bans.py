@@ -13,6 +13,7 @@ import pytest
 from slidegate import BanPolicy, MemoryStore
 from slidegate.core import Bucket, Decision, Reason, parse_address, parse_limits
 from slidegate.core.addresses import canonical_key, format_network
+from slidegate.core.bans.rows import to_rows
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...hurry import at_once, hurried
@@ -70,7 +71,7 @@ class Scene:
         return self.store.hit(((BUCKET, canonical_key(client), 1),), () if parsed is None else (parsed,))
 
     def rows(self) -> list[Any]:
-        read: list[Any] = json.loads(json.dumps(list(self.bans.dump())))
+        read: list[Any] = json.loads(json.dumps([*to_rows(self.bans.active())]))
         return read
 
     def active(self) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 
 from slidegate import BanPolicy, Limiter
 from slidegate.core import BanSubject, Decision, Reason
+from slidegate.core.bans.rows import to_rows
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.bans import CHUNK
 from slidegate.testing import FakeClock, RecordingObserver
@@ -109,7 +110,7 @@ async def test_many_bans_are_read_in_steps_between_which_others_go_on(server: Re
         assert await turns_of(other.bans.active()) >= many // CHUNK
         for work in (limiter.export_bans(), limiter.bans()):
             assert await turns_of(drain(work)) >= 2 * many // CHUNK
-        rows = await other.bans.dump()
+        rows = [*to_rows(await other.bans.active())]
         assert await turns_of(one.bans.load(rows)) >= many // CHUNK
 
 

@@ -126,7 +126,7 @@ def charged(store: RedisStore) -> Decision:
 def methods_of(store: RedisStore) -> dict[str, Callable[[], Any]]:
     """Return a question for each public method that asks Redis, by name."""
     policy, bans, rows = BanPolicy("2/1h", "10m"), store.bans, [StatsRow("5s", 0, b"", 60_000_000)]
-    dumped = to_rows([Ban("user:9", "", "ann", 0, 1, None)])
+    dumped = [*to_rows([Ban("user:9", "", "ann", 0, 1, None)])]
     held = ((Bucket("held", [Concurrency(2)]), "user:1", 1),)
     return {
         "hit": lambda: store.hit(CHECKS),
@@ -146,7 +146,6 @@ def methods_of(store: RedisStore) -> dict[str, Callable[[], Any]]:
         "strike": lambda: bans.strike(policy, "user:4", 1, ""),
         "find": lambda: bans.find(("user:5", (4, 7))),
         "active": bans.active,
-        "dump": bans.dump,
         "unban": lambda: bans.unban("user:3", ""),
         "load": lambda: bans.load(dumped),
     }

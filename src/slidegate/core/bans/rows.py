@@ -6,7 +6,7 @@ in whatever store it is. Strikes, and the levels of bans that have ended, are no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from ..errors import ConfigurationError, quoted
@@ -22,9 +22,11 @@ _MAX_LEVEL: Final = 2**31
 """Higher levels are reduced to this one on import, so that they can still be incremented."""
 
 
-def to_rows(bans: Iterable[Ban]) -> list[Row]:
-    """Return the rows of an export."""
-    return [HEADER, *(ban._asdict() for ban in bans)]
+def to_rows(bans: Iterable[Ban]) -> Iterator[Row]:
+    """Yield the rows of an export."""
+    yield HEADER
+    for ban in bans:
+        yield ban._asdict()
 
 
 def from_rows(rows: Iterable[Row], now_us: int) -> list[Ban]:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.policy import BanPolicy
-from ...core.bans.rows import Row, from_rows, to_rows
+from ...core.bans.rows import Row, from_rows
 from ...core.errors import StoreError
 from ...core.store import BanStore
 from ..ban_book import BanBook
@@ -64,7 +64,7 @@ class LmdbBans(BanStore):
         return self._change(lambda book, now_us: book.unban(key, by, now_us))
 
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
-        """Import the rows of a `dump`; of two bans of a key the longer one is kept.
+        """Import rows of `core.bans.rows`; of two bans of a key the longer one is kept.
 
         They are written in parts, with pauses in which other processes can write. If the store fails in between, a note
         of the error has the number of imported bans, and another import of the same rows adds the rest.
@@ -86,10 +86,6 @@ class LmdbBans(BanStore):
         """Return the bans in force."""
         return _answer(self._active())
 
-    def dump(self) -> list[Row] | Awaitable[list[Row]]:
-        """Return the bans in force, as rows of `core.bans.rows`."""
-        return _answer(self._dump())
-
     async def _active(self) -> list[Ban]:
         """Return the bans in force, read in parts, each in its own transaction."""
         bans: list[Ban] = []
@@ -100,9 +96,6 @@ class LmdbBans(BanStore):
             await asyncio.sleep(0)
         now_us = self._settings.unix_us()
         return [ban for ban in bans if not ban.is_over(now_us)]
-
-    async def _dump(self) -> list[Row]:
-        return to_rows(await self._active())
 
     async def _load(self, bans: list[Ban]) -> int:
         for done in range(0, len(bans), LOAD_STEP):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.bans.networks import BannedNetworks
 from ...core.bans.policy import BanPolicy
-from ...core.bans.rows import Row, from_rows, to_rows
+from ...core.bans.rows import Row, from_rows
 from ...core.bans.strikes import Level
 from ...core.decision import Check, Decision, refused_by_ban
 from ...core.logs import Throttle
@@ -237,12 +237,8 @@ class MemoryBans(BanStore):
             self.rows.remove_expired(self._unix_us(), _COUNTED)
             return self.rows.ban_count()
 
-    def dump(self) -> list[Row]:
-        """Return the bans in force, as rows of `core.bans.rows`."""
-        return to_rows(self.active())
-
     def load(self, rows: Sequence[Row]) -> int:
-        """Import the rows of a `dump`; of two bans of a key the longer one is kept."""
+        """Import rows of `core.bans.rows`; of two bans of a key the longer one is kept."""
         self._store.expect_open()
         bans = from_rows(rows, self._unix_us())  # the slowest part, which needs no lock
 

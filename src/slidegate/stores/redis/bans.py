@@ -26,7 +26,7 @@ from ...core.bans.ban import Ban, BanSubject, lasts_longer, longest
 from ...core.bans.events import banned, bans_full, shadow_banned, unbanned
 from ...core.bans.networks import MAX_NETWORKS, BannedNetworks, too_many_networks
 from ...core.bans.policy import BanPolicy
-from ...core.bans.rows import Row, from_rows, to_rows
+from ...core.bans.rows import Row, from_rows
 from ...core.bans.strikes import next_ban
 from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
@@ -161,13 +161,8 @@ class RedisBans(BanStore):
         return self._count
 
     @sensible
-    async def dump(self) -> list[Row]:
-        """Return the bans in force, as rows of `core.bans.rows`."""
-        return to_rows(await self.active())
-
-    @sensible
     async def load(self, rows: Sequence[Row]) -> int:
-        """Import rows that `dump` returned; of two bans of a key the longer-lasting one is kept."""
+        """Import rows of `core.bans.rows`; of two bans of a key the longer-lasting one is kept."""
         bans = from_rows(rows, await self._batcher().server_us())
         known = {ban.key: ban for ban in await self.active()}
         longer = [ban for ban in bans if ban.key not in known or lasts_longer(ban, known[ban.key])]
