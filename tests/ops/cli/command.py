@@ -3,12 +3,7 @@
 import asyncio
 import json
 import os
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -42,32 +37,9 @@ Command = Callable[..., Ended]
 """Runs the command with some arguments: the fixture `slidegate`."""
 
 
-INTERRUPTIBLE = """\
-import runpy, signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it, and child processes inherit that
-runpy.run_module("slidegate", run_name="__main__", alter_sys=True)
-"""
-
-
 def environment(**more: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return {**inherited, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))), **more}
-
-
-def start(*words: str, **streams: int) -> subprocess.Popen[bytes]:
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
-    return subprocess.Popen([sys.executable, "-c", INTERRUPTIBLE, *words], env=environment(), **pipes)  # type: ignore[call-overload,no-any-return]
-
-
-@contextmanager
-def killed_if_it_hangs(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    timer = threading.Timer(HANG_S, process.send_signal, [signal.SIGKILL])
-    timer.start()
-    try:
-        with process:
-            yield
-    finally:
-        timer.cancel()
 
 
 def use_store(url: str, work: Callable[[Limiter], Awaitable[T]]) -> T:

@@ -6,6 +6,7 @@ import random
 import re
 import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from .command import ROOT, Command, killed_if_it_hangs, start
+from .command import HANG_S, ROOT, Command, environment
 
 APP = ("--app", "tests.ops.cli.apps:shop")
 Found = Callable[..., Any]
@@ -64,9 +65,10 @@ def test_records_out_of_order_are_noted(log: Path, slidegate: Command, monkeypat
 
 def test_gzip_several_files_and_standard_input_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.log.gz").write_bytes(gzip.compress(line(1).encode() * 2))
-    process = start("simulate", str(tmp_path / "a.log.gz"), "-", "--limit", "3/minute", "--json", stdin=subprocess.PIPE)
-    with killed_if_it_hangs(process):
-        result = json.loads(process.communicate(line(0).encode() * 2)[0])
+    words = ("simulate", str(tmp_path / "a.log.gz"), "-", "--limit", "3/minute", "--json")
+    command, said = [sys.executable, "-m", "slidegate", *words], line(0).encode() * 2
+    ended = subprocess.run(command, input=said, capture_output=True, env=environment(), timeout=HANG_S, check=True)
+    result = json.loads(ended.stdout)
     assert (result["requests"], result["refused"]) == (4, 1)
 
 

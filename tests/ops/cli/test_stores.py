@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from slidegate import Limiter
 
-from .command import Command, ban_many, create_store, killed_if_it_hangs, start, use_store
+from .command import Command, ban_many, create_store, environment, use_store
 
 
 async def banned_keys(limiter: Limiter) -> set[str]:
@@ -88,13 +90,18 @@ def test_all_bans_are_listed_once_and_filters_choose(url: str, slidegate: Comman
     assert {(ban["by"], ban["reason"]) for ban in found} == {("abuse", "scan 3")}
 
 
+INTERRUPTIBLE = """\
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it, and child processes inherit that
+runpy.run_module("slidegate", run_name="__main__", alter_sys=True)
+"""
+
+
 @pytest.mark.all
 def test_ctrl_c_ends_with_130(lmdb_url: str) -> None:
     use_store(lmdb_url, lambda limiter: ban_many(limiter, 20_000))
-    process = start("bans", "list", "--json", "--store", lmdb_url)
-    with killed_if_it_hangs(process):
-        assert process.stdout is not None
-        assert process.stderr is not None
+    command = [sys.executable, "-c", INTERRUPTIBLE, "bans", "list", "--json", "--store", lmdb_url]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert json.loads(process.stdout.readline())["key"]  # the process blocks until the pipe is read
         process.send_signal(signal.SIGINT)
         err = process.stderr.read()
