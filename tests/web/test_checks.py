@@ -17,7 +17,6 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from slidegate import Limiter, RateLimitMiddleware, Rule
-from slidegate.web.checks import REQUESTS_CHECKED
 from slidegate.web.routes import layers
 
 from ..asgi import call, hello, page, statuses
@@ -104,16 +103,6 @@ async def test_routes_of_starlette_with_a_middleware_each_are_as_they_are_writte
         assert (await call(app, route.path)).status == 200
         (around,) = [layer for layer in layers(route.app) if isinstance(layer, RateLimitMiddleware)]
         assert codes(around) == []
-
-
-# -- in the first requests ---------------------------------------------------------------------------------------------
-
-
-async def test_only_the_first_requests_are_looked_at() -> None:
-    found = middleware()
-    await statuses(found, REQUESTS_CHECKED)
-    await call(found, client=None, server=None, headers={"X-Forwarded-For": "198.51.100.7"})
-    assert codes(found) == []
 
 
 # -- rules that no route meets -----------------------------------------------------------------------------------------

@@ -11,9 +11,6 @@ from slidegate.testing import FakeClock
 from ..asgi import call, hello
 from ..remote_stores import SickStore
 
-WORDS = ("local", "allow", "deny")
-AMOUNTS = (2, 3)
-
 
 @pytest.mark.parametrize("shadow", [False, True])
 @pytest.mark.parametrize("own", ["local", "deny"])
