@@ -58,8 +58,8 @@ class Outcome:
             was found, None without HTTP. For a request refused before, the label of the rule, list or policy that
             refused it.
         status: The status code of the response; 0 if none was sent, or without HTTP.
-        ended: ``refused``; or, if admitted, ``success``, ``exception`` or ``cancelled``. A client that disconnects
-            while it waits for room is ``cancelled``, and not allowed.
+        ended: ``refused``; or, if admitted, ``success``, ``exception`` or ``cancelled``. A request that is cancelled
+            while it waits for room, or whose client disconnects, is ``cancelled``, and not allowed.
         began_us: When it arrived, in microseconds of Unix time.
         duration_us: The time until the last byte of its response was sent, in microseconds.
     """

@@ -242,14 +242,21 @@ class Decider:
             decision = refused
         else:
             channel.begin()
+            left = Decision(False, Reason.LIMITED, by=bound.rule.label) if refused is None else refused
             wait_us, wait_max = bound.rule.wait_us, bound.rule.wait_max
-            decision = await queues.wait(
-                name, refused, ask, wait_us=wait_us, wait_max=wait_max, tenant=tenant, is_gone=channel.is_gone
-            )
+            try:
+                decision = await queues.wait(
+                    name, refused, ask, wait_us=wait_us, wait_max=wait_max, tenant=tenant, is_gone=channel.is_gone
+                )
+            except BaseException as error:
+                if not isinstance(error, Exception):  # it is cancelled, which is as if its client had left
+                    exchange.decided.has_left = True
+                    exchange.record(left)
+                raise
             if channel.is_gone():
                 exchange.send_on, exchange.decided.has_left = _send_nobody, True
                 await refund(self._limiter, decision.take_back())
-                return Decision(False, Reason.LIMITED) if refused is None else refused
+                return left
             if not isinstance(decision.checks, Question):  # what a refusal of another request says about this one
                 decision.checks = self._engine.prepare(decision.checks, ())
         if decision.allowed and bound.rule.fair is not None:
