@@ -126,7 +126,6 @@ FORMS: dict[str, Callable[..., ASGIApp]] = {
     "partial": lambda limit, endpoint, **options: starlette(limit(functools.partial(endpoint)), **options),
     "under": lambda limit, endpoint, **options: starlette(wrapping(limit(endpoint)), **options),
     "above": lambda limit, endpoint, **options: starlette(limit(wrapping(endpoint)), **options),
-    "class": lambda limit, endpoint, **options: starlette(limit(class_of(endpoint)), **options),
     "method": lambda limit, endpoint, **options: starlette(class_of(endpoint, limit), **options),
     "checked": lambda limit, endpoint, **options: starlette(checked(limit, endpoint), **options),
     "mounted": lambda limit, endpoint, **options: Starlette(routes=[Mount("/", starlette(limit(endpoint), **options))]),

@@ -249,7 +249,7 @@ class Program(Short):
     layers: tuple[Layer, ...]
     endpoint: tuple[Limited, ...] = ()
     endpoint_kind: str = "async"
-    """A function, sync or not, or a class, which has decorators alone."""
+    """A function, sync or not, or the method of a class, which has decorators alone."""
     beside: bool = False
     """Whether the middlewares have lists, ban policies and the like too, which no request meets."""
 

@@ -2,7 +2,6 @@
 
 import asyncio
 
-from starlette.endpoints import WebSocketEndpoint
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -87,8 +86,6 @@ async def greet(websocket: WebSocket) -> None:
     await websocket.close()
 
 
-class Greeting(WebSocketEndpoint):
-    """An endpoint that does as `greet` does."""
-
-    async def dispatch(self) -> None:
-        await greet(WebSocket(self.scope, self.receive, self.send))
+async def welcome(websocket: WebSocket) -> None:
+    """Do as `greet` does, as another endpoint."""
+    await greet(websocket)

@@ -320,7 +320,7 @@ class Stage:
             self.inside.websocket(path, dependencies=[*map(Depends, given["depends"])])(sockets.greet)
         else:
             decorate = given[""][0] if given[""] else lambda endpoint: endpoint
-            self.inside.router.routes.append(WebSocketRoute(path, decorate(sockets.Greeting)))
+            self.inside.router.routes.append(WebSocketRoute(path, decorate(sockets.welcome)))
 
     @property
     def app(self) -> Any:
@@ -435,7 +435,7 @@ class Stage:
             status = self._status(await send_scope(self.app, scope, **how))
         except asyncio.CancelledError:
             status = "cancelled"
-        self.ended.append((round(self.virtual.passed_s - self.began_s, 6), number, status))
+        self.ended.append((round(self.virtual.passed_s - self.began_s, 4), number, status))  # timers add microseconds
 
     async def _leave(self, *numbers: str) -> None:
         for number in numbers:

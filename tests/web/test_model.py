@@ -46,13 +46,13 @@ def endpoint_of(program: Program) -> ASGIApp:
     def of(form: str) -> list[Any]:
         return [Depends(limit) for at, limit in limits if at == form]
 
-    endpoint: Any = {"class": class_of(answering), "sync": sync_answer}.get(program.endpoint_kind, answering)
+    endpoint: Any = sync_answer if program.endpoint_kind == "sync" else answering
     for form, limit in reversed(limits):
         endpoint = limit(endpoint) if form == "decorator" else endpoint
     app, router = FastAPI(), APIRouter(dependencies=of("router"))
     for path in PATHS:
         if program.endpoint_kind == "class":
-            app.router.routes.append(Route(path, endpoint))
+            app.router.routes.append(Route(path, class_of(endpoint)))
         else:
             router.api_route(path, methods=[*METHODS], dependencies=of("dependency"))(endpoint)
     app.include_router(router)

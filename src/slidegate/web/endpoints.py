@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overlo
 from starlette._utils import is_async_callable
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException, WebSocketException
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
-from starlette.websockets import WebSocket
 
 from ..core.arguments import unknown_option
 from ..core.decision import Decision, Reason
@@ -100,8 +99,8 @@ class RateLimit:
     """Limits an endpoint: ``Depends(RateLimit("5/second"))``, or ``@RateLimit("5/second")`` above a function.
 
     As a dependency it applies to a FastAPI route, router or application, for HTTP and websockets. As a decorator it
-    applies to a Starlette or FastAPI endpoint, a function or a class, which needs no `request` parameter. It requires a
-    `RateLimitMiddleware` around the endpoint, and uses the limiter and the client address of the innermost one.
+    applies to a Starlette or FastAPI endpoint, a function that needs no `request` parameter, or a method of a class. It
+    requires a `RateLimitMiddleware` around the endpoint, and uses the limiter and the client address of the innermost.
 
     Each endpoint function has its own count, at whichever routes it is, and also below a router or an application with
     the limit. Objects of one name share their counts, also with a `Rule` of that name. A request that meets the same
@@ -336,20 +335,17 @@ async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
 
 
 def _decorated(limit: RateLimit, endpoint: Any) -> Any:
-    """Return an endpoint that checks `limit` and then calls `endpoint`, a function or a class with `dispatch`.
+    """Return an endpoint that checks `limit` and then calls the function `endpoint`.
 
     Raises:
         ConfigurationError: `endpoint` cannot be decorated.
     """
-    if not callable(endpoint):
+    if not callable(endpoint) or inspect.isclass(endpoint):
         raise ConfigurationError(
-            'RateLimit: expected a function or class to limit, for example @RateLimit("5/second") above '
-            f"async def page(request), not {quoted(endpoint)}"
+            'RateLimit: expected a function to limit, for example @RateLimit("5/second") above '
+            f"async def page(request), or a method of a class such as HTTPEndpoint, not {quoted(endpoint)}; for a "
+            "class or an application write middleware=[Middleware(RateLimitMiddleware, ...)] at its route"
         )
-    return _limited_class(limit, endpoint) if inspect.isclass(endpoint) else _limited_function(limit, endpoint)
-
-
-def _limited_function(limit: RateLimit, endpoint: Callable[..., Any]) -> Callable[..., Any]:
     core = inspect.unwrap(endpoint)
     if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):
         raise ConfigurationError(
@@ -389,24 +385,6 @@ def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:
         place = sum(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters)
         parameters.insert(place, Parameter(_CONNECTION, Parameter.KEYWORD_ONLY, annotation=HTTPConnection))
     return found.replace(parameters=parameters), own
-
-
-def _limited_class(limit: RateLimit, endpoint: type[Any]) -> type[Any]:
-    if not inspect.iscoroutinefunction(getattr(endpoint, "dispatch", None)):
-        raise ConfigurationError(
-            f"RateLimit: expected an endpoint function or a class such as HTTPEndpoint, not {quoted(endpoint)}; "
-            "for an ASGI application write middleware=[Middleware(RateLimitMiddleware, ...)] at its route"
-        )
-
-    async def dispatch(self: Any) -> None:
-        is_http = self.scope["type"] == "http"
-        connection = Request(self.scope, self.receive) if is_http else WebSocket(self.scope, self.receive, self.send)
-        await limit.check(connection, endpoint)
-        self.receive = vars(connection)["_receive"]  # what the limit has read is read again
-        await endpoint.dispatch(self)
-
-    names = {name: getattr(endpoint, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(endpoint.__name__, (endpoint,), {**names, "__wrapped__": endpoint, "dispatch": dispatch})
 
 
 def is_exempt(endpoint: Any) -> bool:

@@ -18,7 +18,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Check, Decision
 from .decided import DECIDED_KEY, EXCHANGE_KEY, Decided, of_request
-from .headers import Fields, completed
+from .headers import Fields, completed, joined
 
 if TYPE_CHECKING:
     from ..core.bans.policy import BanPolicy
@@ -77,7 +77,7 @@ class Exchange:
     own: tuple[Decision, ...] = ()
     """The decisions of this middleware: about its rules, then about limits at endpoints within."""
     has_several = False
-    """Whether several of these may name limits."""
+    """Whether several of these name limits."""
     observed: tuple[Sequence[Check], ...] = ()
     """The checks of shadow rules, of each rule by itself."""
     client: Client | None = None
@@ -126,9 +126,9 @@ class Exchange:
         self.own = (*self.own, decision)
         self.decided.append((self.middleware, decision))
 
-    def _naming(self) -> Sequence[Decision]:
-        """Return the decisions that the fields show; several may name one limit."""
-        return self.middleware.header_writer.distinct(self.own)
+    def _shown(self) -> Sequence[Decision]:
+        """Return the decisions that the fields show; several may name one limit, so they are shown as one."""
+        return [joined(self.own)]
 
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of the response. Not a coroutine function: most messages need no await of their own."""
@@ -142,7 +142,7 @@ class Exchange:
             for hook in self.hooks:
                 if hook.starts:
                     return self._start(message)
-            message = self.middleware.header_writer.add(message, self._naming() if self.has_several else self.own)
+            message = self.middleware.header_writer.add(message, self._shown() if self.has_several else self.own)
         elif kind == "websocket.close":
             self.status = _CLOSED
             return self._start(message)
@@ -156,7 +156,7 @@ class Exchange:
         """Call the hooks for the status, which may change what the fields say, then send the first message."""
         await self._call_starts(self.status)
         if message["type"] in _STARTS:
-            message = self.middleware.header_writer.add(message, self._naming() if self.has_several else self.own)
+            message = self.middleware.header_writer.add(message, self._shown() if self.has_several else self.own)
         await (self.end(None, message) if message["type"].endswith(_LASTS) else self.send_on(message))
 
     async def _call_starts(self, status: Any) -> None:

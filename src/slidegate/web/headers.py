@@ -172,19 +172,6 @@ class HeaderWriter:
                 rendered.append_to(fields, decision)
         return message
 
-    def distinct(self, decisions: Iterable[Decision]) -> Sequence[Decision]:
-        """Return those of several decisions that name limits; as one, if a name is in two of them."""
-        naming = [decision for decision in decisions if decision.readings]
-        if len(naming) < 2:
-            return naming
-        names: set[str] = set()
-        for decision in naming:
-            own = (decision.checks.rendered or self.render(decision)).names
-            if not names.isdisjoint(own):
-                return [joined(naming)]
-            names.update(own)
-        return naming
-
     def render(self, decision: Decision) -> Rendered:
         """Return what the answers to all requests with the checks of a decision have in common, and note it there."""
         rendered = decision.checks.rendered = self.rendered(decision.checks)
