@@ -7,11 +7,11 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from threading import Barrier, Thread
+from threading import Barrier, BrokenBarrierError
 from types import FrameType
 from typing import Any
 
-from .hurry import hurried
+from .hurry import at_once, hurried
 
 THREADS = 8
 SWITCHED = 0.1
@@ -28,7 +28,7 @@ def switch(frame: FrameType, event: str, argument: object) -> Any:
 
 def race(act: Callable[[int, int], object], rounds: int) -> None:
     """Call ``act(round, thread)`` in 8 threads, which wait for each other before every round."""
-    barrier, failed = Barrier(THREADS), []
+    barrier = Barrier(THREADS)
 
     def run(thread: int) -> None:
         before = sys.gettrace()
@@ -38,17 +38,13 @@ def race(act: Callable[[int, int], object], rounds: int) -> None:
                 sys.settrace(switch)
                 act(number, thread)
                 sys.settrace(before)
-        except BaseException as error:
-            failed.append(error)
+        except BrokenBarrierError:
+            return  # another one has failed
+        except BaseException:
             barrier.abort()
+            raise
         finally:
             sys.settrace(before)
 
     with hurried(collecting=False):
-        threads = [Thread(target=run, args=(thread,)) for thread in range(THREADS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if failed:
-        raise failed[0]
+        at_once(run, THREADS)

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
-from starlette.applications import Starlette
-from starlette.routing import Route
 
-from slidegate import BanPolicy, Limiter, Networks, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, Networks, Rule
 from slidegate.prometheus import PrometheusMetrics
 
-from ..asgi import call, page
 from .exposition import scraped
+from .site import Site
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 DASHBOARD: dict[str, Any] = json.loads((DOCS / "grafana.json").read_text("utf-8"))
@@ -34,18 +32,12 @@ WITHOUT_SAMPLES = {"unavailable"}
 @pytest.fixture
 async def series() -> dict[str, dict[str, set[str]]]:
     """The values of each label of each metric, after traffic of every kind."""
-    metrics = PrometheusMetrics(limiter := Limiter(), registry=CollectorRegistry())
-    app = Starlette(routes=[Route("/items/{id}", page)])
-    app.add_middleware(
-        RateLimitMiddleware,
-        limiter=limiter,
-        rules=[Rule("*", "3/hour", name="service"), Rule("*", "1/hour", name="trial", shadow=True)],
-        blocklist=Networks(["192.0.2.0/24"]),
-        bans=BanPolicy(after="2/10m", duration="1h", ban_private=True),
-    )
-    for _ in range(7):
-        await call(app, "/items/1")
-    await call(app, "/items/1", client=("192.0.2.1", 1))
+    rules = [Rule("*", "3/hour", name="service"), Rule("*", "1/hour", name="trial", shadow=True)]
+    bans = BanPolicy(after="2/10m", duration="1h", ban_private=True)
+    site = Site(rules, blocklist=Networks(["192.0.2.0/24"]), bans=bans)
+    metrics = PrometheusMetrics(site.limiter, registry=CollectorRegistry())
+    await site.visit(*["/items/1"] * 7)
+    await site.visit("/items/1", client=("192.0.2.1", 1))
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name, labels in (await scraped(metrics.app)).samples:
         for label, value in labels:

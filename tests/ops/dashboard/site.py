@@ -177,10 +177,5 @@ class Page(HTMLParser):
         if tag in BLOCKS:
             self._lines.append("")
 
-    def row(self, name: str) -> list[str]:
-        """Return the other cells of the row that begins with `name`, or whose first cell begins with it."""
-        rows = [line.split(" | ") for line in self.lines]
-        return next(cells[1:] for cells in rows if len(cells) > 1 and cells[0].partition(" ")[0] == name)
-
     def names(self, tag: str, attribute: str) -> list[str]:
         return [str(attrs[attribute]) for found, attrs in self.tags if found == tag and attribute in attrs]

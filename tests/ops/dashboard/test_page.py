@@ -67,7 +67,7 @@ async def test_times_are_in_utc_for_readers_and_for_the_script(site: Site) -> No
     await site.limiter.ban("user:1", "1h")
     page = await site.page("bans")
     assert page.names("time", "datetime")[:2] == ["2027-01-15T08:00:00Z", "2027-01-15T09:00:00Z"]
-    assert page.row("user:1")[3:5] == ["2027-01-15 08:00:00", "2027-01-15 09:00:00"]
+    assert f"user:1 | {NOTHING} | manual | {NOTHING} | 2027-01-15 08:00:00 | 2027-01-15 09:00:00" in page.text
 
 
 @pytest.fixture
