@@ -21,8 +21,8 @@ class StatsContract:
     async def test_rows_of_all_workers_are_read_by_rollup_and_number(self, store: StoreHarness) -> None:
         assert await settle(store.stats.read("5s", 0, 9)) == []
         mine = [row("5s", 7, b"seven"), row("5s", 300, b"far"), row("5sx", 7, b"x"), row("workers", 0, b"\0\xff")]
-        await settle(store.stats.write(ANN, mine))
-        await settle(store.stats.write(BOB, [row("5s", 7, b""), row("5s", 8, b"eight")]))
+        await _write(store, ANN, *mine)
+        await _write(store, BOB, row("5s", 7, b""), row("5s", 8, b"eight"))
         assert sorted(await settle(store.stats.read("5s", 7, 8))) == [
             (7, ANN, b"seven"),
             (7, BOB, b""),
@@ -35,16 +35,16 @@ class StatsContract:
     @with_store(ability="shared_stats")
     async def test_a_row_is_replaced_and_taken_back_by_the_worker_that_wrote_it(self, store: StoreHarness) -> None:
         for worker, value in ((ANN, b"old"), (BOB, b"other"), (ANN, b"new")):
-            await settle(store.stats.write(worker, [row("5s", 1, value)]))
+            await _write(store, worker, row("5s", 1, value))
         assert sorted(await settle(store.stats.read("5s", 0, 2))) == [(1, ANN, b"new"), (1, BOB, b"other")]
-        await settle(store.stats.write(ANN, [row("5s", 1, b"", 0), row("5s", 2, b"", -5)]))
+        await _write(store, ANN, row("5s", 1, b"", 0), row("5s", 2, b"", -5))
         assert list(await settle(store.stats.read("5s", 0, 2))) == [(1, BOB, b"other")]
 
     @with_store(ability="shared_stats")
     async def test_a_row_goes_when_its_time_is_over_and_not_before(self, store: StoreHarness) -> None:
-        await settle(store.stats.write(ANN, [row("workers", 0, b"ann", 10), row("5s", 1, b"1", 20)]))
+        await _write(store, ANN, row("workers", 0, b"ann", 10), row("5s", 1, b"1", 20))
         store.clock.advance("5s")
-        await settle(store.stats.write(BOB, [row("workers", 0, b"bob", 10)]))
+        await _write(store, BOB, row("workers", 0, b"bob", 10))
         store.clock.advance(us=5 * SECOND_US - 1)
         assert len(await settle(store.stats.read("workers", 0, 0))) == 2
         store.clock.advance(us=1)
@@ -55,8 +55,8 @@ class StatsContract:
 
     @with_store(ability="shared_stats")
     async def test_a_row_that_is_kept_for_long_outlives_one_beside_it_that_is_not(self, store: StoreHarness) -> None:
-        await settle(store.stats.write(ANN, [row("limits", 0, b"ann", 60)]))
-        await settle(store.stats.write(BOB, [row("limits", 0, b"bob", 1)]))
+        await _write(store, ANN, row("limits", 0, b"ann", 60))
+        await _write(store, BOB, row("limits", 0, b"bob", 1))
         store.clock.advance("2s")
         assert list(await settle(store.stats.read("limits", 0, 0))) == [(0, ANN, b"ann")]
 
@@ -65,3 +65,8 @@ class StatsContract:
         before_us = await settle(store.stats.time())
         store.clock.advance("3s")
         assert await settle(store.stats.time()) == before_us + 3 * SECOND_US
+
+
+async def _write(store: StoreHarness, worker: bytes, *rows: StatsRow) -> None:
+    for row in rows:
+        await settle(store.stats.write(worker, row))

@@ -198,7 +198,7 @@ UNREADABLE = [b"", b"\xff", b"[]", b"[" * 100_000, b'{"version": 2}']
     ],
 )
 async def test_a_row_that_cannot_be_read_is_no_worker_and_no_change(worker: Worker, number: int, value: bytes) -> None:
-    await worker.rows.write(b"stranger", [StatsRow(CHANGED_LIMITS, number, value, HOUR_US)])
+    await worker.rows.write(b"stranger", StatsRow(CHANGED_LIMITS, number, value, HOUR_US))
     assert await worker.limiter.workers() == []
     assert (await worker.change()).workers == 1
     assert worker.changed == {"api": 20}

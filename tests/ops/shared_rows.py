@@ -1,7 +1,5 @@
 """The rows of several workers in one process, by a clock that tests set."""
 
-from collections.abc import Sequence
-
 from slidegate import Limiter, MemoryStore
 from slidegate.core import SharedStats, StatsRow
 from slidegate.core.errors import StoreUnavailable
@@ -31,14 +29,13 @@ class SharedRows(SharedStats):
         self._answer()
         return self.clock()
 
-    async def write(self, worker: bytes, rows: Sequence[StatsRow]) -> None:
+    async def write(self, worker: bytes, row: StatsRow) -> None:
         self._answer()
         if self.failing_writes:
             self.failing_writes -= 1
             raise StoreUnavailable("away")
-        for row in rows:
-            self.writes += 1
-            self.rows[row.rollup, row.number, worker] = row.value, self.clock() + row.kept_us
+        self.writes += 1
+        self.rows[row.rollup, row.number, worker] = row.value, self.clock() + row.kept_us
 
     async def read(self, rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
         self._answer()

@@ -1,5 +1,6 @@
 """Quotas and rows of stats outlive those who made them, go by the right clock, and leave nothing behind."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,11 @@ def rows(count: int, size: int, first: int = 0, kept_us: int = MINUTE_US) -> lis
     return [StatsRow("5s", number, bytes(size), kept_us) for number in range(first, first + count)]
 
 
+async def write(store: Any, *written: StatsRow) -> None:
+    for row in written:
+        await settle(store.shared_stats.write(ANN, row))
+
+
 def entries(store: LmdbStore) -> int:
     answers = store._transactions.write([(Transaction.look, (lambda own: own.txn.stat(own.dbs.stats)["entries"],))])
     assert answers is not None
@@ -118,7 +124,7 @@ async def test_rows_that_are_over_go_by_other_writes_alone(tmp_path: Path) -> No
     clock = FakeClock()
     store = LmdbStore(tmp_path / "lmdb", clock=clock)
     for first in range(0, 300, 100):
-        await settle(store.shared_stats.write(ANN, rows(100, 20_000, first)))
+        await write(store, *rows(100, 20_000, first))
         clock.advance("10s")
     assert entries(store) == 300
     clock.advance("35s")
@@ -126,7 +132,7 @@ async def test_rows_that_are_over_go_by_other_writes_alone(tmp_path: Path) -> No
         assert (await settle(store.hit(ASKED))).allowed
         clock.advance("100ms")
     assert entries(store) == 100, "those of which the minute is over"
-    await settle(store.shared_stats.write(ANN, rows(1, 3, 299)))
+    await write(store, *rows(1, 3, 299))
     clock.advance("55s")
     for _ in range(20):
         assert (await settle(store.hit(ASKED))).allowed
@@ -142,16 +148,30 @@ async def test_stats_leave_a_full_file_alone(tmp_path: Path) -> None:
             break
         await settle(store.hit(((ASKED[0][0], f"user:{number}", 1),)))
     with pytest.raises(StoreUnavailable, match="no room"):
-        await settle(store.shared_stats.write(ANN, rows(2, 4_096)))
-    await settle(store.shared_stats.write(ANN, [StatsRow("limits", 0, b"off", MINUTE_US)]))
+        await write(store, *rows(1, 4_097))
+    await write(store, StatsRow("limits", 0, b"off", MINUTE_US))
     assert await settle(store.shared_stats.read("limits", 0, 0)) == [(0, ANN, b"off")], "an operator's change has room"
     assert (await settle(store.hit(ASKED))).allowed
     store.close()
 
 
+async def test_large_rows_take_no_more_than_was_taken_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    store, mib = LmdbStore(tmp_path / "lmdb", max_map_size=1 << 26), 1 << 20
+    for _ in range(20):  # the room has just been checked
+        await settle(store.hit(ASKED))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StoreUnavailable, match="no room for 1,048,576 bytes"):
+        await write(store, *rows(16, mib))
+    assert store._env.room.used() < 8 * mib, "a process that writes to a hole on a full disk is killed"
+    store.close()
+
+
 async def test_rows_outlive_the_process_and_are_those_of_all_stores_on_a_path(tmp_path: Path) -> None:
     first, second = LmdbStore(tmp_path / "lmdb"), LmdbStore(tmp_path / "lmdb")
-    await settle(first.shared_stats.write(ANN, rows(1, 3)))
+    await write(first, *rows(1, 3))
     assert second.shared_stats.read("5s", 0, 0) == [(0, ANN, bytes(3))]
     first.close()
     second.close()
@@ -161,7 +181,7 @@ async def test_rows_outlive_the_process_and_are_those_of_all_stores_on_a_path(tm
 
 
 async def redis_rows(store: RedisStore) -> None:
-    await store.shared_stats.write(ANN, [*rows(2, 5, 7), StatsRow("workers", 0, b"ann", MINUTE_US)])
+    await write(store, *rows(2, 5, 7), StatsRow("workers", 0, b"ann", MINUTE_US))
     assert sorted(await store.shared_stats.read("5s", 0, 40)) == [(7, ANN, bytes(5)), (8, ANN, bytes(5))]
     now_us = await store.shared_stats.time()
     assert now_us > 1_600_000_000_000_000
@@ -183,7 +203,7 @@ async def test_the_list_of_workers_forgets_the_dead_while_others_write(server: R
     clock = FakeClock(1_700_000_000_000_000)
     async with store_at(server, prefix="dead", clock=clock) as store:
         for number in range(50):
-            await store.shared_stats.write(b"%08d" % number, [StatsRow("workers", 0, b"x", MINUTE_US)])
+            await store.shared_stats.write(b"%08d" % number, StatsRow("workers", 0, b"x", MINUTE_US))
             clock.advance(us=MINUTE_US // 4)
         assert server.command("HLEN", "{dead}:bans:rows:workers:0") == 4
         assert len(await store.shared_stats.read("workers", 0, 0)) == 3

@@ -171,12 +171,12 @@ class SharedStats(ABC):
         """Return the time of the store in microseconds, the same for all workers."""
 
     @abstractmethod
-    def write(self, worker: bytes, rows: Sequence[StatsRow]) -> Awaitable[None] | None:
-        """Write rows of a worker, replacing its rows with the same rollup and number.
+    def write(self, worker: bytes, row: StatsRow) -> Awaitable[None] | None:
+        """Write a row of a worker, replacing its row with the same rollup and number.
 
         Args:
             worker: The identity of the worker, 8 bytes.
-            rows: The rows.
+            row: The row.
 
         Raises:
             StoreError: The store does not answer, or has no room for statistics.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..core.errors import ConfigurationError, quoted
@@ -71,7 +70,7 @@ class Rows:
 
     async def write(self, worker: bytes, row: StatsRow, deadline_s: float = COMMAND_DEADLINE_S) -> None:
         """Write a row under the name of a worker, or of what else has one row of its kind and number."""
-        await self._engine.command(lambda: self._stats.write(worker, [row]), deadline_s)
+        await self._engine.command(lambda: self._stats.write(worker, row), deadline_s)
 
     async def read(self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S) -> list[Row]:
         """Return the rows of all workers; see `Limiter.rows`."""
@@ -99,11 +98,10 @@ class _OwnRows(SharedStats):
         """See `SharedStats`."""
         return self._clock()
 
-    def write(self, worker: bytes, rows: Sequence[StatsRow]) -> None:
+    def write(self, worker: bytes, row: StatsRow) -> None:
         """See `SharedStats`."""
         now_us = self.time()
-        for row in rows:
-            self.rows[row.rollup, row.number, worker] = row.value, now_us + row.kept_us
+        self.rows[row.rollup, row.number, worker] = row.value, now_us + row.kept_us
         for name, (_, until_us) in list(self.rows.items()):  # a copy: threads may write at the same time
             if until_us <= now_us:
                 self.rows.pop(name, None)

@@ -21,7 +21,7 @@ import lmdb.verify
 import pytest
 
 from slidegate import BanPolicy, Limiter, StoreError
-from slidegate.core import Ban, Bucket, ConfigurationError, StoreUnavailable, parse_limits
+from slidegate.core import Ban, Bucket, ConfigurationError, StatsRow, StoreUnavailable, parse_limits
 from slidegate.core.bans.rows import to_rows
 from slidegate.stores.lmdb import LmdbStore, environment, opening
 from slidegate.stores.lmdb.checking import check_directory, check_file_system, file_system
@@ -321,7 +321,7 @@ QUESTIONS: dict[str, Callable[[LmdbStore], object]] = {
     "active": lambda store: store.bans.active(),
     "load": lambda store: store.bans.load([*to_rows([Ban("user:zoe", "", "ann", 0, 0, None)])]),
     "count": lambda store: store.bans.count(),
-    "write": lambda store: store.shared_stats.write(b"worker00", []),
+    "write": lambda store: store.shared_stats.write(b"worker00", StatsRow("5s", 0, b"", 60_000_000)),
     "read": lambda store: store.shared_stats.read("5s", 0, 1),
 }
 

@@ -170,7 +170,7 @@ async def test_the_causes_of_an_error_come_to_an_end(name: str, place: Place) ->
     async with FAULTS[name][0](place):
         for _ in range(2):
             asked = [store.hit([(BUCKET, "key", 1)]), store.reset("key"), store.reset_all(), store.shared_stats.time()]
-            asked += [store.bans.find(("key",)), store.bans.active(), store.bans.ban("key", None, "", "")]
+            asked += [store.bans.find(("key",)), store.bans.active(), store.bans.ban("key", None, "", "ann")]
             raised += filter(None, await asyncio.gather(*map(error_of, asked)))
     await store.close()
     raised.append(await error_of(asyncio.ensure_future(store.bans.active())) or AssertionError("it is closed"))

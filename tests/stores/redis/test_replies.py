@@ -125,7 +125,7 @@ def charged(store: RedisStore) -> Decision:
 
 def methods_of(store: RedisStore) -> dict[str, Callable[[], Any]]:
     """Return a question for each public method that asks Redis, by name."""
-    policy, bans, rows = BanPolicy("2/1h", "10m"), store.bans, [StatsRow("5s", 0, b"", 60_000_000)]
+    policy, bans, row = BanPolicy("2/1h", "10m"), store.bans, StatsRow("5s", 0, b"", 60_000_000)
     dumped = [*to_rows([Ban("user:9", "", "ann", 0, 1, None)])]
     held = ((Bucket("held", [Concurrency(2)]), "user:1", 1),)
     return {
@@ -140,13 +140,13 @@ def methods_of(store: RedisStore) -> dict[str, Callable[[], Any]]:
         "reset_all": store.reset_all,
         "inspect": lambda: store.inspect("user:2", [BUCKET]),
         "time": store.shared_stats.time,
-        "write": lambda: store.shared_stats.write(b"worker00", rows),
+        "write": lambda: store.shared_stats.write(b"worker00", row),
         "read": lambda: store.shared_stats.read("5s", 0, 0),
-        "ban": lambda: bans.ban("user:3", 60_000_000, "", ""),
+        "ban": lambda: bans.ban("user:3", 60_000_000, "", "ann"),
         "strike": lambda: bans.strike(policy, "user:4", 1, ""),
         "find": lambda: bans.find(("user:5", (4, 7))),
         "active": bans.active,
-        "unban": lambda: bans.unban("user:3", ""),
+        "unban": lambda: bans.unban("user:3", "ann"),
         "load": lambda: bans.load(dumped),
     }
 
@@ -199,7 +199,7 @@ async def test_closing_tells_everybody_who_waits_at_any_moment(
             proxy.delay_s = rng.choice([0.0, 0.002])
             if rng.random() < 0.7:
                 await store.hit(CHECKS)
-            await other.bans.ban(f"user:{rng.random()}", 10_000_000, "", "")  # news for the store
+            await other.bans.ban(f"user:{rng.random()}", 10_000_000, "", "ann")  # news for the store
             asked = [asyncio.create_task(outcome(rng.choice([*methods_of(store).values()]))) for _ in range(20)]
             await asyncio.sleep(rng.choice([0.0, 0.0, rng.random() * 0.01]))
             await store.close()

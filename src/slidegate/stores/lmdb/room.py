@@ -22,7 +22,7 @@ MIB: Final = 2**20
 STEP: Final = 4 * MIB
 LEAD: Final = 4 * MIB
 """How much is taken beyond the last page. A transaction has at most `batching.MOST_TOGETHER` jobs, and copies fewer
-pages than that; `CHECK_EVERY` of them come between two checks."""
+pages than that; `CHECK_EVERY` of them come between two checks. A row of statistics has 1 MiB at most."""
 CHECK_EVERY: Final = 16
 _PIECE: Final = MIB // 4
 _AGAIN_S: Final = 1.0
@@ -66,12 +66,6 @@ class Room:
     def used(self) -> int:
         """Return how many bytes of the file have ever been used."""
         return int(self._lmdb.info()["last_pgno"] + 1) * self._page_bytes
-
-    def has_room_for(self, size: int) -> bool:
-        """Take disk space ahead for much that a transaction is about to write; return whether there is room for it."""
-        used = self.used()
-        self._take_ahead(used + size)
-        return (self._taken if self.stuck else self.size) >= used + size + self._lead
 
     def check(self, txn: Any, dbs: Databases, *, always: bool) -> None:
         """Take space ahead, before the commit of a transaction that belongs to every 16th of all processes.

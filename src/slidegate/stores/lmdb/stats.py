@@ -7,7 +7,7 @@ They expire as windows do, see `ends` in `windows`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from itertools import takewhile
 from typing import Final, TypeAlias
 
@@ -19,7 +19,7 @@ from .transaction import Transaction, Transactions
 from .windows import STATS
 
 ALWAYS: Final = 4_096
-"""So many bytes are written as a window is; more only if there is disk space for them."""
+"""So many bytes are written as a window is; more only while the file is not full."""
 
 Rows: TypeAlias = list[tuple[int, bytes, bytes]]
 
@@ -40,27 +40,26 @@ class LmdbSharedStats(SharedStats):
         """See `SharedStats`; the time is that of this host."""
         return self._transactions.settings.now_us()
 
-    def write(self, worker: bytes, rows: Sequence[StatsRow]) -> Awaitable[None] | None:
+    def write(self, worker: bytes, row: StatsRow) -> Awaitable[None] | None:
         """See `SharedStats`.
 
         Raises:
-            StoreUnavailable: There is no room for the rows.
+            StoreUnavailable: There is no room for the row.
         """
-        return self._batcher.run(self._write, worker, rows)
+        return self._batcher.run(self._write, worker, row)
 
-    def _write(self, transaction: Transaction, worker: bytes, rows: Sequence[StatsRow]) -> None:
-        txn, dbs, now_us = transaction.txn, transaction.dbs, transaction.now_us
-        env, size = self._transactions.env, sum(len(row.value) for row in rows if row.kept_us > 0)
-        if size > ALWAYS and not env.room.has_room_for(size):
+    def _write(self, transaction: Transaction, worker: bytes, row: StatsRow) -> None:
+        txn, dbs, env, size = transaction.txn, transaction.dbs, self._transactions.env, len(row.value)
+        key, until_us = _key(row.rollup, row.number) + worker, transaction.now_us + row.kept_us
+        if row.kept_us <= 0:
+            txn.delete(key, b"", dbs.stats)
+            return
+        if size > ALWAYS and env.room.fullness:
             raise StoreUnavailable(f"lmdb: no room for {size:,} bytes of stats: {env.path} {env.why_full()}")
-        for row in rows:
-            key, until_us = _key(row.rollup, row.number) + worker, now_us + row.kept_us
-            if row.kept_us <= 0:
-                txn.delete(key, b"", dbs.stats)
-                continue
-            if txn.get(key, None, dbs.stats) is None:
-                recheck_at(txn, dbs.ends, until_us, key, STATS)
-            txn.put(key, DUE.pack(until_us) + row.value, db=dbs.stats)
+        if txn.get(key, None, dbs.stats) is None:
+            recheck_at(txn, dbs.ends, until_us, key, STATS)
+        txn.put(key, DUE.pack(until_us) + row.value, db=dbs.stats)
+        env.room.check(txn, dbs, always=True)  # it may be larger than many windows
 
     def read(self, rollup: str, first: int, last: int) -> Rows | Awaitable[Rows]:
         """See `SharedStats`."""

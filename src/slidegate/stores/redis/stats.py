@@ -1,13 +1,10 @@
 """The statistics in Redis: a hash for each rollup and number, with a field for each worker.
 
-One script call writes the rows of a worker. The load is small: each worker sends a few kilobytes every few seconds.
-
 The commands are in ``lua/bans.lua``. A hash expires by its TTL; each row starts with the time at which it expires.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from ...core.store import SharedStats, StatsRow
@@ -39,12 +36,10 @@ class RedisSharedStats(SharedStats):
         return await self._store.batcher().server_us()
 
     @sensible
-    async def write(self, worker: bytes, rows: Sequence[StatsRow]) -> None:
+    async def write(self, worker: bytes, row: StatsRow) -> None:
         """See `SharedStats`."""
-        if rows:
-            keys = [self._key(row.rollup, row.number) for row in rows]
-            args = [part for row in rows for part in (row.value, row.kept_us)]
-            await self._store.batcher().command(b"write_stats", keys, [worker, *args])
+        key, args = self._key(row.rollup, row.number), (worker, row.value, row.kept_us)
+        await self._store.batcher().command(b"write_stats", [key], args)
 
     @sensible
     async def read(self, rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:

@@ -31,15 +31,11 @@ local function rows_in_force(name)
   return rows
 end
 
--- Write rows of the worker ARGV[3]: KEYS are their hashes, which have the rows of all workers under one rollup and
--- number; for each row, the value and the microseconds for which it is kept follow the worker. Each row starts with its
--- end, because a hash that other workers keep writing to lives longer.
+-- Write the row ARGV[4] of the worker ARGV[3], which is kept for ARGV[5] microseconds, into a hash that has the rows of all
+-- workers under one rollup and number. Each row starts with its end, because a hash that others keep writing to lives longer.
 function commands.write_stats()
-  for place, key in ipairs(KEYS) do
-    local value, kept = ARGV[2 * place + 2], tonumber(ARGV[2 * place + 3])
-    put(key, ARGV[3], pack("<i8", max(now + kept, 0)) .. value)
-    rows_in_force(key)
-  end
+  put(KEYS[1], ARGV[3], pack("<i8", max(now + tonumber(ARGV[5]), 0)) .. ARGV[4])
+  rows_in_force(KEYS[1])
   return answer()
 end
 
