@@ -91,6 +91,8 @@ class EndpointOptions(TypedDict, total=False):
 class _EndpointRule(Rule):
     """A rule of an endpoint. It has no paths: the router provides the path parameters by which it counts."""
 
+    _call = "RateLimit(...)"
+
     def _check_parameters(self, key: Key, option: str) -> None:
         """See `Rule._check_parameters`."""
 

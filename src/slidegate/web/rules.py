@@ -188,7 +188,7 @@ class Rule:
             if option in given and needed not in given:
                 raise ConfigurationError(f"requires {needed}; add {written}, or remove {option}", option)
         if not given & {"limits", "concurrency", "exempt", "block"}:
-            raise ConfigurationError(f'{self._call}: expected limits, for example {self._call[:-1]}, "5/minute")')
+            raise ConfigurationError(f'{self._call}: expected limits such as "5/minute"')
 
     def _read_cost(self, cost: int | CostFunction, cost_max: int | None) -> None:
         self.cost = cost
