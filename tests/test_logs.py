@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from io import StringIO
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message
 
 from slidegate import BanPolicy, Limiter, RateLimitMiddleware, Rule, strike
 from slidegate.core.logs import MAX_CHARS, MAX_SUBJECTS, Throttle, escaped
@@ -21,7 +22,7 @@ from slidegate.core.store import Event
 from slidegate.limiter.aio import to_the_end
 from slidegate.testing import RecordingObserver
 
-from .asgi import call, hello, scope_of
+from .asgi import Slow, call, hello, scope_of
 from .remote_stores import RemoteStore
 from .virtual_time import turns
 
@@ -158,37 +159,30 @@ async def test_work_that_fails_after_its_request_was_cancelled(log: StringIO, ca
 
 
 async def test_a_read_that_fails_after_its_request_was_let_in(caplog: pytest.LogCaptureFixture) -> None:
-    fails, ends = asyncio.Event(), [asyncio.Event() for _ in range(2)]
-    left = iter(ends)
-
-    async def page(scope: Scope, receive: Receive, send: Send) -> None:
-        await next(left).wait()
-        await hello(scope, receive, send)
+    app, fails, sent = Slow(), asyncio.Event(), list[Message]()
 
     async def receive() -> Message:
         await fails.wait()
         raise Evil(RAISED)
 
-    sent: list[Message] = []
-
     async def send(message: Message) -> None:
         sent.append(message)
 
-    middleware = RateLimitMiddleware(page, rules=[Rule("*", concurrency=1, wait="1h")])
+    middleware = RateLimitMiddleware(app, rules=[Rule("*", concurrency=1, wait="1h")])
     first = asyncio.create_task(call(middleware))
     await turns()
     second = asyncio.create_task(middleware(scope_of(), receive, send))
     await turns()
-    ends[0].set()
+    first_goes_on, app.goes_on = app.goes_on, anyio.Event()
+    first_goes_on.set()
     assert (await first).status == 200
     await turns()
-    assert not list(left), "the second is inside"
+    assert app.entered == 2
     fails.set()
     await turns()
-    ends[1].set()
+    app.goes_on.set()
     await second
-    assert sent[0]["status"] == 200
-    assert caplog.records == []
+    assert (sent[0]["status"], caplog.records) == (200, [])
 
 
 @given(st.text(alphabet=st.characters(), max_size=80), st.integers(2, 60))

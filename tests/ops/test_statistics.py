@@ -479,12 +479,15 @@ async def test_an_end_that_the_store_does_not_answer_is_logged(
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
-def test_the_end_of_a_server_writes_the_last_statistics(rows: SharedRows, statistics: Statistics) -> None:
-    limiter, _ = worker_of(rows)
+def serve_once(limiter: Limiter, **options: Any) -> None:
+    """Serve one request, with the start and the end of the application."""
     middleware = Middleware(RateLimitMiddleware, limits="100/minute", limiter=limiter)
-    with TestClient(Starlette(routes=[Route("/item", page)], middleware=[middleware])) as client:
+    with TestClient(Starlette(routes=[Route("/item", page)], middleware=[middleware], **options)) as client:
         client.get("/item")
-        assert {kind for kind, _, _ in rows.rows} == {"limits"}, "no statistics yet, but the row of the worker"
+
+
+def test_the_end_of_a_server_writes_the_last_statistics(rows: SharedRows, statistics: Statistics) -> None:
+    serve_once(worker_of(rows)[0])
     found = asyncio.run(statistics.read())
     assert (found.total.passed, len(found.workers)) == (1, 1)
 
@@ -498,9 +501,7 @@ def test_an_application_that_closes_its_limiter_logs_no_error(tmp_path: Path, ca
         yield
         await limiter.close()
 
-    middleware = Middleware(RateLimitMiddleware, limits="100/minute", limiter=limiter)
-    with TestClient(Starlette(routes=[Route("/item", page)], middleware=[middleware], lifespan=lifespan)) as client:
-        client.get("/item")
+    serve_once(limiter, lifespan=lifespan)
     assert caplog.messages == []
 
 

@@ -2,8 +2,6 @@
 
 import json
 import logging
-import socket
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -18,6 +16,7 @@ from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...asgi import call, scope_of, send_scope
+from ...redis_servers import free_port
 from ...virtual_time import VirtualTime
 from .site import HOST, TOKEN, VIEWS, Site, basic
 
@@ -192,19 +191,11 @@ async def test_dashboard_works_below_any_mount(root: str, site: Site) -> None:
         assert (answer.status, answer.headers["location"]) == (307, f"{root}/")
 
 
-@pytest.fixture
-def closed_port() -> Iterator[int]:
-    """A reserved port on which no server listens."""
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        yield reserved.getsockname()[1]
-
-
 async def test_a_failed_store_is_reported_without_its_password(
-    closed_port: int, clock: FakeClock, caplog: pytest.LogCaptureFixture
+    clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     observer, secret = RecordingObserver(), "s3cret-of-the-store"
-    site = Site(clock, store=RedisStore(f"redis://user:{secret}@127.0.0.1:{closed_port}/0"))
+    site = Site(clock, store=RedisStore(f"redis://user:{secret}@127.0.0.1:{free_port()}/0"))
     site.limiter.observe(observer)
     async with site.limiter as limiter:
         with caplog.at_level(logging.DEBUG):

@@ -1,10 +1,10 @@
 """The access logs that uvicorn, hypercorn and granian really write are read."""
 
 import json
-import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -13,8 +13,9 @@ import pytest
 from slidegate.ops.replay import AccessRecord
 from slidegate.ops.replay.logs import NO_TIME, parse_line
 
+from ...redis_servers import BOUND_S, free_port, until
+
 pytestmark = pytest.mark.all
-BOUND_S = 20
 APP = """
 async def app(scope, receive, send):
     if scope["type"] == "http":
@@ -41,25 +42,22 @@ def served(directory: Path, command: list[str]) -> list[str]:
     """Start a server, send a request, stop the server, and return the lines that it wrote about the request."""
     (directory / "served_app.py").write_text(APP)
     (directory / "log.json").write_text(json.dumps(LOG_CONFIG))
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     module, *arguments = (word.replace("PORT", str(port)) for word in command)
     arguments = [sys.executable, "-m", module, "served_app:app", *arguments]
-    with open(directory / "out", "w+") as out:
-        process = subprocess.Popen(arguments, cwd=directory, stdout=out, stderr=subprocess.STDOUT)
+    out = directory / "out"
+
+    def is_logged() -> bool:
+        with suppress(httpx.TransportError):  # it does not listen yet
+            httpx.get(f"http://127.0.0.1:{port}/seen", headers={"user-agent": 'odd "agent"'}, timeout=BOUND_S)
+        return "/seen" in out.read_text()
+
+    with out.open("w") as file, subprocess.Popen(arguments, cwd=directory, stdout=file, stderr=file) as process:
         try:
-            until_s = time.monotonic() + BOUND_S
-            while "/seen" not in (directory / "out").read_text():
-                assert time.monotonic() < until_s, (directory / "out").read_text()
-                try:
-                    httpx.get(f"http://127.0.0.1:{port}/seen", headers={"user-agent": 'odd "agent"'}, timeout=BOUND_S)
-                except httpx.TransportError:
-                    time.sleep(0.05)  # it does not listen yet
+            until(is_logged, "the server logs a request")
         finally:
             process.terminate()
-            process.wait(BOUND_S)
-    return [text for text in (directory / "out").read_text().splitlines() if "/seen" in text]
+    return [text for text in out.read_text().splitlines() if "/seen" in text]
 
 
 @pytest.mark.parametrize("server", COMMANDS)
