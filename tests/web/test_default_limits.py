@@ -109,7 +109,7 @@ LABELS: list[tuple[str, str]] = [
     ("GET /exempt/limited.py", ""),
     ("GET api.example.org/api", "GET /api"),
     ("GET x.example.net/api", "GET /api"),
-    ("GET www.example.org/api", "GET //www.example.org/api"),
+    ("GET www.example.org/api", "GET /api"),
 ]
 """Requests, and the bucket in which each counts; none where it is exempt."""
 

@@ -81,13 +81,13 @@ class BanSignals:
                 raise ConfigurationError(
                     f"two policies are named {policy.name!r}; give one of them another name=", "bans"
                 )
+            self.policies[policy.name] = policy
             try:
-                check_policy(policy, client)
+                _check_key(policy, client)
+                for signal, weight in policy.signals.items():
+                    self._read_signal(policy, signal, policy.after.amount if weight == "ban" else weight)
             except ConfigurationError as error:
                 raise ConfigurationError(f"{policy!r}: {error}", "bans") from None
-            self.policies[policy.name] = policy
-            for signal, weight in policy.signals.items():
-                self._read_signal(policy, signal, policy.after.amount if weight == "ban" else weight)
         self.keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
         self._index = PathIndex(self._honeypots)
         self.on_request = bool(self._honeypots)
@@ -96,7 +96,9 @@ class BanSignals:
 
     def _read_signal(self, policy: BanPolicy, signal: int | str, weight: int) -> None:
         if isinstance(signal, str) and signal.startswith("/"):
-            self._honeypots.append((RulePath(signal), Signal(policy, weight, clean_reason(f"path {signal}"))))
+            self._honeypots.append(
+                (RulePath(signal, "signals"), Signal(policy, weight, clean_reason(f"path {signal}")))
+            )
         elif signal == "refused":
             self._signals[signal].append(Signal(policy, weight, signal))
         else:
@@ -189,15 +191,11 @@ def _class_of(name: str) -> set[int]:
     return set(range(first, first + 100))
 
 
-def check_policy(policy: BanPolicy, client: Key | None = None) -> None:
-    """Check those values of a policy that have a meaning only for requests.
-
-    Args:
-        policy: The policy.
-        client: What it bans if it has no key.
+def _check_key(policy: BanPolicy, client: Key) -> None:
+    """Check the key of a policy, or the client, which it bans if it has none.
 
     Raises:
-        ConfigurationError: The key finds no client or too many of them, or a path among the signals cannot be used.
+        ConfigurationError: The key finds no client or too many of them.
     """
     key = client if policy.key is None else policy.key
     if policy.key is not None and not isinstance(policy.key, Key):
@@ -212,12 +210,6 @@ def check_policy(policy: BanPolicy, client: Key | None = None) -> None:
                 f"its clients have {name}={key.prefixes[version]}, but policies ban no network wider than "
                 f"/{WIDEST[version]}; write BanPolicy(..., key=client_ip({name}={WIDEST[version]}))"
             )
-    for signal in policy.signals:
-        if isinstance(signal, str) and signal.startswith("/"):
-            try:
-                RulePath(signal)
-            except ConfigurationError as error:
-                raise ConfigurationError(str(error), "signals") from None
 
 
 async def strike(

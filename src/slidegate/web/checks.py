@@ -44,7 +44,6 @@ _DIGITS: Final = re.compile(rb"[0-9]+")
 _MAX_NAMED: Final = 10
 """The most rules that findings of one kind name."""
 _compiled: Final = lru_cache(compile_path)
-_HOST: Final = re.compile("^//[^/]*")
 _BUILT_OFTEN: Final = 3
 ENABLED_VARIABLE: Final = "SLIDEGATE_ENABLED"
 """The environment variable that switches every middleware off or on."""
@@ -261,7 +260,7 @@ def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Findi
 
 def _about_unmet_rules(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
     """Yield the findings about paths of rules that no route meets. Rules that block are meant for scanners."""
-    known = [_HOST.sub("", route.path) for route in mounted_routes(app)]
+    known = [route.path for route in mounted_routes(app)]
     paths = [(path.path, rule.label) for rule in rules if not rule.blocks for path in rule.rule_paths]
     unmet = [(path, label) for path, label in paths if not _is_met(app, path, known)]
     for path, label in unmet[:_MAX_NAMED]:

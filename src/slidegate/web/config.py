@@ -26,7 +26,6 @@ from ..limiter import Limiter
 from ..limiter.keys import SECRET_VARIABLE
 from ..limiter.observers import AnyObserver
 from . import keys
-from .bans import check_policy
 from .client_ip import ClientAddress, client_ip
 from .file_watcher import FollowedFile, read_whole
 from .lists import FollowedList, Networks
@@ -224,7 +223,6 @@ class ConfigReader:
         for name, table in tables.items():
             with about(name):
                 policies.append(self._made(BanPolicy, table, name=name))
-                check_policy(policies[-1])
         return policies
 
     def _limits(self, given: Any) -> Any:

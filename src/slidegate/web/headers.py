@@ -6,7 +6,7 @@ limits in the order of the rules. Everything but the current numbers is rendered
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -102,41 +102,22 @@ class _OneWindow(Rendered):
         fields += self._policy, (b"ratelimit", self._text % (left if left > 0 else 0, more_s))
 
 
-class _Legacy(Rendered):
-    """The same for X-RateLimit-Limit, -Remaining and -Reset."""
+class _InStyles(Rendered):
+    """The same for any styles, or for no fields at all."""
+
+    def __init__(self, buckets: Sequence[Bucket], styles: Sequence[HeaderStyle]) -> None:
+        super().__init__(buckets)
+        self._styles = styles
 
     def append_to(self, fields: list[Field], decision: Decision) -> None:
-        """Append the numbers of the limit that refuses, or that admits the fewest further requests.
+        """Append them; X-RateLimit-* of the limit that refuses, or that admits the fewest further requests.
 
-        They are those of the innermost middleware: what is there already stays.
+        These are of the innermost middleware: what is there already stays.
         """
-        if all(lowered(field[0]) != b"x-ratelimit-limit" for field in fields):
+        if "draft" in self._styles:
+            super().append_to(fields, decision)
+        if "legacy" in self._styles and all(lowered(field[0]) != b"x-ratelimit-limit" for field in fields):
             fields += _legacy_fields(decision)
-
-
-class _Both(_Legacy):
-    """The same for all of these fields."""
-
-    def append_to(self, fields: list[Field], decision: Decision) -> None:
-        """See `Rendered.append_to`."""
-        Rendered.append_to(self, fields, decision)
-        super().append_to(fields, decision)
-
-
-class _Silent(Rendered):
-    """The same for no fields at all."""
-
-    def append_to(self, fields: list[Field], decision: Decision) -> None:
-        """Append nothing."""
-
-
-_RENDERED: Final[Mapping[frozenset[object] | None, type[Rendered]]] = {
-    None: _Silent,
-    frozenset({"draft"}): Rendered,
-    frozenset({"legacy"}): _Legacy,
-    frozenset({"draft", "legacy"}): _Both,
-}
-"""What renders the fields, by their styles."""
 
 
 class HeaderWriter:
@@ -151,12 +132,10 @@ class HeaderWriter:
     """
 
     def __init__(self, style: HeaderStyles | None) -> None:
-        given: Sequence[Any] = style if isinstance(style, (list, tuple)) else (style,)
-        try:
-            self._kind = _RENDERED[None if style is None else frozenset(given)]
-        except (TypeError, KeyError):
+        self._styles: Sequence[Any] = style if isinstance(style, (list, tuple)) else (style,)
+        if not self._styles or (style is not None and any(one not in ("draft", "legacy") for one in self._styles)):
             expected = 'expected "draft", "legacy", ("draft", "legacy") or None'
-            raise ConfigurationError(f"{expected}, not {quoted(style)}", "headers") from None
+            raise ConfigurationError(f"{expected}, not {quoted(style)}", "headers")
         self._rendered: dict[object, Rendered] = {}
 
     def add(self, message: Message, decisions: Iterable[Decision]) -> Message:
@@ -183,9 +162,11 @@ class HeaderWriter:
         return self._rendered.get(buckets) or remember(self._rendered, buckets, self._made(buckets))
 
     def _made(self, buckets: Sequence[Bucket]) -> Rendered:
+        if {*self._styles} != {"draft"}:
+            return _InStyles(buckets, self._styles)
         limits = [limit for bucket in buckets for limit in bucket.limits]
-        is_window = self._kind is Rendered and len(limits) == 1 and not isinstance(limits[0], Concurrency)
-        return (_OneWindow if is_window else self._kind)(buckets)
+        is_window = len(limits) == 1 and not isinstance(limits[0], Concurrency)
+        return (_OneWindow if is_window else Rendered)(buckets)
 
     def forget(self) -> None:
         """Render everything anew, because amounts have changed. Questions keep what they have."""

@@ -114,7 +114,7 @@ class Release(Hook):
 
 def hooks_of(plan: Plan, limiter: Limiter, calls: UserCallbacks, signals: BanSignals) -> list[Hook]:
     """Return the hooks for the responses to the requests of a plan. Permits are last: their release is awaited."""
-    strikes = signals.on_status and not (plan.is_exempt or plan.kind.is_endpoint)
+    strikes = signals.on_status and not plan.is_exempt
     hooks: list[Hook] = [StrikeForStatus(signals)] if strikes else []
     hooks += [CountIf(calls, limiter, bound) for bound in plan.limiting if bound.rule.count_if is not None]
     return [*hooks, Release(limiter)] if any(bound.permits is not None for bound in plan.limiting) else hooks

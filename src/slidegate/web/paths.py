@@ -79,6 +79,7 @@ class RulePath:
 
     Args:
         path: The path.
+        option: The option that it is a value of.
 
     Attributes:
         path: The text of the path.
@@ -91,12 +92,12 @@ class RulePath:
 
     __slots__ = ("_exact", "convertors", "path", "takes")
 
-    def __init__(self, path: object) -> None:
-        self.path = _reachable(path)
+    def __init__(self, path: object, option: str = "path") -> None:
+        self.path = _reachable(path, option)
         try:
             self._exact, _, self.convertors = compile_path(self.path)
         except (AssertionError, ValueError) as error:
-            raise ConfigurationError(f"{quoted(path)} cannot be used: {error}", "path") from None
+            raise ConfigurationError(f"{quoted(path)} cannot be used: {error}", option) from None
         self.takes = re.compile(_generous(self.path, self.convertors), re.DOTALL).match
 
     # Copies and pickles of a compiled class must call its constructor.
@@ -113,16 +114,16 @@ class RulePath:
         return match.groupdict().get(name) if match is not None else None
 
 
-def _reachable(path: object) -> str:
+def _reachable(path: object, option: str) -> str:
     """Return a path if requests can have it: it must be decoded, without query, fragment and stray braces."""
     if not isinstance(path, str) or not path.startswith("/"):
-        raise ConfigurationError(f'expected "*" or a path such as "/items/{{id}}", not {quoted(path)}', "path")
+        raise ConfigurationError(f'expected "*" or a path such as "/items/{{id}}", not {quoted(path)}', option)
     literal = PARAM_REGEX.sub(lambda found: "x" * len(found[0]), path)
     for pattern, problem in _NO_PATHS:
         found = re.search(pattern, literal)
         if found is not None:
             shown = problem.format(found=found[0], before=path[: found.start()], decoded=unquote(path))
-            raise ConfigurationError(f"{quoted(path)} {shown}", "path")
+            raise ConfigurationError(f"{quoted(path)} {shown}", option)
     return path
 
 

@@ -108,21 +108,17 @@ def _label(kind: str, path: str) -> str:
     return f"{kind} {template}"
 
 
-def _below(mount: Mount | Host, siblings: Iterable[Any]) -> str:
-    """Return the prefix that a mount adds to templates. Several hosts of one app add none: clients choose the Host."""
-    if isinstance(mount, Mount):
-        return mount.path
-    alike = [other for other in siblings if isinstance(other, Host) and other.app is mount.app]
-    return f"//{mount.host}" if len(alike) == 1 else ""
+def _below(mount: Mount | Host) -> str:
+    """Return the prefix that a mount adds to templates; a host, which clients choose, adds none."""
+    return mount.path if isinstance(mount, Mount) else ""
 
 
 def _walk(app: object, above: str = "", inside: tuple[object, ...] = ()) -> Iterator[tuple[Any, str]]:
     """Yield every route of an application and its mounts, each with the path where its router is mounted."""
-    routes = routes_of(app) or ()
-    for route in routes:
+    for route in routes_of(app) or ():
         yield route, above
         if isinstance(route, (Mount, Host)) and route.app not in inside and len(inside) < DEPTH:
-            yield from _walk(route.app, above + _below(route, routes), (*inside, route.app))
+            yield from _walk(route.app, above + _below(route), (*inside, route.app))
 
 
 def mounted_routes(app: object) -> list[MountedRoute]:
@@ -132,7 +128,7 @@ def mounted_routes(app: object) -> list[MountedRoute]:
         for route, above in _walk(app):
             if isinstance(route, (Mount, Host)):
                 if routes_of(route.app) is None:
-                    found.append(_unknown(route.app, above + _below(route, ())))
+                    found.append(_unknown(route.app, above + _below(route)))
             elif hasattr(route, "endpoint") and hasattr(route, "path_format"):
                 found.append(_mounted(route, above))
     except Exception:
@@ -178,7 +174,7 @@ def _reach(app: object, scope: Scope, above: str, depth: int = 0) -> MountedRout
     route, child, answers = _first(router.routes, scope)
     if isinstance(route, (Mount, Host)):
         scope.update(child)
-        return _reach(route.app, scope, above + _below(route, router.routes), depth + 1)
+        return _reach(route.app, scope, above + _below(route), depth + 1)
     if route is None:
         return None
     return _mounted(route, above) if answers else _mounted(route, above)._replace(endpoint=None)

@@ -195,13 +195,11 @@ class Kind(NamedTuple):
     Attributes:
         is_websocket: They are handshakes of websockets.
         is_preflight: They are CORS preflights.
-        is_endpoint: They have reached a limit at an endpoint.
         is_evaluated: The conditions of their rules are true.
     """
 
     is_websocket: bool = False
     is_preflight: bool = False
-    is_endpoint: bool = False
     is_evaluated: bool = False
 
 
@@ -347,7 +345,7 @@ class RuleSet:
 
     def plan_of_endpoint(self, bound: BoundRule) -> Plan:
         """Return the plan for a limit at an endpoint."""
-        return self._plan_of(((bound, False),), (), Kind(is_endpoint=True))
+        return self._plan_of(((bound, False),), (), Kind())
 
     def evaluated(self, plan: Plan, met: Sequence[Met]) -> Plan:
         """Return the plan for those rules of a conditional plan whose conditions are true."""
