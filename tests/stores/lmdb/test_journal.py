@@ -211,7 +211,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compact(store: Any) -> None:
-    store._env.journal.compact(store._transactions.settings.unix_us(), store._env._behind_gate)
+    store._env.journal.compact(store.unix_us(), store._env._behind_gate)
 
 
 @pytest.mark.usefixtures("short")

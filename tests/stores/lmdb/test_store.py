@@ -198,7 +198,7 @@ async def test_a_closed_store_opens_its_files_no_more_and_leaves_its_path_to_oth
 
     def ask() -> None:
         for on_loop in (False, True):
-            with pytest.raises(StoreUnavailable, match=f"the store at {path} was closed"):
+            with pytest.raises(StoreUnavailable, match=f"<LmdbStore {str(path)!r}> was closed"):
                 asyncio.run(waited(store)) if on_loop else store.hit(FIVE)
 
     await waited(store)

@@ -44,7 +44,7 @@ class LmdbBans(BanStore):
     def __init__(self, transactions: Transactions, batcher: Batcher) -> None:
         self._transactions = transactions
         self._batcher = batcher
-        self._settings = transactions.settings
+        self._store = transactions.store
         self._count = 0
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | Awaitable[Ban | None] | None:
@@ -69,8 +69,8 @@ class LmdbBans(BanStore):
         They are written in parts, with pauses in which other processes can write. If the store fails in between, a note
         of the error has the number of imported bans, and another import of the same rows adds the rest.
         """
-        self._transactions.expect_open()
-        return _answer(self._load(from_rows(rows, self._settings.unix_us())))
+        self._store.expect_open()
+        return _answer(self._load(from_rows(rows, self._store.unix_us())))
 
     def count(self) -> int:
         """Return how many bans are stored: those in force, and some that have recently expired.
@@ -94,7 +94,7 @@ class LmdbBans(BanStore):
             packed, row = await self._run(Transaction.look, rows_from, row)
             bans += map(ban_of, packed)
             await asyncio.sleep(0)
-        now_us = self._settings.unix_us()
+        now_us = self._store.unix_us()
         return [ban for ban in bans if not ban.is_over(now_us)]
 
     async def _load(self, bans: list[Ban]) -> int:

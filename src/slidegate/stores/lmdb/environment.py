@@ -33,7 +33,7 @@ from .checking import check_directory, check_file_system, check_files, is_file_a
 from .gate import Gate
 from .journal import Fields, Journal, in_background, line_of
 from .kept_rows import lines_as_stored
-from .layout import Databases, boot_us
+from .layout import Databases
 from .opening import DAMAGE, Opened, Options, choose, close, discard, open_file
 from .room import Room
 
@@ -85,10 +85,6 @@ class Environment:
         self._examine_at_s = self._housekeep_at_s = 0.0
         self._is_opening = False
         self._open_error: StoreUnavailable | None = None
-
-    def now_us(self) -> int:
-        """Return the time of this host; see `layout`."""
-        return boot_us()
 
     # -- transactions ------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ class LmdbSharedStats(SharedStats):
 
     def time(self) -> int:
         """See `SharedStats`; the time is that of this host."""
-        return self._transactions.settings.now_us()
+        return self._transactions.store.now_us()
 
     def write(self, worker: bytes, row: StatsRow) -> Awaitable[None] | None:
         """See `SharedStats`.

@@ -42,9 +42,10 @@ from ..system_clock import system_us
 from .bans import LmdbBans
 from .batching import Batcher
 from .environment import close_environment, open_environment
+from .layout import boot_us
 from .opening import Options
 from .stats import LmdbSharedStats
-from .transaction import Settings, Transaction, Transactions
+from .transaction import Transaction, Transactions
 
 MIN_MAP_SIZE: Final = 2**20
 MAX_MAP_SIZE: Final = 2**40
@@ -103,13 +104,12 @@ class LmdbStore(Store):
         check_clock("clock", clock)
         check_clock("wall_clock", wall_clock)
         super().__init__()
-        self._permits = HeldPermits(permit_lease_us(permit_lease), self.renew_permits)
-        self.max_keys = max_keys
+        self.permits = HeldPermits(permit_lease_us(permit_lease), self.renew_permits)
+        self.max_keys, self.max_bans = max_keys, max_bans
         self._env = open_environment(path, Options(max_map_size, read_only))
-        unix_us = wall_clock or clock or system_us
-        now_us = clock or self._env.now_us
-        settings = Settings(now_us, unix_us, max_keys, max_bans)
-        self._transactions = Transactions(self._env, settings, self.observers, self._permits)
+        self.unix_us: Clock = wall_clock or clock or system_us
+        self.now_us: Clock = clock or boot_us
+        self._transactions = Transactions(self, self._env)
         self._batcher = Batcher(self._transactions)
         self.bans = LmdbBans(self._transactions, self._batcher)
         self.shared_stats = LmdbSharedStats(self._transactions, self._batcher)
@@ -126,8 +126,7 @@ class LmdbStore(Store):
         """Close the files, unless another store of this process uses them. Calls that are waiting raise an error."""
         if not self.closed:
             super().close()
-            self._transactions.closed = True
-            self._permits.is_open = False
+            self.permits.is_open = False
             close_environment(self._env)
 
     def keep_deadline(self, deadline_s: float) -> bool:
@@ -176,7 +175,7 @@ class LmdbStore(Store):
 
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits requests of this process hold."""
-        return self._permits.count()
+        return self.permits.count()
 
     def renew_permits(self) -> Awaitable[None] | None:
         """Renew the lease of this process's permits; the store does this automatically on an asyncio event loop."""

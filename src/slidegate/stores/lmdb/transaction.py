@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, TypeVarTuple
 
 import lmdb
 
@@ -18,10 +18,9 @@ from ...core.decision import Bucket, Check, Decision, refused_by_ban
 from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
 from ...core.reservation import Reservation
-from ...core.store import Clock, Event, Observers, closed
+from ...core.store import Event
 from ...core.views import Snapshot
 from ..ban_book import LOG_EVERY_US, BanBook
-from ..leases import HeldPermits
 from ..shared import SHARED_PAUSE_US, keys_shared
 from .ban_rows import KnownNetworks, LmdbBanRows, ban_of
 from .environment import Environment
@@ -30,6 +29,9 @@ from .layout import row_of
 from .permits import PermitRows
 from .room import CHECK_EVERY, NO_CELLS, NO_CHANGES
 from .windows import Bound, WindowRows, bind
+
+if TYPE_CHECKING:
+    from .store import LmdbStore
 
 SAY_FULL_EVERY_US: Final = 60_000_000
 SWEEP_STEP: Final = 16
@@ -41,49 +43,27 @@ Job: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function that is called with a transaction, and its further arguments."""
 
 
-class Settings(NamedTuple):
-    """The options of a store that its transactions need.
-
-    Attributes:
-        now_us: The store's clock.
-        unix_us: Returns Unix time in microseconds, for bans and quotas.
-        max_keys: The most windows.
-        max_bans: The most bans, and the most levels.
-    """
-
-    now_us: Clock
-    unix_us: Clock
-    max_keys: int
-    max_bans: int
-
-
 class Transactions:
     """Runs transactions, emits their events, and caches what this process needs across transactions.
 
     Args:
-        env: The environment.
-        settings: The options of the store.
-        observers: The observers of the store.
-        permits: The permits of this process.
+        store: The store.
+        env: Its environment.
 
     Attributes:
         ban_throttle: Limits the rate of events of bans that could be repeated with every strike.
         bound: A memo of the limits of each bucket, with the digests and heads of their rows.
-        closed: Whether the store was closed.
         networks: The cached bans of networks.
     """
 
-    def __init__(self, env: Environment, settings: Settings, observers: Observers, permits: HeldPermits) -> None:
+    def __init__(self, store: LmdbStore, env: Environment) -> None:
+        self.store = store
         self.env = env
-        self.settings = settings
-        self.permits = permits
-        self._observers = observers
         self.bound: dict[Bucket, Bound] = {}
         self.networks = KnownNetworks()
         self.ban_throttle = Throttle(LOG_EVERY_US)
         self._sweep_due_us = self._next_shared_event_us = 0
         self._throttle = Throttle(SAY_FULL_EVERY_US)
-        self.closed = False
 
     def write(self, jobs: Sequence[Job]) -> list[Any] | None:
         """Run jobs in one transaction and return their answers; None while somebody else is behind the gate.
@@ -91,7 +71,7 @@ class Transactions:
         Raises:
             StoreUnavailable: The files are damaged or full, or the store was closed.
         """
-        self.expect_open()
+        self.store.expect_open()
         answers: list[Any] = []
         try:
             return answers if self._write(jobs, answers) else None
@@ -113,7 +93,7 @@ class Transactions:
             if self.env.room.fullness == NO_CHANGES and _change(jobs):
                 raise lmdb.MapFullError("it has no room for changes")
             # The clock is read behind the gate: under an older time, units of later charges would leave too early.
-            transaction = Transaction(self, txn, self.settings.now_us())
+            transaction = Transaction(self, txn, self.store.now_us())
             answers += [do(transaction, *args) for do, args in jobs]
             transaction.save()
             if transaction.now_us >= self._sweep_due_us and _change(jobs):
@@ -123,7 +103,7 @@ class Transactions:
             raise
         self.env.commit(txn, transaction.noted, is_large=len(jobs) > CHECK_EVERY)
         if self.env.journal.is_unsynced:
-            self.env.housekeep(self.settings.unix_us)
+            self.env.housekeep(self.store.unix_us)
         self._record(transaction)
         return True
 
@@ -139,21 +119,16 @@ class Transactions:
         self.env.pending_events.extend(transaction.events())
         if windows.shared_until_us and now_us >= self._next_shared_event_us:
             self._next_shared_event_us = max(windows.shared_until_us, now_us + SHARED_PAUSE_US)
-            self.env.pending_events.append(keys_shared(self.settings.max_keys))
+            self.env.pending_events.append(keys_shared(self.store.max_keys))
         self.tell()
         if windows.fullness:
             self._report_full(now_us)
-
-    def expect_open(self) -> None:
-        """Raise `StoreUnavailable` if the store was closed."""
-        if self.closed:
-            raise closed(f"lmdb: the store at {self.env.path}")
 
     def tell(self) -> None:
         """Emit the pending events."""
         with suppress(IndexError):  # another thread may take the last one
             while self.env.pending_events:
-                self._observers.tell(self.env.pending_events.popleft())
+                self.store.observers.tell(self.env.pending_events.popleft())
 
     def _make_room(self) -> None:
         """Delete some expired rows; where there are none, known keys have no room either."""
@@ -162,13 +137,13 @@ class Transactions:
                 if (txn := self.env.begin()) is None:
                     break
                 try:
-                    self._sweep(Transaction(self, txn, self.settings.now_us()), max_count)
+                    self._sweep(Transaction(self, txn, self.store.now_us()), max_count)
                 except BaseException:
                     self.env.abort(txn)
                     raise
                 self.env.commit(txn, (), is_large=True)
                 break
-        self._report_full(self.settings.now_us())
+        self._report_full(self.store.now_us())
 
     def _report_full(self, now_us: int) -> None:
         if self._throttle.left_out("map_full", now_us) is not None:
@@ -206,8 +181,8 @@ class Transaction:
         self.dbs = process.env.dbs
         self.now_us = now_us
         self.noted: list[tuple[str, Fields]] = []
-        fullness, settings = process.env.room.fullness, process.settings
-        self.windows = WindowRows(txn, self.dbs, fullness, now_us, settings.unix_us, settings.max_keys, self.note)
+        fullness, store = process.env.room.fullness, process.store
+        self.windows = WindowRows(txn, self.dbs, fullness, now_us, store.unix_us, store.max_keys, self.note)
         self._permits: PermitRows | None = None
         self._book: BanBook | None = None
 
@@ -262,7 +237,7 @@ class Transaction:
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
         """Return the windows of `key` under some buckets."""
         refs = self._find([(bucket, key, 0) for bucket in buckets], create=False)
-        return Snapshot(self.now_us, self._process.settings.unix_us(), [windows[row] for _, _, windows, row in refs])
+        return Snapshot(self.now_us, self._process.store.unix_us(), [windows[row] for _, _, windows, row in refs])
 
     # -- bans ---------------------------------------------------------------------------------------------------------
 
@@ -280,7 +255,7 @@ class Transaction:
                 found.append(ban_of(packed))
         if not found:
             return None  # most requests end here
-        now_us = self._process.settings.unix_us()
+        now_us = self._process.store.unix_us()
         ban = longest(found, now_us)
         return None if ban is None else refused_by_ban(ban, now_us, checks)
 
@@ -291,23 +266,23 @@ class Transaction:
 
     def change_bans(self, do: Callable[[BanBook, int], T]) -> T:
         """Apply a change; `do` is called with the book of bans and Unix time."""
-        settings = self._process.settings
+        store = self._process.store
         if self._book is None:
             throttle = self._process.ban_throttle
-            self._book = BanBook(self.ban_rows, self.windows, settings.max_bans, settings.max_keys, throttle)
-        return do(self._book, settings.unix_us())
+            self._book = BanBook(self.ban_rows, self.windows, store.max_bans, store.max_keys, throttle)
+        return do(self._book, store.unix_us())
 
     def sweep_bans(self, max_count: int) -> bool:
         """Remove at most `max_count` expired bans and levels; return whether there may be more."""
         if not self.txn.stat(self.dbs.ban_ends)["entries"]:
             return False
-        return self.ban_rows.remove_expired(self._process.settings.unix_us(), max_count)
+        return self.ban_rows.remove_expired(self._process.store.unix_us(), max_count)
 
     @property
     def ban_rows(self) -> LmdbBanRows:
         """The rows of bans and levels."""
         process = self._process
-        return LmdbBanRows(self.txn, self.dbs, process.settings.unix_us, process.networks, self.note)
+        return LmdbBanRows(self.txn, self.dbs, process.store.unix_us, process.networks, self.note)
 
     # -- windows and permits ------------------------------------------------------------------------------------------
 
@@ -333,13 +308,13 @@ class Transaction:
 
     def _bound(self, bucket: Bucket) -> Bound:
         process = self._process
-        return process.bound.get(bucket) or bind(bucket, process.bound, process.settings.unix_us)
+        return process.bound.get(bucket) or bind(bucket, process.bound, process.store.unix_us)
 
     def permit_rows(self) -> PermitRows:
         """Return the rows of permits."""
         if self._permits is None:
             has_room = self.windows.fullness < NO_CELLS
-            self._permits = PermitRows(self.txn, self.dbs, self.now_us, self._process.permits, has_room=has_room)
+            self._permits = PermitRows(self.txn, self.dbs, self.now_us, self._process.store.permits, has_room=has_room)
         return self._permits
 
     def _permits_row(self, charge: Reservation) -> bytes:
@@ -351,7 +326,7 @@ class Transaction:
         if self._permits is not None:
             for charge in decision.reservations:
                 if charge.check[0].is_permit:
-                    self._process.permits.add(self._permits_row(charge), charge)
+                    self._process.store.permits.add(self._permits_row(charge), charge)
         return decision
 
     # -- its end ------------------------------------------------------------------------------------------------------
