@@ -4,6 +4,8 @@ import pytest
 
 from slidegate.core import NEVER, Bucket, Decision, Limit, Reason, parse_limits
 from slidegate.core.decision import Check
+from slidegate.stores.memory.store import MemoryStore
+from slidegate.testing import FakeClock
 
 SECOND_US = 1_000_000
 NOW_US = 1_000 * SECOND_US
@@ -33,6 +35,18 @@ def test_an_admission_tells_what_is_left_and_when_more_comes() -> None:
 def test_spans_are_rounded_up_to_whole_seconds(span_us: int, seconds: int) -> None:
     decision = Decision(False, Reason.LIMITED, 0, [check("1/hour")], [(1, span_us, 0, span_us)])
     assert (decision.retry_after_us, decision.retry_after) == (span_us, seconds)
+
+
+def test_a_later_charge_is_shown_and_what_was_admitted_can_still_be_refunded() -> None:
+    clock, tokens = FakeClock(NOW_US), Bucket("tokens", parse_limits("7/minute @1"))
+    store, checks = MemoryStore(clock=clock), [check("9/minute @1"), (tokens, "ann", 2)]
+    admitted = store.hit(checks)
+    clock.advance("70s")
+    admitted.recount(1, store.charge([(tokens, "ann", 3)]))
+    shown = [(state.used, state.reset_after_us) for state in admitted.states]
+    assert shown == [(1, 80 * SECOND_US), (5, 140 * SECOND_US)], "slices are whole minutes, counted for another one"
+    assert store.refund(admitted.take_back(1))
+    assert [state.used for state in (*admitted.states, *store.peek(checks).states)] == [1, 3, 2, 5]
 
 
 @pytest.mark.parametrize(

@@ -318,6 +318,19 @@ class Decision:
             readings[at] = spent - units, leaves_us, mark, wait_us
         self.readings = readings
 
+    def recount(self, index: int, charged: Decision) -> None:
+        """Replace the readings of one check by those of a later charge of it.
+
+        Args:
+            index: The index of the check.
+            charged: The decision about the charge; one without readings changes nothing.
+        """
+        self.reservations = self.reservations  # made of the marks of the readings that are replaced
+        readings, later = list(self.readings), charged.readings
+        first = sum([len(bucket.limits) for bucket, _, _ in self.checks[:index]])
+        readings[first : first + len(later)] = later
+        self.readings = readings
+
     @property
     def remaining(self) -> int | None:
         """Units left under the binding limit; None if no limit was checked."""

@@ -106,7 +106,7 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
     """Charge more units for an admitted request, during or after its response.
 
     The units are recorded even if they exceed the limit. Later requests are then refused until enough units have left
-    the window; a debt lasts at most one window.
+    the window; a debt lasts at most one window. A response that has not started shows in RateLimit what is left then.
 
     Args:
         request: The request, or the websocket.
@@ -127,7 +127,9 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
         return _EXEMPT
     limiter, decision, index = counted
     bucket, key, _ = decision.checks[index]
-    return await limiter.engine.charge(((bucket, key, units),))
+    charged = await limiter.engine.charge(((bucket, key, units),))
+    decision.recount(index, charged)
+    return charged
 
 
 async def settle(request: HTTPConnection, used: int, *, rule: str | None = None) -> bool:
@@ -163,7 +165,7 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
     for reservation in own:
         reservation.ended = True
     if used > estimate:
-        await to_the_end(limiter.engine.charge(((bucket, key, used - estimate),)))
+        decision.recount(index, await to_the_end(limiter.engine.charge(((bucket, key, used - estimate),))))
     elif unused:
         await to_the_end(limiter.engine.refund(unused))
     return True
