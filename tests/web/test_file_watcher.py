@@ -140,13 +140,13 @@ class Followed(FollowedFiles):
         super().__init__(directory)
         self.kind = kind
         self.path = self.put(1)
-        limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
+        found = [network(self.path)] if kind == "operators" else []
+        limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard], networks=found)
         if kind == "list":
             networks = Networks.from_file(self.path)
             self.app: Any = RateLimitMiddleware(hello, limits="900/hour", limiter=limiter, blocklist=networks)
         elif kind == "operators":
-            blocks = network(self.path).is_in(132203)
-            rules = [Rule("*", block=True, when=blocks), Rule("*", "900/hour")]
+            rules = [Rule("*", block=True, when=found[0].is_in(132203)), Rule("*", "900/hour")]
             self.app = RateLimitMiddleware(hello, rules=rules, limiter=limiter)
         else:
             self.app = RateLimitMiddleware.from_file(hello, self.path, limiter=limiter)

@@ -177,7 +177,7 @@ PLAIN = """\
 192.0.2.0/24
 198.51.100.7
 203.0.113.0/24 ; SBL1
-203.0.113.7 - 203.0.113.99
+203.0.113.7/32
 2001:db8::/32 # office
 
 """
@@ -185,12 +185,6 @@ PLAIN = """\
 
 def entries(text: str) -> list[tuple[int, str]]:
     return list(read_entries(text.splitlines(keepends=True)))
-
-
-@pytest.mark.parametrize("text", ["1.0.0.0-1.0.0.255", "1.0.0.0 - 1.0.0.255 # a comment"])
-def test_a_range_is_read_as_the_range_that_it_is(text: str, tmp_path: Path) -> None:
-    found = Networks.from_file(written(tmp_path, f"# ranges\n{text}\n"))
-    assert found == Networks.of_ranges([(4, 0x0100_0000, 0x0100_00FF)])
 
 
 def test_what_means_more_than_an_address_never_becomes_one(tmp_path: Path, texts: Callable[..., None]) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Callable
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -10,27 +9,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 
 from slidegate import (
     ConfigurationError,
     Limiter,
-    RateLimit,
     RateLimitMiddleware,
-    Rule,
-    client_ip,
-    combine,
-    header,
     network,
 )
 from slidegate.dashboard import Dashboard
-from slidegate.testing import RecordingObserver
 from slidegate.web.networks import Network, NetworkFile
 
 from ..asgi import call, hello
-from .middlewares import FollowedFiles, end_of_looks
+from .middlewares import FollowedFiles
 from .network_files import ASN, OTHER, TENCENT, countries, operators, written
 
 
@@ -102,54 +92,6 @@ async def test_another_version_takes_over_and_one_that_cannot_be_used_changes_no
     kinds = [kind for kind in files.heard.kinds if kind.startswith("list_")]
     assert kinds == ["list_reloaded", "list_reloaded", *["list_rejected"] * 5]
     assert await status(other) == 200
-
-
-PLACES: dict[str, Callable[[Network], dict[str, Any]]] = {
-    "a rule's key": lambda found: {"rules": [Rule("*", "9/hour", key=found)]},
-    "a part of a key": lambda found: {"rules": [Rule("*", "9/hour", key=combine(client_ip(), found))]},
-    "a fallback": lambda found: {"rules": [Rule("*", "9/hour", key=header("X-Key", fallback=found))]},
-    "a condition": lambda found: {"rules": [Rule("*", "9/hour", when=found.is_in(64500))]},
-    "a share": lambda found: {"rules": [Rule("*", concurrency=9, wait="1s", fair=found)]},
-    "the key of all rules": lambda found: {"limits": "9/hour", "key": found},
-    "the key of all routes": lambda found: {"default_limits": "9/hour", "key": found},
-    "an endpoint": lambda found: {"app": Starlette(routes=[Route("/", RateLimit("9/hour", key=found)(greet))])},
-    "a share at an endpoint": lambda found: {
-        "app": Starlette(routes=[Route("/", RateLimit(concurrency=9, wait="1s", fair=found)(greet))])
-    },
-    "two places": lambda found: {"rules": [Rule("*", "9/hour", key=found, when=found.is_in(64500))], "key": found},
-    "limiter and rule": lambda found: {
-        "rules": [Rule("*", "9/hour", key=found)],
-        "limiter": Limiter(networks=[found]),
-    },
-}
-"""Where a network can stand in the options of a middleware."""
-
-
-async def greet(request: Any) -> PlainTextResponse:
-    return PlainTextResponse("hello")
-
-
-@pytest.mark.parametrize("place", PLACES)
-async def test_observers_hear_once_of_another_version_wherever_the_network_stands(tmp_path: Path, place: str) -> None:
-    files, heard = FollowedFiles(tmp_path), RecordingObserver()
-    found = network(written(tmp_path / "asn.mmdb", {"8.8.8.0/24": OTHER}))
-    options = {"app": hello, "limiter": Limiter(), **PLACES[place](found)}
-    options["limiter"].observe(heard)
-    app = RateLimitMiddleware(**options)
-    RateLimitMiddleware(**options)
-    assert (await call(app, client=("8.8.8.8", 1))).status == 200
-
-    def changed(content: bytes) -> list[str]:
-        files.write("asn.mmdb", content)
-        for _ in range(2):
-            files.clock.advance("1s")
-            found.file.find("8.8.8.8")
-            end_of_looks()
-        return [kind for kind in heard.kinds if kind.startswith("list_")]
-
-    other = written(tmp_path / "other.mmdb", {"8.8.8.0/24": TENCENT}).read_bytes()
-    assert changed(other) == ["list_reloaded"]
-    assert changed(b"no database") == ["list_reloaded", "list_rejected"]
 
 
 async def test_a_file_that_is_cut_in_place_while_threads_look_up_ends_nothing(tmp_path: Path) -> None:

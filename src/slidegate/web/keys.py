@@ -10,7 +10,6 @@ import re
 from abc import abstractmethod
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
@@ -22,7 +21,6 @@ from ..core.errors import ConfigurationError, InvalidKey, quoted
 from ..core.logs import Throttle, logger
 from ..limiter import Limiter
 from ..limiter.keys import AnyKey, KeyOf
-from .file_watcher import FollowedFile
 from .paths import spelled_value
 
 _OF_HEADER: Final = "a header's value that is not empty, as one line of Latin-1 text or as the bytes on the wire"
@@ -39,14 +37,12 @@ class Key:
         shared: Whether many clients have it in common, so that no ban by it is possible.
         keys: The keys that it combines.
         fallback: The key if its value is missing; None for the client's address.
-        file: The file that it reads, if any.
     """
 
     identity = ""
     shared = False
     keys: Sequence[Key] = ()
     fallback: Key | None = None
-    file: FollowedFile | None = None
 
     def __repr__(self) -> str:
         return f"<key {self.identity}>"
@@ -67,12 +63,10 @@ class KeyCondition(NamedTuple):
         identity: A description.
         holds: Returns whether the condition is true for a request, given its scope and the key of the client's address;
             None if unknown, in which case limits and blocks apply and exemptions do not.
-        file: The file that it reads, if any.
     """
 
     identity: str
     holds: Callable[[Scope, str], bool | None]
-    file: FollowedFile | None = None
 
     def __repr__(self) -> str:
         return f"<condition {self.identity}>"
@@ -368,13 +362,6 @@ def parts_of(asked: object) -> Iterator[object]:
     if isinstance(asked, Key):
         for part in (*asked.keys, asked.fallback):
             yield from parts_of(part)
-
-
-def files_asked(*asked: object) -> Iterator[FollowedFile]:
-    """Yield the files that keys and conditions read, the parts of combined keys included."""
-    for part in chain.from_iterable(map(parts_of, asked)):
-        if isinstance(part, (Key, KeyCondition)) and part.file is not None:
-            yield part.file
 
 
 class _User(Key):

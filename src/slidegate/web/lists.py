@@ -1,6 +1,6 @@
 """Networks in files: blocklists and allowlists that are read again while the application serves.
 
-A file has one address, network or range (``192.0.2.0 - 192.0.2.99``) per line; text after ``#`` or ``;`` is a comment.
+A file has one address or network per line; text after ``#`` or ``;`` is a comment.
 A changed file replaces all networks of a list in a single assignment, so a lookup never sees a partial list. A file
 with an error changes nothing.
 """
@@ -14,7 +14,7 @@ from os import PathLike
 from typing import Final, TypeAlias
 
 from ..core import networks as core
-from ..core.addresses import parse_address, parse_network
+from ..core.addresses import parse_network
 from ..core.arguments import expect
 from ..core.errors import ConfigurationError, quoted
 from .file_watcher import FollowedFile, read_whole
@@ -156,20 +156,7 @@ def _ranges(path: str) -> Iterator[tuple[int, int, int]]:
     content = read_whole(path, MAX_BYTES, "path")
     for number, entry in read_entries(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", "replace")):
         try:
-            found = _parse_range(entry)
+            found = parse_network(entry)
         except ConfigurationError as error:
             raise ConfigurationError(f"{path}, line {number}: {error}") from None
         yield found
-
-
-def _parse_range(text: str) -> tuple[int, int, int]:
-    """Parse an address, a network, or two addresses with ``-`` between them."""
-    left, dash, right = text.partition("-")
-    if not dash:
-        return parse_network(text)
-    first, last = parse_address(left.strip()), parse_address(right.strip())
-    if first is None or last is None:
-        raise ConfigurationError(f"network: expected a range such as 192.0.2.0 - 192.0.2.99, not {quoted(text)}")
-    if first[0] != last[0] or first[1] > last[1]:
-        raise ConfigurationError(f"network: {quoted(text)} ends before it starts; write the lower address first")
-    return first[0], first[1], last[1]

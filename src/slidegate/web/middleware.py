@@ -33,10 +33,9 @@ from .decide import Decider
 from .decided import DECIDED_KEY, EXCHANGE_KEY, UNCOUNTED, Decided
 from .default_limits import DefaultLimits
 from .exchange import Exchange
-from .file_watcher import FollowedFile
 from .headers import HeaderStyles, HeaderWriter
 from .hooks import Report
-from .keys import Key, KeyFunction, files_asked
+from .keys import Key, KeyFunction
 from .lists import FollowedList, followed, networks_of
 from .responses import Refusals, Refused
 from .routes import RouteLabels
@@ -164,7 +163,8 @@ class RateLimitMiddleware(FailsAtStartup):
         messages = expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
         self._messages = None if messages is None else Bucket(self.unique_id("messages:"), messages.limits)
         self._at_endpoints: WeakSet[BoundRule] = WeakSet()
-        self._observe(*files, *files_asked(key, *(one for rule in self.rules for one in rule.asked)))
+        for file in files:
+            file.observe(self._engine.emit)
         off = switched_off(enabled)
         self._enabled = not off
         self._has_checked_routes = False
@@ -176,11 +176,6 @@ class RateLimitMiddleware(FailsAtStartup):
             self._checks.report(about_building(self, given))
         if self.file is None:  # else the `ReloadingMiddleware` registers the middleware that it activates
             self._engine.register(self)
-
-    def _observe(self, *files: FollowedFile | NetworkLookup) -> None:
-        """Send the events of files of networks to the observers of the limiter."""
-        for file in files:
-            file.observe(self._engine.emit)
 
     def unique_id(self, identity: str) -> str:
         """Return an identity for counts, unique among middlewares and stable when a configuration file is reloaded."""
@@ -285,7 +280,6 @@ class RateLimitMiddleware(FailsAtStartup):
         """Return the plan for a limit at an endpoint."""
         if bound.rule.concurrency is not None:
             self._engine.expect_permits()
-        self._observe(*files_asked(*bound.rule.asked))
         self._engine.overrides.register(bound.named)
         self._at_endpoints.add(bound)
         return self.rule_set.plan_of_endpoint(bound)

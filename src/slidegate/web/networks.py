@@ -137,7 +137,7 @@ class Network(Key):
             place = self.file.find(client_key)
             return place.asn in wanted or place.country in wanted
 
-        return KeyCondition(f"network {sorted(map(str, wanted))}", holds, self.file)
+        return KeyCondition(f"network {sorted(map(str, wanted))}", holds)
 
 
 def network(path: str | PathLike[str], *, by: Literal["asn", "country"] | None = None) -> Network:

@@ -264,11 +264,6 @@ class Rule:
         return self.limits if self.concurrency is None else (*self.limits, self.concurrency)
 
     @property
-    def asked(self) -> tuple[object, ...]:
-        """Its keys and its condition."""
-        return self.key, self.fair, self.when
-
-    @property
     def always(self) -> bool:
         """Whether the rule applies to every request."""
         return not self.rule_paths and self.methods is None and self.connection is None and self.when is None
