@@ -13,6 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
@@ -154,22 +155,20 @@ def table(function: Callable[..., Any], names: Iterable[str] | None = None, **re
     return table_of(properties, required=required)
 
 
-def named(names: Iterable[str], ways: list[dict[str, Any]]) -> dict[str, Any]:
+def named(ways: Sequence[tuple[Sequence[str], Sequence[str]]]) -> dict[str, Any]:
     """Return the schema of a table of keys, whose keys are the names of functions.
 
     Args:
-        names: Its keys.
-        ways: The combinations of keys that it can have.
+        ways: The combinations of keys: those that it must have, and those that it can have beside them.
     """
+    names = dict.fromkeys([*chain(*(required for required, _ in ways)), *chain(*(beside for _, beside in ways))])
     own = {"validated": {"type": "boolean"}, "by": {"enum": ["asn", "country"]}, "network": NAME}
     properties = {name: {**own.get(name, WRITTEN.get(name, TEXT)), "description": SOURCES[name]} for name in names}
-    return table_of(properties, oneOf=ways)
-
-
-def way(known: Iterable[str], required: Sequence[str], beside: Iterable[str] = (), **more: Any) -> dict[str, Any]:
-    """Return one combination of keys of a table: those that it must have, and those that it can have beside them."""
-    others = [name for name in known if name not in (*required, *beside)]
-    return {"required": list(required), "properties": dict.fromkeys(others, False), **more}
+    one_of = []
+    for required, beside in ways:
+        others = [name for name in names if name not in (*required, *beside)]
+        one_of.append({"required": required, "properties": dict.fromkeys(others, False)})
+    return table_of(properties, oneOf=one_of)
 
 
 def excluding(rule: dict[str, Any]) -> dict[str, Any]:
@@ -191,18 +190,14 @@ def excluding(rule: dict[str, Any]) -> dict[str, Any]:
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a configuration file."""
-    beside_kind = {kind: [*inspect.signature(make).parameters][1:] for kind, make in config.MAKERS.items()}
-    beside = [name for names in beside_kind.values() for name in names]
-    ways = [["mcp_tool", "validated"], ["network"]]
-    keys, conditions = [*dict.fromkeys([*config.MAKERS, *beside])], ["mcp_tool", "validated", "network", "is_in"]
     rule = [name for name in inspect.signature(Rule).parameters if name not in ("cost_max", "fallback_limits")]
     policy = [name for name in inspect.signature(BanPolicy).parameters if name != "name"]
     tables = {
         "Rules": excluding(table(Rule, rule)),
         "Bans": table(BanPolicy, policy),
         "Client": table(client_ip),
-        "Keys": named(keys, [way(keys, [kind], also) for kind, also in beside_kind.items()]),
-        "Conditions": named(conditions, [way(conditions, [*one, "is_in"]) for one in ways]),
+        "Keys": named([([one], [*inspect.signature(make).parameters][1:]) for one, make in config.MAKERS.items()]),
+        "Conditions": named([(["mcp_tool", "validated", "is_in"], []), (["network", "is_in"], [])]),
         "Quotas": table(Quota, ("quota", "zone", "starts", "name"), quota="text"),
         "Messages": table(MessageLimits),
     }

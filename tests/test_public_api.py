@@ -97,13 +97,10 @@ def test_the_core_runs_on_the_standard_library_alone() -> None:
     assert "slidegate.core.ring" in loaded
 
 
+OF_URL = "slidegate.Limiter.from_url('{}')"
 EXTRAS = {
-    "lmdb": ("lmdb", 'slidegate.Limiter.from_url("lmdb:///tmp")', "ConfigurationError: store address: LmdbStore"),
-    "redis": (
-        "redis",
-        'slidegate.Limiter.from_url("redis://localhost")',
-        "ConfigurationError: store address: RedisStore",
-    ),
+    "lmdb": ("lmdb", OF_URL.format("lmdb:///tmp"), "ConfigurationError: store address: LmdbStore"),
+    "redis": ("redis", OF_URL.format("redis://localhost"), "ConfigurationError: store address: RedisStore"),
     "httpx": ("httpx", "import slidegate.httpx", "ImportError: slidegate.httpx"),
     "jinja2": ("dashboard", "import slidegate.dashboard", "ImportError: Dashboard"),
     "opentelemetry": ("otel", "import slidegate.otel", "ImportError: slidegate.otel"),

@@ -77,22 +77,13 @@ def test_closed_output_is_no_failure(redirected: str, lmdb_url: str) -> None:
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize(
-    ("gone", "words", "message"),
-    [
-        ("click", ("bans", "list"), 'slidegate: the command needs the package click: pip install "slidegate[cli]"'),
-        ("lmdb", ("bans", "list", "--store", "lmdb:///store"), "slidegate[lmdb]"),
-        ("lmdb", ("--version",), ""),
-    ],
-)
-def test_missing_packages_are_named_and_only_where_they_are_needed(
-    gone: str, words: tuple[str, ...], message: str
-) -> None:
-    code = f"import sys; sys.modules[{gone!r}] = None; from slidegate.ops.cli import run; sys.exit(run({words!r}))"
+@pytest.mark.parametrize("words", [("bans", "list", "--store", "lmdb:///store"), ("--version",)])
+def test_a_missing_driver_is_named_and_only_where_it_is_needed(words: tuple[str, ...]) -> None:
+    code = f"import sys; sys.modules['lmdb'] = None; from slidegate.ops.cli import run; sys.exit(run({words!r}))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment(), timeout=HANG_S)
     err = " ".join(ended.stderr.decode().split())
     assert "Traceback" not in err
-    assert (ended.returncode != 0, message in err) == (bool(message), True)
+    assert (ended.returncode != 0, "slidegate[lmdb]" in err) == ("--store" in words,) * 2
 
 
 USUAL = {

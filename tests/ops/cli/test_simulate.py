@@ -2,22 +2,17 @@
 
 import gzip
 import json
-import random
 import re
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from .command import HANG_S, ROOT, Command, environment
-
-APP = ("--app", "tests.ops.cli.apps:shop")
-Found = Callable[..., Any]
 
 
 def line(second: float, client: str = "203.0.113.7", path: str = "/") -> str:
@@ -29,32 +24,6 @@ def line(second: float, client: str = "203.0.113.7", path: str = "/") -> str:
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     return tmp_path / "access.log"
-
-
-@pytest.fixture
-def found(slidegate: Command) -> Found:
-    """Runs a command with ``--json``, and returns its result."""
-
-    def run(*words: str) -> Any:
-        ended = slidegate(*words, "--json")
-        assert ended.code == 0, ended.err
-        return ended.rows[0]
-
-    return run
-
-
-def busy_log(seed: int) -> str:
-    """Return a log of clients with various rates, some with a port in the address, in any order."""
-    rng = random.Random(seed)
-    lines = []
-    for client in range(60):
-        second, pace_s = float(rng.randrange(3_000)), rng.choice((0.02, 0.3, 5, 60))
-        for number in range(rng.choice((1, 12, 70, 200))):
-            second += rng.random() * pace_s
-            address = f"[2001:db8:{client}::1]:{4000 + number}" if client % 2 else f"192.0.2.{client}:{number}"
-            lines.append(line(second, address, rng.choice(("/", "/items/7", '/od%20d/"x"', "/a/b/c"))))
-    rng.shuffle(lines)
-    return "".join(lines)
 
 
 def test_records_out_of_order_are_noted(log: Path, slidegate: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,28 +62,9 @@ def test_the_page_shows_what_the_command_prints(command: str, log: Path, slidega
     assert slidegate(command, str(log), *shlex.split(shown[1])).out == shown[2]
 
 
-def test_suggested_limits_refuse_as_many_as_it_says(
-    log: Path, tmp_path: Path, found: Found, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log.write_text(busy_log(7))
-    monkeypatch.setattr("slidegate.ops.replay.report.QUANTILES", (0.5, 0.6))
-    monkeypatch.setattr("slidegate.ops.replay.report.HEADROOM", 1)  # so that there are clients to refuse
-    routes = [row for row in found("suggest", str(log), *APP)["routes"] if row["route"] != "(no route)"]
-    assert len(routes) == 2
-    for route in routes:
-        path = route["route"].partition(" ")[2] or "*"
-        limit = route["suggested"]
-        (suggested,) = (row for row in route["would_refuse"] if row["limit"] == limit)
-        file = tmp_path / "slidegate.toml"
-        file.write_text(f'rules = [{{path = "{path}", limits = "{limit}", shadow = true}}]')
-        (rule,) = found("simulate", str(log), "--rules", str(file))["rules"]
-        assert (rule["refused_clients"], rule["refused"]) == (suggested["clients"], suggested["requests"])
-        assert rule["refused_clients"] > 0
-
-
 @pytest.mark.parametrize("command", [("simulate", "--limit", "20/minute"), ("suggest",)], ids=lambda words: words[0])
-def test_20_000_lines_take_a_few_seconds(command: Sequence[str], log: Path, found: Found) -> None:
+def test_20_000_lines_take_a_few_seconds(command: Sequence[str], log: Path, slidegate: Command) -> None:
     log.write_text("".join(line(n / 6, f"192.0.2.{n * n % 251}", f"/{n % 97}") for n in range(20_000)))
     start = time.process_time()
-    assert found(*command, str(log))["requests"] == 20_000
+    assert slidegate(*command, str(log), "--json").rows[0]["requests"] == 20_000
     assert time.process_time() - start < 8  # a quarter of it where nothing else runs
