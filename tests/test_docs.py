@@ -16,7 +16,6 @@ import types
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from mmdb_writer import MMDBWriter
@@ -135,16 +134,8 @@ def read_json(code: str) -> Iterator[object]:
         yield from map(json.loads, code.splitlines())
 
 
-def loaded(code: str) -> None:
-    """Make a middleware of a configuration, as the file of an application is made into one."""
-    with TemporaryDirectory() as directory:
-        file = Path(directory) / "slidegate.toml"
-        file.write_text(code, "utf-8")
-        RateLimitMiddleware.from_file(Starlette(), file)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_data_on_the_page_is_what_it_says(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_on_the_page_is_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIDEGATE_STORE", "memory://")
     for block in blocks(page.read_text("utf-8")):
         if block.language == "json":
@@ -152,7 +143,8 @@ def test_data_on_the_page_is_what_it_says(page: Path, monkeypatch: pytest.Monkey
         elif block.language == "toml" and block.mark == "fragment":
             tomllib.loads(block.code)
         elif block.language == "toml":
-            loaded(block.code)
+            (tmp_path / "slidegate.toml").write_text(block.code, "utf-8")
+            RateLimitMiddleware.from_file(Starlette(), tmp_path / "slidegate.toml")
 
 
 @pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=page_name)

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable
 from typing import Any
 
 from anyio.to_thread import current_default_thread_limiter
@@ -44,20 +43,3 @@ async def turns(count: int = 20) -> None:
     """Let other tasks go on for some turns of the event loop."""
     for _ in range(count):
         await asyncio.sleep(0)
-
-
-async def turns_during(work: Awaitable[object]) -> int:
-    """Return for how many turns of the event loop another task goes on while some work is done."""
-    count, done = 0, False
-
-    async def go_on() -> None:
-        nonlocal count
-        while not done:
-            count += 1
-            await asyncio.sleep(0)
-
-    other = asyncio.create_task(go_on())
-    await work
-    done = True
-    await other
-    return count

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from ..asgi import Answer, scope_of, send_scope
+from ..asgi import call
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "guides" / "metrics.md"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
@@ -74,17 +74,13 @@ def parsed(text: str) -> Exposition:
     return Exposition(parse_text(text))
 
 
-async def fetched(app: Any, accept: str = "text/plain", **scope: Any) -> Answer:
-    return await send_scope(app, scope_of(**{"headers": {"Accept": accept}, **scope}))
-
-
 async def scraped(app: Any) -> Exposition:
     """Scrape in both formats, which must agree."""
-    answer = await fetched(app)
+    answer = await call(app, headers={"Accept": "text/plain"})
     assert answer.status == 200
     assert answer.headers["content-type"].startswith("text/plain; version=")
     text = parsed(answer.body.decode())
-    other = await fetched(app, OPENMETRICS)
+    other = await call(app, headers={"Accept": OPENMETRICS})
     assert other.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     assert other.body.endswith(b"# EOF\n")
     openmetrics = Exposition(parse_openmetrics(other.body.decode()))
