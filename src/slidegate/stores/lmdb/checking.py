@@ -6,7 +6,6 @@ import errno
 import os
 import stat
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -25,9 +24,9 @@ NETWORKED: Final = frozenset(
         *("smbfs", "vboxsf", "virtiofs"),
     )
 )
-DOUBTFUL: Final = frozenset(["overlay", "aufs", "ecryptfs"])
-COPYING: Final = frozenset(["btrfs", "zfs", "bcachefs", "overlay"])
-"""These write changed blocks to new places, so space that was taken ahead does not help when the disk is full."""
+DOUBTFUL: Final = frozenset(["overlay", "aufs", "ecryptfs", "btrfs", "zfs", "bcachefs"])
+"""In these and in FUSE, only processes that share a mount may see each other's files, or changed blocks are written to
+new places, so that space that was taken ahead does not help when the disk is full."""
 
 _REMEDIES: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space, or "),
@@ -114,12 +113,12 @@ def check_file_system(path: Path, mounts: Iterable[str] | None = None) -> str:
             f"lmdb: {path} is on {kind}, which does not share locks and memory maps; choose a path on a local "
             "disk, or RedisStore for several hosts"
         )
-    doubts = []
     if kind in DOUBTFUL or kind.startswith("fuse"):
-        doubts.append("only processes that share this mount count together")
-    if kind in COPYING:
-        doubts.append("a full disk may kill the workers, because it keeps no space that was taken ahead")
-    return f"{path} is on {kind}: {'; '.join(doubts)}; ext4, XFS or tmpfs is safer" if doubts else ""
+        return (
+            f"{path} is on {kind}, where a full disk may kill the workers, and workers of other mounts may count apart"
+            "; ext4, XFS or tmpfs is safer"
+        )
+    return ""
 
 
 def file_system(path: Path, mounts: Iterable[str] | None = None) -> str:
@@ -149,14 +148,11 @@ def unusable(path: Path, error: OSError) -> ConfigurationError:
     problem = f"lmdb: {failed} cannot be used: {error.strerror or error}"
     if not isinstance(error, PermissionError):
         return ConfigurationError(f"{problem}; {_REMEDIES.get(error.errno or 0, '')}choose another path")
-    for owned in (failed, *failed.parents):
-        with suppress(OSError):
-            status = owned.stat()
-            return ConfigurationError(
-                f"{problem}; {owned} {_belongs(status)}: give it to that user, or choose another path; all workers "
-                "have to run as the same user"
-            )
-    return ConfigurationError(problem)
+    owned = next(place for place in (failed, *failed.absolute().parents) if os.path.exists(place))
+    return ConfigurationError(
+        f"{problem}; {owned} {_belongs(owned.stat())}: give it to that user, or choose another path; all workers "
+        "have to run as the same user"
+    )
 
 
 def _belongs(status: os.stat_result) -> str:

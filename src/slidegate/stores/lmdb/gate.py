@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
-from struct import Struct
 from typing import Final
 
 from ...core.errors import ConfigurationError, StoreUnavailable
@@ -21,8 +20,6 @@ from .checking import is_file_at, unusable
 
 GATE: Final = "gate"
 USERS: Final = "users"
-
-_INODE: Final = Struct("=QQ")
 
 
 class Gate:
@@ -53,9 +50,7 @@ class Gate:
         if is_new:
             self._gate = self._opened(GATE)
             self.is_open = True
-        try:
-            fcntl.flock(self._gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _locked(self._gate, fcntl.LOCK_EX):
             return False
         if is_new and not is_file_at(self._gate, self._path / GATE):
             self.close()  # it was deleted while it was opened
@@ -83,7 +78,7 @@ class Gate:
     def identity(self) -> bytes:
         """Return bytes that differ for each file that has been the gate."""
         status = os.fstat(self._gate)
-        return _INODE.pack(status.st_dev, status.st_ino)
+        return b"%d:%d:" % (status.st_dev, status.st_ino)
 
     def close(self) -> None:
         """Close the files, which releases the locks unless another process has inherited them."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SWEEP_STEP: Final = 64
-_COUNTED: Final = 1_000
-"""How many expired bans are removed before the others are counted."""
 _BAN: Final = ""
 """Replaces the policy in entries of `_ends` that belong to bans."""
 
@@ -232,10 +230,9 @@ class MemoryBans(BanStore):
         return (ban for ban in map(Ban._make, rows) if not ban.is_over(now_us))
 
     def count(self) -> int:
-        """Return the number of active bans, after removing some of the expired ones."""
-        with self._lock:
-            self.rows.remove_expired(self._unix_us(), _COUNTED)
-            return self.rows.ban_count()
+        """Return the number of bans, after removing some of the expired ones."""
+        self.sweep()
+        return self.rows.ban_count()
 
     def load(self, rows: Sequence[Row]) -> int:
         """Import rows of `core.bans.rows`; of two bans of a key the longer one is kept."""
