@@ -77,18 +77,15 @@ async def test_others_are_answered_while_many_bans_are_imported(store: LmdbStore
     assert not await limiter.hit("user:399", "1000000/hour")
 
 
-async def test_an_import_that_ends_half_way_says_how_far_it_came_and_goes_on_when_it_is_repeated(
-    store: LmdbStore,
-) -> None:
+async def test_an_import_that_ends_half_way_goes_on_when_it_is_repeated(store: LmdbStore) -> None:
     VirtualTime()  # in which half a minute is nothing
     limiter = Limiter(store, deadline="50ms", on_error="deny")
     importing = asyncio.ensure_future(limiter.import_bans(export(400)))
     await turns(3)
-    with gate_held(store), pytest.raises(StoreTimeout) as caught:
+    with gate_held(store), pytest.raises(StoreTimeout):
         await importing
     written = store.bans.count()
     assert 0 < written < 400
-    assert caught.value.__notes__ == [f"{written} of 400 bans were imported"]
     assert await limiter.import_bans(export(400)) == store.bans.count() == 400
 
 

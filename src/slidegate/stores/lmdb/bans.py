@@ -16,7 +16,6 @@ from typing import Any, Final, TypeVar
 from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Row, from_rows
-from ...core.errors import StoreError
 from ...core.store import BanStore
 from ..ban_book import BanBook
 from .ban_rows import ban_of
@@ -66,8 +65,8 @@ class LmdbBans(BanStore):
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
         """Import rows of `core.bans.rows`; of two bans of a key the longer one is kept.
 
-        They are written in parts, with pauses in which other processes can write. If the store fails in between, a note
-        of the error has the number of imported bans, and another import of the same rows adds the rest.
+        They are written in parts, with pauses in which other processes can write. If the store fails in between,
+        another import adds the rest.
         """
         self._store.expect_open()
         return _answer(self._load(from_rows(rows, self._store.unix_us())))
@@ -99,11 +98,7 @@ class LmdbBans(BanStore):
 
     async def _load(self, bans: list[Ban]) -> int:
         for done in range(0, len(bans), LOAD_STEP):
-            try:
-                await self._run(partial(_import, bans[done : done + LOAD_STEP]))
-            except StoreError as error:
-                error.add_note(f"{done} of {len(bans)} bans were imported")
-                raise
+            await self._run(partial(_import, bans[done : done + LOAD_STEP]))
             await asyncio.sleep(LOAD_PAUSE_S)
         return len(bans)
 

@@ -44,12 +44,6 @@ _Item: TypeAlias = tuple[asyncio.Future[Any], Job, float]
 """The future of a job, the job, and the loop time at which it is given up."""
 
 
-class _Timeout(threading.local):
-    """The deadline of the jobs of each thread without an event loop, in seconds."""
-
-    span_s = TIMEOUT_S
-
-
 class Batcher:
     """Runs jobs.
 
@@ -57,12 +51,12 @@ class Batcher:
         transactions: Runs transactions.
 
     Attributes:
-        timeout: The deadline of each thread.
+        timeout: Has as `span_s` the deadline of the jobs of each thread without an event loop, in seconds.
     """
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
-        self.timeout = _Timeout()
+        self.timeout = threading.local()
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopJobs] = WeakKeyDictionary()
         self._last: tuple[asyncio.AbstractEventLoop | None, _LoopJobs | None] = None, None
 
@@ -94,7 +88,7 @@ class Batcher:
 
     def _wait(self, job: Job) -> Any:
         """Run a job without an event loop."""
-        span_s = self.timeout.span_s
+        span_s = getattr(self.timeout, "span_s", TIMEOUT_S)
         until_s = time.monotonic() + span_s
         while (answers := self._transactions.write((job,))) is None:
             if time.monotonic() > until_s:

@@ -214,7 +214,7 @@ class MemoryBans(BanStore):
         """Delete all bans, levels and strikes, without events."""
         with self._lock:
             self.rows.clear()
-            self._store.clear_strikes()
+            self._store.clear(lambda table: table.counts_strikes)
 
     def sweep(self) -> None:
         """Delete some expired bans and levels."""

@@ -246,9 +246,9 @@ class MemoryStore(Store):
         Permits stay taken, because their requests are still in progress.
         """
         self.expect_open()
-        return self._clear(lambda table: not table.holds_permits and not table.counts_strikes)
+        return self.clear(lambda table: not table.holds_permits and not table.counts_strikes)
 
-    def _clear(self, is_meant: Callable[[Table], bool]) -> bool:
+    def clear(self, is_meant: Callable[[Table], bool]) -> bool:
         """Delete the windows and cells of some tables; return whether there were any."""
         forgotten: list[dict[str, bytes]] = []
         with self._all:  # all locks, so that no question finds a part of the keys reset
@@ -295,10 +295,6 @@ class MemoryStore(Store):
                     left, _ = table.limit.counter_by(self.unix_us).charge(table.remove(key), now_us, 0)
                     found = found or bool(left)
         return found
-
-    def clear_strikes(self) -> None:
-        """Remove the windows of all strikes."""
-        self._clear(lambda table: table.counts_strikes)
 
     # -- times and shards ---------------------------------------------------------------------------------------------
 

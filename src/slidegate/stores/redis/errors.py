@@ -9,7 +9,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ...core.errors import Concerns, SlidegateError, StoreError, StoreTimeout, StoreUnavailable
+from ...core.errors import Concerns, SlidegateError, StoreError, StoreTimeout, StoreUnavailable, quoted
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,7 +24,6 @@ NONSENSE: Final = (TypeError, ValueError, LookupError, AttributeError, Assertion
 """Exceptions of parsing a malformed answer."""
 _OF_A_KEY: Final = ("WRONGTYPE", "data string too short")
 """What the script says when another program's value, or a damaged one, is at a key."""
-_MAX_SHOWN: Final = 300
 
 
 def refusal(text: str) -> StoreUnavailable:
@@ -46,9 +45,7 @@ def store_error(error: BaseException) -> StoreError:
 
 def unexpected(answer: object) -> StoreUnavailable:
     """Return the error for an answer that has the wrong shape for its command."""
-    shown = repr(answer)
-    shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
-    return StoreUnavailable(f"redis: the server sent an unexpected answer: {shown}")
+    return StoreUnavailable(f"redis: the server sent an unexpected answer: {quoted(answer)}")
 
 
 def sensible(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
