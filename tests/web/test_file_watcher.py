@@ -185,7 +185,7 @@ async def test_what_cannot_be_used_keeps_what_is_at_work_and_is_said_once(
         if how == "it is gone":
             followed.path.unlink()
         elif how == "its reader fails":
-            patched.setattr("slidegate.web.lists.FollowedList.read", fails)
+            patched.setattr("slidegate.web.lists.ListFile.read", fails)
             patched.setattr("slidegate.web.reload.ConfigReader.options", fails)
             patched.setattr("slidegate.web.networks._opened", fails)
             followed.put(2)

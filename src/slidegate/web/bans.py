@@ -28,7 +28,6 @@ from .client_ip import UNKNOWN_PEER, ClientAddress
 from .decided import DECIDED_KEY, Decided, of_request
 from .exchange import Exchange
 from .keys import Combined, Key, parts_of
-from .lists import AnyList, networks_of
 from .paths import PathIndex, RulePath, Texts
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ class BanSignals:
     Args:
         middleware: The middleware.
         policies: The policies.
-        allowlist: Networks that are never banned.
 
     Attributes:
         policies: The policies by name.
@@ -66,12 +64,11 @@ class BanSignals:
         self,
         middleware: RateLimitMiddleware,
         policies: BanPolicy | Iterable[BanPolicy] | None,
-        allowlist: AnyList | None,
     ) -> None:
         self._limiter = middleware.limiter
         self._client = client = middleware.client
         self._is_wider = client.prefixes != OWN_PREFIX  # or narrower: a ban of the address then has a different key
-        self._protected = (client.networks, allowlist) if client.trusted else (allowlist,)
+        self._protected = [middleware.lists["allowlist"], *([client.networks] if client.trusted else ())]
         self.policies: dict[str, BanPolicy] = {}
         self._honeypots: list[tuple[RulePath, Signal]] = []
         self._signals: defaultdict[int | str, list[Signal]] = defaultdict(list)
@@ -102,7 +99,8 @@ class BanSignals:
         elif signal == "refused":
             self._signals[signal].append(Signal(policy, weight, signal))
         else:
-            for status in {signal} if isinstance(signal, int) else _class_of(signal) - set(policy.signals):
+            first = signal if isinstance(signal, int) else int(signal[0]) * 100  # 400 of "4xx"
+            for status in {signal} if first == signal else {*range(first, first + 100)} - policy.signals.keys():
                 self._signals[status].append(Signal(policy, weight, f"status {status}"))
 
     def own_subjects(self, client_key: str, address: Address | None) -> tuple[BanSubject, ...]:
@@ -149,7 +147,7 @@ class BanSignals:
 
     def _may_ban(self, policy: BanPolicy, key: str) -> bool:
         """Return whether a policy may ban a key; those of trusted proxies and the allowlist are protected."""
-        return all(may_ban(policy, key, networks_of(listed)) for listed in self._protected)
+        return all(may_ban(policy, key, listed) for listed in self._protected)
 
     async def strike_for(
         self, what: int | Literal["refused"], scope: Scope, exchange: Exchange | None = None
@@ -183,12 +181,6 @@ class BanSignals:
         struck = [signal for signal in signals if exchange is None or exchange.strikes(signal.policy)]
         bans = [await self.strike(signal, scope) for signal in struck]
         return [ban for ban in bans if ban is not None]
-
-
-def _class_of(name: str) -> set[int]:
-    """Return the statuses of a class such as ``"4xx"``."""
-    first = int(name[0]) * 100
-    return set(range(first, first + 100))
 
 
 def _check_key(policy: BanPolicy, client: Key) -> None:

@@ -16,7 +16,7 @@ unclosed quote from the client cannot hide the entries that proxies have appende
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -45,7 +45,7 @@ from .keys import Key, check_token
 
 if TYPE_CHECKING:
     from ..limiter.operators import NetworkLookup
-    from .lists import AnyList, FollowedList
+    from .lists import ListFile
     from .middleware import RateLimitMiddleware
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
@@ -289,8 +289,7 @@ class Clients:
 
     Args:
         middleware: The middleware.
-        lists: Networks refused before anything is counted (``blocklist``), and let through (``allowlist``).
-        files: The files behind these lists, and the databases of networks.
+        files: The files behind its lists, and the databases of networks.
 
     Attributes:
         who: Returns what identifies the client of a request; None if that is not known.
@@ -299,15 +298,14 @@ class Clients:
     def __init__(
         self,
         middleware: RateLimitMiddleware,
-        lists: Mapping[str, AnyList | None],
-        files: Sequence[FollowedList | NetworkLookup],
+        files: Sequence[ListFile | NetworkLookup],
     ) -> None:
         self._client = middleware.client
         self._signals = middleware.signals
         self._who = _peer_and_header(self._client.header) if self._client.trusted else peer_of
         self.who: Callable[[Scope], Any] = self._checking_files(self._who) if files else self._who
-        self._blocklist = lists["blocklist"]
-        self._allowlist = lists["allowlist"]
+        self._blocklist = middleware.lists["blocklist"]
+        self._allowlist = middleware.lists["allowlist"]
         self._files = files
         self._changed = middleware.rule_set.forget_questions
         self._read = 0

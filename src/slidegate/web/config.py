@@ -28,7 +28,7 @@ from ..limiter.observers import AnyObserver
 from . import keys
 from .client_ip import ClientAddress, client_ip
 from .file_watcher import FollowedFile, read_whole
-from .lists import FollowedList, Networks
+from .lists import ListFile, Networks
 from .mcp import mcp_tool
 from .networks import NetworkFile, key_by
 from .rules import Rule
@@ -273,7 +273,7 @@ class ConfigReader:
         """Return networks that are written in the configuration, or those of a file."""
         if isinstance(given, list):
             return Networks(given)
-        return self._open(FollowedList, given, _NETSET).networks
+        return self._open(ListFile, given, _NETSET).networks
 
     def _network_file(self, path: object) -> NetworkFile:
         """Open a file in MaxMind's format, once for all keys."""

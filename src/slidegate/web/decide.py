@@ -100,7 +100,7 @@ class Decider:
             for bound, key in zip(plan.limiting, keys, strict=True):
                 checks += bound.checks(key, bound.cost, bound.counts)
             question = self._engine.prepare(checks, subjects)
-            question.rendered = plan.rendered = plan.rendered or self._writer.rendered(checks)
+            question.rendered = plan.rendered = plan.rendered or self._writer.render(question)
             if client.who is not None and not plan.is_exempt:
                 remember(plan.questions, known, question)
         return question

@@ -147,19 +147,16 @@ class HeaderWriter:
         fields = message["headers"] = [*message.get("headers", ())]
         for decision in decisions:
             if decision.readings:
-                rendered = decision.checks.rendered or self.render(decision)
+                rendered = decision.checks.rendered or self.render(decision.checks)
                 rendered.append_to(fields, decision)
         return message
 
-    def render(self, decision: Decision) -> Rendered:
-        """Return what the answers to all requests with the checks of a decision have in common, and note it there."""
-        rendered = decision.checks.rendered = self.rendered(decision.checks)
+    def render(self, question: Question) -> Rendered:
+        """Return what the answers to all requests with the checks of a question have in common, and note it there."""
+        buckets = tuple([bucket for bucket, _, _ in question])
+        rendered = self._rendered.get(buckets) or remember(self._rendered, buckets, self._made(buckets))
+        question.rendered = rendered
         return rendered
-
-    def rendered(self, checks: Iterable[Check]) -> Rendered:
-        """Return what the answers to all requests with some checks have in common."""
-        buckets = tuple([bucket for bucket, _, _ in checks])
-        return self._rendered.get(buckets) or remember(self._rendered, buckets, self._made(buckets))
 
     def _made(self, buckets: Sequence[Bucket]) -> Rendered:
         if {*self._styles} != {"draft"}:

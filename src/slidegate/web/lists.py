@@ -11,7 +11,7 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
-from typing import Final, TypeAlias
+from typing import Final
 
 from ..core import networks as core
 from ..core.addresses import parse_network
@@ -36,16 +36,16 @@ class Networks(core.Networks):
         ConfigurationError: An entry is invalid.
     """
 
-    file: FollowedList | None = None
-    """The file from which the networks were read; None for copies, and for sets that are created with ``|``."""
+    file: ListFile | None = None
+    """The file from which the networks are read; None for copies, and for sets that are created with ``|``."""
 
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> Networks:
-        """Read a file of networks; a `RateLimitMiddleware` with this blocklist or allowlist follows the file.
+        """Read a file of networks, which a `RateLimitMiddleware` with this blocklist or allowlist reads again.
 
         Requests trigger a look at the file at most once a second; a thread then reads a changed file, once its size and
         times were equal at two looks. A file that is missing, unreadable or empty changes nothing. To empty a list,
-        write a comment into the file. The object itself does not change.
+        write a comment into the file.
 
         Args:
             path: The file. Its name without the suffix is the name of the list in refusals and events.
@@ -55,10 +55,15 @@ class Networks(core.Networks):
         """
         if not isinstance(path, (str, PathLike)) or not os.path.basename(path):
             raise ConfigurationError(f'expected a file, for example "drop.netset", not {quoted(path)}', "path")
-        return FollowedList(os.fspath(path)).networks
+        return ListFile(os.fspath(path)).networks
+
+    def find(self, version: int, value: int) -> str | None:
+        """Return the name of the file, else ``""``, if a parsed address is in one of the networks; None if not."""
+        found = super().find(version, value)
+        return found if found is None or self.file is None else self.file.name
 
 
-class FollowedList(FollowedFile):
+class ListFile(FollowedFile):
     """A file of networks, which is followed by the middlewares that have it as a blocklist or an allowlist.
 
     Args:
@@ -82,44 +87,22 @@ class FollowedList(FollowedFile):
         check_breadth(networks, "path", self.path)
         return networks
 
-    def covers(self, version: int, value: int) -> bool:
-        """Return whether a parsed address is in one of the networks."""
-        return self.networks.covers(version, value)
-
-    def find(self, version: int, value: int) -> str | None:
-        """Return the name of the list if it contains a parsed address, else None."""
-        return self.name if self.networks.covers(version, value) else None
-
     def load(self) -> tuple[int, Callable[[], None]]:
         """See `FollowedFile.load`."""
         networks = self.read()
-        return len(networks), lambda: setattr(self, "networks", networks)
+        return len(networks), lambda: self.networks.become(networks)
 
 
-AnyList: TypeAlias = core.Networks | FollowedList
-
-
-def followed(option: str, networks: core.Networks | None) -> AnyList | None:
-    """Return a list of a middleware: the networks, or the file that they were read from.
-
-    Args:
-        option: The name of the list, for error messages.
-        networks: Its networks; None for no list.
+def check_list_option(option: str, networks: core.Networks | None) -> None:
+    """Check the networks of a blocklist or an allowlist.
 
     Raises:
         ConfigurationError: It is not a set of networks, or covers half of all addresses.
     """
     expected = 'Networks(["192.0.2.0/24"]) or Networks.from_file("blocked.netset")'
     networks = expect(option, networks, core.Networks, expected)
-    if networks is None:
-        return None
-    check_breadth(networks, option)
-    return networks if not isinstance(networks, Networks) or networks.file is None else networks.file
-
-
-def networks_of(listed: AnyList | None) -> core.Networks | None:
-    """Return the networks of a list that are in force; None for no list."""
-    return listed.networks if isinstance(listed, FollowedList) else listed
+    if networks is not None:
+        check_breadth(networks, option)
 
 
 def check_breadth(networks: core.Networks, what: str, file: str = "") -> None:

@@ -36,7 +36,7 @@ from .exchange import Exchange
 from .headers import HeaderStyles, HeaderWriter
 from .hooks import Report
 from .keys import Key, KeyFunction
-from .lists import FollowedList, followed, networks_of
+from .lists import ListFile, check_list_option
 from .responses import Refusals, Refused
 from .routes import RouteLabels
 from .rule_set import BoundRule, Plan, RuleSet, all_rules
@@ -89,6 +89,7 @@ class RateLimitMiddleware(FailsAtStartup):
         rules: The rules of the middleware.
         default_limits: The limits that apply to each route; empty if there are none.
         key: What `default_limits` count by; None for the client's address.
+        lists: Its blocklist and its allowlist, by option name.
         policies: Its ban policies.
         signals: What they strike for.
         calls: Calls the user's functions.
@@ -145,10 +146,12 @@ class RateLimitMiddleware(FailsAtStartup):
         self._observers = self._engine.observers
         self.route_labels = RouteLabels()  # not `routes`: applications have those
         self._report = Report(self._engine, self.route_labels)
-        self._lists = {"blocklist": followed("blocklist", blocklist), "allowlist": followed("allowlist", allowlist)}
-        in_files = [listed for listed in self._lists.values() if isinstance(listed, FollowedList)]
-        files: Sequence[FollowedList | NetworkLookup] = (*in_files, *self._engine.networks)
-        self.signals = BanSignals(self, bans, self._lists["allowlist"])
+        self.lists = {"blocklist": blocklist, "allowlist": allowlist}
+        for option, networks in self.lists.items():
+            check_list_option(option, networks)
+        in_files: list[ListFile | None] = [getattr(networks, "file", None) for networks in self.lists.values()]
+        files: Sequence[ListFile | NetworkLookup] = (*filter(None, in_files), *self._engine.networks)
+        self.signals = BanSignals(self, bans)
         self.policies = tuple(self.signals.policies.values())
         defaults = None if default_limits is None else DefaultLimits(self, default_limits)
         self.default_limits = () if defaults is None else defaults.limits
@@ -156,7 +159,7 @@ class RateLimitMiddleware(FailsAtStartup):
             self._engine.expect_permits()
         self.rule_set = RuleSet(self, defaults)
         self._always = self.rule_set.always
-        self.clients = Clients(self, self._lists, files)
+        self.clients = Clients(self, files)
         self._who = self.clients.who
         self.decider = Decider(self)
         self.refusals = Refusals(self, on_refused)
@@ -213,11 +216,6 @@ class RateLimitMiddleware(FailsAtStartup):
         """Return the rules with their buckets, including those of endpoints and routes that were requested so far."""
         at_endpoints = {bound.identity: bound for bound in list(self._at_endpoints)}
         return [*self.rule_set.bound(), *at_endpoints.values()]
-
-    @property
-    def lists(self) -> dict[str, Networks | None]:
-        """The networks of its blocklist and allowlist that are in force, by option name."""
-        return {option: networks_of(listed) for option, listed in self._lists.items()}
 
     def buckets(self) -> list[Bucket]:
         """Return all buckets, including those of routes and endpoints that were requested so far."""

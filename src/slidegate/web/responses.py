@@ -161,7 +161,7 @@ class Refusals:
         if decision.at_least_us > 0:
             wait_us = decision.retry_after_us or wait_us
         retry_after_s = None if wait_us < 0 else ceil_s(wait_us)
-        rendered = decision.checks.rendered or self._writer.render(decision)
+        rendered = decision.checks.rendered or self._writer.render(decision.checks)
         known = decision.reason, retry_after_s, *map(bool, waits)
         answer: Answer | None = rendered.answers.get(known)
         if answer is None:
