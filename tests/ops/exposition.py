@@ -25,18 +25,14 @@ class Metric(NamedTuple):
 
 
 def documented() -> list[Metric]:
-    """Return the table of metrics in the documentation."""
-    lines = PAGE.read_text("utf-8").splitlines()
-    rows = [re.split(r" *\| *", line.strip("| ")) for line in lines if line.startswith("| `slidegate.")]
-    return [
-        Metric(name, prometheus_name(name, kind), kind, {*filter(None, labels.split(", ")), "store"}, text)
-        for name, kind, labels, text in ([row[0].strip("`"), *row[1:]] for row in rows)
-    ]
-
-
-def prometheus_name(name: str, kind: str) -> str:
-    """Return the name for Prometheus, by the rule above the table."""
-    return name.replace(".", "_") + {"counter": "_total", "histogram": "_seconds"}.get(kind, "")
+    """Return the table of metrics in the documentation, whose names for Prometheus follow the rule above it."""
+    endings, found = {"counter": "_total", "histogram": "_seconds"}, []
+    for line in PAGE.read_text("utf-8").splitlines():
+        if line.startswith("| `slidegate."):
+            name, kind, labels, text = re.split(r" *\| *", line.replace("`", "", 2).strip("| "))
+            prometheus = name.replace(".", "_") + endings.get(kind, "")
+            found.append(Metric(name, prometheus, kind, {*filter(None, labels.split(", ")), "store"}, text))
+    return found
 
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
