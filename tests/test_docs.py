@@ -46,6 +46,7 @@ WALKED = {ROOT / "README.md", ROOT / "docs" / "first_steps.md"}
 TESTED = ROOT / "docs" / "how_to" / "testing_your_app.md"
 """tests/testing/test_plugin.py saves its files and has pytest run them."""
 RUN_HERE = [page for page in PAGES if page not in {*WALKED, TESTED}]
+WITH_PYTHON = [page for page in RUN_HERE if any(one.language == "python" for one in blocks(page.read_text("utf-8")))]
 # Anything else would be shown without being run: "py" and "sh" among others.
 SHOWN = {"text", "http", "caddyfile", "dockerfile", "ini", "java", "javascript", "lua", "nginx", "ruby", "yaml"}
 LANGUAGES = {"python", "json", "toml", *SHOWN, *SHELL}
@@ -85,11 +86,6 @@ def run_page(text: str, name: str, directory: Path, module: types.ModuleType) ->
                     runner.run(running)
 
 
-def shown_python() -> list[Path]:
-    """Return the pages that show Python."""
-    return [page for page in RUN_HERE if any(block.language == "python" for block in blocks(page.read_text("utf-8")))]
-
-
 def page_name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
@@ -117,7 +113,7 @@ def write_networks(directory: Path) -> None:
 
 # Other libraries, whose code some pages show, still ask for it where Python 3.14 wants another one asked.
 @pytest.mark.filterwarnings("ignore:.*iscoroutinefunction:DeprecationWarning")
-@pytest.mark.parametrize("page", shown_python(), ids=page_name)
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=page_name)
 def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)  # where a dataclass or a forward reference looks itself up

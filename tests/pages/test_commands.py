@@ -65,10 +65,6 @@ def does_something(block: Block) -> bool:
     )
 
 
-def pages_with_commands() -> list[Path]:
-    return [page for page in RUN_HERE if any(does_something(block) for block in blocks(page.read_text("utf-8")))]
-
-
 def fill_bin(place: Path) -> None:
     place.mkdir()
     for tool in TOOLS:
@@ -95,7 +91,10 @@ def fill_work(place: Path) -> None:
     (place / "examples").symlink_to(ROOT / "examples")
 
 
-@pytest.mark.parametrize("page", pages_with_commands(), ids=page_name)
+WITH_COMMANDS = [page for page in RUN_HERE if any(map(does_something, blocks(page.read_text("utf-8"))))]
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=page_name)
 def test_commands_on_the_page_run_in_its_order(page: Path, tmp_path: Path) -> None:
     text = page.read_text("utf-8")
     if "curl " in text and not shutil.which("curl"):

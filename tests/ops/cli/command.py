@@ -27,11 +27,6 @@ class Ended(NamedTuple):
         """The output of a command with ``--json``."""
         return [json.loads(line) for line in self.out.splitlines()]
 
-    @property
-    def error(self) -> str:
-        """The error as one line, as it was before click wrapped it."""
-        return " ".join(self.err.split())
-
 
 Command = Callable[..., Ended]
 """Runs the command with some arguments: the fixture `slidegate`."""
