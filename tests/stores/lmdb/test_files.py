@@ -293,9 +293,14 @@ def test_a_directory_is_made_where_its_parent_is_there_and_nothing_else_is_in_it
     check_directory(tmp_path / "new")
     assert (tmp_path / "new").is_dir()
     (tmp_path / "file").write_bytes(b"")
-    for path, said in (("file", "is a file; expected a directory"), ("missing/new", "does not exist; create it, or")):
+    (tmp_path / "loop").symlink_to("loop")
+    for path, said in (
+        ("file", "is a file; expected a directory"),
+        ("missing/new", "does not exist; create it, or"),
+        ("loop", "loop is a file; expected a directory"),
+    ):
         with pytest.raises(ConfigurationError, match=said):
-            check_directory(tmp_path / path)
+            LmdbStore(tmp_path / path, **SMALL)
 
 
 POLICY = BanPolicy("3/minute", "10m")

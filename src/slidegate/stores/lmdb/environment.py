@@ -351,7 +351,7 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
         raise ConfigurationError(
             f'path: expected a directory, for example "/var/lib/app/slidegate", not {quoted(path)}'
         )
-    real_path = Path(text).resolve()
+    real_path = Path(os.path.realpath(text))
     with _lock:
         environment = _open.setdefault(real_path, Environment(real_path, options))
         if environment.options != options:
@@ -377,13 +377,8 @@ def close_environment(environment: Environment) -> None:
             environment.close()
 
 
-class _Fork(threading.local):
-    """Whether this thread holds the lock over its fork."""
-
-    holds = False
-
-
-_fork: Final = _Fork()
+_fork: Final = threading.local()
+"""Has as `holds` whether this thread holds the lock over its fork."""
 
 
 def _before_fork() -> None:
