@@ -19,7 +19,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from itertools import count
 from threading import Lock
 from typing import Any, Final, SupportsIndex, TypeAlias
 
@@ -27,6 +26,7 @@ from ...core.bans.ban import BanSubject
 from ...core.decide import Counter, WindowRef, charge_all, decide, refund_all, release_permits
 from ...core.decision import Bucket, Check, Decision
 from ...core.limits import MAX_AMOUNT, AnyLimit, check_whole
+from ...core.memo import remember
 from ...core.reservation import Reservation
 from ...core.store import Clock, Event, Store
 from ...core.views import Snapshot
@@ -42,8 +42,6 @@ SHARD_KEYS: Final = 8_192
 MAX_SHARDS: Final = 256
 HASH_BITS: Final = 16
 """The hash bits above these select the shard: the lower ones select a dict's slots, and must differ within a shard."""
-MAX_BUCKETS: Final = 4_096
-"""The most buckets whose tables are cached."""
 LEAST_LIFE_US: Final = 1_000_000
 """The least time between two sweeps of a table."""
 SWEEP_PAUSE_US: Final = 1_000_000
@@ -103,8 +101,7 @@ class MemoryStore(Store):
         self._tables: dict[Identity, Tables] = {}
         self._bound: dict[Bucket, Bound] = {}
         self._new: deque[Table] = deque()  # tables that the sweep has not seen
-        self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, number, table): the tables to sweep next
-        self._numbers = count()
+        self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, id, table): the tables to sweep next
         self._sweep_us = 0
         self._next_shared_event_us = 0
         self._pending: list[Event] = []  # created under a lock, emitted after its release
@@ -372,10 +369,7 @@ class MemoryStore(Store):
                     self._new.extend(made)
                     self._sweep_us = 0
             counters.append((limit.counter_by(self.unix_us), tables))
-        if len(self._bound) >= MAX_BUCKETS:
-            self._bound.clear()
-        self._bound[bucket] = counters
-        return counters
+        return remember(self._bound, bucket, counters)
 
     def _report_shared(self, limit: AnyLimit, now_us: int) -> None:
         """Emit an event for hits in shared cells, once per window and at most once per second."""
@@ -420,7 +414,7 @@ class MemoryStore(Store):
         """Schedule the next sweep of a table, for when its windows have expired even if the clock has stepped back."""
         limit, latest_us = table.limit, max(self._latest_us, now_us)
         due_us = latest_us + max(limit.check_us, LEAST_LIFE_US)
-        heappush(self._due, (due_us, next(self._numbers), table))
+        heappush(self._due, (due_us, id(table), table))
 
     def _drop(self, table: Table) -> bool:
         """Delete the tables of a limit that has no windows in any shard; return whether they are deleted."""
