@@ -7,6 +7,8 @@ from typing import TypeAlias
 
 from slidegate import BanPolicy
 from slidegate.core import Ban, BanSubject, Bucket, Reason, Store, parse_address, parse_limits
+from slidegate.core.addresses import BITS, format_network
+from slidegate.core.bans.ban import OWN_PREFIX, ban_key
 from slidegate.core.bans.rows import to_rows
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -44,6 +46,7 @@ class BanPlayer:
     def __init__(self, new_store: NewStore, choices: Choices) -> None:
         self.new_store = new_store
         self.choices = choices
+        self.clients = (*CLIENTS, drawn_client(choices), drawn_client(choices))
         self.policies = [drawn_policy(choices, name) for name in ("login", "scan")[: choices.pick((1, 2))]]
         self.clock = FakeClock(choices.pick((0, choices.below(10**9), YEAR_2100_US)))
         self.model = BanModel()
@@ -74,7 +77,7 @@ class BanPlayer:
     async def _move(self) -> None:
         """Choose and play the next move, mostly strikes."""
         choices = self.choices
-        kind, client = choices.below(32), choices.pick(CLIENTS)
+        kind, client = choices.below(32), choices.pick(self.clients)
         if kind == 0:
             return  # shrinking turns bytes to 0, which makes the program shorter
         if kind < 15:
@@ -87,12 +90,13 @@ class BanPlayer:
             ends_us = [ban.until_us for ban in self.model.active(self.now_us) if ban.until_us is not None]
             self._wait(max(min(ends_us, default=0) + choices.pick((0, -1, 1)) - self.now_us, 0))
         elif kind < 29:
-            await self._ban(choices.pick(BANNED_BY_HAND), choices.pick((None, span_us(choices), 2 * SECOND_US)))
+            banned = choices.pick((choices.pick(BANNED_BY_HAND), network_of(client, choices)))
+            await self._ban(banned, choices.pick((None, span_us(choices), 2 * SECOND_US)))
         elif kind == 29:
             ahead_us = choices.pick((0, span_us(choices), -span_us(choices), -choices.below(2**40)))
             await self._restart(max(self.clock.now_us + ahead_us, 0), loads=choices.pick((2, 1)))
         else:
-            await self._unban(choices.pick(BANNED_BY_HAND))
+            await self._unban(choices.pick((*BANNED_BY_HAND, *(ban.key for ban in self.model.active(self.now_us)))))
 
     async def _strike(self, policy: BanPolicy, client: tuple[str, str], weight: int) -> None:
         _, key = client
@@ -155,6 +159,30 @@ class BanPlayer:
             [(event.kind, event.details["key"]) for event in self.heard.events if event.kind in TOLD],
             self.model.changes,
         )
+
+
+def drawn_client(choices: Choices) -> tuple[str, str]:
+    """Choose a client with an address of many zeros, with any address, or with a key that looks a little like one."""
+    zeros = sum(choices.pick((0, 0, 0, 1, 0xDB8)) << 16 * place for place in range(8))
+    version, value = choices.pick(((6, zeros), (6, choices.below(2**128)), (4, choices.below(2**32))))
+    if version == 4:
+        text = format_network(4, value, 32)
+        return text, text
+    value |= 1 << 125  # beside the addresses that contain one of IPv4
+    address = format_network(6, value, 128).partition("/")[0], format_network(6, value, 64)
+    return choices.pick((address, *((key, key) for key in ("key:fade:42/7", "x" * 64, "\u00e9", "user:1.2.3"))))
+
+
+def network_of(client: tuple[str, str], choices: Choices) -> str:
+    """Choose a network that a client is in, however large; the key of a client without an address."""
+    address, key = client
+    parsed = parse_address(address)
+    if parsed is None:
+        return key
+    version, value = parsed
+    prefix = 1 + choices.below(BITS[version])
+    # A ban of the network by which a client is counted is one of that client alone.
+    return key if prefix == OWN_PREFIX[version] else ban_key(format_network(version, value, prefix))
 
 
 def drawn_policy(choices: Choices, name: str) -> BanPolicy:

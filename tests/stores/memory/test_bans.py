@@ -78,15 +78,6 @@ class Scene:
         return [ban.key for ban in self.bans.active()]
 
 
-def test_an_import_finds_the_room_of_bans_that_have_ended() -> None:
-    before, scene = Scene(), Scene(max_bans=1)
-    before.strike("ann", BanPolicy("1/minute", "1h"))
-    scene.strike("eve", AT_ONCE)
-    scene.advance("30m")
-    assert scene.bans.load(before.rows()) == 1
-    assert scene.active() == ["ann"]
-
-
 def test_a_flood_of_bans_pushes_none_out_and_holds_no_more_than_it_may() -> None:
     strikes, max_bans = 6_000, 1_000
     scene = Scene(max_bans, max_keys=max_bans)
