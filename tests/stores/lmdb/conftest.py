@@ -1,19 +1,33 @@
 """LMDB stores: those of one test at one path are those of one process."""
 
-from functools import partial
 from typing import Any
 
 import pytest
+
+from slidegate.testing import RecordingObserver
 
 from ..conftest import Opened
 
 
 @pytest.fixture
-def opened(opened_as: Opened) -> Opened:
+def heard() -> RecordingObserver:
+    """What the stores of a test tell."""
+    return RecordingObserver()
+
+
+@pytest.fixture
+def opened(opened_as: Opened, heard: RecordingObserver) -> Opened:
     """Open LMDB stores; all are closed at the end of the test."""
-    return partial(opened_as, "lmdb")
+
+    def opened(place: str = "store", **options: Any) -> Any:
+        store = opened_as("lmdb", place, **options)
+        store.observe(heard)
+        return store
+
+    return opened
 
 
 @pytest.fixture
 def store(opened: Opened) -> Any:
+    """Return a store; at a place that was made, where a test asks for that first."""
     return opened()

@@ -123,6 +123,14 @@ def counts_file(path: str | Path) -> Path:
     return found
 
 
+def files_open_in(path: Path) -> list[str]:
+    found = list[str]()
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the list itself
+            found.append(os.readlink(link))
+    return [name for name in found if name.startswith(str(path))]
+
+
 def keys_in(store: LmdbStore) -> Any:
     """Return the number of windows in a store, without shared cells."""
     return store._batcher.look(lambda transaction: transaction.windows.count())

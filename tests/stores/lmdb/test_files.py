@@ -11,10 +11,11 @@ import socket
 import stat
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import lmdb.verify
@@ -29,10 +30,13 @@ from slidegate.testing import RecordingObserver
 
 from ...contract.player import settle
 from ...hurry import at_once, hurried
+from ..conftest import Opened
 from .processes import (
     SMALL,
     actor,
     child,
+    counts_file,
+    files_open_in,
     fork,
     in_another_process,
     outcome,
@@ -49,7 +53,7 @@ ASKED = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """Return an environment with one hit, a ban, and a ban that was taken back."""
-    path = tmp_path / "lmdb"
+    path = tmp_path / "store"
     store = LmdbStore(path, **SMALL)
     store.hit(ASKED)
     for key in ("user:eve", "192.0.2.0/24"):
@@ -58,24 +62,6 @@ def place(tmp_path: Path) -> Path:
     store.bans.unban("user:bob", "ann")
     store.close()
     return path
-
-
-made: list[LmdbStore] = []
-
-
-def opened(path: Path, **options: Any) -> tuple[Any, RecordingObserver]:
-    """Return a store, which is closed at the end of a test, and what it tells."""
-    heard = RecordingObserver()
-    made.append(LmdbStore(path, **{**SMALL, **options}))
-    made[-1].observe(heard)
-    return made[-1], heard
-
-
-@pytest.fixture(autouse=True)
-def _close_all() -> Iterator[None]:
-    yield
-    while made:
-        made.pop().close()
 
 
 def heads_replaced(data: Path) -> None:
@@ -87,11 +73,10 @@ def zeroed(data: Path) -> None:
 
 
 def test_who_reads_while_another_thread_closes_the_files_is_answered_or_told_by_an_error_of_the_store(
-    tmp_path: Path,
+    store: Any,
 ) -> None:
     """As it does where they were deleted, which it notices about once a second."""
-    path, ended = tmp_path / "lmdb", threading.Event()
-    store, _ = opened(path)
+    path, ended = store._env.path, threading.Event()
 
     def close_often() -> int:
         store.keep_deadline(60.0)
@@ -119,28 +104,13 @@ def test_who_reads_while_another_thread_closes_the_files_is_answered_or_told_by_
     assert all(answers[1:])
 
 
-def test_a_disk_without_room_is_an_error_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room_is_an_error_at_start(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(ConfigurationError, match="No space left on device; free some space, or choose another path"):
-        LmdbStore(tmp_path / "lmdb", **SMALL)
-
-
-def as_nobody(act: Callable[[], object]) -> str:
-    """Do something as a user who owns nothing, and return the error that it ends with."""
-
-    def work(writing: int) -> None:
-        if os.geteuid() == 0:
-            os.setgid(65_534)
-            os.setuid(65_534)
-        try:
-            act()
-        except ConfigurationError as error:
-            os.write(writing, str(error).encode())
-
-    return outcome(*actor(work))[0].decode()
+        opened()
 
 
 @pytest.mark.parametrize("locked", ["counts-*", "gate", "users", "."])
@@ -153,32 +123,41 @@ def test_files_of_somebody_else_are_an_error_that_names_them(
             directory.chmod(0o755)
     for file in place.iterdir():
         file.chmod(0o644)
-    (shut,) = [place] if locked == "." else place.glob(locked)
-    shut.chmod(0o000 if locked != "." else 0o500)
-    if locked == ".":
-        for file in place.iterdir():
+        if locked == ".":
             file.unlink()
-    message = as_nobody(lambda: LmdbStore(place, **SMALL))
+    shut = place / name_in(place, locked)
+    shut.chmod(0o500 if locked == "." else 0o000)
+
+    def as_nobody(writing: int) -> None:
+        if os.geteuid() == 0:
+            os.setgid(65_534)
+            os.setuid(65_534)
+        with pytest.raises(ConfigurationError) as caught:
+            LmdbStore(place, **SMALL)
+        os.write(writing, str(caught.value).encode())
+
+    message = outcome(*actor(as_nobody))[0].decode()
     shut.chmod(0o700)
     assert str(place) in message
     assert "Permission denied" in message
     assert re.search(r"belongs to user \d+ \(.{10}\), and this process is user \d+: give it to that user", message)
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_file_system_that_is_read_only_is_an_error_that_says_so(tmp_path: Path, there: bool) -> None:
-    code = """
-        try:
-            LmdbStore(path, max_map_size=1 << 24)
-        except ConfigurationError as error:
-            print(error)
-    """
-    if there:
+NO_STORE = """
+    try:
+        LmdbStore(path, max_map_size=1 << 24)
+    except ConfigurationError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_file_system_that_is_read_only_is_an_error_that_says_so(tmp_path: Path, is_there: bool) -> None:
+    if is_there:
         LmdbStore(tmp_path / "lmdb", **SMALL).close()
     place = shlex.quote(str(tmp_path))
-    said = python(
-        code, tmp_path / "lmdb", before=mounted(f"mount --bind {place} {place} && mount -o remount,bind,ro {place}")
-    )
+    before = mounted(f"mount --bind {place} {place} && mount -o remount,bind,ro {place}")
+    said = python(NO_STORE, tmp_path / "lmdb", before=before)
     assert "Read-only file system; mount its file system for writing, or choose another path" in said
 
 
@@ -192,9 +171,9 @@ NAMES = ("gate", "users", "kept.jsonl", "counts-*")
 
 
 def name_in(place: Path, pattern: str) -> str:
-    """Return the name of our file in a directory."""
-    (found,) = place.glob(pattern)
-    return found.name
+    """Return the name of our file in a directory, or of the directory itself."""
+    (found,) = [place] if pattern == "." else place.glob(pattern)
+    return "." if found == place else found.name
 
 
 STRANGE: dict[str, Callable[[Path], object]] = {
@@ -237,23 +216,25 @@ def test_what_is_no_file_is_refused_by_what_it_is_and_hangs_nobody(place: Path, 
     ("mode", "who", "remedy"), [(0o020, f"group {os.getegid()}", "g-w"), (0o002, "every user", "o-w")]
 )
 def test_what_others_may_write_to_is_refused_with_what_to_do(
-    place: Path, name: str, mode: int, who: str, remedy: str
+    place: Path, opened: Opened, name: str, mode: int, who: str, remedy: str
 ) -> None:
-    shared = (place / (name if name == "." else name_in(place, name))).resolve()
+    shared = (place / name_in(place, name)).resolve()
     shared.chmod(shared.stat().st_mode | mode)
     with pytest.raises(ConfigurationError, match=f"{who} may write to {shared}, and .*; chmod {remedy} {shared}"):
-        LmdbStore(place, **SMALL)
+        opened()
     subprocess.run(["chmod", remedy, shared], check=True)
-    opened(place)
+    opened()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
-def test_a_directory_of_somebody_else_is_refused_for_its_owner_could_cut_the_file_off(place: Path) -> None:
+def test_a_directory_of_somebody_else_is_refused_for_its_owner_could_cut_the_file_off(
+    place: Path, opened: Opened
+) -> None:
     os.chown(place, 65_534, 65_534)
     message = f"{place} belongs to user 65534 .drwx------., and this process is user 0: give it to that user, run as"
     with pytest.raises(ConfigurationError, match=message):
-        LmdbStore(place, **SMALL)
-    LmdbStore(place, read_only=True, **SMALL).close()  # who only looks on trusts the workers
+        opened()
+    opened(read_only=True)  # who only looks on trusts the workers
 
 
 def test_nobody_else_may_read_the_files(place: Path) -> None:
@@ -262,31 +243,31 @@ def test_nobody_else_may_read_the_files(place: Path) -> None:
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
 
 
-def mounts(root: str = "ext4", lib: str = "xfs") -> list[str]:
+def mounts(kind: str) -> list[str]:
     return [
-        f"22 1 259:2 / / rw,relatime shared:1 - {root} /dev/root rw",
-        f"36 22 0:32 / /var/lib rw,relatime shared:2 - {lib} server:/export rw",
+        "22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/root rw",
+        f"36 22 0:32 / /var/lib rw,relatime shared:2 - {kind} server:/export rw",
         "37 22 0:33 / /var/lib/app\\040data rw,relatime - tmpfs tmpfs rw",
     ]
 
 
 def test_the_file_system_is_that_of_the_longest_mount_point() -> None:
     known = {"/var/lib/app": "xfs", "/var/library": "ext4", "/var/lib/app data/x": "tmpfs"}
-    assert {path: file_system(Path(path), mounts()) for path in known} == known
+    assert {path: file_system(Path(path), mounts("xfs")) for path in known} == known
     assert file_system(Path("/var/lib/app"), []) == ""
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p"])
 def test_a_file_system_over_a_network_is_refused_by_its_name(kind: str) -> None:
     with pytest.raises(ConfigurationError, match=f"/var/lib/app is on {kind}, which does not share locks"):
-        check_file_system(Path("/var/lib/app"), mounts(lib=kind))
+        check_file_system(Path("/var/lib/app"), mounts(kind))
 
 
 @pytest.mark.parametrize("kind", ["overlay", "fuseblk", "btrfs", "zfs"])
 def test_a_doubtful_file_system_is_warned_about(kind: str) -> None:
     doubts = "where a full disk may kill the workers, and workers of other mounts may count apart"
-    assert f"is on {kind}, {doubts}" in check_file_system(Path("/etc"), mounts(root=kind))
-    assert check_file_system(Path("/var/lib/app"), mounts(root=kind)) == ""
+    assert f"is on {kind}, {doubts}" in check_file_system(Path("/var/lib/app"), mounts(kind))
+    assert check_file_system(Path("/etc"), mounts(kind)) == ""
 
 
 def test_a_directory_is_made_where_its_parent_is_there_and_nothing_else_is_in_its_place(tmp_path: Path) -> None:
@@ -367,9 +348,8 @@ class Faulty:
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_whatever_call_of_lmdb_fails_the_error_is_that_of_a_store_and_the_next_question_is_answered(
-    tmp_path: Path, name: str, rng: random.Random
+    store: Any, name: str, rng: random.Random
 ) -> None:
-    store, _ = opened(tmp_path / "lmdb")
     failures: list[str] = []
     for fails_at in (*range(1, 5), *rng.sample(range(5, 40), 8)):
         store.hit(ASKED)
@@ -391,35 +371,35 @@ def test_whatever_call_of_lmdb_fails_the_error_is_that_of_a_store_and_the_next_q
 
 
 def test_where_no_room_can_be_taken_beforehand_nothing_is_written_through_the_map(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "CAN_TAKE", False)
     monkeypatch.delattr(os, "posix_fallocate")
-    store, _ = opened(tmp_path / "lmdb")
+    store = opened()
     asked = ASKED[0][0]
     assert all(store.hit(((asked, f"user:{number}", 1),)) for number in range(1_000))
-    assert (tmp_path / "lmdb" / name_in(tmp_path / "lmdb", "counts-*")).stat().st_size < 1 << 20
+    assert counts_file(store._env.path).stat().st_size < 1 << 20
     in_another_process(store, lambda own: own.hit(ASKED))
     assert store.hit(ASKED).remaining == 3
 
 
-def test_files_that_are_taken_away_are_made_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, _ = opened(place)
+def test_files_that_are_taken_away_are_made_again(
+    place: Path, store: Any, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.rmtree(place)
     monkeypatch.setattr(store._env, "_examine_at_s", 0)
     assert [store.hit(ASKED).remaining for _ in range(2)] == [4, 3]
-    assert LmdbStore(place, **SMALL).hit(ASKED).remaining == 2
-    assert name_in(place, "counts-*")
+    assert opened().hit(ASKED).remaining == 2
+    assert counts_file(place)
 
 
 @pytest.mark.parametrize("broken", [".", "counts-*"])
-def test_files_that_become_unusable_are_an_error_of_the_store_that_says_why(place: Path, broken: str) -> None:
-    store, _ = opened(place)
+def test_files_that_become_unusable_are_an_error_of_a_store_that_says_why(place: Path, store: Any, broken: str) -> None:
     if broken == ".":
         shutil.rmtree(place)
         place.write_bytes(b"")
     else:
-        counts = place / name_in(place, broken)
+        counts = counts_file(place)
         counts.unlink()
         counts.mkdir()
     store._env._examine_at_s = 0
@@ -428,9 +408,11 @@ def test_files_that_become_unusable_are_an_error_of_the_store_that_says_why(plac
         store.hit(ASKED)
 
 
-def test_a_file_that_was_used_behind_another_gate_is_begun_anew(place: Path) -> None:
+def test_a_file_that_was_used_behind_another_gate_is_begun_anew(
+    place: Path, opened: Opened, heard: RecordingObserver
+) -> None:
     (place / "gate").rename(place / "old")  # somebody may still be behind it
-    store, heard = opened(place)
+    store = opened()
     assert heard.kinds == ["counts_restarted"]
     assert "was used behind another gate" in heard.events[0].message
     assert store.hit(ASKED).remaining == 4
@@ -444,25 +426,23 @@ def random_bytes(data: Path) -> None:
     overwrite(data, (2 * 4_096, random.Random(3).randbytes(40 * 4_096)))
 
 
+ASKS: dict[str, Callable[[Any], Any]] = {
+    "hit": lambda store: store.hit(ASKED),
+    "peek": lambda store: store.peek(ASKED),
+    "bans": lambda store: store.bans.active(),
+}
+
+
 @pytest.mark.parametrize("damage", [zeroed, overwrite_heads, heads_replaced, random_bytes])
-@pytest.mark.parametrize("ask", ["hit", "peek", "bans"])
+@pytest.mark.parametrize("ask", ASKS)
 def test_a_file_that_is_damaged_in_use_is_begun_anew_with_its_bans(
-    place: Path, damage: Callable[[Path], None], ask: str
+    place: Path, store: Any, heard: RecordingObserver, damage: Callable[[Path], None], ask: str
 ) -> None:
     """One of those who use it says so, and each has at most two errors of the store."""
-    store, heard = opened(place)
-    asks: dict[str, Callable[[], Any]] = {
-        "hit": lambda: store.hit(ASKED),
-        "peek": lambda: store.peek(ASKED),
-        "bans": store.bans.active,
-    }
-    damage(place / name_in(place, "counts-*"))
-    for _ in range(2):
+    damage(counts_file(place))
+    for question in (ask, ask, "hit", "hit"):
         with suppress(StoreUnavailable):
-            asks[ask]()
-    for _ in range(2):
-        with suppress(StoreUnavailable):
-            store.hit(ASKED)
+            ASKS[question](store)
     assert store.hit(ASKED).remaining < 5
     assert heard.kinds == ["counts_restarted"]
     assert "was damaged (" in heard.events[0].message
@@ -471,18 +451,22 @@ def test_a_file_that_is_damaged_in_use_is_begun_anew_with_its_bans(
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 4_096, b"not a database\n", bytes(4_096), bytes(100_000)])
-def test_what_is_no_file_of_ours_is_begun_anew_at_the_start(place: Path, content: bytes) -> None:
-    (place / name_in(place, "counts-*")).write_bytes(content)
-    store, heard = opened(place)
+def test_what_is_no_file_of_ours_is_begun_anew_at_the_start(
+    place: Path, opened: Opened, heard: RecordingObserver, content: bytes
+) -> None:
+    counts_file(place).write_bytes(content)
+    store = opened()
     assert heard.kinds == ([] if content == b"" else ["counts_restarted"])
     assert store.hit(ASKED).remaining == 4
     assert len(store.bans.active()) == 2
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if not issubclass(fault, opening.DAMAGE)])
-def test_an_error_of_one_worker_leaves_the_counts_of_the_others(place: Path, fault: type[Exception]) -> None:
-    store, heard = opened(place)
-    store.hit(ASKED)
+def test_an_error_of_one_worker_leaves_the_counts_of_the_others(
+    store: Any, heard: RecordingObserver, fault: type[Exception]
+) -> None:
+    for _ in range(2):
+        store.hit(ASKED)
     inner = store._env._opened
     store._env._opened = inner._replace(lmdb=Faulty(inner.lmdb, 2, fault("as a fault")))
     with pytest.raises(StoreUnavailable, match=r"as a fault|read"):
@@ -494,29 +478,20 @@ def test_an_error_of_one_worker_leaves_the_counts_of_the_others(place: Path, fau
     assert "counts_restarted" not in heard.kinds
 
 
-def test_a_worker_without_memory_is_an_error_and_the_file_stays(place: Path) -> None:
-    store, heard = opened(place)
-    code = """
-        import resource
-        most = 700 << 20
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        try:
-            LmdbStore(path, max_map_size=1 << 24)
-        except ConfigurationError as error:
-            print(error)
-    """
-    store.close()
+def test_a_worker_without_memory_is_an_error_and_the_file_stays(
+    place: Path, opened: Opened, heard: RecordingObserver
+) -> None:
     LmdbStore(place, max_map_size=1 << 30).close()
-    store, heard = opened(place)
-    assert "cannot be opened" in python(code, place)
+    store = opened()
+    most = "import resource; resource.setrlimit(resource.RLIMIT_AS, (700 << 20, 700 << 20))\n"
+    assert "cannot be opened" in python(most + dedent(NO_STORE), place)
     assert store.hit(ASKED).remaining == 3
     assert heard.kinds == []
 
 
-def test_commands_whose_files_were_replaced_are_not_acknowledged(place: Path) -> None:
+def test_commands_whose_files_were_replaced_are_not_acknowledged(place: Path, store: Any) -> None:
     """The rows would be in a file that nobody else has, and the line would speak of a ban that refuses nobody."""
-    store, _ = opened(place)
-    (place / name_in(place, "counts-*")).unlink()
+    counts_file(place).unlink()
     in_another_process(store, lambda own: own.hit(ASKED))
     store._env._examine_at_s = math.inf  # it looks about once a second
     with pytest.raises(StoreUnavailable, match="were replaced"):
@@ -525,27 +500,26 @@ def test_commands_whose_files_were_replaced_are_not_acknowledged(place: Path) ->
     in_another_process(store, lambda own: len(own.bans.active()) == 3)
 
 
-@pytest.mark.parametrize("name", ["gate", "users"])
-def test_the_lock_of_another_program_is_left_alone(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("1234\n")
-    with pytest.raises(ConfigurationError, match=f"contains other data, such as .*{name}; choose a directory for slid"):
+@pytest.mark.parametrize("name", ["gate", "users", "data.mdb"])
+def test_the_files_of_another_program_are_left_alone(tmp_path: Path, name: str) -> None:
+    if name == "data.mdb":
+        with lmdb.open(str(tmp_path), map_size=1 << 20) as other, other.begin(write=True) as txn:
+            txn.put(b"theirs", b"1")
+        refused = r"contains data.mdb of another program .*; choose another path"
+    else:
+        (tmp_path / name).write_text("1234\n")
+        refused = f"contains other data, such as .*{name}; choose a directory for slid"
+    before = (tmp_path / name).read_bytes()
+    with pytest.raises(ConfigurationError, match=refused):
         LmdbStore(tmp_path, **SMALL)
-    assert (tmp_path / name).read_text() == "1234\n"
-
-
-def test_the_environment_of_another_program_is_left_alone(tmp_path: Path) -> None:
-    with lmdb.open(str(tmp_path / "lmdb"), map_size=1 << 20) as other, other.begin(write=True) as txn:
-        txn.put(b"theirs", b"1")
-    with pytest.raises(ConfigurationError, match=r"contains data.mdb of another program .*; choose another path"):
-        LmdbStore(tmp_path / "lmdb", **SMALL)
-    assert sorted(os.listdir(tmp_path / "lmdb")) == ["data.mdb", "lock.mdb"]
+    assert (tmp_path / name).read_bytes() == before
 
 
 # -- whoever stands still behind the gate ------------------------------------------------------------------------------
 
 
 async def test_who_starts_beside_a_stopped_worker_waits_as_those_who_ask(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "START_S", 0.02)
 
@@ -554,7 +528,7 @@ async def test_who_starts_beside_a_stopped_worker_waits_as_those_who_ask(
         return own, own._env.begin()
 
     with child(begin, signal.SIGSTOP) as pid:
-        store, _ = opened(place)
+        store = opened()
         limiter = Limiter(store, on_error="local", deadline="20ms")
         assert [(await limiter.hit("user:zoe", "1/hour")).allowed for _ in range(2)] == [True, False]
         os.kill(pid, signal.SIGKILL)
@@ -562,39 +536,36 @@ async def test_who_starts_beside_a_stopped_worker_waits_as_those_who_ask(
     assert (await settle(store.hit(ASKED))).remaining == 3
 
 
-def test_a_child_keeps_no_gate_closed_that_its_killed_parent_was_behind(place: Path) -> None:
-    store, _ = opened(place)
+def test_a_child_keeps_no_gate_closed_that_its_killed_parent_was_behind(
+    place: Path, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "FORK_S", 0.02)
 
     def begin() -> object:
         own = LmdbStore(place, **SMALL)
         txn = own._env.begin()
         if not fork():
-            signal.alarm(5)  # the others wait for no longer
+            signal.alarm(10)
             signal.pause()
         return own, txn
 
     with child(begin, signal.SIGKILL):
-        store.keep_deadline(5.0)
+        store.keep_deadline(5.0)  # less than for which the child lives
         assert store.hit(ASKED).remaining == 3
 
 
 def test_a_child_closes_what_it_has_inherited_and_counts_with_its_parent(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for thread in threading.enumerate():
         if thread.name == "slidegate-journal":
             thread.join()  # it has a descriptor for a moment, and whoever made the place has started one
     monkeypatch.setattr(environment, "in_background", lambda work: None)
-    store, _ = opened(place)
+    store = opened()
     store.bans.ban("user:zoe", None, "by request", "ann")
 
     def work(writing: int) -> None:
-        left = [
-            os.readlink(f"/proc/self/fd/{name}")
-            for name in os.listdir("/proc/self/fd")
-            if os.path.exists(f"/proc/self/fd/{name}")
-        ]
-        os.write(writing, f"{[name for name in left if str(place) in name]}".encode())
+        os.write(writing, f"{files_open_in(place)}".encode())
         assert store.hit(ASKED).remaining == 3
         assert store.bans.ban("user:yan", None, "by request", "ann")
 

@@ -3,7 +3,6 @@
 import asyncio
 import fcntl
 import itertools
-import os
 import shutil
 import threading
 from collections import Counter
@@ -38,7 +37,7 @@ from ...contract.player import settle
 from ...virtual_time import turns
 from ..conftest import Opened
 from ..transports import RandomContract
-from .processes import SMALL, counts_file, gate_held, in_another_process, keys_in
+from .processes import SMALL, counts_file, files_open_in, gate_held, in_another_process, keys_in
 from .remote import Remote, TwoProcesses
 
 MINUTE_US = 60_000_000
@@ -183,14 +182,6 @@ def test_two_stores_of_a_process_share_one_environment_and_its_options(opened: O
         opened(max_map_size=1 << 25)
 
 
-def files_open_in(path: Path) -> list[str]:
-    found = list[str]()
-    for link in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # that of the list itself
-            found.append(os.readlink(link))
-    return [name for name in found if name.startswith(str(path))]
-
-
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="nobody says here which files are open")
 async def test_a_closed_store_opens_its_files_no_more_and_leaves_its_path_to_others(opened: Opened) -> None:
     store = opened()
@@ -214,12 +205,13 @@ async def test_a_closed_store_opens_its_files_no_more_and_leaves_its_path_to_oth
     assert files_open_in(path) == []
 
 
-def test_a_file_with_more_keys_than_it_may_have_now_takes_no_further_ones(opened: Opened) -> None:
-    store, heard = opened(max_keys=9), RecordingObserver()
+def test_a_file_with_more_keys_than_it_may_have_now_takes_no_further_ones(
+    opened: Opened, heard: RecordingObserver
+) -> None:
+    store = opened(max_keys=9)
     fill(store, range(3))
     store.close()
     store = opened(max_keys=2)
-    store.observe(heard)
     fill(store, range(2, 5))
     assert (keys_in(store), heard.kinds) == (3, ["keys_shared"])
 
