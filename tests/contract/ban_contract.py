@@ -115,16 +115,3 @@ class BansContract:
         made = [ban for bans in await in_threads(strike) for ban in bans]
         assert store.heard.kinds == ["banned"]
         assert [ban.level for ban in made] == [1]
-
-    @with_store()
-    async def test_resets_let_strikes_and_levels_stay(self, store: StoreHarness) -> None:
-        await store.strike("user:eve", 2)
-        assert await store.reset("user:eve") is False
-        await store.reset_all()
-        made = await store.strike("user:eve")
-        assert (made and made.level) == 1
-        store.clock.advance("10m")
-        await store.reset("user:eve")
-        await store.reset_all()
-        made = await store.strike("user:eve", 3)
-        assert (made and made.level) == 2

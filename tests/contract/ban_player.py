@@ -78,8 +78,8 @@ class BanPlayer:
         """Choose and play the next move, mostly strikes."""
         choices = self.choices
         kind, client = choices.below(32), choices.pick(self.clients)
-        if kind == 0:
-            return  # shrinking turns bytes to 0, which makes the program shorter
+        if kind == 0:  # shrinking turns bytes to 0, which makes the program shorter
+            await settle(self.store.reset_all() if choices.below(2) else self.store.reset(client[1]))
         if kind < 15:
             await self._strike(choices.pick(self.policies), client, choices.pick((1, 1, 2, 3, 64, 1_000)))
         elif kind < 20:

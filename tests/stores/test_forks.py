@@ -1,10 +1,8 @@
 """A child of fork waits for no thread that it does not have, and begins anew where it has to."""
 
-import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,7 @@ from slidegate.stores.memory import store as memory
 from slidegate.testing import FakeClock
 
 from ..contract.harness import POLICY, bucket
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
-    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
-]
+from .lmdb.processes import actor, outcome
 
 PATIENCE_S = 30
 DAY_US = 86_400_000_000
@@ -32,16 +26,12 @@ A_MONTH = Bucket("a month", (Quota("1000000/month"),))
 
 def forked(answer: Callable[[], object]) -> None:
     """Run something in a forked child, which has to end well and in time."""
-    child = os.fork()
-    if not child:
+
+    def work(_: int) -> None:
         signal.alarm(PATIENCE_S)
-        try:
-            answer()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        answer()
+
+    assert outcome(*actor(work))[1] == 0
 
 
 def test_a_child_has_a_new_lock_and_its_parent_the_old_one() -> None:

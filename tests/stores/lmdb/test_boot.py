@@ -1,7 +1,7 @@
 """A file for each start of the machine: what a restart of it forgets, what it keeps, and whose file is deleted when."""
 
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +49,6 @@ class Machine:
     @property
     def files(self) -> list[str]:
         return sorted(file.name for file in self.path.glob("counts-*"))
-
-
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    made = Machine(tmp_path / "lmdb", monkeypatch)
-    yield made
-    made.close()
 
 
 def test_the_boot_clock_and_the_boot_id_are_those_of_the_machine(

@@ -4,7 +4,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,10 @@ from slidegate.stores.lmdb import LmdbStore, journal, opening, quota_lines
 from slidegate.stores.lmdb.journal import JOURNAL
 from slidegate.testing import FakeClock
 
-from .processes import keys_in
+from .processes import actor, keys_in, outcome
 from .test_boot import ASKED, HOUR_US, Machine
 
 POLICY = BanPolicy("1/minute", "1h", factor=2, forgive="400d")
-
-
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    made = Machine(tmp_path / "lmdb", monkeypatch)
-    yield made
-    made.close()
 
 
 def lines(machine: Machine) -> list[Any]:
@@ -98,19 +91,13 @@ def test_lines_of_a_later_version_are_an_error_that_says_what_to_do(machine: Mac
         machine.restart("2")
 
 
-class Killed(BaseException):
-    """The process was killed here."""
+def killed_at(act: Callable[[], object]) -> None:
+    """Do something in a process that is killed where the test has put `exits`."""
 
+    def work(_: int) -> None:
+        act()
 
-def killed_at(monkeypatch: pytest.MonkeyPatch, machine: Machine, act: Callable[[], object]) -> None:
-    """Do something in a process that is killed where the test has put `os._exit`."""
-    pid = os.fork()
-    if not pid:
-        try:
-            act()
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    assert outcome(*actor(work))[1] == 9
 
 
 def exits(*_: Any, **__: Any) -> Any:
@@ -118,7 +105,7 @@ def exits(*_: Any, **__: Any) -> Any:
 
 
 def test_who_is_killed_between_journal_and_commit_has_acknowledged_nothing_and_loses_nothing(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    machine: Machine,
 ) -> None:
     store = machine.store()
     ban(store, "user:eve", "user:bob")
@@ -129,8 +116,8 @@ def test_who_is_killed_between_journal_and_commit_has_acknowledged_nothing_and_l
         own._env.journal.append = lambda lines: (append(lines), exits())
         change(own)
 
-    killed_at(monkeypatch, machine, lambda: act(lambda own: ban(own, "user:mallory")))
-    killed_at(monkeypatch, machine, lambda: act(lambda own: own.bans.unban("user:bob", "ann")))
+    killed_at(lambda: act(lambda own: ban(own, "user:mallory")))
+    killed_at(lambda: act(lambda own: own.bans.unban("user:bob", "ann")))
     assert banned(store) == ["user:bob", "user:eve"]
     store.bans.unban("user:eve", "ann")
     ban(store, "user:zoe")
@@ -279,7 +266,7 @@ def test_who_is_killed_in_a_compaction_loses_nothing(
         monkeypatch.setattr(where, at, exits)
         compact(own)
 
-    killed_at(monkeypatch, machine, act)
+    killed_at(act)
     ban(store, "user:zoe")
     compact(store)
     assert not (machine.path / f"{JOURNAL}.new").exists()
