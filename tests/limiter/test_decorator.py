@@ -14,7 +14,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitExceeded, SlidegateError
-from slidegate.core import Reason
+from slidegate.core import Bucket, Concurrency, Reason
 from slidegate.testing import FakeClock
 
 from ..remote_stores import SlowStore
@@ -172,6 +172,9 @@ def test_a_refusal_carries_its_decision_also_from_process_to_process(limiter: Li
     limited()
     with pytest.raises(RateLimitExceeded, match=r"numbers is refused for 10 s: limited") as refused:
         limited()
+    store, permits = MemoryStore(), [(Bucket("render", [Concurrency(1)]), "ann", 1)]
+    assert store.hit(permits)
+    assert str(RateLimitExceeded(store.hit(permits))) == "render is refused until a permit is free: limited"
     copy = pickle.loads(pickle.dumps(refused.value))
     assert (str(copy), copy.retry_after_s) == (str(refused.value), 10.0)
     assert copy.decision.states == refused.value.decision.states

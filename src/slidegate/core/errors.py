@@ -93,8 +93,9 @@ class RateLimitExceeded(SlidegateError):
     def __str__(self) -> str:
         checks = self.decision.checks
         rule = checks[0][0].label if checks else self.decision.by
-        when = "for ever" if self.retry_after_s is None else f"for {self.retry_after_s:g} s"
-        return f"{rule} is refused {when}: {self.decision.reason}"
+        wait_s, reason = self.retry_after_s, self.decision.reason
+        when = f"for {wait_s:g} s" if wait_s else "until a permit is free" if reason == "limited" else "for ever"
+        return f"{rule} is refused {when}: {reason}"
 
 
 def closest(word: str, choices: Iterable[str]) -> str:

@@ -334,9 +334,7 @@ def parse_limits(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[Any
     Raises:
         ConfigurationError: A part is invalid, the set is empty, or two limits have the same window and resolution.
     """
-    parts = (limits,) if isinstance(limits, (str, AnyLimit)) else limits
-    if not isinstance(parts, Iterable):
-        raise ConfigurationError(f"expected text such as {EXAMPLE} or Limit objects, not {quoted(limits)}", "limits")
+    parts = (limits,) if isinstance(limits, str) or not isinstance(limits, Iterable) else limits
     found: list[AnyLimit] = []
     for part in parts:
         if isinstance(part, AnyLimit):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from .bans.ban import Ban, BanSubject
@@ -63,18 +64,13 @@ class Observers:
         """Call `observer` with further events."""
         self._observers.append(observer)
 
-    def tell(self, event: Event) -> None:
-        """Pass an event to all observers."""
-        for observer in self._observers:
+    def tell(self, *events: Event) -> None:
+        """Pass events to all observers. The limiters of the store log them."""
+        for event, observer in product(events, self._observers):
             try:
                 observer(event)
             except Exception:
                 logger.exception("observer %r failed", observer)
-
-    def tell_all(self, events: Iterable[Event]) -> None:
-        """Pass events to all observers. The limiters of the store log them."""
-        for event in events:
-            self.tell(event)
 
 
 class BanStore(ABC):

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 from ..core.arguments import check_list, names_checked
-from ..core.bans.ban import Ban, ban_key, clean_author, clean_reason
+from ..core.bans.ban import MANUAL, Ban, ban_key, clean_reason
 from ..core.bans.policy import BanPolicy, NetworkSet, hand_ban_key, may_ban, with_wider_networks
 from ..core.bans.rows import to_rows
 from ..core.decision import Bucket, Decision
@@ -255,7 +255,7 @@ class Limiter:
         return await inspect_key(self.engine, spelled, buckets)
 
     async def override(
-        self, name: str, limit: str, duration: str | float | timedelta, *, reason: str = "", by: str = "manual"
+        self, name: str, limit: str, duration: str | float | timedelta, *, reason: str = "", by: str = MANUAL
     ) -> Override:
         """Change the amount of one limit for a while, for all workers that share the store; counts are kept.
 
@@ -281,7 +281,7 @@ class Limiter:
             StoreError: The store does not answer.
         """
         length_us = parse_duration_us(duration, "override: duration", 1_000_000, 30 * 86_400_000_000, "2h")
-        return await self.engine.overrides.set(name, limit, length_us, clean_reason(reason), clean_author(by))
+        return await self.engine.overrides.set(name, limit, length_us, clean_reason(reason), clean_reason(by) or MANUAL)
 
     async def restore(self, name: str) -> bool:
         """End the override of a limit, or of ``"*"``, for all workers; False if it has none."""
@@ -297,7 +297,7 @@ class Limiter:
 
     # -- bans ----------------------------------------------------------------------------------------------------------
 
-    async def ban(self, key: AnyKey, duration: str | float | timedelta, *, reason: str = "", by: str = "manual") -> Ban:
+    async def ban(self, key: AnyKey, duration: str | float | timedelta, *, reason: str = "", by: str = MANUAL) -> Ban:
         """Ban an address, a network or a key; replaces an existing ban of it.
 
         Args:
@@ -318,10 +318,10 @@ class Limiter:
         length_us = None if duration == PERMANENT else parse_duration_us(duration, what, 1, MAX_WINDOW_US, "1h")
         if not isinstance(key, KeyOf):
             check_ban(key, self.engine.networks)
-        known, why, who = self._ban_key(key), clean_reason(reason), clean_author(by)
+        known, why, who = self._ban_key(key), clean_reason(reason), clean_reason(by) or MANUAL
         return await self.engine.command(lambda: self.store.bans.ban(known, length_us, why, who))
 
-    async def unban(self, key: AnyKey, *, by: str = "manual") -> bool:
+    async def unban(self, key: AnyKey, *, by: str = MANUAL) -> bool:
         """Lift the ban of exactly this key, and delete its strikes and levels.
 
         Returns:
@@ -331,7 +331,7 @@ class Limiter:
             ConfigurationError: The key is invalid; see `ban`.
             StoreError: The store does not answer.
         """
-        known, who = self._ban_key(key), clean_author(by)
+        known, who = self._ban_key(key), clean_reason(by) or MANUAL
         return await self.engine.command(partial(self.store.bans.unban, known, who))
 
     async def banned(self, key: AnyKey) -> Ban | None:

@@ -20,6 +20,8 @@ MAX_REASON: Final = 256
 """The most characters of a reason, and of a key in a message."""
 MAX_KEY_BYTES: Final = 64
 """The longest key in a store; longer keys are replaced by digests."""
+MANUAL: Final = "manual"
+"""The author of what is changed by hand, if none is named."""
 OWN_PREFIX: Final = {4: 32, 6: 64}
 """Prefix lengths of a single client. Its ban is looked up by key, and the ban of any other network by address."""
 MAX_CACHED: Final = 4_096
@@ -188,15 +190,6 @@ def clean_reason(reason: object) -> str:
     if not isinstance(reason, str):
         raise ConfigurationError(f'reason: expected text, for example "scanner", not {quoted(reason)}')
     return escaped(reason.strip(), MAX_REASON)
-
-
-def clean_author(by: object) -> str:
-    """Return the author of a ban or an override, like a reason; ``manual`` for an empty one.
-
-    Raises:
-        ConfigurationError: It is not text.
-    """
-    return clean_reason(by) or "manual"
 
 
 def _moment(unix_us: int) -> datetime:

@@ -248,5 +248,5 @@ class MemoryBans(BanStore):
         with self._lock:
             answer = do(self._book, self._unix_us())
             events, self._book.events = self._book.events, []
-        self._store.observers.tell_all(events)
+        self._store.observers.tell(*events)
         return answer

@@ -384,7 +384,7 @@ class MemoryStore(Store):
         """Emit pending events, and sweep if a sweep is due."""
         if self._pending:
             events, self._pending = self._pending, []
-            self.observers.tell_all(events)
+            self.observers.tell(*events)
         if now_us >= self._sweep_us:
             self._sweep(now_us)
 
