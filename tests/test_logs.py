@@ -118,7 +118,7 @@ async def test_bans_strikes_and_shadows(log: StringIO) -> None:
     await limiter.ban(name[:64], "1h", reason=EVIL, by=EVIL)
     await limiter.unban(name[:64], by=EVIL)
     limiter.store.observe(failing(Evil))
-    limiter.store.observers.tell_all([Event("store_reset", EVIL)])
+    limiter.store.observers.tell(Event("store_reset", EVIL))
     for said in ("is banned until", "store_reset: x\\r\\nERROR root", "failed"):
         check(log, said)
     assert log.getvalue().count(" failed") == 2, "of both observers, once each"

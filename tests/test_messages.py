@@ -4,14 +4,24 @@ import ast
 import asyncio
 import os
 import re
-from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from starlette.requests import Request
 
-from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, MemoryStore, Networks, Quota, parse_limits
+import slidegate
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limit,
+    Limiter,
+    MemoryStore,
+    Networks,
+    Quota,
+    parse_limits,
+)
 from slidegate.core import Concurrency, CounterWindow, HotKeys, MetricWindow, RollingTotals
 from slidegate.core.addresses import parse_address, parse_network
 from slidegate.core.bans.ban import ban_key, clean_reason
@@ -29,6 +39,7 @@ KNOWN = [BanPolicy, Limit, Limiter, MemoryStore, Networks, Quota, parse_limits, 
 KNOWN += [RollingTotals, parse_address, parse_network, ban_key, clean_reason, from_rows, Dashboard, LimitedTransport]
 KNOWN += [SyncLimitedTransport, AccessLogs, Statistics, OtelMetrics, PrometheusMetrics, FakeClock, limits_clock]
 KNOWN += [datetime, timedelta, CounterWindow, Observer, RecordingObserver]
+ROOT = Path(__file__).parents[1]
 TOKEN = "token-for-tests-0123456789abcdef"
 NAMES = {
     **{known.__name__: known for known in KNOWN},
@@ -60,3 +71,48 @@ def message_of(expression: str, names: Mapping[str, object] = NAMES) -> str:
 
 def test_each_value_that_cannot_work_is_refused_with_what_would(texts: Callable[..., None]) -> None:
     texts(Path(__file__).with_name("messages.txt"), ">>> ", message_of)
+
+
+PUBLIC = {known.__name__: known for known in KNOWN} | {
+    name: getattr(slidegate, name)
+    for name in dir(slidegate)
+    if callable(getattr(slidegate, name)) and not name.startswith("_")
+}
+CALL = re.compile(rf"(?<![\w.`@])(?:{'|'.join(PUBLIC)})(?:\.\w+)?\(")
+GIVEN = {**PUBLIC, "UTC": UTC, "app": print, "limiter": Limiter(), "store": MemoryStore(), "function": print}
+LEFT_OUT = {"RateLimitMiddleware(..., ": "RateLimitMiddleware(app, ", "RateLimit(..., ": 'RateLimit("5/minute", '}
+
+
+def texts_of(tree: ast.AST) -> Iterator[str]:
+    """Yield the texts of a module, docstrings aside, without what the values of f-strings put into them."""
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(one.value) if isinstance(one, ast.Constant) else "\0" for one in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node.value
+
+
+def calls_in(text: str) -> Iterator[str]:
+    """Yield the complete calls of public names in a text."""
+    for found in CALL.finditer(text):
+        ends = [at for at, character in enumerate(text, start=1) if character == ")" and at > found.end()]
+        calls = [text[found.start() : end] for end in ends]
+        yield from [call for call in calls if call.count("(") == call.count(")") and "\0" not in call][:1]
+
+
+def works(call: str) -> bool:
+    """Return whether a call makes something, or would where its file is, and what is imported for it."""
+    for left_out, put_in in LEFT_OUT.items():
+        call = call.replace(left_out, put_in)
+    try:
+        return "..." in call or eval(call, dict(GIVEN)) is not None
+    except (ConfigurationError, NameError) as error:
+        return re.search("cannot read|does not exist|is not defined", str(error)) is not None
+
+
+def test_the_calls_that_messages_propose_can_be_written() -> None:
+    texts = [text for file in (ROOT / "src").rglob("*.py") for text in texts_of(ast.parse(file.read_text("utf-8")))]
+    proposed = {call for text in texts for call in calls_in(text)}
+    assert len(proposed) > 30
+    assert [call for call in proposed if not works(call)] == []

@@ -142,7 +142,8 @@ def mcp_tool(*names: str, validated: bool = False) -> McpTool:
     for name in names or ("",):
         if not isinstance(name, str) or not name.isprintable() or not name or name[0] == "*":
             raise ConfigurationError(
-                f'expected names of tools, for example mcp_tool("search", "export"), not {quoted(name)}', "mcp_tool"
+                f'expected names of tools, for example mcp_tool("search", validated=True), not {quoted(name)}',
+                "mcp_tool",
             )
     if not check_flag("validated", validated):
         raise ConfigurationError(

@@ -69,5 +69,5 @@ def too_many_networks(key: str) -> ConfigurationError:
     """Return the error for a ban of more than `MAX_NETWORKS` networks."""
     return ConfigurationError(
         f"ban: {MAX_NETWORKS:,} networks are already banned, which is the maximum; put {key} into a blocklist, "
-        'for example RateLimitMiddleware(..., blocklist="blocked.netset")'
+        'for example RateLimitMiddleware(..., blocklist=Networks.from_file("blocked.netset"))'
     )
