@@ -1,7 +1,6 @@
 """Quotas and rows of stats outlive those who made them, go by the right clock, and leave nothing behind."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,9 +119,9 @@ def entries(store: LmdbStore) -> int:
     return int(answers[0])
 
 
-async def test_rows_that_are_over_go_by_other_writes_alone(tmp_path: Path) -> None:
+async def test_rows_that_are_over_go_by_other_writes_alone(opened_as: Opened) -> None:
     clock = FakeClock()
-    store = LmdbStore(tmp_path / "lmdb", clock=clock)
+    store = opened_as("lmdb", clock=clock, max_map_size=1 << 28)
     for first in range(0, 300, 100):
         await write(store, *rows(100, 20_000, first))
         clock.advance("10s")
@@ -138,11 +137,10 @@ async def test_rows_that_are_over_go_by_other_writes_alone(tmp_path: Path) -> No
         assert (await settle(store.hit(ASKED))).allowed
         clock.advance("100ms")
     assert entries(store) == 1, "a row that is written again is kept for longer"
-    store.close()
 
 
-async def test_stats_leave_a_full_file_alone(tmp_path: Path) -> None:
-    store = LmdbStore(tmp_path / "lmdb", max_map_size=2**20)
+async def test_stats_leave_a_full_file_alone(opened_as: Opened) -> None:
+    store = opened_as("lmdb", max_map_size=2**20)
     for number in range(100_000):
         if store._env.room.fullness:
             break
@@ -152,32 +150,29 @@ async def test_stats_leave_a_full_file_alone(tmp_path: Path) -> None:
     await write(store, StatsRow("limits", 0, b"off", MINUTE_US))
     assert await settle(store.shared_stats.read("limits", 0, 0)) == [(0, ANN, b"off")], "an operator's change has room"
     assert (await settle(store.hit(ASKED))).allowed
-    store.close()
 
 
-async def test_large_rows_take_no_more_than_was_taken_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_rows_take_no_more_than_was_taken_ahead(opened_as: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    store, mib = LmdbStore(tmp_path / "lmdb", max_map_size=1 << 26), 1 << 20
+    store, mib = opened_as("lmdb", max_map_size=1 << 26), 1 << 20
     for _ in range(20):  # the room has just been checked
         await settle(store.hit(ASKED))
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(StoreUnavailable, match="no room for 1,048,576 bytes"):
         await write(store, *rows(16, mib))
     assert store._env.room.used() < 8 * mib, "a process that writes to a hole on a full disk is killed"
-    store.close()
 
 
-async def test_rows_outlive_the_process_and_are_those_of_all_stores_on_a_path(tmp_path: Path) -> None:
-    first, second = LmdbStore(tmp_path / "lmdb"), LmdbStore(tmp_path / "lmdb")
+async def test_rows_outlive_the_process_and_are_those_of_all_stores_on_a_path(opened_as: Opened) -> None:
+    first, second = opened_as("lmdb"), opened_as("lmdb")
     await write(first, *rows(1, 3))
     assert second.shared_stats.read("5s", 0, 0) == [(0, ANN, bytes(3))]
     first.close()
     second.close()
-    third = LmdbStore(tmp_path / "lmdb")
+    third = opened_as("lmdb")
     assert third.shared_stats.read("5s", 0, 0) == [(0, ANN, bytes(3))]
-    third.close()
 
 
 async def redis_rows(store: RedisStore) -> None:

@@ -3,9 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +11,12 @@ import pytest
 from slidegate import Limiter
 from slidegate.core import Ban, Bucket, Reason, StoreTimeout, parse_limits
 from slidegate.core.bans.rows import to_rows
-from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.transaction import Transaction
 from slidegate.testing import FakeClock
 
 from ...hurry import PATIENCE_S, at_once, hurried
 from ...virtual_time import VirtualTime, turns
+from ..conftest import Opened
 from .processes import gate_held
 
 
@@ -37,17 +35,15 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: FakeClock) -> Iterator[LmdbStore]:
-    made = LmdbStore(tmp_path / "lmdb", clock=clock, max_bans=500)
-    yield made
-    made.close()
+def store(opened: Opened, clock: FakeClock) -> Any:
+    return opened(clock=clock, max_bans=500)
 
 
-def hit(store: LmdbStore, key: str) -> Any:
+def hit(store: Any, key: str) -> Any:
     return store.hit(((HIT, key, 1),))
 
 
-def test_bans_that_are_over_go_by_requests_alone_a_few_at_a_time(store: LmdbStore, clock: FakeClock) -> None:
+def test_bans_that_are_over_go_by_requests_alone_a_few_at_a_time(store: Any, clock: FakeClock) -> None:
     for number in range(100):
         store.bans.ban(f"10.0.{number}.0/24" if number % 2 else f"user:{number}", SECOND_US, "why", "me")
     store.bans.ban("user:ever", None, "why", "me")
@@ -63,7 +59,7 @@ def test_bans_that_are_over_go_by_requests_alone_a_few_at_a_time(store: LmdbStor
     assert [ban.key for ban in store.bans.active()] == ["user:ever"]
 
 
-async def test_others_are_answered_while_many_bans_are_imported(store: LmdbStore) -> None:
+async def test_others_are_answered_while_many_bans_are_imported(store: Any) -> None:
     limiter = Limiter(store, on_error="deny")
     importing = asyncio.ensure_future(limiter.import_bans(export(400)))
     answers = []
@@ -77,7 +73,7 @@ async def test_others_are_answered_while_many_bans_are_imported(store: LmdbStore
     assert not await limiter.hit("user:399", "1000000/hour")
 
 
-async def test_an_import_that_ends_half_way_goes_on_when_it_is_repeated(store: LmdbStore) -> None:
+async def test_an_import_that_ends_half_way_goes_on_when_it_is_repeated(store: Any) -> None:
     VirtualTime()  # in which half a minute is nothing
     limiter = Limiter(store, deadline="50ms", on_error="deny")
     importing = asyncio.ensure_future(limiter.import_bans(export(400)))
@@ -89,7 +85,7 @@ async def test_an_import_that_ends_half_way_goes_on_when_it_is_repeated(store: L
     assert await limiter.import_bans(export(400)) == store.bans.count() == 400
 
 
-def test_without_an_event_loop_many_bans_are_imported_too(store: LmdbStore, clock: FakeClock) -> None:
+def test_without_an_event_loop_many_bans_are_imported_too(store: Any, clock: FakeClock) -> None:
     for number in range(300):
         store.bans.ban(f"over:{number}", SECOND_US, "why", "me")
     clock.advance("2s")
@@ -98,7 +94,7 @@ def test_without_an_event_loop_many_bans_are_imported_too(store: LmdbStore, cloc
     assert store.bans.load(rows) == len(list(active())) == 400
 
 
-def test_each_event_of_threads_that_ban_at_once_is_told_once(store: LmdbStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_event_of_threads_that_ban_at_once_is_told_once(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
     events = Transaction.events
 

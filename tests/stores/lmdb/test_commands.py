@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,12 @@ async def done_after_requests(limiter: Limiter, command: Callable[[], Awaitable[
     return await working
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, *IMPORT])
+@pytest.mark.parametrize(("name", "in_thread"), [*product(COMMANDS, (False, True)), ("import_bans", False)])
 async def test_a_command_waits_for_a_process_that_writes_for_longer_than_a_request_may_take(
-    limiter: Limiter, name: str
+    limiter: Limiter, name: str, in_thread: bool
 ) -> None:
-    assert await done_after_requests(limiter, lambda: (COMMANDS | IMPORT)[name](limiter))
+    do = (COMMANDS | IMPORT)[name]
+    assert await done_after_requests(limiter, lambda: asyncio.to_thread(do, limiter.sync) if in_thread else do(limiter))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -82,27 +83,3 @@ async def test_each_step_of_an_import_has_the_time_of_a_command(limiter: Limiter
         return await importing
 
     assert await done_after_requests(limiter, rest) == 150
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_in_a_thread_a_command_waits_for_longer_than_a_request_may_take_too(tmp_path: Path, name: str) -> None:
-    store, answers = LmdbStore(tmp_path / "lmdb", clock=FakeClock(NOW_US), **SMALL), list[Any]()
-
-    def work() -> None:
-        limiter.hit("user:ann", "5/hour")
-        asked.set()
-        assert held.wait(60)
-        answers.append(COMMANDS[name](limiter))
-
-    asked, held = threading.Event(), threading.Event()
-    with Limiter(store, deadline="20ms", on_error="deny").sync as limiter:
-        limiter.ban("user:bob", "1h")
-        thread = threading.Thread(target=work)
-        thread.start()
-        assert asked.wait(60)
-        with gate_held(store):
-            held.set()
-            for _ in range(3):
-                assert limiter.hit("user:ann", "5/hour").reason is Reason.UNAVAILABLE
-        thread.join()
-    assert answers[0]
