@@ -12,7 +12,7 @@ from slidegate.testing import FakeClock
 from ..asgi import hello
 
 METHODS = ("charge", "hit", "inspect", "peek", "refund", "reset", "reset_all")
-BAN_METHODS = ("active", "ban", "dump", "find", "load", "strike", "unban")
+BAN_METHODS = ("active", "ban", "find", "load", "strike", "unban")
 
 
 class Smallest(Store):

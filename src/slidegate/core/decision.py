@@ -326,10 +326,9 @@ class Decision:
             charged: The decision about the charge; one without readings changes nothing.
         """
         self.reservations = self.reservations  # made of the marks of the readings that are replaced
-        readings, later = list(self.readings), charged.readings
         first = sum([len(bucket.limits) for bucket, _, _ in self.checks[:index]])
-        readings[first : first + len(later)] = later
-        self.readings = readings
+        last = first + len(charged.readings)
+        self.readings = [*self.readings[:first], *charged.readings, *self.readings[last:]]
 
     @property
     def remaining(self) -> int | None:

@@ -260,9 +260,8 @@ class Limit(AnyLimit):
         slice_us = -(-window_us // resolution)
         slices = -(-window_us // slice_us)
         self._fill(window_us=window_us, resolution=resolution, name=name, slice_us=slice_us, slices=slices)
-        _, step_us, span_us = self._terms(amount)
         life_us = (slices + 1) * slice_us
-        self._fill(counter=Ring(amount, resolution, step_us, span_us), life_us=life_us, check_us=life_us)
+        self._fill(counter=Ring(amount, resolution, *self._terms(amount)[1:]), life_us=life_us, check_us=life_us)
         self.become(amount)
 
     def _terms(self, amount: int) -> Terms:

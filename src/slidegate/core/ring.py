@@ -96,11 +96,6 @@ class Ring:
         amount, step_us, span_us = self.terms
         return amount, self.resolution, step_us, span_us
 
-    @property
-    def span_us(self) -> int:
-        """How long units count after their moment, in microseconds."""
-        return self.terms[2]
-
     def become(self, terms: Terms) -> None:
         """Count by other terms from now on. What was counted stays, and counts under them."""
         self.terms = terms
@@ -197,11 +192,7 @@ class Ring:
         if not window:
             return 0, 0, 0, wait_us
         spent, _, newest_us, oldest_us = _read(window)
-        return spent, oldest_us + self.span_us, newest_us, wait_us
-
-
-def _moment_us(now_us: int, step_us: int) -> int:
-    return now_us - now_us % step_us + step_us - 1
+        return spent, oldest_us + self.terms[2], newest_us, wait_us
 
 
 def _settled(window: bytes, now_us: int, step_us: int, span_us: int) -> bytes:
@@ -214,7 +205,7 @@ def _settled(window: bytes, now_us: int, step_us: int, span_us: int) -> bytes:
         return window
     kept = [(at_us, units) for at_us, units in entries(window) if now_us < at_us + span_us]
     if steps_back and kept:
-        latest_us = _moment_us(now_us, step_us)
+        latest_us = now_us - now_us % step_us + step_us - 1
         moved = sum(units for at_us, units in kept if at_us >= latest_us)
         kept = [(at_us, units) for at_us, units in kept if at_us < latest_us] + [(latest_us, moved)]
     return _with(kept)

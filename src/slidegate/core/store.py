@@ -57,12 +57,10 @@ class Observers:
     def __init__(self) -> None:
         self._observers: list[EventListener] = []
 
-    def __contains__(self, observer: EventListener) -> bool:
-        return observer in self._observers
-
     def add(self, observer: EventListener) -> None:
-        """Call `observer` with further events."""
-        self._observers.append(observer)
+        """Call `observer` with further events; adding it twice has no effect."""
+        if observer not in self._observers:
+            self._observers.append(observer)
 
     def tell(self, *events: Event) -> None:
         """Pass events to all observers. The limiters of the store log them."""

@@ -116,8 +116,7 @@ class FollowedFile:
 
     def observe(self, observer: EventListener) -> None:
         """Register an observer for later events about the file; registering it twice has no effect."""
-        if observer not in self._observers:
-            self._observers.add(observer)
+        self._observers.add(observer)
 
     def look_when_due(self) -> None:
         """Look at the file in a thread, at most once a second, and read it if it has changed."""
