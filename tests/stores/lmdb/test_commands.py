@@ -58,7 +58,12 @@ async def test_a_command_waits_for_a_process_that_writes_for_longer_than_a_reque
     limiter: Limiter, name: str, in_thread: bool
 ) -> None:
     do = (COMMANDS | IMPORT)[name]
-    assert await done_after_requests(limiter, lambda: asyncio.to_thread(do, limiter.sync) if in_thread else do(limiter))
+
+    def after_a_request() -> Any:
+        limiter.sync.hit("user:ann", "5/hour")  # for which this thread waits 20 ms
+        return do(limiter.sync)
+
+    assert await done_after_requests(limiter, lambda: asyncio.to_thread(after_a_request) if in_thread else do(limiter))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
