@@ -127,7 +127,7 @@ async def test_a_function_in_code_answers_beside_the_file(file: Path) -> None:
     assert await statuses(app, 2) == [200, 420]
     with pytest.raises(ConfigurationError, match=r"^on_refused: expected a function of request and decision"):
         middleware(file, 'limits = "1/hour"', on_refused=5)
-    with pytest.raises(ConfigurationError, match=r"^ReloadingMiddleware: unknown option 'limits'"):
+    with pytest.raises(ConfigurationError, match=r"^from_file: write limits into the file, not beside it"):
         middleware(file, 'limits = "1/hour"', limits="2/hour")
 
 
@@ -139,5 +139,5 @@ async def test_the_secret_for_digests_comes_from_the_environment(file: Path, mon
 
 
 def test_type_checkers_know_every_option_beside_the_file() -> None:
-    options = inspect.signature(ReloadingMiddleware).parameters.keys() - {"app", "path"}
+    options = inspect.signature(ReloadingMiddleware).parameters.keys() - {"app", "path", "others"}
     assert FileOptions.__annotations__.keys() == options

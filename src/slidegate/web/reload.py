@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..core.arguments import names_checked
 from ..core.errors import ConfigurationError, quoted
 from ..limiter import Limiter
 from ..limiter.observers import AnyObserver, listed_observers
@@ -58,7 +57,6 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
     reloaded = "{path}: active rules: {count}"
     rejected = "the active rules are kept: {error}"
 
-    @names_checked
     def __init__(
         self,
         app: ASGIApp,
@@ -68,7 +66,10 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         observers: Iterable[AnyObserver] = (),
         on_refused: Refused | None = None,
         store: str = "",
+        **others: object,
     ) -> None:
+        if others:
+            raise ConfigurationError(f"from_file: write {next(iter(others))} into the file, not beside it")
         if not isinstance(path, (str, PathLike)):
             raise ConfigurationError(
                 f'from_file: expected the path of a file, for example "slidegate.toml", not {quoted(path)}'
