@@ -37,7 +37,7 @@ ESCAPES: Final = "in a user or password, write : as %3A, @ as %40, / as %2F, ? a
 SCHEMES: Final = (
     "redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"
 )  # fmt: skip
-_SHAPE: Final = re.compile(r"(?:([^/?#@:]*):([^/?#@]*)@)?([^/?#@]*)([^?#]*)(?:\?([^#]*))?")
+_SHAPE: Final = re.compile(r"(?:([^/?#@:]*):([^/?#@]*)@)?([^/?#@]*)(/[^?#]*)?(?:\?([^#]*))?")
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]@]+))(?::([0-9]{1,5}))?")
 _DATABASE: Final = re.compile(r"[0-9]{1,5}")
 _VERIFY: Final = ("none", "optional", "required")
