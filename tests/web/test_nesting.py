@@ -1,7 +1,6 @@
 """Limits that meet on the way of one request: one window is charged once, and all others stay charged."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.exceptions import WebSocketException
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from slidegate import (
@@ -21,14 +18,14 @@ from slidegate import (
     Limiter,
     MemoryStore,
     RateLimit,
-    RateLimitExceeded,
     RateLimitMiddleware,
     Rule,
     everyone,
 )
 from slidegate.testing import FakeClock
 
-from ..asgi import call, hello, page, statuses
+from ..asgi import call, hello, page, send_scope, statuses
+from .limited import FORMS
 from .middlewares import Listener
 
 # -- a refusal further in that somebody catches ------------------------------------------------------------------------
@@ -58,55 +55,23 @@ async def test_a_middleware_that_has_returned_is_above_nothing_any_more() -> Non
 
 
 class Patient:
-    """An application that asks until it is admitted, at most so many times for each request."""
+    """Asks an application until it is admitted, again after each of some pauses."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: FakeClock, app: ASGIApp) -> None:
         self.pauses: list[int] = []
         self.admitted: list[bool] = []
-        self.clock = FakeClock()
+        self.clock, self.app = clock, app
 
-    async def ask(self, admitted: Callable[[], Awaitable[bool]]) -> None:
-        self.admitted = [await admitted()]
-        for pause in self.pauses:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.admitted = []
+        for pause in (0, *self.pauses):
+            self.clock.advance(us=pause * 1_000_000)
+            answer = await send_scope(self.app, scope)
+            self.admitted.append(answer.status == 200)
             if self.admitted[-1]:
-                return
-            self.clock.advance(f"{pause}s")
-            self.admitted.append(await admitted())
-
-    def at_endpoint(self, **options: Any) -> ASGIApp:
-        limit = RateLimit(**options)
-
-        async def endpoint(request: Request) -> PlainTextResponse:
-            async def admitted() -> bool:
-                with suppress(RateLimitExceeded):
-                    await limit.check(request)
-                    return True
-                return False
-
-            await self.ask(admitted)
-            return PlainTextResponse("hi", 200 if self.admitted[-1] else 429)
-
-        return Starlette(routes=[Route("/", endpoint)])
-
-    def around_a_middleware(self, limiter: Limiter, **options: Any) -> ASGIApp:
-        inner = RateLimitMiddleware(hello, rules=[Rule("*", **options)], limiter=limiter)
-
-        async def around(scope: Scope, receive: Receive, send: Send) -> None:
-            messages: list[Message] = []
-
-            async def keep(message: Message) -> None:
-                messages.append(message)
-
-            async def admitted() -> bool:
-                messages.clear()
-                await inner(scope, receive, keep)
-                return bool(messages[0]["status"] == 200)
-
-            await self.ask(admitted)
-            for message in messages:
-                await send(message)
-
-        return around
+                break
+        for message in answer.messages:
+            await send(message)
 
 
 ASKED: dict[str, dict[str, Any]] = {
@@ -117,19 +82,20 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("at", ["endpoint", "middleware"])
+@pytest.mark.parametrize("at", ["rule", "dependency", "checked"])
 @pytest.mark.parametrize("how", ASKED)
 @given(pauses=st.lists(st.lists(st.sampled_from([1, 10, 30, 60]), max_size=4), max_size=8))
 async def test_a_refused_request_that_asks_again_is_decided_again(at: str, how: str, pauses: list[list[int]]) -> None:
-    patient, spent, ear = Patient(), list[int](), Listener()
-    limiter = Limiter(MemoryStore(clock=patient.clock), observers=[ear])
-    below = (
-        patient.at_endpoint(**ASKED[how]) if at == "endpoint" else patient.around_a_middleware(limiter, **ASKED[how])
-    )
-    app = RateLimitMiddleware(below, rules=[Rule("*", "1000/minute", name="outer")], limiter=limiter)
+    clock, spent, ear = FakeClock(), list[int](), Listener()
+    limiter = Limiter(MemoryStore(clock=clock), observers=[ear])
+    if at == "rule":
+        patient = Patient(clock, RateLimitMiddleware(hello, rules=[Rule("*", **ASKED[how])], limiter=limiter))
+    else:
+        patient = Patient(clock, FORMS[at](RateLimit(**ASKED[how]), page))
+    app = RateLimitMiddleware(patient, rules=[Rule("*", "1000/minute", name="outer")], limiter=limiter)
     for request in pauses:
         patient.pauses = request
-        now_s = patient.clock() // 1_000_000
+        now_s = clock() // 1_000_000
         expected = []
         for pause in (0, *request):
             now_s += pause
