@@ -6,6 +6,8 @@ import pytest
 
 from slidegate.web import file_watcher
 
+from ..stores.conftest import opened_as  # noqa: F401 - a fixture
+
 
 @pytest.fixture(autouse=True)
 def _clock_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
