@@ -9,7 +9,7 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from functools import lru_cache
 from itertools import zip_longest
@@ -259,17 +259,29 @@ def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Findi
 
 
 def _about_unmet_rules(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
-    """Yield the findings about paths of rules that no route meets. Rules that block are meant for scanners."""
-    known = [route.path for route in mounted_routes(app)]
-    paths = [(path.path, rule.label) for rule in rules if not rule.blocks for path in rule.rule_paths]
-    unmet = [(path, label) for path, label in paths if not _is_met(app, path, known)]
+    """Yield the findings about paths and methods that no route has. Rules that block are meant for scanners."""
+    routes = mounted_routes(app)
+    known = [route.path for route in routes]
+    paths = [(path.path, rule) for rule in rules if not rule.blocks for path in rule.rule_paths]
+    unmet = [(path, rule.label) for path, rule in paths if not _is_met(app, path, known)]
     for path, label in unmet[:_MAX_NAMED]:
         tails = [path[found.start() :] for found in re.finditer("/(?!{)", path)][1:]
         below = next((tail for tail in tails if _is_met(app, tail, known)), "")
-        remedy = f"{closest(path, known)}; write it with the prefix of its router, or remove it"
+        remedy = f"; write it with the prefix of its router, or remove it{closest(path, known)}"
         if below:
             remedy = f"; rules have no root_path: write {below!r}"
         yield Finding("SG123", f"path {path!r} of rule {label!r} matches no route{remedy}")
+    for path, rule in paths:
+        there = [route.label.partition(" ")[0] for route in routes if _may_meet(path, route.path)]
+        if rule.methods and there and not any(_takes(methods, rule.methods) for methods in there):
+            methods = ", ".join(sorted({*there})).replace("WS", "GET")  # of the handshake
+            yield Finding("SG123", f"no route at {path!r} takes a method of rule {rule.label!r}; write {methods}")
+
+
+def _takes(label: str, methods: Set[str]) -> bool:
+    """Return whether a route with these methods in its label takes one of some; another part may answer OPTIONS."""
+    names = {"OPTIONS", *label.split(",")}
+    return "*" in names or bool(methods & (names | {"GET", "HEAD"} if names & {"GET", "WS"} else names))
 
 
 def _is_met(app: object, path: str, known: Sequence[str]) -> bool:
