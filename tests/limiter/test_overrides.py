@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import threading
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
@@ -494,3 +495,29 @@ async def test_a_command_gets_what_the_store_says_although_a_look_has_begun_mean
         reads[0].set()
         await until(lambda: worker.known == {"api": "20/1m"})
         reads[1].set()
+
+
+def test_a_thread_with_an_older_read_takes_nothing_back_from_one_with_a_newer_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = Worker(api="10/minute")
+    operator, threads = Worker(worker.rows), list[threading.Thread]()
+    api = worker.named[0].limit
+    become = type(api).become
+
+    async def change_and_read() -> None:
+        await operator.change(limit="30/minute")
+        await worker.changes.refresh()
+
+    def slow_become(limit: Any, amount: int) -> None:
+        if not threads:  # this is the older read, which another thread overtakes
+            threads.append(threading.Thread(target=lambda: asyncio.run(change_and_read())))
+            threads[0].start()
+            threads[0].join(0.5)  # it waits for this thread, or has ended
+        become(limit, amount)
+
+    asyncio.run(operator.change(limit="20/minute"))
+    monkeypatch.setattr(type(api), "become", slow_become)
+    asyncio.run(worker.changes.refresh())
+    threads[0].join()
+    assert (worker.known, api.amount) == ({"api": "30/1m"}, 30)

@@ -10,11 +10,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, client_ip
+from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, client_ip
+from slidegate.core import Reason
 from slidegate.events import Outcome
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
+from ..remote_stores import SlowStore
 from .middlewares import Listener
 
 TIGHT: Any = RateLimit("1/hour", name="tight")
@@ -123,6 +125,21 @@ async def test_a_request_has_one_outcome_whatever_its_messages_and_its_end(messa
     with suppress(Exception, CancelledError):
         await send_scope(middleware, scope_of(type=connection))
     assert [(one.allowed, one.ended) for one in ear.outcomes] == [(True, ended)]
+
+
+@pytest.mark.parametrize("options", [{}, {"wait": "2h"}], ids=["asks the store", "asks it before it waits"])
+async def test_a_request_that_is_cancelled_before_it_is_decided_is_not_exempt(options: dict[str, Any]) -> None:
+    class Hanging(SlowStore):
+        def answer(self, question: Any, *arguments: Any) -> Any:
+            return anyio.sleep_forever()
+
+    limiter = Limiter(Hanging(), deadline="60s", observers=[ear := Listener()])
+    rules = [Rule("*", "1/hour", **options)]
+    with anyio.move_on_after(0.05):
+        await call(RateLimitMiddleware(hello, rules=rules, limiter=limiter))
+    (outcome,) = ear.outcomes
+    assert (outcome.ended, outcome.reason, outcome.allowed) == ("cancelled", Reason.UNAVAILABLE, False)
+    assert (outcome.decisions, outcome.rules) == ([], ())
 
 
 async def test_an_observer_that_comes_while_a_request_is_under_way_hears_of_the_next_one() -> None:

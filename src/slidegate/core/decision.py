@@ -45,7 +45,8 @@ class Reason(StrEnum):
     DISABLED = "disabled"
     """slidegate is switched off; nothing was counted."""
     UNAVAILABLE = "unavailable"
-    """The store did not answer, and `on_error` is "allow" or "deny"; nothing was counted."""
+    """The store did not answer, and `on_error` is "allow" or "deny"; or the request ended before there was an answer.
+    Nothing was counted."""
 
 
 class Bucket:

@@ -234,7 +234,7 @@ class Engine:
                 self.store.reset_all()
             self.store.bans.forget_all()
             self.rows.forget()
-            self.overrides.take([])
+            self.overrides.forget()
             self.observers.forget()
 
     @property

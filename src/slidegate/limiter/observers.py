@@ -80,10 +80,13 @@ class Outcome:
 
     @property
     def reason(self) -> Reason:
-        """Why it was admitted or refused: the reason of its most significant decision."""
+        """Why it was admitted or refused: the reason of its most significant decision.
+
+        ``unavailable`` if it ended before there was a decision, for example because its client left.
+        """
         if self.refusal is not None:
             return self.refusal.reason
-        return self.decisions[-1].reason if self.decisions else Reason.EXEMPT
+        return self.decisions[-1].reason if self.decisions else Reason.UNAVAILABLE
 
     @property
     def rules(self) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.limits import check_name
 from ..core.logs import Throttle, logger
 from ..core.store import CHANGED_LIMITS, Event, StatsRow
+from ..stores.forks import ProcessLock
 from .aio import COMMAND_DEADLINE_S, in_background, on_asyncio
 from .named_limits import NamedLimit, amount_in, parse_one, unknown, written
 
@@ -117,6 +118,7 @@ class Overrides:
         self._engine = engine
         self._rows = engine.rows
         self._next_us = self._begun = self._applied = 0
+        self._lock = ProcessLock()
         self._written_by = b""
         self._has_differed = False
         self._throttle = Throttle(_LOG_EVERY_S)
@@ -124,7 +126,9 @@ class Overrides:
     def register(self, limits: Iterable[NamedLimit]) -> None:
         """Apply the overrides in effect to limits with which this process counts from now on."""
         self.due_s = 0.0
-        self._apply(limits)
+        with self._lock:
+            _, refused = self._apply(limits)
+        self._log(refused)
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
@@ -174,11 +178,14 @@ class Overrides:
         Raises:
             StoreError: The store does not answer.
         """
-        self._begun = reading = self._begun + 1
+        with self._lock:
+            self._begun = reading = self._begun + 1
         rows = await self._rows.read(CHANGED_LIMITS, 0, 0, deadline_s)
-        if reading > self._applied:  # else a read that started later has already returned
-            self._applied = reading
-            self.take([one for row in rows if (one := _override_in(row.value)) is not None])
+        self._take(reading, [one for row in rows if (one := _override_in(row.value)) is not None])
+
+    def forget(self) -> None:
+        """End all overrides in this process. For tests."""
+        self._take(self._applied, ())
 
     async def others(self, deadline_s: float = COMMAND_DEADLINE_S) -> list[Worker]:
         """Return the other workers; those of other versions are left out.
@@ -221,31 +228,43 @@ class Overrides:
             await self._keep_own_row()
         except Exception as error:
             now_us = self._engine.unix_us()
-            self.take(one for one in self.known.values() if one.until_us > now_us)
+            self._take(self._applied, (one for one in self.known.values() if one.until_us > now_us))
             if not isinstance(error, StoreError) and self._throttle.left_out(None, monotonic()) is not None:
                 logger.exception("changed limits cannot be read")
         finally:
             self._next_us = self._engine.now_us() + INTERVAL_US
 
-    def take(self, found: Iterable[Override]) -> None:
-        """Replace the overrides in this process by those found, and report the amounts that change."""
-        known, self.known = self.known, {one.name: one for one in found}
-        if not known and not self.known:
-            return
-        changes = self._apply(self._engine.callers.limits())
-        if (ALL in known) is not self.is_off:
-            changes[ALL] = 0, 0, self.known.get(ALL)
-            self._engine.restart_middlewares()
-        self._engine.rebuild()
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _take(self, reading: int, found: Iterable[Override]) -> None:
+        """Replace the overrides in this process by those found, and report the amounts that change.
+
+        Args:
+            reading: The number of the read that found them; if a read that started later has returned before, they are
+                outdated, and nothing is done.
+            found: The overrides.
+        """
+        with self._lock:  # until the amounts are set: threads may read at the same time
+            if reading < self._applied:
+                return
+            self._applied = reading
+            known, self.known = self.known, {one.name: one for one in found}
+            if not known and not self.known:
+                return
+            changes, refused = self._apply(self._engine.callers.limits())
+            if (ALL in known) is not self.is_off:
+                changes[ALL] = 0, 0, self.known.get(ALL)
+                self._engine.restart_middlewares()
+            self._engine.rebuild()
+        self._log(refused)
         for name, (was, amount, applied) in changes.items():
             if override := applied or known.get(name) or self.known.get(name):
                 self._engine.emit(_event_of(name, was, amount, override, ended=applied is None))
 
-    # ------------------------------------------------------------------------------------------------------------------
-
-    def _apply(self, limits: Iterable[NamedLimit]) -> Changes:
-        """Set the amounts of limits, and log why an override does not apply to one; return what has changed."""
+    def _apply(self, limits: Iterable[NamedLimit]) -> tuple[Changes, list[str]]:
+        """Set the amounts of limits; return what has changed, and why overrides do not apply to some."""
         changes: Changes = {}
+        refused: list[str] = []
         for one in limits:
             override, amount = self.known.get(one.name), one.configured.amount
             if override is not None and one.changeable:
@@ -253,15 +272,20 @@ class Overrides:
                     amount = amount_in(override.limit, one.name, one.configured)
                 except ConfigurationError as error:
                     override = None
-                    if self._throttle.left_out(str(error), monotonic()) is not None:
-                        logger.warning("an override was not applied: %s", error)
+                    refused.append(str(error))
             if amount != one.limit.amount:
                 changes[one.name] = one.limit.amount, amount, override
                 one.limit.become(amount)
         if changes:  # waiting requests ask again, and middlewares read the amounts anew
             self._engine.queues.wake()
             self._engine.restart_middlewares()
-        return changes
+        return changes, refused
+
+    def _log(self, refused: Iterable[str]) -> None:
+        """Log why overrides do not apply to limits; call it without the lock."""
+        for error in refused:
+            if self._throttle.left_out(error, monotonic()) is not None:
+                logger.warning("an override was not applied: %s", error)
 
     async def _write(self, override: Override, kept_us: int) -> None:
         digest = blake2b(override.name.encode(), digest_size=8).digest()
