@@ -535,6 +535,8 @@ class Model:
                 for length in check.windows:
                     self.spent[check.window, length] -= check.units
                     check.left[length] += check.units
+        latest = {(check.window, check.spelling): check for check in passed.checks}
+        for check in latest.values():  # the same limits of a key are shown once
             for length, amount in check.windows.items():
                 name = check.rule.name + (f"_{length}" if len(check.windows) > 1 else "")
                 self.told.policies.append((name, amount, length, check.left[length]))
