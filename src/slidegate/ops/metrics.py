@@ -8,13 +8,13 @@ route, or a reason; beyond `MAX_NAMES`, rules and routes share one value.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final, Literal, TypeAlias
 
-from ..core import Reason
+from ..core import Check, Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..events import Event, Observer, Outcome
 from ..limiter import Limiter
@@ -32,6 +32,10 @@ REASONS: Final = (Reason.LIMITED, Reason.TOO_LARGE, Reason.BANNED, Reason.BLOCKE
 _OWN_OUTCOMES: Final = {Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE}
 
 Add: TypeAlias = Callable[[float], object]
+Note: TypeAlias = tuple[Sequence[Check], str | None, int] | Outcome
+"""What is kept until it is counted: the checks, route and microseconds of an admitted request that ended well."""
+Kind: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], str, bool, Reason | None]
+"""The rules, shadow rules and route of some requests, whether they were admitted, and why they were refused."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +81,39 @@ GAUGES: Final = (
 )
 
 
+def noted(outcome: Outcome) -> Note:
+    """Return what to keep of an outcome that is counted later, with others.
+
+    An outcome that waits with its decisions takes longer than its count: the next request uses other memory, and when
+    this outcome is counted, the processor has its parts no longer at hand.
+    """
+    decisions = outcome.decisions
+    if outcome.ended == "success" and outcome.refusal is None and len(decisions) == 1 and not outcome.shadow_rules:
+        return decisions[0].checks, outcome.route, outcome.duration_us
+    return outcome
+
+
+def rules_of(checks: Sequence[Check]) -> tuple[str, ...]:
+    """Return the names of the rules of some checks."""
+    return tuple([bucket.label for bucket, _, _ in checks])
+
+
+def by_kind(notes: Iterable[Note]) -> dict[Kind, list[int]]:
+    """Return the microseconds of the requests of each kind. Calls without HTTP are left out."""
+    times_us: dict[Kind, list[int]] = {}
+    for note in notes:
+        if isinstance(note, tuple):
+            checks, route, time_us = note
+            kind: Kind = rules_of(checks), (), route or "", True, None
+        else:
+            route, time_us = note.route, note.duration_us
+            refused = note.reason if note.ended == "refused" else None
+            kind = note.rules, note.shadow_rules, route or "", note.allowed, refused
+        if route is not None:
+            times_us.setdefault(kind, []).append(time_us)
+    return times_us
+
+
 class LimiterMetrics(Observer):
     """Counts the requests of one limiter by outcome; a subscription begins with `_begin`.
 
@@ -95,7 +132,7 @@ class LimiterMetrics(Observer):
         self._limiter = limiter
         self._store = type(limiter.store).__name__.removesuffix("Store").lower()
         self._rules, self._routes = set[str](), set[str]()
-        self._counts: dict[object, tuple[list[Add], Add | None]] = {}
+        self._counts: dict[Kind, tuple[list[Add], Add | None]] = {}
         self._failures = limiter.failures
         self._counting = Lock()
 
@@ -120,43 +157,39 @@ class LimiterMetrics(Observer):
 
     def request(self, outcome: Outcome, /) -> None:
         """Count a request."""
-        self._count([outcome])
+        self._count([noted(outcome)])
 
-    def _count(self, outcomes: Iterable[Outcome]) -> None:
-        """Count requests, those of equal outcomes together."""
+    def _count(self, notes: Iterable[Note]) -> None:
+        """Count requests, those of one kind together."""
         if self._limiter.failures != self._failures:
             with self._counting:
                 known, self._failures = self._failures, self._limiter.failures
                 self._adder(FAILURES)(self._failures - known)
-        alike: dict[object, list[Outcome]] = {}
-        for one in outcomes:
-            if one.route is not None:
-                known_as = one.rules, one.shadow_rules, one.route, one.ended, one.allowed, one.reason
-                alike.setdefault(known_as, []).append(one)
-        for kind, group in alike.items():
+        for kind, times in by_kind(notes).items():
             found = self._counts.get(kind)
             if found is None:
                 if len(self._counts) >= MAX_KNOWN:
                     self._counts.clear()
-                found = self._counts[kind] = self._counts_of(group[0])
+                found = self._counts[kind] = self._counts_of(*kind)
             counters, record = found
             for add in counters:
-                add(len(group))
+                add(len(times))
             if record is not None:
-                for one in group:
-                    record(one.duration_us / 1_000_000)
+                for time_us in times:
+                    record(time_us / 1_000_000)
 
-    def _counts_of(self, outcome: Outcome) -> tuple[list[Add], Add | None]:
-        """Return the counters of all requests with such an outcome, and what records their durations."""
-        is_refused = outcome.ended == "refused"
-        counts: list[tuple[str, str]] = [(rule, "shadow_refused") for rule in outcome.shadow_rules]
-        if outcome.allowed or is_refused:
-            refused = outcome.reason if outcome.reason in _OWN_OUTCOMES else "refused"
-            counts += [(rule, "passed" if outcome.allowed else refused) for rule in dict.fromkeys(outcome.rules)]
+    def _counts_of(
+        self, rules: tuple[str, ...], shadow_rules: tuple[str, ...], route: str, allowed: bool, refused: Reason | None
+    ) -> tuple[list[Add], Add | None]:
+        """Return the counters of all requests of a kind, and what records their durations."""
+        counts = [(rule, "shadow_refused") for rule in shadow_rules]
+        if allowed or refused:
+            how = "passed" if allowed else refused if refused in _OWN_OUTCOMES else "refused"
+            counts += [(rule, how) for rule in dict.fromkeys(rules)]
         counters = [self._adder(RULE_REQUESTS, _bounded(self._rules, rule), how) for rule, how in counts]
-        if is_refused:
-            counters.append(self._adder(REFUSALS, outcome.reason))
-        return counters, self._adder(DURATION, _bounded(self._routes, outcome.route or "")) if outcome.allowed else None
+        if refused:
+            counters.append(self._adder(REFUSALS, refused))
+        return counters, self._adder(DURATION, _bounded(self._routes, route)) if allowed else None
 
     def _read(self, gauge: Metric) -> float:
         """Return the value of a gauge; not a number if the store does not know it, or does not answer."""

@@ -20,7 +20,7 @@ import os
 import socket
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -36,12 +36,13 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from .. import Limiter, everyone
-from ..core import Reason
+from ..core import Check, Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.limits import check_whole, parse_duration_us
 from ..core.logs import Throttle, escaped, logger, written
 from ..core.windows.histogram import ResponseTimes
 from ..events import Event, Observer, Outcome
+from .metrics import Note, noted, rules_of
 
 __all__ = ["ClientTraffic", "LoggedEvent", "Statistics", "Stats", "Traffic", "Worker"]
 
@@ -261,8 +262,8 @@ class Statistics(Observer):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ahead_s = 0.0
         self._counting = Lock()
-        self._pending = deque[Outcome]()
-        self._known: dict[object, tuple[tuple[str, ...], list[SeriesName]]] = {}
+        self._pending = deque[Note]()
+        self._known: dict[Sequence[Check], tuple[tuple[str, ...], list[SeriesName]]] = {}
         self._names = set[SeriesName]()
         self._fresh: Series = {}
         self._fresh_clients: Series = {}
@@ -276,7 +277,7 @@ class Statistics(Observer):
         """Note the outcome of a request."""
         if outcome.route is None:
             return
-        self._pending.append(outcome)
+        self._pending.append(noted(outcome))
         self._arm()
         if len(self._pending) >= PART:
             self._fold()
@@ -315,7 +316,8 @@ class Statistics(Observer):
         with self._counting:
             was_full = _OTHER in self._names
             for _ in range(min(PART, len(self._pending))):
-                self._count(self._pending.popleft())
+                note = self._pending.popleft()
+                self._count_success(*note) if isinstance(note, tuple) else self._count(note)
             self._fresh_clients = _without_rare(self._fresh_clients)
             if len(self._known) > MAX_CLIENTS:
                 self._known.clear()
@@ -323,32 +325,36 @@ class Statistics(Observer):
             message = f"{MAX_SERIES} combinations of rules and routes are counted; further ones count as {OTHER}"
             self._limiter.store.observers.tell(Event("series_full", message, {"max_series": MAX_SERIES}))
 
+    def _count_success(self, checks: Sequence[Check], route: str | None, duration_us: int) -> None:
+        known = self._known.get(checks)
+        if known is None:
+            known = self._known[checks] = rules_of(checks), self._clients_of({key for _, key, _ in checks})
+        rules, clients = known
+        traffic = self._traffic(rules, route or "")
+        traffic.passed += 1
+        traffic.times.count_one(duration_us)
+        for name in clients:
+            _found(self._fresh_clients, name).passed += 1
+
     def _count(self, outcome: Outcome) -> None:
         passed, is_refused = outcome.allowed, outcome.ended == "refused"
-        question = outcome.decisions[0].checks if passed and len(outcome.decisions) == 1 else None
-        known = self._known.get(question)
-        if known is None:
-            known = outcome.rules, self._clients_of(outcome)
-            if question:
-                self._known[question] = known
-        rules, clients = known
-        traffic = self._traffic(rules, "" if is_refused and outcome.route == NO_ROUTE else outcome.route or "")
+        traffic = self._traffic(outcome.rules, "" if is_refused and outcome.route == NO_ROUTE else outcome.route or "")
         traffic.count(outcome, passed)
         if passed:
             traffic.times.count_one(outcome.duration_us)
         for rule in outcome.shadow_rules:
             self._traffic((rule,), "").shadow_refused += 1
+        clients = self._clients_of({key for one in outcome.decisions for _, key, _ in one.checks})
+        if not clients and outcome.reason == Reason.BANNED:
+            clients = self._clients_of({one.ban.key for one in outcome.decisions if one.ban is not None})
         for name in clients:
             _found(self._fresh_clients, name).count(outcome, passed)
         if is_refused:
             self._refusals.append(outcome)
 
-    def _clients_of(self, outcome: Outcome) -> list[SeriesName]:
-        """Return the clients that a request is of."""
-        keys = {check[1] for decision in outcome.decisions for check in decision.checks} - {self._everyone}
-        if not keys and outcome.reason == Reason.BANNED:
-            keys = {decision.ban.key for decision in outcome.decisions if decision.ban is not None}
-        return [((key,), "") for key in keys]
+    def _clients_of(self, keys: set[str]) -> list[SeriesName]:
+        """Return the clients that a request with these keys is of."""
+        return [((key,), "") for key in keys - {self._everyone}]
 
     def _traffic(self, rules: tuple[str, ...], route: str) -> Traffic:
         """Return the fresh counts of some rules and a route; beyond `MAX_SERIES`, those shared by all others."""
