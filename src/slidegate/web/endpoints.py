@@ -63,8 +63,7 @@ class EndpointRefusal(RateLimitExceeded, HTTPException):
 
     def __init__(self, decision: Decision, answer: Answer) -> None:
         RateLimitExceeded.__init__(self, decision)
-        later = {} if answer.retry_after_s is None else {"Retry-After": str(answer.retry_after_s)}
-        HTTPException.__init__(self, answer.status, answer.detail, {"Cache-Control": "no-store", **later})
+        HTTPException.__init__(self, answer.status, answer.detail, answer.headers.copy())
 
 
 class EndpointOptions(TypedDict, total=False):
@@ -225,7 +224,11 @@ class RateLimit:
             return
         exchange.record(decision)
         if not decision.allowed:
-            raise await _refusal(exchange, connection, decision)
+            refusal = await middleware.refusals.count(exchange, scope, decision)
+            if scope["type"] == "websocket" and (exchange.status or not takes_answer(scope)):
+                raise WebSocketException(TRY_AGAIN_LATER if exchange.status else POLICY_VIOLATION, TOO_MANY)
+            exchange.complete(refusal.needed)
+            raise EndpointRefusal(decision, refusal)
         exchange.hooks = [*exchange.hooks, *plan.hooks]
 
     def _plan(self, middleware: RateLimitMiddleware, scope: Scope, endpoint: Any) -> Plan:
@@ -295,16 +298,6 @@ def _place_of(endpoint: Any) -> tuple[str, bool]:
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
-
-
-async def _refusal(exchange: Exchange, connection: HTTPConnection, decision: Decision) -> Exception:
-    """Refuse a request, and return the exception to raise for it."""
-    scope = connection.scope
-    answer = await exchange.middleware.refusals.count(exchange, scope, decision)
-    if scope["type"] == "websocket" and (exchange.status or not takes_answer(scope)):
-        return WebSocketException(TRY_AGAIN_LATER if exchange.status else POLICY_VIOLATION, TOO_MANY)
-    exchange.complete(answer.needed)
-    return EndpointRefusal(decision, answer)
 
 
 async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:

@@ -150,7 +150,13 @@ class Exchange:
 
     def complete(self, needed: Fields) -> None:
         """Add the missing ones of some fields to the answer, whoever makes it."""
-        self.send_on = partial(_send_completed, self.send_on, needed)
+        self.send_on = partial(self._send_completed, self.send_on, needed)
+
+    def _send_completed(self, send_on: Send, needed: Fields, message: Message) -> Awaitable[None]:
+        if message["type"].endswith("http.response.start"):
+            self.send_on = send_on
+            message = {**message, "headers": completed(message.get("headers", ()), needed)}
+        return send_on(message)
 
     async def _start(self, message: Message) -> None:
         """Call the hooks for the status, which may change what the fields say, then send the first message."""
@@ -211,12 +217,6 @@ def client_key(request: HTTPConnection) -> str:
     exchange = scope.get(EXCHANGE_KEY)
     middleware = decided[-1][0] if exchange is None else exchange.middleware
     return middleware.clients.find(scope).key
-
-
-def _send_completed(send: Send, needed: Fields, message: Message) -> Awaitable[None]:
-    if message["type"].endswith("http.response.start"):
-        message = {**message, "headers": completed(message.get("headers", ()), needed)}
-    return send(message)
 
 
 def is_failure(error: BaseException) -> bool:

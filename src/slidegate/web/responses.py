@@ -55,7 +55,6 @@ POLICY_VIOLATION: Final = 1008
 TRY_AGAIN_LATER: Final = 1013
 """The close code of a websocket that exceeded a limit (IANA's registry of close codes)."""
 _NORMAL: Final = 1000
-_NO_STORE: Final = (b"cache-control", b"no-store")
 _CLOSED: Final = 403
 """The status that servers send for a close before the handshake is accepted."""
 
@@ -69,7 +68,7 @@ class Answer(NamedTuple):
         body: The body.
         needed: The header fields that every answer to this request has.
         fields: These, and those of the body.
-        retry_after_s: The seconds of Retry-After; None for none.
+        headers: The needed ones as an `HTTPException` has them.
     """
 
     status: int
@@ -77,7 +76,7 @@ class Answer(NamedTuple):
     body: bytes
     needed: Fields
     fields: Fields
-    retry_after_s: int | None
+    headers: dict[str, str]
 
 
 class Refusals:
@@ -323,9 +322,12 @@ def _answer(
         problem["violated-policies"] = violated
     # Escape "<", so that the text cannot end a script element into which a page embeds it.
     body = json.dumps(problem).replace("<", "\\u003c").encode()
-    needed = [_NO_STORE] if retry_after_s is None else [_NO_STORE, (b"retry-after", b"%d" % retry_after_s)]
+    headers = {"Cache-Control": "no-store"}
+    if retry_after_s is not None:
+        headers["Retry-After"] = str(retry_after_s)
+    needed = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     of_body = [(b"content-type", b"application/problem+json"), (b"content-length", b"%d" % len(body))]
-    return Answer(status, detail, body, needed, [*of_body, *needed], retry_after_s)
+    return Answer(status, detail, body, needed, [*of_body, *needed], headers)
 
 
 def _over_quota(violated: Sequence[tuple[str, AnyLimit]], retry_after_s: int | None, *, too_large: bool) -> Answer:
