@@ -1,5 +1,6 @@
 """Which requests a rule is about, and which limits: plans, quotas, and limits that nobody passes."""
 
+from contextlib import suppress
 from itertools import permutations
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from starlette.requests import HTTPConnection
 
 from slidegate import ConfigurationError, Limiter, Quota, RateLimitMiddleware, Rule, everyone, header
+from slidegate.web.callbacks import whole_cost
 
 from ..asgi import call, hello
 from .limited import limited
@@ -51,6 +53,21 @@ def test_the_identity_is_that_of_the_paths_in_any_order() -> None:
     identities = {Rule(paths, "1/minute").identity for paths in others}
     assert len(identities) == 3, "a list of one path is that path"
     assert Rule(PATHS, "1/minute").identity not in identities
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.builds(object),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=2),
+)
+
+
+@given(ANYTHING)
+def test_what_a_function_returns_is_taken_or_refused_with_what_was_expected(returned: Any) -> None:
+    rules = [Rule("*", lambda request: returned, fallback_limits="5/minute")]
+    (bound,) = RateLimitMiddleware(hello, rules=rules).rule_set.bound()
+    for read in (bound.with_limits, whole_cost):
+        with suppress(ConfigurationError):  # and nothing else, of which the log would have a traceback
+            read(returned)
 
 
 CUSTOMER = header("X-API-Key")

@@ -333,7 +333,7 @@ def parse_limits(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[Any
     Raises:
         ConfigurationError: A part is invalid, the set is empty, or two limits have the same window and resolution.
     """
-    parts = (limits,) if isinstance(limits, str) or not isinstance(limits, Iterable) else limits
+    parts = limits if isinstance(limits, Iterable) and not isinstance(limits, (str, bytes)) else (limits,)
     found: list[AnyLimit] = []
     for part in parts:
         if isinstance(part, AnyLimit):

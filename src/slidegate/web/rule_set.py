@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from weakref import WeakSet
 
 from starlette.types import Scope
@@ -174,12 +175,14 @@ class BoundRule:
         """Return the bucket for the limits that a limits function returned; None for ``"unlimited"``.
 
         Raises:
-            ConfigurationError: The limits cannot be parsed.
-            TypeError: They are no limits at all.
+            ConfigurationError: They are no limits.
         """
-        # An iterator can be consumed only once.
-        known = limits if isinstance(limits, (str, AnyLimit)) else tuple(limits)
-        bucket = self._by_limits.get(known)
+        known: Any = limits
+        if isinstance(limits, Iterable) and not isinstance(limits, (str, bytes)):  # perhaps consumed only once
+            known = tuple(limits)
+        bucket = None
+        with suppress(TypeError):  # not hashable, and so no limits, as `parse_limits` says
+            bucket = self._by_limits.get(known)
         if bucket is None and not (isinstance(known, str) and known.strip().lower() == "unlimited"):
             bucket = remember(self._by_limits, known, self._bucket(parse_limits(known)), _MEMO_LIMITS)
         return bucket
