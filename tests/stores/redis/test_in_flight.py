@@ -12,7 +12,6 @@ from slidegate import MemoryStore
 from slidegate.core import Bucket, Decision, Reason, StoreUnavailable
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_IN_CALL, MAX_SENDERS, Batcher
-from slidegate.stores.redis.script import WINDOWS_SCRIPT
 from slidegate.testing import FakeClock
 
 from ...contract.harness import bucket
@@ -51,7 +50,7 @@ async def store(proxy: FaultProxy) -> AsyncIterator[RedisStore]:
 
 
 class Held:
-    """Answers that have come, and are given to nobody until they are released, in the order in which they came."""
+    """Answers to calls without commands, given to nobody until they are released, in the order in which they came."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._come: deque[asyncio.Future[None]] = deque()
@@ -59,7 +58,7 @@ class Held:
 
         async def held(*asked: Any) -> Any:
             answer, released = await real(*asked), asyncio.get_running_loop().create_future()
-            if asked[2] is WINDOWS_SCRIPT:
+            if len(asked) == 4:  # the batcher, a connection, keys and requests, but no arguments of commands
                 self._come.append(released)
                 await released
             return answer

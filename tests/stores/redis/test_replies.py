@@ -35,7 +35,7 @@ def packed(value: Any) -> bytes:
 
 
 KNOWN: Final = {
-    b"news": packed([bytes(8), 0, b"life", b"", b"", []]),  # what there is: no bans
+    b"news": packed([bytes(8), [0, b"life", b"", b"", []]]),  # what there is: no bans
     b"CLIENT": b"+OK\r\n",
 }
 

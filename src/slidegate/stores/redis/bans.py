@@ -16,11 +16,11 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from struct import Struct
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ...core.bans.ban import Ban, BanSubject, lasts_longer, longest
 from ...core.bans.events import banned, bans_full, shadow_banned, unbanned
@@ -35,10 +35,9 @@ from ..ban_book import LOG_EVERY_US
 from .ban_rows import pack_ban, pack_level, unpack_ban, unpack_bans, unpack_level
 from .clock import monotonic_us
 from .errors import sensible
-from .script import OK, PEEK, level_field, strikes_field
+from .script import OK, PEEK, Packed, level_field, strikes_field
 
 if TYPE_CHECKING:
-    from .batch import Ask
     from .store import RedisStore
 
 T = TypeVar("T")
@@ -114,8 +113,9 @@ class RedisBans(BanStore):
         made, level = next_ban(policy, key, reason, unpack_level(before), now_us)
         row = b"" if policy.shadow else pack_ban(made)
         fields = strikes_field(policy), level_field(policy)
-        args: list[bytes | int] = [key.encode(), row, *fields, before, pack_level(level), self._store.max_bans]
-        _, result, self._count = await self._batcher().command(b"put_next", [*self._names, *self._names_of(key)], args)
+        args = key.encode(), row, *fields, before, pack_level(level), self._store.max_bans
+        names = *self._names, *self._names_of(key)
+        result, self._count = await self._batcher().command(names, b"put_next", *args)
         if result == _MADE:
             self._tell((shadow_banned if policy.shadow else banned)(made))
         elif result == _FULL and self._throttle.left_out("bans_full", monotonic_us()) is not None:
@@ -134,10 +134,9 @@ class RedisBans(BanStore):
     @sensible
     async def unban(self, key: str, by: str) -> bool:
         """Lift the ban of exactly this key, and delete its strikes and levels; False if it had none of these."""
-        keys = [*self._names, *self._names_of(key)]
-        answer = await self._batcher().command(b"unban", keys, [key.encode(), os.urandom(8)])
-        now_us, own, network, remembered = answer
-        ban = longest([unpack_ban(row) for row in (own, network) if row], now_us)
+        names = *self._names, *self._names_of(key)
+        own, network, remembered = await self._batcher().command(names, b"unban", key.encode(), os.urandom(8))
+        ban = longest([unpack_ban(row) for row in (own, network) if row], self._store.time.now_us())
         self._store.refusals.change_all()
         if network:
             await self.hear()
@@ -149,8 +148,8 @@ class RedisBans(BanStore):
     async def active(self) -> list[Ban]:
         """Return the bans in force."""
         await self.hear()
-        now_us, keys = await self._batcher().command(b"keys", self._names)
-        self._count = len(keys)
+        keys = await self._batcher().command(self._names, b"keys")
+        self._count, now_us = len(keys), self._store.time.now_us()
         found = {ban.key: ban for ban in self.networks.bans.values() if not ban.is_over(now_us)}
         async for some in in_steps(keys):
             found.update((ban.key, ban) for ban in await self._of_keys([key.decode() for key in some]))
@@ -173,24 +172,25 @@ class RedisBans(BanStore):
 
     # -- news --------------------------------------------------------------------------------------------------------
 
-    @sensible
-    async def hear(self, ask: Ask | None = None) -> None:
-        """Poll for changes: the number of bans, the bans of networks, and the identity of the data.
+    def hear(self) -> Awaitable[None]:
+        """Poll for changes: the number of bans, the bans of networks, and the identity of the data."""
+        return self._batcher().request(self.news, self.heard)
 
-        Args:
-            ask: Sends the command; by default it goes through the queue of requests.
+    def news(self) -> Packed:
+        """Pack the poll."""
+        begins = b"" if self._store.read_only else os.urandom(8).hex().encode()
+        return self._store.packing.command(self._names, b"news", begins, int(not self._life), self.version)
+
+    def heard(self, answer: Sequence[Any], now_us: int) -> None:
+        """Take in the answer to the poll.
 
         Raises:
             StoreUnavailable: The store is read-only, and Redis has no slidegate data.
         """
-        begins = b"" if self._store.read_only else os.urandom(8).hex().encode()
-        is_first = not self._life
-        args: list[bytes | int] = [begins, int(is_first), self.version]
-        _, count, life, memory, version, rows = await (ask or self._batcher().command)(b"news", self._names, args)
+        count, life, memory, version, rows = answer
         if self._store.read_only and not life:
             raise StoreUnavailable(f"redis: no slidegate data under {self._names[0].decode()}")
-        if is_first:
-            self._tell_eviction(memory.decode(errors="replace"))
+        self._tell_eviction(memory.decode(errors="replace"))
         known, self._count = self._count, count
         before, self._life = self._life, life
         if before not in (b"", life):
@@ -220,7 +220,7 @@ class RedisBans(BanStore):
         Raises:
             ConfigurationError: Too many networks are banned.
         """
-        keys, args, now_us = [*self._names], list[bytes | int]([os.urandom(8)]), self._store.time.now_us()
+        names, args, now_us = [*self._names], list[bytes | int]([os.urandom(8)]), self._store.time.now_us()
         networks = {ban.key for ban in bans if ban.network() is not None}
         if networks:
             await self.hear()
@@ -228,9 +228,9 @@ class RedisBans(BanStore):
             if len(known | networks) > MAX_NETWORKS:
                 raise too_many_networks(min(networks - known))
         for ban in bans:
-            keys.append(self._store.packing.name_of(ban.key))
+            names.append(self._store.packing.name_of(ban.key))
             args += [ban.key.encode(), pack_ban(ban), int(ban.key in networks)]
-        _, self._count = await self._batcher().command(b"put", keys, args)
+        self._count = await self._batcher().command(names, b"put", *args)
         self._store.refusals.change_all()
         if networks:
             await self.hear()

@@ -12,27 +12,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from struct import Struct
 from time import monotonic, monotonic_ns
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from redis.asyncio import RedisCluster
 from redis.exceptions import NoScriptError, ResponseError
 
 from ...core.errors import StoreError, StoreUnavailable
-from .errors import CLOSED, NONSENSE, SICK, store_error, unexpected
+from .errors import CLOSED, NONSENSE, store_error, unexpected
 from .permits import LoopPermits
-from .requests import Call, Command, Request
-from .script import BANS_SCRIPT, PEEK, WINDOWS_SCRIPT, Packed, Script
+from .requests import Command, Request
+from .script import PEEK, SCRIPT, SCRIPT_NAME, Packed
 
 if TYPE_CHECKING:
     from .store import RedisStore
-
-Ask: TypeAlias = Callable[..., Awaitable[Any]]
-"""Runs a command of ``lua/bans.lua``, see `Batcher.command`."""
 
 _TIME: Final = Struct("<q")
 NEWS_S: Final = 1.0
@@ -59,20 +56,20 @@ class Batcher:
         self._store = store
         self.permits = LoopPermits(store.lease_us, loop, store.packing, self.request)
         self._permits_turn = asyncio.Lock()
-        self._queue: deque[Request | Call] = deque()
+        self._queue: deque[Request] = deque()
         self._scheduled = self._closed = False
         self._idle: list[asyncio.Future[None]] = []
         self._senders: set[asyncio.Task[None]] = set()
         self._hearing = asyncio.Lock()
         self._has_heard = False
         self._news_s = 0.0
-        self._sick_calls = 0
+        self._failures = 0
 
-    def add(self, request: Request | Call) -> None:
+    def add(self, request: Request) -> None:
         """Queue a request to be sent at the end of this loop iteration; fail it if the queue is full or closed."""
         if self._closed or len(self._queue) >= self._store.max_waiting:
             why = CLOSED if self._closed else f"redis: {len(self._queue)} requests are already queued"
-            self._fail((request,), StoreUnavailable(why))
+            request.future.set_exception(StoreUnavailable(why))
             return
         self._queue.append(request)
         if not self._scheduled:
@@ -82,28 +79,17 @@ class Batcher:
     def request(
         self,
         pack: Callable[[], Packed],
-        read: Callable[[bytes, int], Any],
+        read: Callable[[Any, int], Any],
         has_permits: bool = False,
     ) -> asyncio.Future[Any]:
-        """Send a request about windows or permits; see `Command`."""
+        """Send a request about windows or permits, or a command; see `Command`."""
         request = Command(self.loop.create_future(), pack, read, has_permits)
         self.add(request)
         return request.future
 
-    async def command(self, name: bytes, keys: Sequence[bytes], args: Sequence[bytes | int] = ()) -> list[Any]:
-        """Run a command of ``lua/bans.lua`` in a call of its own; return the server's time and the rest of its answer.
-
-        Args:
-            name: The command.
-            keys: Its KEYS.
-            args: Its arguments.
-
-        Raises:
-            StoreError: No answer came, or it is an error.
-        """
-        call = Call(self.loop.create_future(), name, keys, args)
-        self.add(call)
-        return await call.future
+    def command(self, names: Sequence[bytes], name: bytes, *args: bytes | int) -> asyncio.Future[Any]:
+        """Run a command of ``lua/bans.lua``; return what it returns. The arguments are those of `Packing.command`."""
+        return self.request(partial(self._store.packing.command, names, name, *args), lambda answer, now_us: answer)
 
     def server_us(self) -> asyncio.Future[int]:
         """Return the server's time, in microseconds."""
@@ -145,13 +131,13 @@ class Batcher:
         task = asyncio.current_task()
         assert task is not None
         try:
-            sick_calls = self._sick_calls
+            failures = self._failures
             while not task.cancelling():  # asyncio may lose the exception of a cancellation, see `wait_for` in 3.11
                 if self._queue:
-                    if sick_calls != self._sick_calls:  # of any sender: another connection may lead to a healthy server
-                        sick_calls = self._sick_calls
-                        await _reconnect(line)
-                    await self._serve(line, self._taken())
+                    if failures != self._failures:  # of any sender: a new connection may lead to a healthy server
+                        failures = self._failures
+                        await _close(line)
+                    await self._serve(line)
                 else:
                     idle = self.loop.create_future()
                     self._idle.append(idle)
@@ -159,61 +145,50 @@ class Batcher:
         finally:
             await _close(line)
 
-    def _taken(self) -> Call | list[Request]:
-        """Take the requests of the next call from the queue; let another sender send the rest."""
-        queue, taken = self._queue, list[Request]()
-        while queue and len(taken) < MAX_IN_CALL and not isinstance(queue[0], Call):
-            taken.append(queue.popleft())  # type: ignore[arg-type]
-        call = None if taken else queue.popleft()
-        if queue:
+    async def _serve(self, line: Any) -> None:
+        """Send the requests of a call, and give each its answer or an error. Poll for changes once a second."""
+        requests = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_IN_CALL))]
+        if self._queue:  # for another sender
             self._go()
-        return call if isinstance(call, Call) else taken
-
-    async def _serve(self, line: Any, taken: Call | list[Request]) -> None:
-        """Send requests, and give each its answer or an error."""
-        requests = [taken] if isinstance(taken, Call) else taken
         try:
-            await self._hear_first(line)
-            if isinstance(taken, Call):
-                answer = await self._run(line, taken.name, taken.keys, taken.args)
-                if not taken.future.done():
-                    taken.future.set_result(answer)
-            else:
-                has_permits = any(request.has_permits for request in taken)
-                async with self._permits_turn if has_permits else nullcontext():
-                    await self._ask(line, taken)
+            if not self._has_heard:  # the first answer needs the bans of networks
+                await self._hear(line)
+            has_permits = any(request.has_permits for request in requests)
+            async with self._permits_turn if has_permits else nullcontext():
+                await self._ask(line, requests)
         except BaseException as error:
             is_error = isinstance(error, Exception) and not self._closed
             self._fail(requests, store_error(error) if is_error else StoreUnavailable(CLOSED))
             if not isinstance(error, Exception):
                 raise
         if self._has_heard and monotonic() >= self._news_s:
-            await self._hear_again(line)
+            with suppress(Exception):  # of whatever kind; the next call tells of it
+                await self._hear(line)
 
-    def _fail(self, requests: Iterable[Request | Call], error: StoreError) -> None:
+    async def _hear(self, line: Any) -> None:
+        """Poll for changes, unless another sender just did.
+
+        If that fails, the known bans stay in force; a store that only reads asks again first.
+        """
+        async with self._hearing:
+            if self._has_heard and monotonic() < self._news_s:
+                return
+            self._news_s = monotonic() + NEWS_S
+            news = Command(self.loop.create_future(), self._store.bans.news, self._store.bans.heard)
+            try:
+                await self._ask(line, [news])
+                await news.future
+                self._has_heard = True
+            except Exception:
+                self._has_heard = self._has_heard and not self._store.read_only
+                raise
+
+    def _fail(self, requests: Iterable[Request], error: StoreError) -> None:
         """Raise an error in the tasks that still await these requests."""
-        self._sick_calls += any(word in str(error) for word in SICK)
+        self._failures += error.concerns == "server"
         for request in requests:
             if not request.future.done():
                 request.future.set_exception(error)
-
-    # -- news --------------------------------------------------------------------------------------------------------
-
-    async def _hear_first(self, line: Any) -> None:
-        """Read the bans of networks before the first answer."""
-        if not self._has_heard:
-            async with self._hearing:
-                if not self._has_heard:
-                    await self._store.bans.hear(partial(self._run, line))
-                    self._has_heard, self._news_s = True, monotonic() + NEWS_S
-
-    async def _hear_again(self, line: Any) -> None:
-        """Poll for changes. If that fails, the known bans stay in force; a store that only reads asks again first."""
-        self._news_s = monotonic() + NEWS_S
-        try:
-            await self._store.bans.hear(partial(self._run, line))
-        except Exception:  # of whatever kind; the next call tells of it
-            self._has_heard = not self._store.read_only
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -223,8 +198,9 @@ class Batcher:
         if not asked:
             return
         keys = [name for packed in asked.values() for name in packed.names]
-        packed = b"".join([packed.request for packed in asked.values()])
-        now_us, *answers = await self._eval(line, WINDOWS_SCRIPT, keys or [self._store.packing.meta], packed)
+        requests_packed = b"".join([packed.request for packed in asked.values()])
+        args = [arg for packed in asked.values() for arg in packed.args]
+        now_us, *answers = await self._eval(line, keys or [self._store.packing.meta], requests_packed, *args)
         if len(answers) != len(asked):
             raise unexpected(answers)
         if all(request.future.done() for request in asked):
@@ -251,13 +227,9 @@ class Batcher:
                     self._fail((request,), StoreUnavailable(why, concerns="key"))
         return packed
 
-    async def _run(self, line: Any, name: bytes, keys: Sequence[bytes], args: Sequence[bytes | int] = ()) -> Any:
-        """Do what `command` does, over one connection."""
-        return await self._eval(line, BANS_SCRIPT, keys, name, *args)
-
-    async def _eval(self, line: Any, script: Script, keys: Sequence[bytes], *args: bytes | int) -> list[Any]:
-        """Run a script; return the server's time in microseconds, and the rest of its answer."""
-        answer = await self._evalsha(line, script, len(keys), *keys, self._store.time.for_script(), *args)
+    async def _eval(self, line: Any, keys: Sequence[bytes], *args: bytes | int) -> list[Any]:
+        """Run the script; return the server's time in microseconds, and the answers."""
+        answer = await self._evalsha(line, len(keys), *keys, self._store.time.for_script(), *args)
         try:
             (now_us,) = _TIME.unpack(answer[0])
         except NONSENSE:
@@ -265,18 +237,18 @@ class Batcher:
         self._store.time.saw(now_us)
         return [now_us, *answer[1:]]
 
-    async def _evalsha(self, line: Any, script: Script, *args: bytes | int) -> Any:
-        """Run a script by its digest; by its source if the server does not know it, or forbids EVALSHA."""
+    async def _evalsha(self, line: Any, *args: bytes | int) -> Any:
+        """Run the script by its digest; by its source if the server does not know it, or forbids EVALSHA."""
         try:
-            return await _execute(line, "EVALSHA", script.name, *args)
+            return await _execute(line, "EVALSHA", SCRIPT_NAME, *args)
         except ResponseError as error:
             if not isinstance(error, NoScriptError) and "evalsha" not in str(error).lower():
                 raise
-        return await _execute(line, "EVAL", script.source, *args)
+        return await _execute(line, "EVAL", SCRIPT, *args)
 
 
 async def _close(line: Any) -> None:
-    """Close the connections of a sender."""
+    """Close the connections of a sender; its next command opens them anew."""
     if isinstance(line, RedisCluster):
         await line.aclose()
         for nodes in ("nodes_cache", "startup_nodes"):  # it closes none of them if the last command failed
@@ -285,18 +257,10 @@ async def _close(line: Any) -> None:
         await line.disconnect(nowait=True)
 
 
-async def _reconnect(line: Any) -> None:
-    """Close a connection, so that the next command opens it anew.
-
-    A cluster needs no help: a node that is no master redirects.
-    """
-    if not isinstance(line, RedisCluster):
-        await line.disconnect(nowait=True)
-
-
 async def _execute(line: Any, *command: bytes | int | str) -> Any:
     """Send a command over a connection, or to the node of a cluster that has its keys; return the answer."""
     if isinstance(line, RedisCluster):
+        await line.initialize()  # it would send a command before that to any node, which may be a dead one
         return await line.execute_command(*command)
     await line.send_command(*command)
     return await line.read_response()

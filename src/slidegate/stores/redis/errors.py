@@ -15,11 +15,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CLOSED: Final = "redis: the store is closed; create a new one"
-SICK: Final = (
-    *("READONLY", "LOADING", "MASTERDOWN", "NOAUTH", "NOPERM"),
-    *("ReadOnlyError", "AuthenticationError", "NoPermissionError"),
-)
-"""Words in errors, of a command in a script or of a call, after which a new connection may reach a healthy server."""
 NONSENSE: Final = (TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError, StructError)
 """Exceptions of parsing a malformed answer."""
 _OF_A_KEY: Final = ("WRONGTYPE", "data string too short")

@@ -1,4 +1,4 @@
-"""What a batcher sends: questions, and commands about windows and permits, which share calls; and calls."""
+"""What a batcher sends: questions and commands, which share calls."""
 
 from __future__ import annotations
 
@@ -24,23 +24,6 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Call:
-    """A command of ``lua/bans.lua``, which is a call of its own.
-
-    Attributes:
-        future: Receives the server's time, and the rest of the answer.
-        name: The command.
-        keys: Its KEYS.
-        args: Its arguments.
-    """
-
-    future: asyncio.Future[list[Any]]
-    name: bytes
-    keys: Sequence[bytes]
-    args: Sequence[bytes | int]
-
-
-@dataclass(slots=True, eq=False)
 class Command:
     """A request that no ban refuses, and whose result is dropped if it was cancelled.
 
@@ -53,10 +36,10 @@ class Command:
 
     future: asyncio.Future[Any]
     pack: Callable[[], Packed]
-    read: Callable[[bytes, int], Any]
-    has_permits: bool
+    read: Callable[[Any, int], Any]
+    has_permits: bool = False
 
-    def answered(self, answer: bytes, now_us: int, sent_ns: int) -> Any:
+    def answered(self, answer: Any, now_us: int, sent_ns: int) -> Any:
         """Return the result for the task that awaits the request; an exception raised here is raised there.
 
         Args:

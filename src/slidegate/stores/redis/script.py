@@ -1,9 +1,10 @@
-"""The Lua scripts, and the binary format of their requests and answers.
+"""The Lua script, and the binary format of its requests and answers.
 
-A request has a byte for the operation, the numbers of its keys, asks and bans, the indexes of the keys whose bans
-refuse it, and the asks; each ask has the index of its key, the cost and the limit. Indexes count from the first key of
-the request; its keys follow those of the requests before it. The requests of a call are concatenated. An answer has
-a byte for the status and a reading for each ask; see ``lua/windows.lua``.
+A request has a byte for the operation, the numbers of its keys, asks, bans and arguments, the indexes of the keys whose
+bans refuse it, and the asks; each ask has the index of its key, the cost and the limit. Indexes count from the first
+key of the request; its keys follow those of the requests before it, and so do the arguments of a command. The requests
+of a call are concatenated. The answer to a command is what it returns; that to others has a byte for the status and a
+reading for each ask; see ``lua/windows.lua``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import lru_cache
 from hashlib import blake2b, sha1
 from importlib import resources
 from struct import Struct, pack
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.bans.ban import BanSubject
 from ...core.bans.policy import BanPolicy
@@ -37,7 +38,7 @@ one ignores.
 DIGEST_BYTES: Final = 16
 """Long enough that nobody can search for two keys with the same digest."""
 
-HIT, PEEK, CHARGE, REFUND, INSPECT, STRIKE, RESET = 1, 2, 3, 4, 5, 6, 7
+HIT, PEEK, CHARGE, REFUND, INSPECT, STRIKE, RESET, COMMAND = 1, 2, 3, 4, 5, 6, 7, 8
 OK, LIMITED, UNSETTLED, TOO_LARGE, NOTHING, CHANGED, BANNED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
 QUOTA: Final = 2
 """The mode of a quota; the mode of counting refusals, 1, may be added to it."""
@@ -47,7 +48,7 @@ STRIKES: Final = 8
 """The mode of the limit of a ban policy; that of a shadow policy, 16, may be added to it."""
 SHADOW: Final = 16
 
-REQUEST: Final = Struct("<BHHH")
+REQUEST: Final = Struct("<BHHHH")
 _ASK: Final = Struct("<HqI")
 _PLAN: Final = Struct("<8sIqqqHB")
 _STRIKES_PLAN: Final = Struct("<8sIqq8sHB")
@@ -67,24 +68,17 @@ PermitsRow: TypeAlias = tuple[bytes, bytes]
 """A hash, and the name of a field in it without the prefix of permits."""
 
 
-class Script(NamedTuple):
-    """A script and its SHA-1 digest in hex, by which EVALSHA names it."""
-
-    source: bytes
-    name: bytes
-
-
-def _script(*parts: str) -> Script:
+def _script() -> bytes:
     lua = resources.files(__package__) / "lua"
-    source = b"".join((lua / f"{part}.lua").read_bytes() for part in parts)
-    return Script(source, sha1(source).hexdigest().encode())
+    return b"".join(
+        (lua / f"{part}.lua").read_bytes() for part in ("locals", "banned", "ring", "permits", "bans", "windows")
+    )
 
 
 # Read at import: a child that is forked while a thread imports could deadlock on the import lock.
-WINDOWS_SCRIPT: Final = _script("locals", "banned", "ring", "permits", "windows")
-"""The script that decides about windows, quotas and permits."""
-BANS_SCRIPT: Final = _script("locals", "banned", "bans")
-"""The script that reads and writes bans, and writes stats."""
+SCRIPT: Final = _script()
+SCRIPT_NAME: Final = sha1(SCRIPT).hexdigest().encode()
+"""Its SHA-1 digest in hex, by which EVALSHA names it."""
 
 
 class Packed(NamedTuple):
@@ -93,10 +87,12 @@ class Packed(NamedTuple):
     Attributes:
         names: The hashes that it asks about; it refers to them by their indexes.
         request: The bytes.
+        args: The arguments of a command.
     """
 
     names: Sequence[bytes]
     request: bytes
+    args: Sequence[bytes | int] = ()
 
 
 class Packing:
@@ -150,7 +146,7 @@ class Packing:
             ask = _ASK.pack(names.setdefault(self.name_of(key), len(names)), 0, min(cost, MAX_UNITS))
             asks += [ask + self._plan(bucket, limit, key, held) for limit in bucket.limits]
         packed_bans = pack(f"<{len(bans)}H", *bans)
-        return Packed([*names], REQUEST.pack(what, len(names), len(asks), len(bans)) + packed_bans + b"".join(asks))
+        return Packed([*names], REQUEST.pack(what, len(names), len(asks), len(bans), 0) + packed_bans + b"".join(asks))
 
     def strike(self, policy: BanPolicy, key: str, weight: int) -> Packed:
         """Pack strikes, which the ban of the key refuses.
@@ -166,20 +162,22 @@ class Packing:
         fields = strikes_field(policy), *limit.counter.terms, level_field(policy), limit.resolution, modes
         names, ban = (self.name_of(key), self.strikes_name(key)), pack("<H", 0)
         ask = _ASK.pack(1, 0, min(weight, MAX_UNITS)) + _STRIKES_PLAN.pack(*fields)
-        return Packed(names, REQUEST.pack(STRIKE, len(names), 1, 1) + ban + ask)
+        return Packed(names, REQUEST.pack(STRIKE, len(names), 1, 1, 0) + ban + ask)
 
-    def refund(self, reservation: Reservation) -> Packed:
+    def refund(self, reservations: Iterable[Reservation]) -> Packed:
         """Pack a refund.
 
         Args:
-            reservation: The charge.
+            reservations: The charges of one decision.
         """
-        bucket, key, _ = reservation.check
-        if bucket.is_permit:
-            return self.renewal(self.permits_row(bucket, key), reservation.holder)
-        charged = zip(bucket.limits, reservation.marks, reservation.units, strict=True)
-        asks = [_ASK.pack(0, mark, units) + self._plan(bucket, limit, key, None) for limit, mark, units in charged]
-        return Packed((self.name_of(key),), REQUEST.pack(REFUND, 1, len(asks), 0) + b"".join(asks))
+        names: dict[bytes, int] = {}
+        asks = []
+        for charged in reservations:
+            bucket, key, _ = charged.check
+            at = names.setdefault(self.name_of(key), len(names))
+            for limit, mark, units in zip(bucket.limits, charged.marks, charged.units, strict=True):
+                asks.append(_ASK.pack(at, mark, units) + self._plan(bucket, limit, key, charged.holder))
+        return Packed([*names], REQUEST.pack(REFUND, len(names), len(asks), 0, 0) + b"".join(asks))
 
     @staticmethod
     def renewal(row: PermitsRow, held: HeldPermits) -> Packed:
@@ -190,7 +188,7 @@ class Packing:
             held: The permits of the worker.
         """
         ask = _ASK.pack(0, 0, 0) + _permits_plan(row, 0, held)
-        return Packed((row[0],), REQUEST.pack(REFUND, 1, 1, 0) + ask)
+        return Packed((row[0],), REQUEST.pack(REFUND, 1, 1, 0, 0) + ask)
 
     @staticmethod
     def reset(name: bytes) -> Packed:
@@ -199,7 +197,18 @@ class Packing:
         Args:
             name: The name of the hash.
         """
-        return Packed((name,), REQUEST.pack(RESET, 1, 0, 0))
+        return Packed((name,), REQUEST.pack(RESET, 1, 0, 0, 0))
+
+    @staticmethod
+    def command(names: Sequence[bytes], name: bytes, *args: bytes | int) -> Packed:
+        """Pack a command of ``lua/bans.lua``.
+
+        Args:
+            names: Its keys.
+            name: The command.
+            args: Its arguments.
+        """
+        return Packed(names, REQUEST.pack(COMMAND, len(names), 0, 0, 1 + len(args)), (name, *args))
 
     def permits_row(self, bucket: Bucket, key: str) -> PermitsRow:
         """Return the names of the hash and of the field with the permits of a key."""
@@ -284,11 +293,11 @@ def windows_of(answer: bytes, many: int) -> list[bytes]:
     return windows
 
 
-def raise_failure(answer: bytes) -> None:
+def raise_failure(answer: Any) -> None:
     """Raise the error of a request that failed while the others of its call may have succeeded.
 
     Raises:
         StoreUnavailable: The answer is a failure.
     """
-    if answer[0] == FAILED:
+    if isinstance(answer, bytes) and answer[0] == FAILED:
         raise refusal(answer[1:].decode(errors="replace"))

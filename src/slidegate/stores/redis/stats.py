@@ -5,6 +5,7 @@ The commands are in ``lua/bans.lua``. A hash expires by its TTL; each row starts
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Final
 
 from ...core.store import SharedStats, StatsRow
@@ -38,16 +39,16 @@ class RedisSharedStats(SharedStats):
     @sensible
     async def write(self, worker: bytes, row: StatsRow) -> None:
         """See `SharedStats`."""
-        key, args = self._key(row.rollup, row.number), (worker, row.value, row.kept_us)
-        await self._store.batcher().command(b"write_stats", [key], args)
+        names = (self._key(row.rollup, row.number),)
+        await self._store.batcher().command(names, b"write_stats", worker, row.value, row.kept_us)
 
     @sensible
     async def read(self, rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
         """See `SharedStats`."""
         found: list[tuple[int, bytes, bytes]] = []
         async for numbers in in_steps(range(first, last + 1), AT_ONCE):
-            keys = [self._key(rollup, number) for number in numbers]
-            _, hashes = await self._store.batcher().command(b"read_stats", keys)
+            command = self._store.batcher().command
+            hashes = await asyncio.gather(*[command((self._key(rollup, number),), b"read_stats") for number in numbers])
             for number, fields in zip(numbers, hashes, strict=True):
                 rows = zip(fields[::2], fields[1::2], strict=True)
                 found += [(number, worker, row[END_BYTES:]) for worker, row in rows]

@@ -167,7 +167,7 @@ class RedisStore(Store):
             # The event loop that has the permits sends one call with permits after another.
             elsewhere = asyncio.run_coroutine_threadsafe(self._refund_here(reservations), holders[0].loop)
             return asyncio.wrap_future(elsewhere)
-        return _any([self._refund_one(one) for one in reservations])
+        return self._refund(reservations)
 
     def reset(self, key: str) -> Awaitable[bool]:
         """Forget the windows of `key` under every rule; False if there were none. Permits stay taken."""
@@ -187,7 +187,7 @@ class RedisStore(Store):
         self.refusals.change_all()
         while True:
             at_once = min(MAX_IN_CALL, self.max_waiting)
-            _, cursor, names = await self.batcher().command(b"scan", [packing.meta], [cursor, packing.windows + b"*"])
+            cursor, names = await self.batcher().command([packing.meta], b"scan", cursor, packing.windows + b"*")
             for first in range(0, len(names), at_once):
                 answers = await asyncio.gather(*map(self._reset, names[first : first + at_once]))
                 forgotten = forgotten or any(answers)
@@ -221,23 +221,23 @@ class RedisStore(Store):
         return self.batcher().permits.renew()
 
     async def _refund_here(self, reservations: Sequence[Reservation]) -> bool:
-        return await _any([self._refund_one(one) for one in reservations])
+        return await self._refund(reservations)
 
-    def _refund_one(self, reservation: Reservation) -> asyncio.Future[bool]:
-        packing, refusals, check = self.packing, self.refusals, reservation.check
+    def _refund(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:
+        checks = [one.check for one in reservations]
 
         def read(answer: bytes, now_us: int) -> bool:
-            refusals.change([check])
+            self.refusals.change(checks)
             return answer[0] == CHANGED
 
-        refusals.change([check])
-        return self.batcher().request(partial(packing.refund, reservation), read, check[0].is_permit)
+        self.refusals.change(checks)
+        has_permits = any(bucket.is_permit for bucket, _, _ in checks)
+        return self.batcher().request(partial(self.packing.refund, reservations), read, has_permits)
 
     def refund_in_background(self, reservations: Sequence[Reservation]) -> None:
         """Refund what nobody awaits any more, with the next call; if that fails, it stays charged."""
         with suppress(StoreError):  # the store has been closed
-            for reservation in reservations:
-                self._refund_one(reservation).add_done_callback(_retrieve_exception)
+            self._refund(reservations).add_done_callback(_retrieve_exception)
 
     def _send(self, what: int, question: PreparedQuestion) -> asyncio.Future[Decision]:
         batcher = self.batcher()
@@ -266,10 +266,6 @@ class RedisStore(Store):
                     batcher = self._batchers[loop] = Batcher(loop, self)
             self._last = loop, batcher
         return batcher
-
-
-async def _any(answers: Sequence[asyncio.Future[bool]]) -> bool:
-    return any(await asyncio.gather(*answers))
 
 
 def _retrieve_exception(future: asyncio.Future[Any]) -> None:

@@ -1,12 +1,9 @@
--- The commands about bans and stats, one in each call: ARGV[2] is its name. Every answer starts with the time.
+-- The commands about bans and stats. Their arguments are in ARGV, behind those of the commands before them; `key_at` returns
+-- their keys by their places.
 
 local LONGEST_MS = 400 * 86400000
 local FOR_EVER_MS = 100 * 365 * 86400000
 local commands = {}
-
-local function answer(...)
-  return { pack("<i8", now), ... }
-end
 
 local function text_of(moment)
   return string.format("%.0f", moment)
@@ -31,124 +28,116 @@ local function rows_in_force(name)
   return rows
 end
 
--- Write the row ARGV[4] of the worker ARGV[3], which is kept for ARGV[5] microseconds, into a hash that has the rows of all
--- workers under one rollup and number. Each row starts with its end, because a hash that others keep writing to lives longer.
-function commands.write_stats()
-  put(KEYS[1], ARGV[3], pack("<i8", max(now + tonumber(ARGV[5]), 0)) .. ARGV[4])
-  rows_in_force(KEYS[1])
-  return answer()
+-- Write a row of a worker, which is kept for some microseconds, into a hash that has the rows of all workers under one
+-- rollup and number. Each row starts with its end, because a hash that others keep writing to lives longer.
+function commands.write_stats(worker, value, kept)
+  put(key_at(1), worker, pack("<i8", max(now + tonumber(kept), 0)) .. value)
+  return #rows_in_force(key_at(1))
 end
 
--- Return the rows of some hashes of statistics, with their workers.
+-- Return the rows of a hash of statistics, with their workers.
 function commands.read_stats()
-  local hashes = {}
-  for place, key in ipairs(KEYS) do
-    hashes[place] = rows_in_force(key)
-  end
-  return answer(hashes)
+  return rows_in_force(key_at(1))
 end
 
--- Return the next cursor after ARGV[3], and some of the names that match ARGV[4].
-function commands.scan()
-  local found = redis.call("SCAN", ARGV[3], "MATCH", ARGV[4], "COUNT", 500)
-  return answer(found[1], found[2])
+-- Return the next cursor, and some of the names that match a pattern.
+function commands.scan(cursor, pattern)
+  return redis.call("SCAN", cursor, "MATCH", pattern, "COUNT", 500)
 end
 
--- The commands about all bans. KEYS: the hash with identity and version, the banned keys by end, the network bans by key,
+-- The keys of commands about all bans: the hash with identity and version, the banned keys by end, the network bans by key,
 -- then hashes of single keys.
 local META, INDEX, NETWORKS, FIRST = 1, 2, 3, 4
 
 local function count_bans()
-  return redis.call("ZCOUNT", KEYS[INDEX], "(" .. text_of(now), "+inf")
+  return redis.call("ZCOUNT", key_at(INDEX), "(" .. text_of(now), "+inf")
 end
 
 local function add_to_index(key, row)
-  local ends = unpack_from("<i8", row)
-  redis.call("ZADD", KEYS[INDEX], ends < 0 and "+inf" or text_of(ends), key)
-  live_for(KEYS[INDEX], LONGEST_MS)
-  redis.call("ZREMRANGEBYSCORE", KEYS[INDEX], "-inf", text_of(now))
+  local ends, index = unpack_from("<i8", row), key_at(INDEX)
+  redis.call("ZADD", index, ends < 0 and "+inf" or text_of(ends), key)
+  live_for(index, LONGEST_MS)
+  redis.call("ZREMRANGEBYSCORE", index, "-inf", text_of(now))
 end
 
 local function set_meta(field, value)
-  redis.call("HSET", KEYS[META], field, value)
-  redis.call("PEXPIRE", KEYS[META], LONGEST_MS)
+  redis.call("HSET", key_at(META), field, value)
+  redis.call("PEXPIRE", key_at(META), LONGEST_MS)
   return value
 end
 
 -- Return the banned keys.
 function commands.keys()
-  return answer(redis.call("ZRANGEBYSCORE", KEYS[INDEX], "(" .. text_of(now), "+inf"))
+  return redis.call("ZRANGEBYSCORE", key_at(INDEX), "(" .. text_of(now), "+inf")
 end
 
--- Store bans of the last KEYS; each has three arguments: the key, the row, and 1 for a network. ARGV[3] names the new
+-- Store bans of single keys; each has three arguments: the key, the row, and 1 for a network. `version` names the new
 -- version of the list of networks. Return the number of bans.
-function commands.put()
-  for place = FIRST, #KEYS do
-    local at = 3 * (place - FIRST) + 4
-    local key, row, is_network = unpack(ARGV, at, at + 2)
+function commands.put(version, ...)
+  local bans = { ... }
+  for place = 0, #bans / 3 - 1 do
+    local windows = key_at(FIRST + place)
+    local key, row, is_network = unpack(bans, 3 * place + 1, 3 * place + 3)
     if is_network == "1" then
-      put(KEYS[NETWORKS], key, row)
-      redis.call("HDEL", KEYS[place], BAN)
-      set_meta("networks", ARGV[3])
+      put(key_at(NETWORKS), key, row)
+      redis.call("HDEL", windows, BAN)
+      set_meta("networks", version)
     else
-      put(KEYS[place], BAN, row)
+      put(windows, BAN, row)
     end
     add_to_index(key, row)
   end
-  return answer(count_bans())
+  return count_bans()
 end
 
 local LATE, MADE, FULL = 0, 1, 2
 
--- Put the ban of a key, whose windows and strikes are the last of KEYS: its row, or "" for a shadow ban. Reset the strikes
+-- Put the ban of a key, whose windows and strikes are the last keys: its row, or "" for a shadow ban. Reset the strikes
 -- in the field `strikes`. The level in the field `level` was `before`, and becomes `after`. Return LATE if another worker
--- was faster, so that the key is banned, its level is another one, or its strikes are gone; and FULL if there are `most`
--- bans.
-function commands.put_next()
-  local windows, struck = KEYS[FIRST], KEYS[FIRST + 1]
-  local key, row, strikes, level, before, after, most = unpack(ARGV, 3)
+-- was faster, so that the key is banned, its level is another one, or its strikes are gone; FULL if there are `most` bans;
+-- and the number of bans.
+function commands.put_next(key, row, strikes, level, before, after, most)
+  local windows, struck = key_at(FIRST), key_at(FIRST + 1)
   local found = redis.call("HMGET", struck, strikes, level)
   if ban_in_force(windows) ~= "" or not found[1] or (found[2] or "") ~= before then
-    return answer(LATE, count_bans())
+    return { LATE, count_bans() }
   end
   if row ~= "" then
     if count_bans() >= tonumber(most) then
-      return answer(FULL, count_bans())
+      return { FULL, count_bans() }
     end
     add_to_index(key, row)
     put(windows, BAN, row)
   end
   redis.call("HDEL", struck, strikes)
   put(struck, level, after)
-  return answer(MADE, count_bans())
+  return { MADE, count_bans() }
 end
 
--- Lift the ban of the key ARGV[3], whose windows and strikes are the last of KEYS, and delete its strikes and levels; ARGV[4]
--- names the new version of the network list. Return the rows of its own ban and of that of a network, and the number of
--- strikes and levels that had not expired.
-function commands.unban()
-  local windows, struck = KEYS[FIRST], KEYS[FIRST + 1]
-  local ban, of_network = ban_in_force(windows), redis.call("HGET", KEYS[NETWORKS], ARGV[3])
+-- Lift the ban of a key, whose windows and strikes are the last keys, and delete its strikes and levels; `version` names
+-- the new version of the network list. Return the rows of its own ban and of that of a network, and the number of strikes
+-- and levels that had not expired.
+function commands.unban(key, version)
+  local windows, struck = key_at(FIRST), key_at(FIRST + 1)
+  local ban, of_network = ban_in_force(windows), redis.call("HGET", key_at(NETWORKS), key)
   local remembered = #rows_in_force(struck)
   redis.call("HDEL", windows, BAN)
   redis.call("UNLINK", struck)
-  redis.call("ZREM", KEYS[INDEX], ARGV[3])
+  redis.call("ZREM", key_at(INDEX), key)
   if of_network then
-    redis.call("HDEL", KEYS[NETWORKS], ARGV[3])
-    set_meta("networks", ARGV[4])
+    redis.call("HDEL", key_at(NETWORKS), key)
+    set_meta("networks", version)
   end
-  return answer(ban, of_network or "", remembered)
+  return { ban, of_network or "", remembered }
 end
 
--- Return the number of bans, the identity of the data, what the server says of its memory if ARGV[4] is 1, the version of
--- the network list, and the networks with their bans if the version is not ARGV[5]. If the data has no identity, it becomes
--- ARGV[3], unless that is "".
-function commands.news()
-  local stored = redis.call("HMGET", KEYS[META], "networks", "life")
-  local life, version = stored[2] or ARGV[3] ~= "" and set_meta("life", ARGV[3]) or "", stored[1] or ""
-  local memory = ARGV[4] == "1" and redis.pcall("INFO", "memory") -- the user may not be allowed to
-  local networks = version ~= ARGV[5] and rows_in_force(KEYS[NETWORKS]) or {}
-  return answer(count_bans(), life, type(memory) == "string" and memory or "", version, networks)
+-- Return the number of bans, the identity of the data, what the server says of its memory if `asks_memory` is 1, the
+-- version of the network list, and the networks with their bans if the version is not `known`. If the data has no
+-- identity, it becomes `begins`, unless that is "".
+function commands.news(begins, asks_memory, known)
+  local stored = redis.call("HMGET", key_at(META), "networks", "life")
+  local life, version = stored[2] or begins ~= "" and set_meta("life", begins) or "", stored[1] or ""
+  local memory = asks_memory == "1" and redis.pcall("INFO", "memory") -- the user may not be allowed to
+  local networks = version ~= known and rows_in_force(key_at(NETWORKS)) or {}
+  return { count_bans(), life, type(memory) == "string" and memory or "", version, networks }
 end
-
-return commands[ARGV[2]]()

@@ -10,6 +10,13 @@ if now < 0 then
   now, slack_ms = clock[1] * 1000000 + clock[2], 1000
 end
 
+local keys_before = 0 -- those of the requests that have been answered
+
+-- Return a key of a request; the first one is at 1.
+local function key_at(place)
+  return KEYS[keys_before + place]
+end
+
 -- Make a key live for at least left_ms; extend it by more than that, so that not every call has to.
 local function live_for(name, left_ms)
   if redis.call("PTTL", name) < left_ms then

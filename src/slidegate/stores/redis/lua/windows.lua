@@ -2,16 +2,16 @@
 -- each rule. Values have the format of core.
 --
 -- One call: ARGV[2] are the requests, which are decided in order; each reads what it needs, and writes
--- what it has changed. A request starts with its operation, the numbers of its keys, asks and bans, and the indexes of the
--- keys whose bans refuse it; an ask has the index of its key, a mark, units, and the limit. Indexes count from the first
--- key of the request; KEYS has those of all requests. The answer is {time, answers ...}.
+-- what it has changed. A request starts with its operation, the numbers of its keys, asks, bans and arguments, and the
+-- indexes of the keys whose bans refuse it; an ask has the index of its key, a mark, units, and the limit. Indexes count
+-- from the first key of the request; KEYS has those of all requests, and ARGV the arguments of all commands, see
+-- ``bans.lua``. The answer is {time, answers ...}.
 
 local LIMIT_BYTES, FIELD_BYTES = 39, 8
 local ASK, ASK_BYTES = "<Hi8I4", 14 + LIMIT_BYTES
 local COUNT_DENIED, QUOTA, PERMITS, STRIKES, SHADOW = 1, 2, 4, 8, 16 -- modes; the first two may be combined, and the last two
 
 local requests = ARGV[2]
-local first_key = 1
 local limits = {} -- by their bytes
 local PERIOD_KEPT_US = 3600000000
 
@@ -44,7 +44,7 @@ local function ask_at(at)
   local key, mark, units, rest = unpack_from(ASK, requests, at)
   local text = sub(requests, rest, rest + LIMIT_BYTES - 1)
   limits[text] = limits[text] or limit_of(text)
-  local name, limit = KEYS[first_key + key], limits[text]
+  local name, limit = key_at(1 + key), limits[text]
   local stored = redis.call("HGET", name, limit.field) or ""
   local w = limit.kind.read(stored, limit, name)
   return { name = name, limit = limit, mark = mark, units = units, w = w, wait = 0 }
@@ -176,24 +176,32 @@ local function reset(name)
 end
 
 local operations = { hit, peek, charge_all, refund, inspect, strike }
-local RESET = 7
+local RESET, COMMAND = 7, 8
+local first_argument = 3
+
+-- Run a command, given the number of its arguments, of which the first is its name.
+local function run(many)
+  return commands[ARGV[first_argument]](unpack(ARGV, first_argument + 1, first_argument + many - 1))
+end
 
 -- Return the bans in force among those at `at`, each preceded by its length.
 local function bans_of(count, at)
   local rows = ""
   for place = 0, count - 1 do
-    local row = ban_in_force(KEYS[first_key + unpack_from("<H", requests, at + 2 * place)])
+    local row = ban_in_force(key_at(1 + unpack_from("<H", requests, at + 2 * place)))
     rows = rows .. (row ~= "" and pack("<Hc0", #row, row) or "")
   end
   return rows
 end
 
-local function answer_to(what, many, bans, at)
+local function answer_to(what, many, bans, arguments, at)
   local rows = bans_of(bans, at)
   if rows ~= "" then
     return pack("<B", BANNED) .. rows
   elseif what == RESET then
-    return reset(KEYS[first_key])
+    return reset(key_at(1))
+  elseif what == COMMAND then
+    return run(arguments)
   end
   local asks = {}
   for place = 1, many do
@@ -204,12 +212,13 @@ end
 
 local replies, next_at = { pack("<i8", now) }, 1
 while next_at <= #requests do
-  local what, keys, many, bans, at = unpack_from("<BHHH", requests, next_at)
-  local fine, reply = pcall(answer_to, what, many, bans, at)
+  local what, keys, many, bans, arguments, at = unpack_from("<BHHHH", requests, next_at)
+  local fine, reply = pcall(answer_to, what, many, bans, arguments, at)
   if not fine then
     reply = pack("<B", FAILED) .. (type(reply) == "table" and reply.err or tostring(reply))
   end
   replies[#replies + 1] = reply
-  first_key, next_at = first_key + keys, at + 2 * bans + many * ASK_BYTES
+  keys_before, first_argument = keys_before + keys, first_argument + arguments
+  next_at = at + 2 * bans + many * ASK_BYTES
 end
 return replies
