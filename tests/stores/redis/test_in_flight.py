@@ -50,7 +50,7 @@ async def store(proxy: FaultProxy) -> AsyncIterator[RedisStore]:
 
 
 class Held:
-    """Answers to calls without commands, given to nobody until they are released, in the order in which they came."""
+    """Answers to requests and resets, given to nobody until they are released, in the order in which they came."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._come: deque[asyncio.Future[None]] = deque()
@@ -58,7 +58,7 @@ class Held:
 
         async def held(*asked: Any) -> Any:
             answer, released = await real(*asked), asyncio.get_running_loop().create_future()
-            if len(asked) == 4:  # the batcher, a connection, keys and requests, but no arguments of commands
+            if asked[4:5] in ((), (b"reset",)):  # the first argument of a command
                 self._come.append(released)
                 await released
             return answer

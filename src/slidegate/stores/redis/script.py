@@ -38,7 +38,7 @@ one ignores.
 DIGEST_BYTES: Final = 16
 """Long enough that nobody can search for two keys with the same digest."""
 
-HIT, PEEK, CHARGE, REFUND, INSPECT, STRIKE, RESET, COMMAND = 1, 2, 3, 4, 5, 6, 7, 8
+HIT, PEEK, CHARGE, REFUND, INSPECT, STRIKE, COMMAND = 1, 2, 3, 4, 5, 6, 7
 OK, LIMITED, UNSETTLED, TOO_LARGE, NOTHING, CHANGED, BANNED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
 QUOTA: Final = 2
 """The mode of a quota; the mode of counting refusals, 1, may be added to it."""
@@ -189,15 +189,6 @@ class Packing:
         """
         ask = _ASK.pack(0, 0, 0) + _permits_plan(row, 0, held)
         return Packed((row[0],), REQUEST.pack(REFUND, 1, 1, 0, 0) + ask)
-
-    @staticmethod
-    def reset(name: bytes) -> Packed:
-        """Pack a reset of the windows in one hash.
-
-        Args:
-            name: The name of the hash.
-        """
-        return Packed((name,), REQUEST.pack(RESET, 1, 0, 0, 0))
 
     @staticmethod
     def command(names: Sequence[bytes], name: bytes, *args: bytes | int) -> Packed:

@@ -31,7 +31,7 @@ from ..forks import ProcessLock
 from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, check_clock
 from .bans import RedisBans
-from .batch import MAX_IN_CALL, Batcher
+from .batch import Batcher
 from .clients import open_own
 from .clock import StoreTime
 from .errors import CLOSED, sensible
@@ -92,7 +92,6 @@ class RedisStore(Store):
         timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
         self._prefix = prefix
         self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}
-        self._last: tuple[asyncio.AbstractEventLoop | None, Batcher | None] = None, None
         self._lock = ProcessLock()
         self.open_client = partial(open_own, given, timeout_s)
         self.max_waiting, self.max_bans, self.read_only = max_waiting, max_bans, read_only
@@ -116,7 +115,6 @@ class RedisStore(Store):
         with self._lock:
             batchers = dict(self._batchers)
             self._batchers.clear()
-            self._last = None, None
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
@@ -173,9 +171,12 @@ class RedisStore(Store):
         """Forget the windows of `key` under every rule; False if there were none. Permits stay taken."""
         refusals = self.refusals
         refusals.change_all()
-        sent = self._reset(self.packing.name_of(key))
-        sent.add_done_callback(lambda _: refusals.change_all())
-        return sent
+
+        def read(answer: int, now_us: int) -> bool:
+            refusals.change_all()
+            return answer > 0
+
+        return self.batcher().request(partial(self.packing.command, [self.packing.name_of(key)], b"reset"), read)
 
     @sensible
     async def reset_all(self) -> bool:
@@ -183,23 +184,14 @@ class RedisStore(Store):
 
         Keys are found by SCAN, so Redis keeps serving; units charged during the scan may remain.
         """
-        packing, cursor, forgotten = self.packing, b"0", False
+        cursor, forgotten = None, False
         self.refusals.change_all()
-        while True:
-            at_once = min(MAX_IN_CALL, self.max_waiting)
-            cursor, names = await self.batcher().command([packing.meta], b"scan", cursor, packing.windows + b"*")
-            for first in range(0, len(names), at_once):
-                answers = await asyncio.gather(*map(self._reset, names[first : first + at_once]))
-                forgotten = forgotten or any(answers)
-            if cursor == b"0":
-                break
+        while cursor != b"0":
+            args = b"reset_some", cursor or 0, self.packing.windows + b"*"
+            cursor, found = await self.batcher().command((), *args)
+            forgotten |= found > 0
         self.refusals.change_all()
         return forgotten
-
-    def _reset(self, name: bytes) -> asyncio.Future[bool]:
-        """Forget the windows in one hash."""
-        pack = partial(self.packing.reset, name)
-        return self.batcher().request(pack, lambda answer, now_us: answer[0] == CHANGED)
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
         """Return the windows of `key` under each limit of `buckets`. Changes nothing."""
@@ -256,15 +248,13 @@ class RedisStore(Store):
                 "redis: RedisStore needs asyncio, and no asyncio event loop runs in this thread; under trio use "
                 "MemoryStore(), in a thread without a loop use limiter.sync"
             ) from None
-        last, batcher = self._last
-        if batcher is None or last is not loop:
+        batcher = self._batchers.get(loop)
+        if batcher is None:
+            batcher = Batcher(loop, self)
             with self._lock:
-                batcher = self._batchers.get(loop)
-                if batcher is None:
-                    for gone in [other for other in self._batchers if other.is_closed()]:
-                        del self._batchers[gone]
-                    batcher = self._batchers[loop] = Batcher(loop, self)
-            self._last = loop, batcher
+                for gone in [other for other in self._batchers if other.is_closed()]:
+                    del self._batchers[gone]
+                self._batchers[loop] = batcher
         return batcher
 
 

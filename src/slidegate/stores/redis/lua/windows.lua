@@ -7,7 +7,7 @@
 -- from the first key of the request; KEYS has those of all requests, and ARGV the arguments of all commands, see
 -- ``bans.lua``. The answer is {time, answers ...}.
 
-local LIMIT_BYTES, FIELD_BYTES = 39, 8
+local LIMIT_BYTES = 39
 local ASK, ASK_BYTES = "<Hi8I4", 14 + LIMIT_BYTES
 local COUNT_DENIED, QUOTA, PERMITS, STRIKES, SHADOW = 1, 2, 4, 8, 16 -- modes; the first two may be combined, and the last two
 
@@ -163,20 +163,8 @@ local function strike(asks)
   return pack("<BI4", OK, ask.w.spent) .. level
 end
 
--- Reset the windows of a key, but not its permits; return whether there were any.
-local function reset(name)
-  local status, fields = NOTHING, redis.call("HGETALL", name)
-  for at = 1, #fields, 2 do
-    if #fields[at] == FIELD_BYTES then
-      status = CHANGED
-      redis.call("HDEL", name, fields[at])
-    end
-  end
-  return pack("<B", status)
-end
-
 local operations = { hit, peek, charge_all, refund, inspect, strike }
-local RESET, COMMAND = 7, 8
+local COMMAND = 7
 local first_argument = 3
 
 -- Run a command, given the number of its arguments, of which the first is its name.
@@ -198,8 +186,6 @@ local function answer_to(what, many, bans, arguments, at)
   local rows = bans_of(bans, at)
   if rows ~= "" then
     return pack("<B", BANNED) .. rows
-  elseif what == RESET then
-    return reset(key_at(1))
   elseif what == COMMAND then
     return run(arguments)
   end
