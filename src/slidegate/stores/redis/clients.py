@@ -8,7 +8,7 @@ whose answer was lost may have been made. So a connection that was idle is check
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
 from inspect import signature
@@ -20,7 +20,7 @@ from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import MasterNotFoundError, SentinelConnectionPool
 from redis.backoff import NoBackoff
-from redis.exceptions import NoPermissionError, RedisError
+from redis.exceptions import RedisError
 
 from .urls import Client
 
@@ -144,9 +144,9 @@ class _Masters:
 
     def __init__(self, pool: Any, settings: dict[str, Any], timeout_s: float) -> None:
         self._given = pool.sentinel_manager
-        self._settings = settings
+        kind = SSLConnection if issubclass(pool.connection_class, SSLConnection) else Connection
+        self._settings = settings | {"connection_class": kind}
         self._timeout_s = timeout_s
-        self._kind = checked(SSLConnection if issubclass(pool.connection_class, SSLConnection) else Connection)
 
     async def discover_master(self, service: str) -> tuple[str, int]:
         """Ask all sentinels at once; return the first address whose server says that it is a master.
@@ -163,37 +163,28 @@ class _Masters:
                 except (RedisError, OSError) as error:
                     failed = error
         finally:
-            await _end(asked)
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
         raise MasterNotFoundError(f"no sentinel leads to a master of service {service!r}: {failed}") from failed
 
-    async def _ask(self, sentinel: Any, service: str) -> tuple[str, int]:
-        known = sentinel.connection_pool
-        async with _once(known.connection_class, _settings(known.connection_kwargs, self._timeout_s)) as client:
+    async def _ask(self, sentinel: Redis, service: str) -> tuple[str, int]:
+        async with _once(open_own(sentinel, self._timeout_s)) as client:
             state: Any = await client.sentinel_master(service)
         if not self._given.check_master_state(state, service):
             raise MasterNotFoundError(f"a sentinel does not confirm the master of service {service!r}")
-        address = {"host": getattr(self._given, "_force_master_ip", None) or state["ip"], "port": state["port"]}
-        async with _once(self._kind, self._settings | address) as server:
-            try:
-                role = await server.execute_command("ROLE")
-            except NoPermissionError:
-                role = [b"master"]
-        if role[0] != b"master":
-            raise MasterNotFoundError(f"the server that a sentinel names for service {service!r} is no longer a master")
-        return address["host"], address["port"]
+        host, port = getattr(self._given, "_force_master_ip", None) or state["ip"], state["port"]
+        pool = ConnectionPool(**self._settings, host=host, port=port)
+        async with _once(Redis.from_pool(pool)) as server:
+            if (await server.info("replication"))["role"] != "master":
+                raise MasterNotFoundError(f"the server that a sentinel names for service {service!r} is no master")
+        return host, port
 
 
 @asynccontextmanager
-async def _once(kind: Any, settings: dict[str, Any]) -> AsyncIterator[Any]:
-    """Open a client for a few commands; its connection is closed, also where the closing is cancelled."""
-    client = Redis.from_pool(ConnectionPool(connection_class=kind, **settings))
+async def _once(client: Client) -> AsyncIterator[Any]:
+    """Use a client for a few commands; its connection is closed, also where the closing is cancelled."""
     try:
         yield client
     finally:
         await asyncio.shield(client.aclose())
-
-
-async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
