@@ -11,7 +11,6 @@ from ...core.bans.strikes import Level
 
 _END: Final = Struct("<q")
 _FOR_EVER: Final = -1
-_LENGTH: Final = Struct("<H")
 _LEVEL: Final = Struct("<qqI")
 
 
@@ -28,16 +27,6 @@ def unpack_ban(packed: bytes) -> Ban:
         ValueError: The bytes are not a ban.
     """
     return Ban(**json.loads(packed[_END.size :]))
-
-
-def unpack_bans(packed: bytes) -> list[Ban]:
-    """Unpack the bans of an answer, each preceded by its length."""
-    bans, at = [], 0
-    while at < len(packed):
-        (length,) = _LENGTH.unpack_from(packed, at)
-        at += _LENGTH.size + length
-        bans.append(unpack_ban(packed[at - length : at]))
-    return bans
 
 
 def pack_level(level: Level) -> bytes:

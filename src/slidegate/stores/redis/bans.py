@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ...core.bans.ban import Ban, BanSubject, lasts_longer, longest
@@ -32,7 +30,7 @@ from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
 from ...core.store import BanStore, Event
 from ..ban_book import LOG_EVERY_US
-from .ban_rows import pack_ban, pack_level, unpack_ban, unpack_bans, unpack_level
+from .ban_rows import pack_ban, pack_level, unpack_ban, unpack_level
 from .clock import monotonic_us
 from .errors import sensible
 from .script import OK, PEEK, Packed, level_field, strikes_field
@@ -44,10 +42,7 @@ T = TypeVar("T")
 
 CHUNK: Final = 200
 """How many bans are read or written in one step, which blocks an event loop, or Redis, for about 2 ms."""
-_UNITS: Final = Struct("<I")
 _MADE, _FULL = 1, 2
-_KEEPS: Final = "noeviction"
-_MEMORY: Final = re.compile(r"^(maxmemory|maxmemory_policy):([a-z0-9-]+)", re.MULTILINE)
 
 
 class RedisBans(BanStore):
@@ -94,11 +89,11 @@ class RedisBans(BanStore):
         if self.of_networks((key,)):
             return None
         pack = partial(self._store.packing.strike, policy, key, weight)
-        answer, now_us = await batcher.request(pack, lambda answer, now_us: (answer, now_us))
-        if answer[0] != OK:
+        (status, *answer), now_us = await batcher.request(pack, lambda answer, now_us: (answer, now_us))
+        if status != OK:
             return None
-        (units,) = _UNITS.unpack_from(answer, 1)
-        return None if units < policy.after.amount else await self._ban_next(policy, key, reason, answer[5:], now_us)
+        units, level = answer
+        return None if units < policy.after.amount else await self._ban_next(policy, key, reason, level, now_us)
 
     async def _ban_next(self, policy: BanPolicy, key: str, reason: str, before: bytes, now_us: int) -> Ban | None:
         """Ban a key whose window of strikes is full; return None if another worker was faster, or there is no room.
@@ -187,10 +182,13 @@ class RedisBans(BanStore):
         Raises:
             StoreUnavailable: The store is read-only, and Redis has no slidegate data.
         """
-        count, life, memory, version, rows = answer
+        count, life, policy, version, rows = answer
         if self._store.read_only and not life:
             raise StoreUnavailable(f"redis: no slidegate data under {self._names[0].decode()}")
-        self._tell_eviction(memory.decode(errors="replace"))
+        if policy not in (b"", b"noeviction"):
+            evicts = f"Redis evicts keys when it is full (maxmemory-policy {policy.decode()})"
+            message = f"{evicts}, so limits and bans are lost; set maxmemory-policy noeviction"
+            self._tell(Event("store_evicts", message, {"policy": policy.decode()}))
         known, self._count = self._count, count
         before, self._life = self._life, life
         if before not in (b"", life):
@@ -199,15 +197,6 @@ class RedisBans(BanStore):
         if version != self.version:
             self.networks, self.version = BannedNetworks(map(unpack_ban, rows[1::2])), version
             self._store.refusals.change_all()
-
-    def _tell_eviction(self, memory: str) -> None:
-        """Emit an event if Redis evicts keys when it is full; if the user may not run INFO, nothing is known."""
-        found = dict(_MEMORY.findall(memory))
-        policy = found.get("maxmemory_policy", _KEEPS)
-        if policy != _KEEPS and found.get("maxmemory", "0") != "0":
-            evicts = f"Redis evicts keys when it is full (maxmemory-policy {policy})"
-            message = f"{evicts}, so limits and bans are lost; set maxmemory-policy {_KEEPS}"
-            self._tell(Event("store_evicts", message, {"policy": policy}))
 
     # -- commands for Redis ------------------------------------------------------------------------------------------
 
@@ -239,7 +228,7 @@ class RedisBans(BanStore):
         """Return the bans in force of some keys, read in one call: those that would refuse a question about them."""
         batcher = self._batcher()
         pack = partial(self._store.packing.question, PEEK, (), keys, batcher.permits)
-        return batcher.request(pack, lambda answer, now_us: unpack_bans(answer[1:]))
+        return batcher.request(pack, lambda answer, now_us: [*map(unpack_ban, answer[1:])])
 
     def of_networks(self, subjects: Iterable[BanSubject]) -> list[Ban]:
         """Return the bans of networks in force that this worker knows and that refuse some of `subjects`."""

@@ -14,7 +14,7 @@ from ...core.limits import Limit
 from ...core.question import Question
 from ...core.ring import Terms
 from ..leases import HeldPermits
-from .ban_rows import unpack_bans
+from .ban_rows import unpack_ban
 from .errors import NONSENSE
 from .script import BANNED, CHARGE, HIT, OK, PEEK, UNSETTLED, Packed, Packing, decision_of, raise_failure
 
@@ -50,7 +50,7 @@ class Command:
         raise_failure(answer)
         return self.read(answer, now_us)
 
-    def missed(self, answer: bytes, now_us: int) -> None:
+    def missed(self, answer: Any, now_us: int) -> None:
         """Do nothing with an answer that nobody awaits."""
 
 
@@ -121,7 +121,7 @@ class Asked:
             return question.pack(packing, self.permits)
         return packing.question(what, question.checks, subjects, self.permits)
 
-    def answered(self, answer: bytes, now_us: int, sent_ns: int) -> Decision:
+    def answered(self, answer: Any, now_us: int, sent_ns: int) -> Decision:
         """See `Command`."""
         decision, refusals = self._decision(answer, now_us), self.store.refusals
         if decision.reason is Reason.BANNED:
@@ -132,7 +132,7 @@ class Asked:
             refusals.learn(decision, sent_ns)
         return decision
 
-    def _decision(self, answer: bytes, now_us: int) -> Decision:
+    def _decision(self, answer: Any, now_us: int) -> Decision:
         """Unpack the decision; of two bans the longer one refuses."""
         raise_failure(answer)
         ban = longest([*self.by_network, *self._own_bans(answer)])
@@ -145,13 +145,13 @@ class Asked:
         return decision
 
     @staticmethod
-    def _own_bans(answer: bytes) -> list[Ban]:
+    def _own_bans(answer: Any) -> list[Ban]:
         try:
-            return unpack_bans(answer[1:]) if answer[0] == BANNED else []
+            return [unpack_ban(row) for row in answer[1:]] if answer[0] == BANNED else []
         except NONSENSE as error:
             raise StoreUnavailable(f"redis: the ban of a key cannot be read: {error!r}", concerns="key") from error
 
-    def missed(self, answer: bytes, now_us: int) -> None:
+    def missed(self, answer: Any, now_us: int) -> None:
         """Refund an admitted hit that nobody awaits any more."""
         if self.what == HIT and answer[0] == OK:
             self.store.refund_in_background(self._decision(answer, now_us).take_back())

@@ -3,8 +3,8 @@
 A request has a byte for the operation, the numbers of its keys, asks, bans and arguments, the indexes of the keys whose
 bans refuse it, and the asks; each ask has the index of its key, the cost and the limit. Indexes count from the first
 key of the request; its keys follow those of the requests before it, and so do the arguments of a command. The requests
-of a call are concatenated. The answer to a command is what it returns; that to others has a byte for the status and a
-reading for each ask; see ``lua/windows.lua``.
+of a call are concatenated. The answer to a command is what it returns; that to others starts with a status, and has a
+reading for each ask, or other rows; see ``lua/windows.lua``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ _STRIKES_PLAN: Final = Struct("<8sIqq8sHB")
 _PERMITS_PLAN: Final = Struct(f"<8sI{WORKER_BYTES}sqqHB")
 _STATE: Final = Struct("<Qqqq")
 _COUNTED: Final = Struct("<I")
-_LENGTH: Final = Struct("<I")
 _REASONS: Final = {
     OK: Reason.OK,
     LIMITED: Reason.LIMITED,
@@ -265,23 +264,6 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
         units = [units for (units,) in _COUNTED.iter_unpack(answer[end:])]
         charged = reserved(checks, [mark for _, _, mark, _ in states], units)
     return Decision(status == OK, _REASONS[status], now_us, checks, states, charged)
-
-
-def windows_of(answer: bytes, many: int) -> list[bytes]:
-    """Unpack the windows in the answer to INSPECT.
-
-    Raises:
-        StoreUnavailable: The answer cannot be parsed.
-    """
-    windows: list[bytes] = []
-    at = 1
-    for _ in range(many):
-        (length,) = _LENGTH.unpack_from(answer, at)
-        at += _LENGTH.size + length
-        windows.append(answer[at - length : at])
-    if at != len(answer):
-        raise unexpected(answer)
-    return windows
 
 
 def raise_failure(answer: Any) -> None:

@@ -37,7 +37,7 @@ from .clock import StoreTime
 from .errors import CLOSED, sensible
 from .refusals import Refusals
 from .requests import Asked, PreparedQuestion
-from .script import CHANGED, CHARGE, HIT, INSPECT, PEEK, Packing, windows_of
+from .script import CHANGED, CHARGE, HIT, INSPECT, PEEK, Packing
 from .stats import RedisSharedStats
 from .urls import Client, open_client
 
@@ -195,14 +195,10 @@ class RedisStore(Store):
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
         """Return the windows of `key` under each limit of `buckets`. Changes nothing."""
-        packing, checks = self.packing, [(bucket, key, 0) for bucket in buckets]
-        many = sum(len(bucket.limits) for bucket in buckets)
-        batcher = self.batcher()
-        pack = partial(packing.question, INSPECT, checks, (), batcher.permits)
+        checks, batcher = [(bucket, key, 0) for bucket in buckets], self.batcher()
+        pack = partial(self.packing.question, INSPECT, checks, (), batcher.permits)
         has_permits = any(bucket.is_permit for bucket in buckets)
-        return batcher.request(
-            pack, lambda answer, now_us: Snapshot(now_us, now_us, windows_of(answer, many)), has_permits
-        )
+        return batcher.request(pack, lambda answer, now_us: Snapshot(now_us, now_us, answer[1:]), has_permits)
 
     def permits_held(self) -> int:
         """Return the number of concurrency permits that requests of this process hold."""

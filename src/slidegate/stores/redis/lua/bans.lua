@@ -150,13 +150,15 @@ function commands.unban(key, version)
   return { ban, of_network or "", remembered }
 end
 
--- Return the number of bans, the identity of the data, what the server says of its memory if `asks_memory` is 1, the
--- version of the network list, and the networks with their bans if the version is not `known`. If the data has no
+-- Return the number of bans; the identity of the data; if `asks_memory` is 1, which keys the server evicts when it is full;
+-- the version of the network list; and the networks with their bans if the version is not `known`. If the data has no
 -- identity, it becomes `begins`, unless that is "".
 function commands.news(begins, asks_memory, known)
   local stored = redis.call("HMGET", key_at(META), "networks", "life")
   local life, version = stored[2] or begins ~= "" and set_meta("life", begins) or "", stored[1] or ""
   local memory = asks_memory == "1" and redis.pcall("INFO", "memory") -- the user may not be allowed to
+  local is_bounded = type(memory) == "string" and not memory:find("\nmaxmemory:0\r")
+  local policy = is_bounded and memory:match("\nmaxmemory_policy:([a-z-]+)") or ""
   local networks = version ~= known and rows_in_force(key_at(NETWORKS)) or {}
-  return { count_bans(), life, type(memory) == "string" and memory or "", version, networks }
+  return { count_bans(), life, policy, version, networks }
 end

@@ -141,14 +141,13 @@ local function refund(asks)
   return pack("<B", changed[1] and CHANGED or NOTHING)
 end
 
--- Return the windows in the format of core, each preceded by its length.
+-- Return the windows in the format of core.
 local function inspect(asks)
-  local told = pack("<B", OK)
+  local windows = { OK }
   for _, ask in ipairs(asks) do
-    local row = ask.limit.kind.pack(ask.w, ask.limit)
-    told = told .. pack("<I4", #row) .. row
+    windows[#windows + 1] = ask.limit.kind.pack(ask.w, ask.limit)
   end
-  return told
+  return windows
 end
 
 -- Charge strikes, unless a ban that a shadow policy reported would be in force. Answer with the units and the level.
@@ -160,7 +159,7 @@ local function strike(asks)
   end
   charge(ask)
   save(asks)
-  return pack("<BI4", OK, ask.w.spent) .. level
+  return { OK, ask.w.spent, level }
 end
 
 local operations = { hit, peek, charge_all, refund, inspect, strike }
@@ -172,20 +171,20 @@ local function run(many)
   return commands[ARGV[first_argument]](unpack(ARGV, first_argument + 1, first_argument + many - 1))
 end
 
--- Return the bans in force among those at `at`, each preceded by its length.
+-- Return BANNED and the bans in force among those at `at`.
 local function bans_of(count, at)
-  local rows = ""
+  local found = { BANNED }
   for place = 0, count - 1 do
     local row = ban_in_force(key_at(1 + unpack_from("<H", requests, at + 2 * place)))
-    rows = rows .. (row ~= "" and pack("<Hc0", #row, row) or "")
+    found[#found + 1] = row ~= "" and row or nil
   end
-  return rows
+  return found
 end
 
 local function answer_to(what, many, bans, arguments, at)
-  local rows = bans_of(bans, at)
-  if rows ~= "" then
-    return pack("<B", BANNED) .. rows
+  local found = bans_of(bans, at)
+  if found[2] then
+    return found
   elseif what == COMMAND then
     return run(arguments)
   end
