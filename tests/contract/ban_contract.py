@@ -48,6 +48,19 @@ class BansContract:
         assert (await store.request("user:ann", 0)).remaining == 100
 
     @with_store()
+    async def test_a_strike_that_bans_ends_what_was_known_of_earlier_refusals(self, store: StoreHarness) -> None:
+        own = (bucket("1/400d"), "203.0.113.7", 1)
+        await store.hit(own)
+        assert (await store.hit(own)).reason is Reason.LIMITED
+        ban = await store.strike("203.0.113.7", 3)
+        assert (await store.hit(own)).ban == ban is not None
+        await store.unban("203.0.113.7")
+        shorter = await store.ban("203.0.113.0/24", SECOND_US)
+        assert (await store.request("203.0.113.7")).ban == shorter
+        ban = await store.strike("203.0.113.7", 3)
+        assert (await store.request("203.0.113.7")).ban == ban is not None
+
+    @with_store()
     async def test_what_cannot_be_read_changes_nothing(self, store: StoreHarness) -> None:
         await store.ban("user:eve")
         rows = await store.export()

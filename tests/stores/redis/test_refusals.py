@@ -24,7 +24,7 @@ def test_a_reset_of_all_keys_while_other_threads_are_refused() -> None:
             checks, now_us = ((Bucket(f"rule {next(learned)}", LIMITS), "ann", 1),), monotonic_us()
             state = (1, now_us + LASTS_US, now_us, LASTS_US)
             decision = Decision(False, Reason.LIMITED, now_us, checks, [state])
-            refusals.learn(decision, monotonic_ns())
+            refusals.learn(decision, monotonic_ns(), ("ann",))
 
     def reset() -> None:
         try:

@@ -112,6 +112,7 @@ class RedisBans(BanStore):
         names = *self._names, *self._names_of(key)
         result, self._count = await self._batcher().command(names, b"put_next", *args)
         if result == _MADE:
+            self._store.refusals.ban(key)
             self._tell((shadow_banned if policy.shadow else banned)(made))
         elif result == _FULL and self._throttle.left_out("bans_full", monotonic_us()) is not None:
             self._tell(bans_full(self._store.max_bans, key))

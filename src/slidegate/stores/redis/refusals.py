@@ -3,7 +3,7 @@
 A refused question would be refused again until units expire or are refunded; a banned client, until the ban ends. A
 refusal is repeated until then, but for at most `TRUST_US` after Redis was asked: that is the delay with which a refund
 or an unban by another worker takes effect. What this process changes takes effect immediately: a refusal that was asked
-for before its windows changed is not repeated.
+for before its windows changed, or before one of its keys was banned, is not repeated.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Refusals:
     def __init__(self, time: StoreTime) -> None:
         self._time = time
         self.known: dict[Hashable, KnownRefusal] = {}  # by question; those by bans by keys and addresses
-        self._changed_ns: dict[tuple[str, str], int] = {}  # when this process last changed a window, by bucket and key
+        # When this process last changed a window, by bucket and key, or banned a key.
+        self._changed_ns: dict[Hashable, int] = {}
         self._all_changed_ns = 0  # the same of all that are not in it
         self._latest_us = 0  # by the local clock of the store, which never steps back outside of tests
 
@@ -65,24 +66,27 @@ class Refusals:
             self.change_all()
         self._latest_us = now_us
         found = self._of(tuple(subjects), now_us)
-        if found is not None and found.decision.ban is not None:
+        if found is not None and found.decision.ban is not None and not self._has_changed(subjects, found.asked_ns):
             return refused_by_ban(found.decision.ban, self._now_us(found), checks)
         found = self._of(tuple(checks), now_us)
-        if found is None or found.amounts != _amounts(checks) or self._has_changed(checks, found.asked_ns):
+        if found is None or found.amounts != _amounts(checks):
+            return None
+        if self._has_changed((*subjects, *_windows(checks)), found.asked_ns):
             return None
         return refused_later(found.decision.readings, found.decision.now_us, self._now_us(found), checks)
 
-    def learn(self, decision: Decision, asked_ns: int, subjects: Sequence[BanSubject] = ()) -> None:
-        """Remember a refusal, unless its windows have changed since it was asked for.
+    def learn(self, decision: Decision, asked_ns: int, subjects: Sequence[BanSubject]) -> None:
+        """Remember a refusal, unless this process has changed its windows or bans since it was asked for.
 
         Args:
             decision: The refusal: by a ban, or by limits until units leave.
             asked_ns: When it was asked for (monotonic).
-            subjects: The keys and addresses that a ban refuses.
+            subjects: The keys and addresses whose bans refuse the question.
         """
         by_ban = decision.reason is Reason.BANNED
         checks = tuple(decision.checks)
-        if self._all_changed_ns >= asked_ns or (not by_ban and self._has_changed(checks, asked_ns)):
+        changes = subjects if by_ban else (*subjects, *_windows(checks))
+        if self._all_changed_ns >= asked_ns or self._has_changed(changes, asked_ns):
             return
         lasts_us = TRUST_US if decision.retry_after_us is None else decision.retry_after_us
         if not by_ban:
@@ -96,10 +100,11 @@ class Refusals:
 
     def change(self, checks: Iterable[Check]) -> None:
         """Repeat no refusal of windows that change now, also none that is still on its way."""
-        if len(self._changed_ns) >= MEMO_SIZE:
-            self.change_all()
-        for bucket, key, _ in checks:
-            self._changed_ns[bucket.name, key] = monotonic_ns()
+        self._note(_windows(checks))
+
+    def ban(self, key: str) -> None:
+        """Repeat no refusal of a key that is banned now: the ban may last longer."""
+        self._note([key])
 
     def change_all(self) -> None:
         """Repeat no refusal that was asked for before now."""
@@ -118,9 +123,18 @@ class Refusals:
         """Return the server's time, counted from that of a refusal; it may be slightly too early."""
         return known.decision.now_us + max(self._time.local_us() - known.known_us, 0)
 
-    def _has_changed(self, checks: Sequence[Check], since_ns: int) -> bool:
+    def _note(self, changes: Iterable[Hashable]) -> None:
+        if len(self._changed_ns) >= MEMO_SIZE:
+            self.change_all()
+        self._changed_ns.update(dict.fromkeys(changes, monotonic_ns()))
+
+    def _has_changed(self, changes: Iterable[Hashable], since_ns: int) -> bool:
         changed_ns = self._changed_ns
-        return any(changed_ns.get((bucket.name, key), 0) >= since_ns for bucket, key, _ in checks)
+        return any(changed_ns.get(change, 0) >= since_ns for change in changes)
+
+
+def _windows(checks: Iterable[Check]) -> list[tuple[str, str]]:
+    return [(bucket.name, key) for bucket, key, _ in checks]
 
 
 def _amounts(checks: Sequence[Check]) -> list[int]:

@@ -129,7 +129,7 @@ class Asked:
         elif self.what != PEEK and (decision.allowed or _counts(self.question.checks)):
             refusals.change(self.question.checks)
         elif self.what == HIT and decision.reason is Reason.LIMITED and answer[0] != UNSETTLED:
-            refusals.learn(decision, sent_ns)
+            refusals.learn(decision, sent_ns, self.question.refusing)
         return decision
 
     def _decision(self, answer: Any, now_us: int) -> Decision:
