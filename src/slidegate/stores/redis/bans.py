@@ -110,7 +110,7 @@ class RedisBans(BanStore):
         fields = strikes_field(policy), level_field(policy)
         args = key.encode(), row, *fields, before, pack_level(level), self._store.max_bans
         names = *self._names, *self._names_of(key)
-        result, self._count = await self._batcher().command(names, b"put_next", *args)
+        result = await self._batcher().command(names, b"put_next", *args)
         if result == _MADE:
             self._store.refusals.ban(key)
             self._tell((shadow_banned if policy.shadow else banned)(made))
@@ -220,7 +220,7 @@ class RedisBans(BanStore):
         for ban in bans:
             names.append(self._store.packing.name_of(ban.key))
             args += [ban.key.encode(), pack_ban(ban), int(ban.key in networks)]
-        self._count = await self._batcher().command(names, b"put", *args)
+        await self._batcher().command(names, b"put", *args)
         self._store.refusals.change_all()
         if networks:
             await self.hear()

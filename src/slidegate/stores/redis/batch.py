@@ -26,7 +26,7 @@ from ...core.errors import StoreError, StoreUnavailable
 from .errors import CLOSED, NONSENSE, store_error, unexpected
 from .permits import LoopPermits
 from .requests import Command, Request
-from .script import PEEK, SCRIPT, SCRIPT_NAME, Packed
+from .script import PEEK, SCRIPT, SCRIPT_NAME, Packed, raise_failure
 
 if TYPE_CHECKING:
     from .store import RedisStore
@@ -57,7 +57,7 @@ class Batcher:
         self.permits = LoopPermits(store.lease_us, loop, store.packing, self.request)
         self._permits_turn = asyncio.Lock()
         self._queue: deque[Request] = deque()
-        self._scheduled = self._closed = False
+        self._scheduled = False
         self._idle: list[asyncio.Future[None]] = []
         self._senders: set[asyncio.Task[None]] = set()
         self._hearing = asyncio.Lock()
@@ -67,8 +67,8 @@ class Batcher:
 
     def add(self, request: Request) -> None:
         """Queue a request to be sent at the end of this loop iteration; fail it if the queue is full or closed."""
-        if self._closed or len(self._queue) >= self._store.max_waiting:
-            why = CLOSED if self._closed else f"redis: {len(self._queue)} requests are already queued"
+        if self._store.closed or len(self._queue) >= self._store.max_waiting:
+            why = CLOSED if self._store.closed else f"redis: {len(self._queue)} requests are already queued"
             request.future.set_exception(StoreUnavailable(why))
             return
         self._queue.append(request)
@@ -98,7 +98,6 @@ class Batcher:
 
     async def close(self) -> None:
         """Close the connections; waiting tasks get an error."""
-        self._closed = True
         self.permits.is_open = False
         for sender in self._senders:
             sender.cancel()
@@ -111,7 +110,7 @@ class Batcher:
     def _go(self) -> None:
         """Let another sender send what is queued."""
         self._scheduled = False
-        if self._closed:
+        if self._store.closed:
             return
         if self._idle:
             self._idle.pop().set_result(None)
@@ -157,7 +156,7 @@ class Batcher:
             async with self._permits_turn if has_permits else nullcontext():
                 await self._ask(line, requests)
         except BaseException as error:
-            is_error = isinstance(error, Exception) and not self._closed
+            is_error = isinstance(error, Exception) and not self._store.closed
             self._fail(requests, store_error(error) if is_error else StoreUnavailable(CLOSED))
             if not isinstance(error, Exception):
                 raise
@@ -211,6 +210,7 @@ class Batcher:
                 if request.future.done():
                     request.missed(answer, now_us)
                 else:
+                    raise_failure(answer)
                     request.future.set_result(request.answered(answer, now_us, sent_ns))
             except Exception as error:  # a malformed answer fails one request, and not the rest of the call
                 self._fail((request,), error if isinstance(error, StoreError) else unexpected(answer))

@@ -16,7 +16,7 @@ from ...core.ring import Terms
 from ..leases import HeldPermits
 from .ban_rows import unpack_ban
 from .errors import NONSENSE
-from .script import BANNED, CHARGE, HIT, OK, PEEK, UNSETTLED, Packed, Packing, decision_of, raise_failure
+from .script import BANNED, CHARGE, HIT, OK, PEEK, UNSETTLED, Packed, Packing, decision_of
 
 if TYPE_CHECKING:
     from .permits import LoopPermits
@@ -43,11 +43,10 @@ class Command:
         """Return the result for the task that awaits the request; an exception raised here is raised there.
 
         Args:
-            answer: The answer of the script.
+            answer: The answer of the script, which is no failure.
             now_us: The server's time, in microseconds.
             sent_ns: When the call was made (monotonic), in nanoseconds.
         """
-        raise_failure(answer)
         return self.read(answer, now_us)
 
     def missed(self, answer: Any, now_us: int) -> None:
@@ -134,7 +133,6 @@ class Asked:
 
     def _decision(self, answer: Any, now_us: int) -> Decision:
         """Unpack the decision; of two bans the longer one refuses."""
-        raise_failure(answer)
         ban = longest([*self.by_network, *self._own_bans(answer)])
         if ban is not None:  # that of a network may have ended since it was packed
             decided_us = now_us if ban.until_us is None else min(now_us, ban.until_us - 1)

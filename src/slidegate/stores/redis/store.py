@@ -27,7 +27,6 @@ from ...core.limits import check_whole, parse_duration_us
 from ...core.reservation import Reservation
 from ...core.store import Clock, Store
 from ...core.views import Snapshot
-from ..forks import ProcessLock
 from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, check_clock
 from .bans import RedisBans
@@ -92,7 +91,6 @@ class RedisStore(Store):
         timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
         self._prefix = prefix
         self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}
-        self._lock = ProcessLock()
         self.open_client = partial(open_own, given, timeout_s)
         self.max_waiting, self.max_bans, self.read_only = max_waiting, max_bans, read_only
         self.lease_us = permit_lease_us(permit_lease)
@@ -112,9 +110,8 @@ class RedisStore(Store):
             return
         self.closed = True
         self.refusals.change_all()
-        with self._lock:
-            batchers = dict(self._batchers)
-            self._batchers.clear()
+        batchers = self._batchers.copy()
+        self._batchers.clear()
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
@@ -246,11 +243,10 @@ class RedisStore(Store):
             ) from None
         batcher = self._batchers.get(loop)
         if batcher is None:
-            batcher = Batcher(loop, self)
-            with self._lock:
-                for gone in [other for other in self._batchers if other.is_closed()]:
-                    del self._batchers[gone]
-                self._batchers[loop] = batcher
+            for other in list(self._batchers):
+                if other.is_closed():
+                    self._batchers.pop(other, None)
+            batcher = self._batchers[loop] = Batcher(loop, self)
         return batcher
 
 

@@ -32,7 +32,7 @@ end
 -- rollup and number. Each row starts with its end, because a hash that others keep writing to lives longer.
 function commands.write_stats(worker, value, kept)
   put(key_at(1), worker, pack("<i8", max(now + tonumber(kept), 0)) .. value)
-  return #rows_in_force(key_at(1))
+  rows_in_force(key_at(1))
 end
 
 -- Return the rows of a hash of statistics, with their workers.
@@ -91,7 +91,7 @@ function commands.keys()
 end
 
 -- Store bans of single keys; each has three arguments: the key, the row, and 1 for a network. `version` names the new
--- version of the list of networks. Return the number of bans.
+-- version of the list of networks.
 function commands.put(version, ...)
   local bans = { ... }
   for place = 0, #bans / 3 - 1 do
@@ -106,31 +106,30 @@ function commands.put(version, ...)
     end
     add_to_index(key, row)
   end
-  return count_bans()
 end
 
 local LATE, MADE, FULL = 0, 1, 2
 
 -- Put the ban of a key, whose windows and strikes are the last keys: its row, or "" for a shadow ban. Reset the strikes
 -- in the field `strikes`. The level in the field `level` was `before`, and becomes `after`. Return LATE if another worker
--- was faster, so that the key is banned, its level is another one, or its strikes are gone; FULL if there are `most` bans;
--- and the number of bans.
+-- was faster, so that the key is banned, its level is another one, or its strikes are gone; and FULL if there are `most`
+-- bans.
 function commands.put_next(key, row, strikes, level, before, after, most)
   local windows, struck = key_at(FIRST), key_at(FIRST + 1)
   local found = redis.call("HMGET", struck, strikes, level)
   if ban_in_force(windows) ~= "" or not found[1] or (found[2] or "") ~= before then
-    return { LATE, count_bans() }
+    return LATE
   end
   if row ~= "" then
     if count_bans() >= tonumber(most) then
-      return { FULL, count_bans() }
+      return FULL
     end
     add_to_index(key, row)
     put(windows, BAN, row)
   end
   redis.call("HDEL", struck, strikes)
   put(struck, level, after)
-  return { MADE, count_bans() }
+  return MADE
 end
 
 -- Lift the ban of a key, whose windows and strikes are the last keys, and delete its strikes and levels; `version` names

@@ -168,7 +168,7 @@ local first_argument = 3
 
 -- Run a command, given the number of its arguments, of which the first is its name.
 local function run(many)
-  return commands[ARGV[first_argument]](unpack(ARGV, first_argument + 1, first_argument + many - 1))
+  return commands[ARGV[first_argument]](unpack(ARGV, first_argument + 1, first_argument + many - 1)) or OK
 end
 
 -- Return BANNED and the bans in force among those at `at`.
