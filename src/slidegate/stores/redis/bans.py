@@ -25,14 +25,13 @@ from ...core.bans.events import banned, bans_full, shadow_banned, unbanned
 from ...core.bans.networks import MAX_NETWORKS, BannedNetworks, too_many_networks
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Row, from_rows
-from ...core.bans.strikes import next_ban
+from ...core.bans.strikes import Level, next_ban
 from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
 from ...core.store import BanStore, Event
 from ..ban_book import LOG_EVERY_US
 from .ban_rows import pack_ban, pack_level, unpack_ban, unpack_level
 from .clock import monotonic_us
-from .errors import sensible
 from .script import OK, PEEK, Packed, level_field, strikes_field
 
 if TYPE_CHECKING:
@@ -70,14 +69,12 @@ class RedisBans(BanStore):
 
     # -- commands of users ------------------------------------------------------------------------------------------
 
-    @sensible
     async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return the longest-lasting ban in force on any of `subjects`; None if there is none. Changes nothing."""
         await self.hear()
         own = await self._of_keys(dict.fromkeys(subject for subject in subjects if isinstance(subject, str)))
         return longest([*own, *self.of_networks(subjects)])
 
-    @sensible
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
         """Count strikes, and ban the key if its window is full; return the new ban, if any.
 
@@ -88,27 +85,29 @@ class RedisBans(BanStore):
             await self.hear()
         if self.of_networks((key,)):
             return None
-        pack = partial(self._store.packing.strike, policy, key, weight)
-        (status, *answer), now_us = await batcher.request(pack, lambda answer, now_us: (answer, now_us))
-        if status != OK:
-            return None
-        units, level = answer
-        return None if units < policy.after.amount else await self._ban_next(policy, key, reason, level, now_us)
 
-    async def _ban_next(self, policy: BanPolicy, key: str, reason: str, before: bytes, now_us: int) -> Ban | None:
+        def read(answer: Any, now_us: int) -> Any:
+            if answer[0] != OK:
+                return None
+            _, units, level = answer
+            is_full = units >= policy.after.amount
+            return (level, *next_ban(policy, key, reason, unpack_level(level), now_us)) if is_full else None
+
+        due = await batcher.request(partial(self._store.packing.strike, policy, key, weight), read)
+        return due and await self._ban_next(policy, *due)
+
+    async def _ban_next(self, policy: BanPolicy, before: bytes, made: Ban, after: Level) -> Ban | None:
         """Ban a key whose window of strikes is full; return None if another worker was faster, or there is no room.
 
         Args:
             policy: The policy.
-            key: The key.
-            reason: The reason of the ban.
             before: The stored level of the key.
-            now_us: The server's time, in microseconds.
+            made: The ban.
+            after: The level that the ban leaves.
         """
-        made, level = next_ban(policy, key, reason, unpack_level(before), now_us)
-        row = b"" if policy.shadow else pack_ban(made)
+        key, row = made.key, b"" if policy.shadow else pack_ban(made)
         fields = strikes_field(policy), level_field(policy)
-        args = key.encode(), row, *fields, before, pack_level(level), self._store.max_bans
+        args = key.encode(), row, *fields, before, pack_level(after), self._store.max_bans
         names = *self._names, *self._names_of(key)
         result = await self._batcher().command(names, b"put_next", *args)
         if result == _MADE:
@@ -118,7 +117,6 @@ class RedisBans(BanStore):
             self._tell(bans_full(self._store.max_bans, key))
         return made if result == _MADE and not policy.shadow else None
 
-    @sensible
     async def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
         """Ban a key manually, permanently if `length_us` is None; replaces a ban of the key."""
         now_us = await self._batcher().server_us()
@@ -127,35 +125,38 @@ class RedisBans(BanStore):
         self._tell(banned(made))
         return made
 
-    @sensible
     async def unban(self, key: str, by: str) -> bool:
         """Lift the ban of exactly this key, and delete its strikes and levels; False if it had none of these."""
         names = *self._names, *self._names_of(key)
-        own, network, remembered = await self._batcher().command(names, b"unban", key.encode(), os.urandom(8))
-        ban = longest([unpack_ban(row) for row in (own, network) if row], self._store.time.now_us())
+
+        def read(answer: Any) -> tuple[Ban | None, bool, bool]:
+            own, network, remembered = answer
+            bans = [unpack_ban(row) for row in (own, network) if row]
+            return longest(bans, self._store.time.now_us()), network != b"", remembered > 0
+
+        args = b"unban", key.encode(), os.urandom(8)
+        ban, was_network, was_remembered = await self._batcher().command(names, *args, read=read)
         self._store.refusals.change_all()
-        if network:
+        if was_network:
             await self.hear()
         if ban is not None:
             self._tell(unbanned(ban, by))
-        return ban is not None or bool(remembered)
+        return bool(ban or was_remembered)
 
-    @sensible
     async def active(self) -> list[Ban]:
         """Return the bans in force."""
         await self.hear()
-        keys = await self._batcher().command(self._names, b"keys")
+        keys = await self._batcher().command(self._names, b"keys", read=lambda keys: [key.decode() for key in keys])
         self._count, now_us = len(keys), self._store.time.now_us()
         found = {ban.key: ban for ban in self.networks.bans.values() if not ban.is_over(now_us)}
         async for some in in_steps(keys):
-            found.update((ban.key, ban) for ban in await self._of_keys([key.decode() for key in some]))
+            found.update((ban.key, ban) for ban in await self._of_keys(some))
         return list(found.values())
 
     def count(self) -> int:
         """Return how many bans Redis last reported: those in force, and some that have ended since."""
         return self._count
 
-    @sensible
     async def load(self, rows: Sequence[Row]) -> int:
         """Import rows of `core.bans.rows`; of two bans of a key the longer-lasting one is kept."""
         bans = from_rows(rows, await self._batcher().server_us())

@@ -87,9 +87,23 @@ class Batcher:
         self.add(request)
         return request.future
 
-    def command(self, names: Sequence[bytes], name: bytes, *args: bytes | int) -> asyncio.Future[Any]:
-        """Run a command of ``lua/bans.lua``; return what it returns. The arguments are those of `Packing.command`."""
-        return self.request(partial(self._store.packing.command, names, name, *args), lambda answer, now_us: answer)
+    def command(
+        self,
+        names: Sequence[bytes],
+        name: bytes,
+        *args: bytes | int,
+        read: Callable[[Any], Any] = lambda answer: answer,
+    ) -> asyncio.Future[Any]:
+        """Run a command of ``lua/bans.lua``.
+
+        Args:
+            names: Its keys.
+            name: The command.
+            args: Its arguments.
+            read: Returns the result, given what the command returns.
+        """
+        pack = partial(self._store.packing.command, names, name, *args)
+        return self.request(pack, lambda answer, now_us: read(answer))
 
     def server_us(self) -> asyncio.Future[int]:
         """Return the server's time, in microseconds."""

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from functools import wraps
 from struct import error as StructError
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final
 
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from ...core.errors import Concerns, SlidegateError, StoreError, StoreTimeout, StoreUnavailable, quoted
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from ...core.errors import Concerns, StoreError, StoreTimeout, StoreUnavailable, quoted
 
 CLOSED: Final = "redis: the store is closed; create a new one"
 NONSENSE: Final = (TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError, StructError)
@@ -41,18 +36,3 @@ def store_error(error: BaseException) -> StoreError:
 def unexpected(answer: object) -> StoreUnavailable:
     """Return the error for an answer that has the wrong shape for its command."""
     return StoreUnavailable(f"redis: the server sent an unexpected answer: {quoted(answer)}")
-
-
-def sensible(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Decorate a method to raise StoreUnavailable if it cannot parse a server's answer."""
-
-    @wraps(method)
-    async def read(*args: P.args, **named: P.kwargs) -> T:
-        try:
-            return await method(*args, **named)
-        except SlidegateError:  # ConfigurationError is also a ValueError
-            raise
-        except NONSENSE as error:
-            raise StoreUnavailable(f"redis: an answer cannot be parsed: {error!r}") from error
-
-    return read

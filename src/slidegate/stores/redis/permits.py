@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from ...core.decision import Decision
 from ..leases import HeldPermits
-from .errors import sensible
 from .script import Packing
 
 AT_ONCE: Final = 64
@@ -49,7 +48,6 @@ class LoopPermits(HeldPermits):
                 charge.holder = self
                 self.add(self._packing.permits_row(bucket, key), charge)
 
-    @sensible
     async def renew(self) -> None:
         """Renew all permits.
 

@@ -6,11 +6,12 @@ The commands are in ``lua/bans.lua``. A hash expires by its TTL; each row starts
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from ...core.store import SharedStats, StatsRow
 from .bans import in_steps
-from .errors import sensible
 
 if TYPE_CHECKING:
     from .store import RedisStore
@@ -31,28 +32,28 @@ class RedisSharedStats(SharedStats):
         self._store = store
         self._prefix = store.packing.meta + b":rows:"
 
-    @sensible
-    async def time(self) -> int:
+    def time(self) -> Awaitable[int]:
         """See `SharedStats`."""
-        return await self._store.batcher().server_us()
+        return self._store.batcher().server_us()
 
-    @sensible
-    async def write(self, worker: bytes, row: StatsRow) -> None:
+    def write(self, worker: bytes, row: StatsRow) -> Awaitable[None]:
         """See `SharedStats`."""
         names = (self._key(row.rollup, row.number),)
-        await self._store.batcher().command(names, b"write_stats", worker, row.value, row.kept_us)
+        return self._store.batcher().command(names, b"write_stats", worker, row.value, row.kept_us)
 
-    @sensible
     async def read(self, rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
         """See `SharedStats`."""
         found: list[tuple[int, bytes, bytes]] = []
         async for numbers in in_steps(range(first, last + 1), AT_ONCE):
-            command = self._store.batcher().command
-            hashes = await asyncio.gather(*[command((self._key(rollup, number),), b"read_stats") for number in numbers])
-            for number, fields in zip(numbers, hashes, strict=True):
-                rows = zip(fields[::2], fields[1::2], strict=True)
-                found += [(number, worker, row[END_BYTES:]) for worker, row in rows]
+            found += chain(*await asyncio.gather(*[self._read(rollup, number) for number in numbers]))
         return found
+
+    def _read(self, rollup: str, number: int) -> Awaitable[list[tuple[int, bytes, bytes]]]:
+        def read(fields: list[bytes]) -> list[tuple[int, bytes, bytes]]:
+            rows = zip(fields[::2], fields[1::2], strict=True)
+            return [(number, worker, row[END_BYTES:]) for worker, row in rows]
+
+        return self._store.batcher().command((self._key(rollup, number),), b"read_stats", read=read)
 
     def _key(self, rollup: str, number: int) -> bytes:
         return b"%s%s:%d" % (self._prefix, rollup.encode(), number)

@@ -33,7 +33,7 @@ from .bans import RedisBans
 from .batch import Batcher
 from .clients import open_own
 from .clock import StoreTime
-from .errors import CLOSED, sensible
+from .errors import CLOSED
 from .refusals import Refusals
 from .requests import Asked, PreparedQuestion
 from .script import CHANGED, CHARGE, HIT, INSPECT, PEEK, Packing
@@ -175,18 +175,22 @@ class RedisStore(Store):
 
         return self.batcher().request(partial(self.packing.command, [self.packing.name_of(key)], b"reset"), read)
 
-    @sensible
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule; False if there were none. Permits stay taken.
 
         Keys are found by SCAN, so Redis keeps serving; units charged during the scan may remain.
         """
-        cursor, forgotten = None, False
+
+        def read(answer: Any) -> tuple[bytes, bool]:
+            cursor, found = answer
+            return cursor, found > 0
+
+        cursor, forgotten = b"", False
         self.refusals.change_all()
         while cursor != b"0":
             args = b"reset_some", cursor or 0, self.packing.windows + b"*"
-            cursor, found = await self.batcher().command((), *args)
-            forgotten |= found > 0
+            cursor, found = await self.batcher().command((), *args, read=read)
+            forgotten |= found
         self.refusals.change_all()
         return forgotten
 
