@@ -27,12 +27,13 @@ from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Row, from_rows
 from ...core.bans.strikes import Level, next_ban
 from ...core.errors import StoreUnavailable
+from ...core.limits import Limit
 from ...core.logs import Throttle
 from ...core.store import BanStore, Event
 from ..ban_book import LOG_EVERY_US
 from .ban_rows import pack_ban, pack_level, unpack_ban, unpack_level
 from .clock import monotonic_us
-from .script import OK, PEEK, Packed, level_field, strikes_field
+from .script import PEEK, Packed, level_field, strikes_field
 
 if TYPE_CHECKING:
     from .store import RedisStore
@@ -87,13 +88,16 @@ class RedisBans(BanStore):
             return None
 
         def read(answer: Any, now_us: int) -> Any:
-            if answer[0] != OK:
-                return None
-            _, units, level = answer
+            units, level = answer
             is_full = units >= policy.after.amount
             return (level, *next_ban(policy, key, reason, unpack_level(level), now_us)) if is_full else None
 
-        due = await batcher.request(partial(self._store.packing.strike, policy, key, weight), read)
+        (limit,) = policy.strikes.limits
+        assert isinstance(limit, Limit), "strikes are counted by one limit"
+        fields, terms = (strikes_field(policy), level_field(policy)), (*limit.counter.terms, limit.resolution)
+        args = b"strike", *fields, int(policy.shadow), weight, *terms
+        pack = partial(self._store.packing.command, self._names_of(key), *args)
+        due = await batcher.request(pack, read)
         return due and await self._ban_next(policy, *due)
 
     async def _ban_next(self, policy: BanPolicy, before: bytes, made: Ban, after: Level) -> Ban | None:

@@ -38,20 +38,16 @@ one ignores.
 DIGEST_BYTES: Final = 16
 """Long enough that nobody can search for two keys with the same digest."""
 
-HIT, PEEK, CHARGE, REFUND, INSPECT, STRIKE, COMMAND = 1, 2, 3, 4, 5, 6, 7
+HIT, PEEK, CHARGE, REFUND, INSPECT, COMMAND = 1, 2, 3, 4, 5, 6
 OK, LIMITED, UNSETTLED, TOO_LARGE, NOTHING, CHANGED, BANNED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
 QUOTA: Final = 2
 """The mode of a quota; the mode of counting refusals, 1, may be added to it."""
 PERMITS: Final = 4
 """The mode of a concurrency limit."""
-STRIKES: Final = 8
-"""The mode of the limit of a ban policy; that of a shadow policy, 16, may be added to it."""
-SHADOW: Final = 16
 
 REQUEST: Final = Struct("<BHHHH")
 _ASK: Final = Struct("<HqI")
 _PLAN: Final = Struct("<8sIqqqHB")
-_STRIKES_PLAN: Final = Struct("<8sIqq8sHB")
 _PERMITS_PLAN: Final = Struct(f"<8sI{WORKER_BYTES}sqqHB")
 _STATE: Final = Struct("<Qqqq")
 _COUNTED: Final = Struct("<I")
@@ -146,22 +142,6 @@ class Packing:
             asks += [ask + self._plan(bucket, limit, key, held) for limit in bucket.limits]
         packed_bans = pack(f"<{len(bans)}H", *bans)
         return Packed([*names], REQUEST.pack(what, len(names), len(asks), len(bans), 0) + packed_bans + b"".join(asks))
-
-    def strike(self, policy: BanPolicy, key: str, weight: int) -> Packed:
-        """Pack strikes, which the ban of the key refuses.
-
-        Args:
-            policy: The policy.
-            key: The key.
-            weight: The number of strikes.
-        """
-        (limit,) = policy.strikes.limits
-        assert isinstance(limit, Limit), "strikes are counted by one limit"
-        modes = STRIKES | SHADOW if policy.shadow else STRIKES
-        fields = strikes_field(policy), *limit.counter.terms, level_field(policy), limit.resolution, modes
-        names, ban = (self.name_of(key), self.strikes_name(key)), pack("<H", 0)
-        ask = _ASK.pack(1, 0, min(weight, MAX_UNITS)) + _STRIKES_PLAN.pack(*fields)
-        return Packed(names, REQUEST.pack(STRIKE, len(names), 1, 1, 0) + ban + ask)
 
     def refund(self, reservations: Iterable[Reservation]) -> Packed:
         """Pack a refund.

@@ -3,6 +3,7 @@
 
 local LONGEST_MS = 400 * 86400000
 local FOR_EVER_MS = 100 * 365 * 86400000
+local ENDS_BYTES = 8 -- of the end with which a row starts
 local commands = {}
 
 local function text_of(moment)
@@ -106,6 +107,23 @@ function commands.put(version, ...)
     end
     add_to_index(key, row)
   end
+end
+
+-- Charge strikes, unless the key is banned, or a ban that a shadow policy reported would be in force. Return the units in
+-- the field `strikes`, which is 0 where nothing was charged, and the row in the field `level`.
+function commands.strike(strikes, level, is_shadow, units, amount, step, span, resolution)
+  local struck = key_at(2)
+  local found = redis.call("HMGET", struck, strikes, level)
+  local before = found[2] or ""
+  if ban_in_force(key_at(1)) ~= "" or is_shadow == "1" and before ~= "" and level_until(before) > now then
+    return { 0, before }
+  end
+  local limit = { amount = tonumber(amount), step = tonumber(step), span = tonumber(span), kept = 0 }
+  limit.resolution = tonumber(resolution)
+  local w = ring.read(sub(found[1] or "", ENDS_BYTES + 1), limit)
+  ring.charge(w, limit, tonumber(units))
+  put(struck, strikes, pack("<i8", ring.expires(w, limit)) .. ring.pack(w))
+  return { w.spent, before }
 end
 
 local LATE, MADE, FULL = 0, 1, 2

@@ -144,14 +144,3 @@ end
 function ring.expires(w, limit)
   return w.newest + limit.span + limit.kept
 end
-
--- The strikes of a key under a policy: a ring that is stored behind the time at which it expires.
-local strikes = setmetatable({}, { __index = ring })
-
-function strikes.read(packed, limit)
-  return ring.read(sub(packed, 9), limit)
-end
-
-function strikes.pack(w, limit)
-  return pack("<i8", ring.expires(w, limit)) .. ring.pack(w)
-end

@@ -9,7 +9,7 @@
 
 local LIMIT_BYTES = 39
 local ASK, ASK_BYTES = "<Hi8I4", 14 + LIMIT_BYTES
-local COUNT_DENIED, QUOTA, PERMITS, STRIKES, SHADOW = 1, 2, 4, 8, 16 -- modes; the first two may be combined, and the last two
+local COUNT_DENIED, QUOTA, PERMITS = 1, 2, 4 -- modes; the first two may be combined
 
 local requests = ARGV[2]
 local limits = {} -- by their bytes
@@ -21,9 +21,7 @@ local function limit_of(text)
   local first, second, third, modes
   limit.amount, first, second, third, limit.resolution, modes = unpack_from("<I4i8i8i8HB", text, FIELD_BYTES + 1)
   limit.step, limit.span, limit.count_denied = first, second, modes % QUOTA == COUNT_DENIED
-  if modes >= STRIKES then
-    limit.kind, limit.level, limit.shadow = strikes, sub(text, 29, 36), modes >= SHADOW
-  elseif modes >= PERMITS then
+  if modes >= PERMITS then
     limit.kind, limit.field = permits, "p" .. limit.field
     limit.worker, limit.lease, limit.held = sub(text, 13, 20), second, third
   elseif modes >= QUOTA then
@@ -150,20 +148,8 @@ local function inspect(asks)
   return windows
 end
 
--- Charge strikes, unless a ban that a shadow policy reported would be in force. Answer with the units and the level.
-local function strike(asks)
-  local ask = asks[1]
-  local level = redis.call("HGET", ask.name, ask.limit.level) or ""
-  if ask.limit.shadow and level ~= "" and level_until(level) > now then
-    return pack("<B", NOTHING)
-  end
-  charge(ask)
-  save(asks)
-  return { OK, ask.w.spent, level }
-end
-
-local operations = { hit, peek, charge_all, refund, inspect, strike }
-local COMMAND = 7
+local operations = { hit, peek, charge_all, refund, inspect }
+local COMMAND = 6
 local first_argument = 3
 
 -- Run a command, given the number of its arguments, of which the first is its name.
