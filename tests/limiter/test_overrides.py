@@ -429,6 +429,23 @@ async def test_a_worker_looks_twice_a_second_while_it_is_asked_and_never_after_i
     assert len(await worker.limiter.workers()) == 0, "its row has ended with it"
 
 
+async def test_a_look_that_is_under_way_at_the_end_leaves_no_row(worker: Worker) -> None:
+    write, goes_on = worker.rows.write, anyio.Event()
+
+    async def slow_write(name: bytes, row: StatsRow) -> None:
+        if row.value:
+            await goes_on.wait()
+        await write(name, row)
+
+    worker.rows.write = slow_write  # type: ignore[method-assign]
+    await worker.look()
+    async with anyio.create_task_group() as group:
+        group.start_soon(worker.limiter.close)
+        await turns(20)
+        goes_on.set()
+    assert await Worker(worker.rows).limiter.workers() == []
+
+
 def on_no_loop(work: Any) -> Any:
     with pytest.raises(StopIteration) as done:
         work.send(None)

@@ -29,12 +29,23 @@ from slidegate.core.windows.histogram import BUCKETS
 from slidegate.events import Event, Outcome
 from slidegate.limiter.rows import MAX_BYTES
 from slidegate.ops import statistics as module
-from slidegate.ops.statistics import ALIVE_S, EVERY_S, MAX_CLIENTS, MAX_SERIES, OTHER, PART, STEPS, Statistics, Traffic
+from slidegate.ops.statistics import (
+    ALIVE_S,
+    EVERY_S,
+    MAX_CLIENTS,
+    MAX_SERIES,
+    OTHER,
+    PART,
+    STEPS,
+    WORKERS,
+    Statistics,
+    Traffic,
+)
 from slidegate.testing import RecordingObserver
 
 from ..asgi import page
 from ..racing import THREADS, race
-from ..virtual_time import VirtualTime
+from ..virtual_time import VirtualTime, turns
 from .shared_rows import SharedRows, worker_of
 
 SECOND_US = 1_000_000
@@ -481,6 +492,27 @@ async def test_an_end_that_the_store_does_not_answer_is_logged(
     rows.is_failing = True
     await limiter.close()
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+async def test_a_write_that_is_under_way_at_the_end_leaves_no_worker(rows: SharedRows) -> None:
+    VirtualTime(rows.clock)
+    limiter, statistics = worker_of(rows)
+    keep, begun, goes_on = limiter.keep_row, asyncio.Event(), asyncio.Event()
+
+    async def slow_keep(kind: str, number: int, value: bytes, kept_us: int) -> None:
+        if kind == WORKERS and not begun.is_set():
+            begun.set()
+            await goes_on.wait()
+        await keep(kind, number, value, kept_us)
+
+    limiter.keep_row = slow_keep  # type: ignore[method-assign]
+    statistics.request(PASSED)
+    await begun.wait()
+    ending = asyncio.create_task(statistics.end())
+    await turns(50)
+    goes_on.set()
+    await ending
+    assert len((await worker_of(rows)[1].read()).workers) == 1, "the one that asks"
 
 
 def serve_once(limiter: Limiter, **options: Any) -> None:

@@ -99,12 +99,20 @@ async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_
         raise StoreTimeout(late or f"no answer within {deadline_s:g} s") from None
 
 
-def in_background(work: Coroutine[Any, Any, object]) -> None:
-    """Run a coroutine as a task of this thread's asyncio event loop; without one, discard it."""
-    if on_asyncio():
-        _begun(work).add_done_callback(_log_failure)
-    else:
+def in_background(work: Coroutine[Any, Any, object]) -> asyncio.Future[Any] | None:
+    """Run a coroutine as a task of this thread's asyncio event loop, and return it; without a loop, discard it."""
+    if not on_asyncio():
         work.close()
+        return None
+    task = _begun(work)
+    task.add_done_callback(_log_failure)
+    return task
+
+
+async def ended(task: asyncio.Future[Any] | None, deadline_s: float) -> None:
+    """Wait for the end of a task, if it is one of this thread's event loop."""
+    if task is not None and on_asyncio() and task.get_loop() is asyncio.get_running_loop():
+        await asyncio.wait([task], timeout=deadline_s)
 
 
 async def to_the_end(work: Awaitable[T]) -> T:

@@ -17,20 +17,21 @@ changed. The secret is a digest of a constant that is keyed with it: it shows on
 from __future__ import annotations
 
 import json
+from asyncio import Future
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from time import monotonic
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.limits import check_name
 from ..core.logs import Throttle, logger
 from ..core.store import CHANGED_LIMITS, Event, StatsRow
 from ..stores.forks import ProcessLock
-from .aio import COMMAND_DEADLINE_S, in_background, on_asyncio
+from .aio import COMMAND_DEADLINE_S, ended, in_background, on_asyncio
 from .named_limits import NamedLimit, amount_in, parse_one, unknown, written
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class Overrides:
         self._next_us = self._begun = self._applied = 0
         self._lock = ProcessLock()
         self._written_by = b""
+        self._looking: Future[Any] | None = None
         self._has_differed = False
         self._throttle = Throttle(_LOG_EVERY_S)
 
@@ -217,7 +219,7 @@ class Overrides:
             return
         self._next_us = now_us + _LONGEST_LOOK_US  # nobody else looks meanwhile
         if on_asyncio() and self._rows.is_shared:
-            in_background(self.look())
+            self._looking = in_background(self.look())
         elif self._engine.store.answers_threads():
             next(self.look().__await__(), None)  # it never suspends with a store that answers threads
 
@@ -323,6 +325,7 @@ class Overrides:
 
     async def end(self) -> None:
         """Delete the row of this worker, if it has written one; if the store does not answer, the row expires."""
+        await ended(self._looking, _LOOK_DEADLINE_S)  # it may write the row once more
         worker, self._written_by = self._written_by, b""
         if worker == self._rows.worker:
             with suppress(StoreError):

@@ -260,6 +260,7 @@ class Statistics(Observer):
     def forget(self) -> None:
         """Begin anew with nothing counted, as another worker."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
         self._ahead_s = 0.0
         self._counting = Lock()
         self._pending = deque[Note]()
@@ -389,6 +390,10 @@ class Statistics(Observer):
         """Write what is left, when the application ends or the limiter is closed."""
         self._loop = None
         with _bounded():
+            task = self._task
+            with suppress(RuntimeError):  # no event loop of asyncio runs in this thread
+                if task is not None and task.get_loop() is asyncio.get_running_loop():
+                    await asyncio.wait([task])  # it may say once more that this worker lives
             await self.publish()
             await self._keep_worker(0)
 
