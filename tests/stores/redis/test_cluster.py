@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack
 from typing import Final
 
 import pytest
@@ -15,6 +15,7 @@ from slidegate.testing import RecordingObserver
 
 from ...fault_proxy import FaultProxy, in_front_of
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis, until
+from .faults import FAULTS, Place
 from .stores import eventually
 from .test_processes import most_in_any
 from .worker import Orders, at_work
@@ -45,10 +46,9 @@ async def limiter(cluster: RedisCluster) -> AsyncIterator[Limiter]:
         yield limiter
 
 
-def home_of(cluster: RedisCluster) -> tuple[int, RedisServer, RedisServer]:
-    """Return the one slot that holds counted windows, its owner, and another master."""
-    found = {name for server in cluster.masters for name in server.command("KEYS", "*:w:*")}
-    (name,) = found
+def home_of(cluster: RedisCluster, names: str = "*:w:*") -> tuple[int, RedisServer, RedisServer]:
+    """Return the slot of the one key with such a name, by default a counted window, its owner, and another master."""
+    (name,) = {name for server in cluster.masters for name in server.command("KEYS", names)}
     slot = cluster.slot_of(name)
     owner = cluster.owner(slot)
     return slot, owner, next(server for server in cluster.masters if server is not owner)
@@ -71,18 +71,24 @@ async def test_all_keys_of_a_prefix_are_on_one_node_and_each_has_its_own_limit(
     assert sorted(len(server.command("KEYS", "*:w:*")) for server in cluster.masters) == [0, 0, CLIENTS]
 
 
-async def test_a_slot_on_its_way_counts_every_hit_once(cluster: RedisCluster, limiter: Limiter) -> None:
-    assert (await limiter.hit("key", "5/hour")).remaining == 4
-    slot, owner, other = home_of(cluster)
+async def test_a_slot_on_its_way_takes_counts_and_bans_along(cluster: RedisCluster, limiter: Limiter) -> None:
+    assert (await limiter.hit("key", "6/hour")).remaining == 5
+    await limiter.ban("198.51.100.7", "1h")
+    slot, owner, other = home_of(cluster, "*:bans")
     with cluster.migrating(slot, other):
-        assert (await limiter.hit("key", "5/hour")).remaining == 3
+        assert (await limiter.hit("key", "6/hour")).remaining == 4
         # Now the keys are where the slot goes to, and the slot still with its old owner, who says ASK.
         for name in owner.command("KEYS", "{*}:*"):
             owner.command("MIGRATE", "127.0.0.1", other.port, name, 0, 5_000)
-        assert (await limiter.hit("key", "5/hour")).remaining == 2
+        assert (await limiter.hit("key", "6/hour")).remaining == 3
         assert owner.command("KEYS", "*:w:*") == []
-    assert (await limiter.hit("key", "5/hour")).remaining == 1
+    assert (await limiter.hit("key", "6/hour")).remaining == 2
+    await limiter.ban("198.51.100.8", "1h")
+    assert {found.key async for found in limiter.bans()} == {"198.51.100.7", "198.51.100.8"}
     cluster.move_slot(slot, owner)
+    assert (await limiter.hit("198.51.100.7", "6/hour")).reason is Reason.BANNED
+    await limiter.unban("198.51.100.7")
+    assert (await limiter.hit("198.51.100.7", "6/hour")).allowed
 
 
 @pytest.mark.all
@@ -155,6 +161,7 @@ BACK_TICKS: Final = 100
 NEVER_TICKS: Final = 3_000
 """A minute: a worker that is not back by then never will be. On a busy machine many requests outlast their deadline."""
 LIMIT: Final = "1000/hour"
+KEYS: Final = ("user:1", "user:2", "user:3")
 
 
 @pytest.fixture(scope="module")
@@ -163,71 +170,45 @@ def nodes() -> Iterator[RedisCluster]:
         yield cluster
 
 
-class Scene:
-    def __init__(self, cluster: RedisCluster, proxies: list[FaultProxy]) -> None:
-        self.cluster, self.proxies = cluster, proxies
-        self.url = "redis+cluster://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies)
-
-    @property
-    def keeper(self) -> RedisServer:
-        """The server with the keys of a store."""
-        return self.cluster.owner(self.cluster.slot_of("slidegate"))
-
-    def proxy_of(self, server: RedisServer) -> FaultProxy:
-        return self.proxies[self.cluster.servers.index(server)]
-
-
 @pytest.fixture
-async def scene(nodes: RedisCluster) -> AsyncIterator[Scene]:
+async def proxies(nodes: RedisCluster) -> AsyncIterator[list[FaultProxy]]:
     for server in nodes.servers:
         server.command("FLUSHALL")
     async with in_front_of(nodes.servers) as proxies:
-        yield Scene(nodes, proxies)
+        yield proxies
 
 
-def limiter_at(scene: Scene, deadline: str, heard: RecordingObserver) -> Limiter:
+def limiter_at(proxies: list[FaultProxy], deadline: str, heard: RecordingObserver) -> Limiter:
     """Return a limiter that denies what the store does not decide."""
-    store = RedisStore(scene.url)
-    return Limiter(store, secret=b"s" * 32, deadline=deadline, on_error="deny", observers=[heard])
+    store = RedisStore("redis+cluster://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies))
+    return Limiter(store, secret=SECRET, deadline=deadline, on_error="deny", observers=[heard])
 
 
-class Limiters:
-    """Limiters as workers have them, at work from the moment when they are made."""
-
-    def __init__(self, scene: Scene, count: int) -> None:
-        self.all = [limiter_at(scene, "50ms", RecordingObserver()) for _ in range(count)]
-        self.keys = ["user:1", "user:2", "user:3"]
-        self._busy = [asyncio.create_task(self._work(limiter)) for limiter in self.all]
-
-    async def _work(self, limiter: Limiter) -> None:
-        while True:
-            await asyncio.gather(*(limiter.hit(key, LIMIT) for key in self.keys))
-            await asyncio.sleep(0.005)
-
-    async def back(self, most_ticks: int) -> list[int]:
-        """Return for each limiter after how many ticks the store answered for every key, -1 if that is too many."""
-        return await asyncio.gather(*(self._back(limiter, most_ticks) for limiter in self.all))
-
-    async def _back(self, limiter: Limiter, most_ticks: int) -> int:
-        for tick in range(most_ticks):
-            decisions = await asyncio.gather(*(limiter.hit(key, LIMIT) for key in self.keys))
-            if all(decision.reason is not Reason.UNAVAILABLE for decision in decisions):
-                return tick
-            await asyncio.sleep(TICK_S)
-        return -1
-
-    async def close(self) -> None:
-        for task in self._busy:
-            task.cancel()
-        await asyncio.gather(*self._busy, return_exceptions=True)
-        for limiter in self.all:
-            await limiter.close()
+async def are_decided(limiter: Limiter) -> bool:
+    """Hit every key at once; tell whether the store answered all."""
+    decisions = await asyncio.gather(*(limiter.hit(key, LIMIT) for key in KEYS))
+    return all(decision.reason is not Reason.UNAVAILABLE for decision in decisions)
 
 
-async def rage(scene: Scene, rng: random.Random, moves: int) -> None:
+async def keep_asking(limiter: Limiter) -> None:
+    while True:
+        await are_decided(limiter)
+        await asyncio.sleep(0.005)
+
+
+async def ticks_until_back(limiter: Limiter, most: int) -> int:
+    """Return after how many ticks the store answered for every key, -1 if that is too many."""
+    for tick in range(most):
+        if await are_decided(limiter):
+            return tick
+        await asyncio.sleep(TICK_S)
+    return -1
+
+
+async def rage(proxies: list[FaultProxy], rng: random.Random, moves: int) -> None:
     """Let everything happen between clients and nodes for a while, and end with all well but some latency."""
     for _ in range(moves):
-        proxy = rng.choice(scene.proxies)
+        proxy = rng.choice(proxies)
         proxy.delay_s = rng.uniform(0.001, 0.012)
         match rng.randrange(6):
             case 0 | 1:
@@ -241,9 +222,9 @@ async def rage(scene: Scene, rng: random.Random, moves: int) -> None:
                 await proxy.accept()
         await asyncio.sleep(rng.uniform(0.0, 0.03))
         if rng.random() < 0.5:
-            for other in scene.proxies:
+            for other in proxies:
                 other.thaw()
-    for proxy in scene.proxies:
+    for proxy in proxies:
         proxy.cut_no_more()
         proxy.thaw()
         proxy.delay_s = 0.001
@@ -254,70 +235,37 @@ async def rage(scene: Scene, rng: random.Random, moves: int) -> None:
 )
 @pytest.mark.all
 async def test_every_worker_that_starts_amid_faults_is_back_after_the_last_one(
-    rounds: int, most_ticks: int, scene: Scene, rng: random.Random
+    rounds: int, most_ticks: int, proxies: list[FaultProxy], rng: random.Random
 ) -> None:
     for number in range(rounds):
-        limiters = Limiters(scene, 6)
-        try:
-            await rage(scene, rng, 12)
-            late = await limiters.back(most_ticks)
-        finally:
-            await limiters.close()
+        async with AsyncExitStack() as stack:
+            limiters = [limiter_at(proxies, "50ms", RecordingObserver()) for _ in range(6)]
+            for limiter in limiters:
+                await stack.enter_async_context(limiter)
+                stack.callback(asyncio.create_task(keep_asking(limiter)).cancel)
+            await rage(proxies, rng, 12)
+            late = await asyncio.gather(*(ticks_until_back(limiter, most_ticks) for limiter in limiters))
         assert -1 not in late, f"round {number}: {late}"
 
 
-@asynccontextmanager
-async def troubled(proxy: FaultProxy, trouble: str = "dead") -> AsyncIterator[None]:
-    """Nobody listens, or ("hung") connections are taken, and nothing comes back."""
-    if trouble == "dead":
-        await proxy.refuse()
-    else:
-        proxy.freeze()
-    try:
-        yield
-    finally:
-        if trouble == "dead":
-            await proxy.accept()
-        else:
-            proxy.drop()
-            proxy.thaw()
-
-
-@pytest.mark.parametrize("trouble", ["dead", "hung"])
+@pytest.mark.parametrize("fault", ["refused connection", "half-open sockets"])
 @pytest.mark.parametrize("keeps", [False, True], ids=["another node", "the node with the keys"])
 @pytest.mark.all
-async def test_only_the_node_with_the_keys_matters_and_is_found_again(keeps: bool, trouble: str, scene: Scene) -> None:
-    heard, keeper = RecordingObserver(without=["refused"]), scene.keeper
-    sick = keeper if keeps else next(server for server in scene.cluster.servers if server is not keeper)
-    async with limiter_at(scene, "500ms", heard) as limiter:
+async def test_only_the_node_with_the_keys_matters_and_is_found_again(
+    keeps: bool, fault: str, nodes: RedisCluster, proxies: list[FaultProxy]
+) -> None:
+    heard, keeper = RecordingObserver(without=["refused"]), nodes.owner(nodes.slot_of("slidegate"))
+    sick = next(number for number, server in enumerate(nodes.servers) if (server is keeper) is keeps)
+    async with limiter_at(proxies, "500ms", heard) as limiter:
 
         async def is_served() -> bool:
             return (await limiter.hit("user:1", LIMIT)).reason is Reason.OK
 
         await eventually(is_served)
         before = len(heard.kinds)  # a busy machine connects slowly
-        async with troubled(scene.proxy_of(sick), trouble):
+        async with FAULTS[fault][0](Place(nodes.servers[sick], proxies[sick])):
             served = [await is_served() for _ in range(10)]
             assert served == [not keeps] * 10
         await eventually(is_served)
     told = [kind for kind in heard.kinds[before:] if kind != "store_late"]
     assert told[:1] + told[-1:] == (["store_failed", "store_recovered"] if keeps else [])
-
-
-@pytest.mark.all
-async def test_while_the_slot_moves_bans_and_counts_go_along(scene: Scene) -> None:
-    source = scene.keeper
-    target = next(server for server in scene.cluster.servers if server is not source)
-    slot = scene.cluster.slot_of("slidegate")
-    async with limiter_at(scene, "10s", RecordingObserver()) as limiter:
-        assert (await limiter.hit("user:1", LIMIT)).remaining == 999
-        await limiter.ban("198.51.100.7", "1h")
-        with scene.cluster.migrating(slot, target):
-            assert (await limiter.hit("user:1", LIMIT)).remaining == 998
-        assert (await limiter.hit("user:1", LIMIT)).remaining == 997
-        await limiter.ban("198.51.100.8", "1h")
-        assert {found.key async for found in limiter.bans()} == {"198.51.100.7", "198.51.100.8"}
-        scene.cluster.move_slot(slot, source)
-        assert (await limiter.hit("198.51.100.7", LIMIT)).reason is Reason.BANNED
-        await limiter.unban("198.51.100.7")
-        assert (await limiter.hit("198.51.100.7", LIMIT)).allowed

@@ -11,6 +11,7 @@ import pytest
 from slidegate import Limit
 
 from ...redis_servers import RedisServer, needs_redis, until
+from ...soak.checks import most_inside
 from .worker import Orders, Worker, admitted_by
 
 pytestmark = needs_redis
@@ -22,13 +23,8 @@ def _empty(server: RedisServer) -> None:
 
 
 def most_in_any(times_us: Sequence[int], window_us: int) -> int:
-    """Return the largest number of moments that any half-open interval of a length holds; `times_us` is sorted."""
-    first, most = 0, 0
-    for last, time_us in enumerate(times_us):
-        while times_us[first] <= time_us - window_us:
-            first += 1
-        most = max(most, last - first + 1)
-    return most
+    """Return the largest number of moments that any half-open interval of a length holds."""
+    return most_inside(((time_us, time_us) for time_us in times_us), window_us - 1)[0]
 
 
 @pytest.mark.parametrize(
@@ -65,8 +61,6 @@ def test_clients_that_are_killed_leave_no_key_that_stays(server: RedisServer, ki
     limit = Limit(1_000, "10m")
     for number in range(kills):
         worker = Worker(Orders(server.url, str(limit), span_us=60_000_000, key=f"user:{number}"))
-        worker.wait_ready()
-        worker.go()
         until(partial(holds_windows, server, number + 1), "its first hit")
         worker.kill()
     names = [name for name in server.command("KEYS", "*") if b":bans" not in name]

@@ -1,95 +1,71 @@
-"""A process that hits a limit on a shared Redis: ``python -m tests.stores.redis.worker``.
-
-It reads its orders, a JSON object, from the first line of its input, says "ready", begins with the second line, and
-prints the store's times of the requests that were admitted, as a JSON list.
-"""
+"""Processes that hit a limit on a shared Redis, and when their requests were admitted, by the store's time."""
 
 import asyncio
-import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from threading import Barrier
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parents[3]
 BOUND_S: Final = 60
+TASKS: Final = 16
+"""How many requests of a process wait at the same time."""
+SPAWN: Final = get_context("spawn")
 
 
 @dataclass(frozen=True)
 class Orders:
-    """The work of one worker.
+    """The work of one process.
 
     Attributes:
         url: The store.
         limit: For example ``"777/hour"``.
         hits: How many hits it makes; None for as many as fit into `span_us`.
         span_us: How long it goes on, by the store's time, if `hits` is None.
-        tasks: How many requests wait at the same time.
         skew_s: The error of its clocks.
         key: The key that is counted.
-        may_fail: Whether the store may not answer now and then.
+        may_fail: Whether the store may not answer now and then; otherwise it has time that only a hang uses up.
     """
 
     url: str
     limit: str
     hits: int | None = None
     span_us: int = 0
-    tasks: int = 16
     skew_s: float = 0.0
     key: str = "key"
     may_fail: bool = False
 
-    @property
-    def patient_url(self) -> str:
-        """The store, with time that only a hang uses up, unless it may fail."""
-        return self.url if self.may_fail else f"{self.url}{'&' if '?' in self.url else '?'}timeout=30s"
-
 
 class Worker:
-    def __init__(self, orders: Orders) -> None:
-        command = [sys.executable, "-m", "tests.stores.redis.worker"]
-        self.process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        self._write(json.dumps(asdict(orders)))
-
-    def _write(self, line: str) -> None:
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-
-    def wait_ready(self) -> None:
-        line = self.process.stdout.readline()
-        assert line == "ready\n", line + self.process.communicate(timeout=BOUND_S)[1]
-
-    def go(self) -> None:
-        self._write("go")
+    def __init__(self, orders: Orders, start: Barrier | None = None) -> None:
+        self._times, pipe = SPAWN.Pipe(duplex=False)
+        self._process = SPAWN.Process(target=run, args=(orders, start, pipe))
+        self._process.start()
+        pipe.close()
 
     def times_us(self) -> list[int]:
-        """Return when its requests were admitted, once it has ended."""
-        said, complained = self.process.communicate(timeout=BOUND_S)
-        assert self.process.returncode == 0, complained
-        times: list[int] = json.loads(said)
+        """Return when its requests were admitted, once it has made them all."""
+        assert self._times.poll(BOUND_S), "it hangs"
+        times: list[int] = self._times.recv()
         return times
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        self._process.kill()
+        self._process.join()
+        self._times.close()
 
 
 @contextmanager
 def at_work(orders: Sequence[Orders]) -> Iterator[list[int]]:
     """Let workers go at the same time; when requests were admitted stands in the list at the end, in order."""
-    workers, times_us = [Worker(order) for order in orders], list[int]()
+    start, times_us = SPAWN.Barrier(len(orders)), list[int]()
+    workers = [Worker(order, start) for order in orders]
     try:
-        for worker in workers:
-            worker.wait_ready()
-        for worker in workers:
-            worker.go()
         yield times_us
         times_us += sorted(time_us for worker in workers for time_us in worker.times_us())
     finally:
@@ -103,8 +79,14 @@ def admitted_by(orders: Sequence[Orders]) -> list[int]:
     return times_us
 
 
+def run(orders: Orders, start: Barrier | None, pipe: Connection) -> None:
+    skew(orders.skew_s)
+    pipe.send(asyncio.run(work(orders, start)))
+
+
 def skew(by_s: float) -> None:
     """Let the clocks of this process be wrong."""
+    assert "slidegate" not in sys.modules, "it has the right clocks already"
     for name, unit in (("time", 1), ("time_ns", 10**9), ("monotonic", 1), ("monotonic_ns", 10**9)):
         right = getattr(time, name)
         setattr(time, name, partial(_shifted, right, type(right())(by_s * unit)))
@@ -114,7 +96,7 @@ def _shifted(clock: Callable[[], float], by: float) -> float:
     return clock() + by
 
 
-async def work(orders: Orders) -> list[int]:
+async def work(orders: Orders, start: Barrier | None) -> list[int]:
     from slidegate import Limiter
 
     times: list[int] = []
@@ -132,17 +114,12 @@ async def work(orders: Orders) -> list[int]:
                 return
             hits = hits if hits is None else hits - 1
 
-    async with Limiter.from_url(orders.patient_url, deadline=30, on_error="deny") as limiter:
+    timeout = "" if orders.may_fail else f"{'&' if '?' in orders.url else '?'}timeout=30s"
+    async with Limiter.from_url(orders.url + timeout, deadline=30, on_error="deny") as limiter:
         await limiter.peek(orders.key, orders.limit)
-        print("ready", flush=True)  # noqa: T201
-        sys.stdin.readline()
-        share = None if orders.hits is None else orders.hits // orders.tasks
+        if start:
+            start.wait(BOUND_S)
+        share = None if orders.hits is None else orders.hits // TASKS
         end_us = await hit(limiter) + orders.span_us if orders.hits is None else 0
-        await asyncio.gather(*(take_turns(limiter, share, end_us) for _ in range(orders.tasks)))
+        await asyncio.gather(*(take_turns(limiter, share, end_us) for _ in range(TASKS)))
     return times
-
-
-if __name__ == "__main__":
-    given = Orders(**json.loads(sys.stdin.readline()))
-    skew(given.skew_s)
-    print(json.dumps(asyncio.run(work(given))))  # noqa: T201
