@@ -145,6 +145,16 @@ class Program:
                 self.write(store)
 
 
+async def test_a_reset_by_another_worker_leaves_permits_taken(crew: Workers) -> None:
+    one, other = crew.hire(), crew.hire()
+    held = [await take(one, "ann", (WINDOW, "ann", 1)) for _ in range(2)]
+    assert await settle(other.reset("ann"))
+    await settle(other.reset_all())
+    assert all(held)
+    assert not await take(other)
+    assert await leave(one, *held) == [True, True]
+
+
 async def test_no_more_than_the_amount_is_held_and_what_the_dead_had_comes_back(
     crew: Workers, rng: random.Random
 ) -> None:

@@ -169,12 +169,19 @@ async def test_a_worker_starts_while_the_server_is_out_of_memory() -> None:
 
 @pytest.mark.all
 async def test_whoever_connects_to_a_server_that_evicts_tells_of_it_once_and_of_no_other(server: RedisServer) -> None:
-    with RedisServer("--maxmemory", "4mb", "--maxmemory-policy", "allkeys-lru") as evicting:
-        async with workers_at(evicting, 1) as (one,), workers_at(server, 1) as (other,):
+    policy = "--maxmemory-policy", "allkeys-lru"
+    with RedisServer("--maxmemory", "4mb", *policy) as evicting, RedisServer(*policy) as unbounded:
+        async with (
+            workers_at(evicting, 1) as (one,),
+            workers_at(server, 1) as (other,),
+            workers_at(unbounded, 1) as (third,),
+        ):
             heard, unheard = listen(one), listen(other)
+            third.observe(unheard)
             for _ in range(3):
                 await hit(one)
                 await hit(other)
+                await hit(third)
             assert heard.kinds == ["store_evicts"]
             assert heard.events[0].details["policy"] == "allkeys-lru"
             assert "(maxmemory-policy allkeys-lru)" in heard.events[0].message

@@ -253,6 +253,7 @@ async def test_what_one_worker_bans_and_unbans_is_known_to_the_others_as_soon_as
             await eventually(is_refused)
             assert (await hit(other, "user:ann", plenty)).reason is Reason.OK
             await store.bans.unban(banned, "ann")
+            assert await settle(store.hit(((plenty, "192.0.2.9", 1),), subjects)), "its own it knows at once"
             await eventually(passes)
 
 
