@@ -1,7 +1,7 @@
 """The part of the store contract for processes that share a store."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from threading import Barrier
@@ -41,7 +41,7 @@ class ProcessesContract:
         made = self._in_two_processes(_struck)
         assert [sum(bans) for bans in zip(*made, strict=True)] == [1] * len(POLICIES), made
 
-    def _in_two_processes(self, work: Callable[[Callable[[], Store]], list[int]]) -> list[list[int]]:
+    def _in_two_processes(self, work: Callable[[Store], Awaitable[list[int]]]) -> list[list[int]]:
         """Return what some work counts in each of two processes that start it at once."""
         opens = self.opener()
         if opens is None:
@@ -49,7 +49,7 @@ class ProcessesContract:
         context = get_context("spawn")
         start = context.Barrier(2)
         with ProcessPoolExecutor(2, mp_context=context, initializer=_meet_at, initargs=(start,)) as pool:
-            return list(pool.map(work, (opens, opens)))
+            return list(pool.map(_work_at_once, (opens, opens), (work, work)))
 
 
 def _meet_at(start: Barrier) -> None:
@@ -57,39 +57,32 @@ def _meet_at(start: Barrier) -> None:
     _barriers.append(start)
 
 
-def _admitted(opens: Callable[[], Store]) -> list[int]:
+def _work_at_once(opens: Callable[[], Store], work: Callable[[Store], Awaitable[list[int]]]) -> list[int]:
+    async def with_own_store() -> list[int]:
+        store = opens()
+        try:
+            return await work(store)
+        finally:
+            await settle(store.close())
+
+    _barriers[0].wait(_START_S)
+    return asyncio.run(with_own_store())
+
+
+async def _admitted(store: Store) -> list[int]:
     """Return the hits that pass under each limit in this process, while another process hits too."""
-    _barriers[0].wait(_START_S)
-    return asyncio.run(_count(opens))
+    admitted = []
+    for limits, amount in LIMITS.items():
+        asked = store.prepare(((bucket(limits, f"rule-{amount}"), "ann", 1),))
+        admitted.append(sum([bool(await settle(store.ask(asked))) for _ in range(amount)]))
+    return admitted
 
 
-def _struck(opens: Callable[[], Store]) -> list[int]:
-    """Return the bans that this process makes under each policy, while another process strikes too."""
-    _barriers[0].wait(_START_S)
-    return asyncio.run(_ban(opens))
-
-
-async def _ban(opens: Callable[[], Store]) -> list[int]:
-    """Strike a key under each policy, as many times as make three quarters of a ban."""
-    store = opens()
-    try:
-        bans = []
-        for policy in POLICIES:
-            times = policy.after.amount * 3 // 4
-            made = [await settle(store.bans.strike(policy, f"user:{policy.name}", 1, "")) for _ in range(times)]
-            bans.append(sum(ban is not None for ban in made))
-        return bans
-    finally:
-        await settle(store.close())
-
-
-async def _count(opens: Callable[[], Store]) -> list[int]:
-    store = opens()
-    try:
-        admitted = []
-        for limits, amount in LIMITS.items():
-            asked = store.prepare(((bucket(limits, f"rule-{amount}"), "ann", 1),))
-            admitted.append(sum([bool(await settle(store.ask(asked))) for _ in range(amount)]))
-        return admitted
-    finally:
-        await settle(store.close())
+async def _struck(store: Store) -> list[int]:
+    """Return the bans that this process makes under each policy by three quarters of the strikes of one."""
+    bans = []
+    for policy in POLICIES:
+        times = policy.after.amount * 3 // 4
+        made = [await settle(store.bans.strike(policy, f"user:{policy.name}", 1, "")) for _ in range(times)]
+        bans.append(sum(ban is not None for ban in made))
+    return bans

@@ -22,7 +22,6 @@ from slidegate.testing import FakeClock
 
 from .ban_contract import BansContract
 from .harness import StoreHarness, bucket, in_threads, play_to, with_store
-from .inspect_contract import InspectContract
 from .permit_contract import PermitsContract
 from .player import Player, settle
 from .process_contract import ProcessesContract
@@ -121,7 +120,6 @@ class StoreContract(
     PermitsContract,
     QuotasContract,
     StatsContract,
-    InspectContract,
     BansContract,
     QuestionsContract,
     ProcessesContract,
@@ -200,6 +198,16 @@ class StoreContract(
         asked = (bucket("50/hour; 70/day"), "ann", 1)
         decisions = await asyncio.gather(*(store.hit(asked) for _ in range(200)))
         assert sum(map(bool, decisions)) == 50
+
+    @with_store()
+    async def test_a_look_changes_nothing_and_finds_nothing_of_strangers(self, store: StoreHarness) -> None:
+        asked = bucket("5/minute; 100/hour")
+        assert [view.used for view in await store.views("ann", asked)] == [0, 0]
+        decision = await store.hit((asked, "ann", 3))
+        assert await store.views("ann", asked) == await store.views("ann", asked)
+        assert [view.used for view in await store.views("bob", asked)] == [0, 0]
+        assert await store.refund(decision) is True
+        assert await settle(store.raw.inspect("ann", ())) == (store.clock.now_us, store.clock.now_us, [])
 
     @with_store()
     async def test_closing_twice_is_harmless(self, store: StoreHarness) -> None:
