@@ -8,17 +8,13 @@ from tests.redis_servers import needs_redis
 from tests.soak.soaking import soak
 
 pytestmark = pytest.mark.all
-STORES = ["lmdb", pytest.param("redis", marks=needs_redis)]
 
 
-@pytest.mark.parametrize("store", STORES)
-def test_a_few_seconds_of_load_and_kills_break_no_promise(store: str) -> None:
-    findings = asyncio.run(soak(store, 4, 2, seed=1))
+@pytest.mark.parametrize("store", ["lmdb", pytest.param("redis", marks=needs_redis)])
+@pytest.mark.parametrize(
+    ("seconds", "workers", "seed"), [(4, 2, 1), pytest.param(60, 3, 2, marks=pytest.mark.deep, id="a minute")]
+)
+def test_load_and_kills_break_no_promise(store: str, seconds: float, workers: int, seed: int) -> None:
+    findings = asyncio.run(soak(store, seconds, workers, seed))
     assert findings.broken == []
     assert findings.lines
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("store", STORES)
-def test_a_minute_of_load_and_kills_breaks_no_promise(store: str) -> None:
-    assert asyncio.run(soak(store, 60, 3, seed=2)).broken == []
