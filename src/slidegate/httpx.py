@@ -86,7 +86,7 @@ class _Limited:
         key: Callable[[httpx.Request], str | None] | None = None,
         limiter: Limiter | None = None,
         transport: Any = None,
-        wait: str | float | timedelta = "30s",
+        wait: str | timedelta = "30s",
         retries: int = 1,
         statuses: Collection[int] = (429, 503),
         name: str = "outbound",
@@ -151,8 +151,8 @@ class _Limited:
             TurnTimeout: There is no room in time, or too many requests are queued.
         """
         while True:
-            left_s = max(until_s - time.monotonic(), 1e-6)
-            limited = self._limiter.limited(self._limits, key=key, wait=left_s, rule=self._rule)
+            left = timedelta(seconds=max(until_s - time.monotonic(), 1e-6))
+            limited = self._limiter.limited(self._limits, key=key, wait=left, rule=self._rule)
             try:
                 await self._call(getattr(limited, self._enter))
                 return

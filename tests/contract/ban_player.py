@@ -190,10 +190,10 @@ def drawn_policy(choices: Choices, name: str) -> BanPolicy:
     duration_s = choices.pick((1, 2, 10))
     return BanPolicy(
         f"{choices.pick((1, 2, 3, 5, 64))}/{choices.pick((1, 3, 10, 60))}s",
-        duration_s,
+        f"{duration_s}s",
         factor=choices.pick((2, 1, 4)),
-        longest=duration_s * choices.pick((8, 1, 30)),
-        forgive=choices.pick((5, 1, 30, 86_400)),
+        longest=f"{duration_s * choices.pick((8, 1, 30))}s",
+        forgive=f"{choices.pick((5, 1, 30, 86_400))}s",
         name=name,
         shadow=not choices.below(4),
     )

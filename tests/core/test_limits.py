@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slidegate.core import Limit, parse_duration_us, parse_limits
-from slidegate.core.errors import closest
+from slidegate.core.errors import ConfigurationError, closest
 from slidegate.core.limits import MAX_AMOUNT, MAX_WINDOW_US
 
 MINUTE_US = 60_000_000
@@ -71,15 +71,28 @@ def test_limits_and_texts_may_be_mixed() -> None:
         ("minute", MINUTE_US),
         ("2 Hours", 7_200_000_000),
         ("1500 ms", 1_500_000),
-        (90, 90_000_000),
-        (0.25, 250_000),
         (timedelta(minutes=5), 300_000_000),
         (timedelta(microseconds=1), 1),
         (timedelta(days=100_000_000), 100_000_000 * DAY_US),  # the most that is taken
     ],
 )
-def test_a_span_is_text_seconds_or_a_timedelta(value: object, span_us: int) -> None:
-    assert parse_duration_us(value) == span_us  # type: ignore[arg-type]
+def test_a_span_is_text_or_a_timedelta(value: str | timedelta, span_us: int) -> None:
+    assert parse_duration_us(value) == span_us
+
+
+@example(50)
+@given(st.integers(0, 10**12))
+def test_a_number_without_a_unit_is_refused_with_both_that_may_be_meant(number: int) -> None:
+    for written in (number, str(number)):
+        with pytest.raises(ConfigurationError) as refused:
+            parse_duration_us(written, "deadline")  # type: ignore[arg-type]
+        assert str(refused.value) == f'deadline: which unit? Write "{number}ms" or "{number}s", not {written!r}'
+
+
+@given(st.floats() | st.integers(max_value=-1) | st.booleans() | st.none())
+def test_what_is_neither_text_nor_a_timedelta_is_no_span(value: object) -> None:
+    with pytest.raises(ConfigurationError, match="expected a duration, for example"):
+        parse_duration_us(value)  # type: ignore[arg-type]
 
 
 @given(st.lists(any_limits(), min_size=1, max_size=4, unique_by=lambda limit: limit.same_window))
@@ -108,10 +121,10 @@ def test_slices_cover_the_window_and_are_no_more_than_asked_for(limit: Limit) ->
 @pytest.mark.parametrize(
     ("limit", "text"),
     [
-        (Limit(5, 60), "5/1m"),
-        (Limit(5, 90), "5/90s"),
+        (Limit(5, "60s"), "5/1m"),
+        (Limit(5, "90s"), "5/90s"),
         (Limit(5, "2 weeks"), "5/14d"),
-        (Limit(5, 0.0015, resolution=10), "5/1500us @10"),
+        (Limit(5, "1500us", resolution=10), "5/1500us @10"),
         (Limit(5, "1h", name="the api"), "the api: 5/1h"),
     ],
 )

@@ -74,7 +74,7 @@ async def test_thousands_of_keys_far_away_are_forgotten_long_before_the_deadline
     """One round trip for each would take a minute here, and a command may take half of one."""
     rule = bucket("3/hour")
     async with FaultProxy(server.port) as proxy:
-        store = RedisStore(f"redis://127.0.0.1:{proxy.port}", prefix=fresh_prefix(), timeout=BOUND_S)
+        store = RedisStore(f"redis://127.0.0.1:{proxy.port}", prefix=fresh_prefix(), timeout=f"{BOUND_S}s")
         async with Limiter(store) as limiter:
             asked = [((rule, f"key-{number}", 1),) for number in range(3_000)]
             await asyncio.gather(*(settle(store.hit(checks)) for checks in asked))

@@ -84,7 +84,7 @@ app.add_middleware(
     headers=("draft", "legacy"),
     enabled=True,
 )
-RateLimitMiddleware(app, limits=Limit(1, 1), default_limits=["60/minute", Limit(5, "1s")], headers=None)
+RateLimitMiddleware(app, limits=Limit(1, "1s"), default_limits=["60/minute", Limit(5, "1s")], headers=None)
 assert_type(RateLimit.exempt(len)([]), int)
 RateLimitMiddleware(app, limits="100/minute", headers="old")  # type: ignore[arg-type]
 Limiter(MemoryStore(), observer=[])  # type: ignore[call-arg]

@@ -27,7 +27,7 @@ async def test_the_bound_holds_over_all_ends_of_requests(seed: int) -> None:
 @pytest.mark.parametrize("kind", ["lmdb", AT_REDIS, pytest.param("cluster", marks=needs_redis)])
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(2, 12))])
 async def test_the_bound_holds_over_all_ends_of_requests_on_a_shared_store(url: str, seed: int) -> None:
-    async with Limiter.from_url(url, deadline=30, on_error="deny") as limiter:
+    async with Limiter.from_url(url, deadline="30s", on_error="deny") as limiter:
         app = await play(limiter, seed, visits=400)
         async with asyncio.timeout(BOUND_S):
             while limiter.store.permits_held():  # noqa: ASYNC110 - hand-backs that are under way end by themselves

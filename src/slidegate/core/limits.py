@@ -10,7 +10,6 @@ number of counters that a window may store, determines the contents of its ring 
 
 from __future__ import annotations
 
-import math
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
@@ -52,7 +51,7 @@ _NO_UNIT: Final = r"(?a)([0-9]{1,18}+)\s*+(?:/|per\b)\s*+([0-9]{1,18}+)"
 
 
 def parse_duration_us(
-    value: str | float | timedelta,
+    value: str | timedelta,
     what: str = "duration",
     low_us: int = 1,
     high_us: int = _LONGEST_US,
@@ -61,7 +60,7 @@ def parse_duration_us(
     """Return a duration in microseconds.
 
     Args:
-        value: ``"30s"``, ``"5m"``, ``"2 hours"``, ``"minute"``, a `timedelta`, or a number of seconds.
+        value: ``"30s"``, ``"5m"``, ``"2 hours"``, ``"minute"``, or a `timedelta`.
         what: The name of the value, for the error message.
         low_us: The shortest duration.
         high_us: The longest one.
@@ -70,14 +69,13 @@ def parse_duration_us(
     Raises:
         ConfigurationError: The value is not a duration, or outside these bounds.
     """
+    number = quoted(value).strip("'")
+    if number.isdecimal():
+        raise ConfigurationError(f'which unit? Write "{number}ms" or "{number}s", not {quoted(value)}', what)
     if isinstance(value, timedelta):
         span_us = value // timedelta(microseconds=1)
     elif isinstance(value, str):
         span_us = read_span_us(value, what, f'for example "{example}", not {quoted(value)}')
-    elif isinstance(value, int) and not isinstance(value, bool):
-        span_us = value * 1_000_000
-    elif isinstance(value, float) and math.isfinite(value * 1_000_000):
-        span_us = round(value * 1_000_000)
     else:
         raise ConfigurationError(f'expected a duration, for example "{example}", not {quoted(value)}', what)
     if not low_us <= span_us <= high_us:
@@ -241,7 +239,7 @@ class Limit(AnyLimit):
     def __init__(
         self,
         amount: int,
-        window: str | float | timedelta,
+        window: str | timedelta,
         *,
         resolution: int = DEFAULT_RESOLUTION,
         name: str | None = None,

@@ -42,7 +42,7 @@ class Limited:
         limits: Limits,
         key: LimitedKey,
         cost: int,
-        wait: str | float | timedelta | None,
+        wait: str | timedelta | None,
         rule: str | None,
     ) -> None:
         self._engine = engine

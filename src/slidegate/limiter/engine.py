@@ -87,7 +87,7 @@ class Engine:
         store: Store,
         secret: str | bytes | None,
         observers: Iterable[AnyObserver],
-        deadline: str | float | timedelta,
+        deadline: str | timedelta,
         on_error: OnError,
         networks: Sequence[NetworkLookup],
     ) -> None:

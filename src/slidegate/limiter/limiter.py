@@ -53,7 +53,7 @@ class LimiterOptions(TypedDict, total=False):
 
     secret: str | bytes | None
     observers: Iterable[AnyObserver]
-    deadline: str | float | timedelta
+    deadline: str | timedelta
     on_error: OnError
     networks: Iterable[NetworkKey]
 
@@ -91,7 +91,7 @@ class Limiter:
         *,
         secret: str | bytes | None = None,
         observers: Iterable[AnyObserver] = (),
-        deadline: str | float | timedelta = DEADLINE,
+        deadline: str | timedelta = DEADLINE,
         on_error: OnError = ON_ERROR,
         networks: Iterable[NetworkKey] = (),
     ) -> None:
@@ -255,7 +255,7 @@ class Limiter:
         return await inspect_key(self.engine, spelled, buckets)
 
     async def override(
-        self, name: str, limit: str, duration: str | float | timedelta, *, reason: str = "", by: str = MANUAL
+        self, name: str, limit: str, duration: str | timedelta, *, reason: str = "", by: str = MANUAL
     ) -> Override:
         """Change the amount of one limit for a while, for all workers that share the store; counts are kept.
 
@@ -297,7 +297,7 @@ class Limiter:
 
     # -- bans ----------------------------------------------------------------------------------------------------------
 
-    async def ban(self, key: AnyKey, duration: str | float | timedelta, *, reason: str = "", by: str = MANUAL) -> Ban:
+    async def ban(self, key: AnyKey, duration: str | timedelta, *, reason: str = "", by: str = MANUAL) -> Ban:
         """Ban an address, a network or a key; replaces an existing ban of it.
 
         Args:
@@ -526,7 +526,7 @@ class Limiter:
         *,
         key: LimitedKey,
         cost: int = 1,
-        wait: str | float | timedelta | None = None,
+        wait: str | timedelta | None = None,
         rule: str | None = None,
     ) -> Limited:
         """Limit calls: as a decorator of a sync or async function, or as ``async with`` around a block.

@@ -428,9 +428,7 @@ class Statistics(Observer):
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    async def read(
-        self, window: str | float | timedelta = "5m", *, rule: str | None = None, route: str | None = None
-    ) -> Stats:
+    async def read(self, window: str | timedelta = "5m", *, rule: str | None = None, route: str | None = None) -> Stats:
         """Return the counts of all workers; those of this worker are written first.
 
         Args:
@@ -547,7 +545,7 @@ def _without_rare(series: Series) -> Series:
     return series if len(series) <= MAX_CLIENTS else dict(nlargest(MAX_CLIENTS // 2, series.items(), key=_requests))
 
 
-def _steps_of(window: str | float | timedelta) -> tuple[str, int, int]:
+def _steps_of(window: str | timedelta) -> tuple[str, int, int]:
     """Return the kind of the slices of a window, their length in microseconds, and their number."""
     window_us = parse_duration_us(window, "window")
     for kind, (step_us, kept) in STEPS.items():

@@ -39,7 +39,7 @@ _MIN_US: Final = 1_000_000
 _MAX_US: Final = 600_000_000
 
 
-def permit_lease_us(value: str | float | timedelta) -> int:
+def permit_lease_us(value: str | timedelta) -> int:
     """Return the length of a lease in microseconds.
 
     Raises:

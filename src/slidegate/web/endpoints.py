@@ -80,7 +80,7 @@ class EndpointOptions(TypedDict, total=False):
     count_if: CountIf | None
     count_denied: bool
     shadow: bool
-    wait: str | float | timedelta | None
+    wait: str | timedelta | None
     wait_max: int
     fair: Key | KeyFunction | None
     on_error: OnError | None

@@ -127,7 +127,7 @@ class Rule:
         unit: str | None = None,
         count_if: CountIf | None = None,
         count_denied: bool = False,
-        wait: str | float | timedelta | None = None,
+        wait: str | timedelta | None = None,
         wait_max: int = DEFAULT_WAIT_MAX,
         fair: Key | KeyFunction | None = None,
         on_error: OnError | None = None,

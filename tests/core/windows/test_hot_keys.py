@@ -1,6 +1,7 @@
 """Hot keys: what is promised about error, memory and calls, on random streams in virtual time."""
 
 from collections import Counter
+from datetime import timedelta
 from typing import NamedTuple
 
 from hypothesis import given
@@ -13,7 +14,7 @@ from .plain import Plain, spans_us
 
 
 def hot_keys(capacity: int, threshold: int, window_us: int, slices: int = 5) -> HotKeys:
-    return HotKeys(capacity, threshold, window_us / 1_000_000, slices=slices)
+    return HotKeys(capacity, threshold, timedelta(microseconds=window_us), slices=slices)
 
 
 class Stream(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slidegate import Limiter, MemoryStore, Quota
-from slidegate.core import AnyLimit, Bucket, Concurrency, Limit, Reason, parse_duration_us, parse_limits
+from slidegate.core import AnyLimit, Bucket, Concurrency, Limit, Reason, parse_limits
 from slidegate.stores.memory.shard import cell_of
 from slidegate.stores.system_clock import SYSTEM
 from slidegate.testing import FakeClock, RecordingObserver
@@ -289,11 +289,6 @@ def test_debts_let_go_of_windows_too() -> None:
         store.charge(((bucket("5/second"), f"client-{number}", 1),))
         clock.advance("1s")
     assert store.key_count() < 50, "one table in a second, and each window is seen twice"
-
-
-def test_seconds_are_rounded() -> None:
-    """A float that means whole microseconds is mostly a little more or less."""
-    assert all(parse_duration_us(span_us / 1_000_000, "window") == span_us for span_us in range(1, 3_000))
 
 
 # -- debts and refusals that count: bounds, and memory -----------------------------------------------------------------

@@ -18,6 +18,7 @@ from ...contract.player import settle
 from ...redis_servers import RedisCluster, RedisServer
 
 PLENTY_S: Final = 20
+PLENTY: Final = "20s"
 NUMBER: Final = itertools.count()
 
 
@@ -28,7 +29,7 @@ def fresh_prefix() -> str:
 
 def store_of(server: RedisServer | RedisCluster, **options: Any) -> RedisStore:
     """Return a store with a prefix of its own, unless one is given; whoever asks for it closes it."""
-    return RedisStore(server.url, **{"prefix": fresh_prefix(), "timeout": PLENTY_S, **options})
+    return RedisStore(server.url, **{"prefix": fresh_prefix(), "timeout": PLENTY, **options})
 
 
 async def struck(store: RedisStore, policy: BanPolicy, key: str) -> int:

@@ -23,7 +23,7 @@ from ...contract.player import settle
 from ...fault_proxy import FaultProxy, in_front_of, stop_listening
 from ...redis_servers import RedisCluster as ClusterServers
 from ...redis_servers import RedisServer, ReplicaPair, Sentinel, needs_redis
-from .stores import PLENTY_S, fresh_prefix, store_at
+from .stores import PLENTY, PLENTY_S, fresh_prefix, store_at
 
 TEN = bucket("10/hour")
 
@@ -33,7 +33,7 @@ async def hit(store: RedisStore, key: str = "ann") -> Decision:
 
 
 def store_of(client: Any, **options: Any) -> RedisStore:
-    return RedisStore(client, **{"prefix": fresh_prefix(), "timeout": PLENTY_S, **options})
+    return RedisStore(client, **{"prefix": fresh_prefix(), "timeout": PLENTY, **options})
 
 
 MANY = Retry(NoBackoff(), 5)
@@ -79,7 +79,7 @@ async def test_a_listener_without_tls_sees_no_byte_of_the_password(kind: str) ->
     listener = await asyncio.start_server(listen, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
     path = "/mymaster" if kind.endswith("sentinel") else ""
-    store = RedisStore(f"{kind}://ann:s3cret@127.0.0.1:{port}{path}", timeout=PLENTY_S)
+    store = RedisStore(f"{kind}://ann:s3cret@127.0.0.1:{port}{path}", timeout=PLENTY)
     with pytest.raises(StoreError):
         await hit(store)
     await store.close()
@@ -185,7 +185,7 @@ async def on_a_cluster() -> AsyncIterator[tuple[str, RedisServer, FaultProxy]]:
 )
 async def test_a_hit_whose_answer_is_cut_off_after_it_was_made_is_charged_once(place: Any) -> None:
     async with place() as (url, server, proxy):
-        store = RedisStore(url, timeout=PLENTY_S)
+        store = RedisStore(url, timeout=PLENTY)
         assert (await hit(store)).remaining == 9
         for left in (8, 6, 4):
             proxy.freeze()

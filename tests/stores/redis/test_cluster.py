@@ -42,7 +42,7 @@ def _empty(cluster: RedisCluster) -> None:
 
 @pytest.fixture
 async def limiter(cluster: RedisCluster) -> AsyncIterator[Limiter]:
-    async with Limiter.from_url(cluster.url, secret=SECRET, deadline=10, on_error="deny") as limiter:
+    async with Limiter.from_url(cluster.url, secret=SECRET, deadline="10s", on_error="deny") as limiter:
         yield limiter
 
 
@@ -122,7 +122,7 @@ async def test_a_slot_that_nobody_serves_is_a_store_that_does_not_answer(
 async def test_after_a_node_dies_its_replica_goes_on_with_what_it_was_told(with_replica: RedisCluster) -> None:
     cluster = with_replica
     first, *_, replica = cluster.servers
-    limiter = Limiter.from_url(url_on(cluster, first), secret=SECRET, deadline=10, on_error="deny")
+    limiter = Limiter.from_url(url_on(cluster, first), secret=SECRET, deadline="10s", on_error="deny")
     async with limiter:
         for number in range(CLIENTS):
             await limiter.hit(f"user:{number}", "3/hour")

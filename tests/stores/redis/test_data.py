@@ -14,7 +14,7 @@ from slidegate.testing import RecordingObserver
 from ...contract.harness import bucket
 from ...contract.player import settle
 from ...redis_servers import RedisServer, needs_redis
-from .stores import PLENTY_S, fresh_prefix, store_at, struck, until_answered, workers_at
+from .stores import PLENTY, PLENTY_S, fresh_prefix, store_at, struck, until_answered, workers_at
 
 pytestmark = needs_redis
 
@@ -193,7 +193,7 @@ async def test_a_tool_that_looks_on_answers_nothing_from_a_store_that_was_emptie
     with RedisServer() as server:
         async with workers_at(server, 1) as (worker,), workers_at(server, 1, read_only=True) as (stranger,):
             prefix = worker._prefix
-            tool = RedisStore(server.url, prefix=prefix, timeout=PLENTY_S, read_only=True)
+            tool = RedisStore(server.url, prefix=prefix, timeout=PLENTY, read_only=True)
             assert await hit(worker)
             assert (await settle(tool.peek(((TEN, "user:ann", 1),)))).remaining == 8
             with pytest.raises(StoreError, match="no slidegate data"):

@@ -11,6 +11,7 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,7 @@ from .stores import eventually, fresh_prefix, struck
 pytestmark = [needs_redis, pytest.mark.usefixtures("impatient")]
 
 DEADLINE_S = 0.25
+DEADLINE = "250ms"
 PLENTY_S = 5.0
 SLACK_S = 1.0
 """How much longer than the deadline an answer may take on a busy machine; a hang takes for ever."""
@@ -53,10 +55,9 @@ class Site:
         self, url: str, on_error: failover.OnError, deadline_s: float = DEADLINE_S, prefix: str | None = None
     ) -> None:
         self.heard, self.deadline_s = RecordingObserver(without=["refused"]), deadline_s
-        self.store = RedisStore(url, prefix=prefix or fresh_prefix(), timeout=deadline_s)
-        self.limiter = Limiter(
-            self.store, secret=SECRET, deadline=deadline_s, on_error=on_error, observers=[self.heard]
-        )
+        deadline = timedelta(seconds=deadline_s)
+        self.store = RedisStore(url, prefix=prefix or fresh_prefix(), timeout=deadline)
+        self.limiter = Limiter(self.store, secret=SECRET, deadline=deadline, on_error=on_error, observers=[self.heard])
 
     async def hit(self, key: str = "key") -> Decision:
         async with asyncio.timeout(self.deadline_s + SLACK_S):
@@ -165,7 +166,7 @@ async def test_commands_say_that_the_store_is_not_there() -> None:
 
 @pytest.mark.parametrize("name", ["refused connection", "half-open sockets", "OOM", "NOPERM"])
 async def test_the_causes_of_an_error_come_to_an_end(name: str, place: Place) -> None:
-    store, raised = RedisStore(place.url, prefix=fresh_prefix(), timeout=DEADLINE_S), list[BaseException]()
+    store, raised = RedisStore(place.url, prefix=fresh_prefix(), timeout=DEADLINE), list[BaseException]()
     await store.hit([(BUCKET, "key", 1)])
     async with FAULTS[name][0](place):
         for _ in range(2):
@@ -210,7 +211,7 @@ async def test_the_password_is_in_no_message_event_or_log_line(place: Place, cap
     password = "s3cret"
     heard = RecordingObserver(without=["refused"])
     url = place.url.replace("//", f"//user:{password}@")
-    async with Limiter.from_url(url, secret=SECRET, observers=[heard], deadline=DEADLINE_S) as limiter:
+    async with Limiter.from_url(url, secret=SECRET, observers=[heard], deadline=DEADLINE) as limiter:
         for _ in range(breaker.FAILURES_TO_OPEN):
             await limiter.hit("key", LIMIT)
         await asyncio.sleep(0.11)  # the next one is the probe
@@ -243,7 +244,7 @@ async def test_a_host_that_has_no_address_yet_is_a_store_that_does_not_answer(
 ) -> None:
     site = Site(place.url, "local")
     async with Limiter.from_url(
-        f"redis://middleware.invalid:{place.proxy.port}", secret=SECRET, deadline=DEADLINE_S, observers=[site.heard]
+        f"redis://middleware.invalid:{place.proxy.port}", secret=SECRET, deadline=DEADLINE, observers=[site.heard]
     ) as limiter:
         for _ in range(breaker.FAILURES_TO_OPEN):
             async with asyncio.timeout(DEADLINE_S + SLACK_S):
@@ -322,7 +323,7 @@ async def test_a_strike_that_bans_refuses_its_own_request_though_the_wire_is_cut
 
 async def test_a_strike_that_bans_says_so_while_the_one_before_is_on_its_way(place: Place) -> None:
     policy = BanPolicy("3/hour", "1h")
-    store = RedisStore(place.url, prefix=fresh_prefix(), timeout=BOUND_S)
+    store = RedisStore(place.url, prefix=fresh_prefix(), timeout=f"{BOUND_S}s")
     async with asyncio.timeout(BOUND_S):
         assert await store.bans.strike(policy, "user:eve", 1, "") is None
         await store.bans.find(("user:eve",))  # from here on nothing is on its way
@@ -390,7 +391,7 @@ class Askers:
 async def test_no_answer_is_mixed_up_when_requests_are_given_up_and_replies_are_cut(
     waves: int, place: Place, rng: random.Random
 ) -> None:
-    store = RedisStore(place.url, timeout=10 * SLACK_S)
+    store = RedisStore(place.url, timeout="10s")
     askers = Askers(store.hit, rng)
     for wave in range(waves):
         place.proxy.delay_s = rng.choice((0.0, 0.001, 0.003))
@@ -420,7 +421,7 @@ async def test_requests_that_end_during_an_outage_hold_no_places_after_it(place:
         return RateLimitMiddleware(work, limiter=limiter, rules=[Rule("*", concurrency=1)])
 
     troubled, well = (
-        Limiter(RedisStore(url, permit_lease="1s"), secret=SECRET, deadline=DEADLINE_S, on_error="allow")
+        Limiter(RedisStore(url, permit_lease="1s"), secret=SECRET, deadline=DEADLINE, on_error="allow")
         for url in (place.url, place.server.url)
     )
     here, elsewhere = middleware(troubled), middleware(well)

@@ -20,7 +20,7 @@ from ...contract.programs import YEAR_2100_US
 from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer, needs_redis
 from ...virtual_time import turns
-from .stores import PLENTY_S
+from .stores import PLENTY, PLENTY_S
 
 pytestmark = needs_redis
 
@@ -41,7 +41,7 @@ async def proxy(server: RedisServer) -> AsyncIterator[FaultProxy]:
 async def store(proxy: FaultProxy) -> AsyncIterator[RedisStore]:
     """A store with a connection, whose next requests wait for the end of their turn."""
     store = RedisStore(
-        f"redis://127.0.0.1:{proxy.port}/0", prefix="flight", clock=FakeClock(YEAR_2100_US), timeout=PLENTY_S
+        f"redis://127.0.0.1:{proxy.port}/0", prefix="flight", clock=FakeClock(YEAR_2100_US), timeout=PLENTY
     )
     await settle(store.hit(((WIDE, "warm", 1),)))
     await asyncio.gather(*(ask(store, "warm") for _ in range(3)))
@@ -181,7 +181,7 @@ async def test_answers_are_those_of_one_request_after_the_other(
     number: int, proxy: FaultProxy, rng: random.Random
 ) -> None:
     clock = FakeClock(YEAR_2100_US)
-    store = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", prefix=f"order-{number}", clock=clock, timeout=PLENTY_S)
+    store = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", prefix=f"order-{number}", clock=clock, timeout=PLENTY)
     await settle(store.hit(((WIDE, "warm", 1),)))
     await InOrder(store, clock, rng).play(250)
     await store.close()

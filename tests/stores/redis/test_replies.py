@@ -194,8 +194,10 @@ async def test_closing_tells_everybody_who_waits_at_any_moment(
 ) -> None:
     async with FaultProxy(server.port) as proxy:
         for _ in range(40):
-            store = RedisStore(f"redis://127.0.0.1:{proxy.port}" if kind == "server" else cluster.url, timeout=BOUND_S)
-            other = RedisStore(server.url if kind == "server" else cluster.url, timeout=BOUND_S)
+            store = RedisStore(
+                f"redis://127.0.0.1:{proxy.port}" if kind == "server" else cluster.url, timeout=f"{BOUND_S}s"
+            )
+            other = RedisStore(server.url if kind == "server" else cluster.url, timeout=f"{BOUND_S}s")
             proxy.delay_s = rng.choice([0.0, 0.002])
             if rng.random() < 0.7:
                 await store.hit(CHECKS)

@@ -105,7 +105,7 @@ async def test_a_sentinel_that_is_out_of_date_is_overruled_by_what_the_server_sa
         # The one that is late finds out that it watches a replica only after a while.
         async with asyncio.timeout(BOUND_S):
             store = RedisStore(url_of([late, right]))
-            async with Limiter(store, secret=SECRET, deadline=10, on_error="deny") as limiter:
+            async with Limiter(store, secret=SECRET, deadline="10s", on_error="deny") as limiter:
                 assert (await limiter.hit("user:1", LIMIT)).allowed
 
 
@@ -117,7 +117,7 @@ async def test_errors_and_messages_name_the_service(sentinels: list[Sentinel]) -
     await store.close()
     for sentinel in sentinels:
         sentinel.kill()
-    async with Limiter.from_url(url, secret=SECRET, deadline=10, on_error="deny", observers=[heard]) as limiter:
+    async with Limiter.from_url(url, secret=SECRET, deadline="10s", on_error="deny", observers=[heard]) as limiter:
         assert (await limiter.hit("user:1", LIMIT)).reason is Reason.UNAVAILABLE
     message = heard.events[0].message
     assert "service 'mymaster'" in message

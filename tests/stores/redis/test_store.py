@@ -28,7 +28,7 @@ from ...questions import hit_all
 from ...redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ...virtual_time import turns
 from ..transports import RandomContract
-from .stores import PLENTY_S, address, eventually, fresh_prefix, store_at, store_of, workers_at
+from .stores import PLENTY, PLENTY_S, address, eventually, fresh_prefix, store_at, store_of, workers_at
 from .test_replies import methods_of
 
 pytestmark = needs_redis
@@ -79,10 +79,10 @@ class TestRedis(AtServer, StoreContract):
 
     def make_store(self, clock: FakeClock) -> RedisStore:
         url = url_of_user(self.server)
-        return RedisStore(url, prefix=f"slidegate:{fresh_prefix()}", timeout=PLENTY_S, clock=clock)
+        return RedisStore(url, prefix=f"slidegate:{fresh_prefix()}", timeout=PLENTY, clock=clock)
 
     def opener(self) -> Callable[[], RedisStore]:
-        return partial(RedisStore, url_of_user(self.server), prefix=f"slidegate:{fresh_prefix()}", timeout=PLENTY_S)
+        return partial(RedisStore, url_of_user(self.server), prefix=f"slidegate:{fresh_prefix()}", timeout=PLENTY)
 
 
 @needs_valkey
@@ -380,7 +380,7 @@ async def test_an_ordinary_refusal_writes_nothing(server: RedisServer) -> None:
 
 
 async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: RedisServer) -> None:
-    store = RedisStore(url_of_user(server), prefix=f"slidegate:{fresh_prefix()}", timeout=PLENTY_S)
+    store = RedisStore(url_of_user(server), prefix=f"slidegate:{fresh_prefix()}", timeout=PLENTY)
     for name, ask in methods_of(store).items():
         answer = await settle(ask())
         assert answer or name not in ("read", "active"), name

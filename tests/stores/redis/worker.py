@@ -115,7 +115,7 @@ async def work(orders: Orders, start: Barrier | None) -> list[int]:
             hits = hits if hits is None else hits - 1
 
     timeout = "" if orders.may_fail else f"{'&' if '?' in orders.url else '?'}timeout=30s"
-    async with Limiter.from_url(orders.url + timeout, deadline=30, on_error="deny") as limiter:
+    async with Limiter.from_url(orders.url + timeout, deadline="30s", on_error="deny") as limiter:
         await limiter.peek(orders.key, orders.limit)
         if start:
             start.wait(BOUND_S)

@@ -68,7 +68,7 @@ class HotKeys:
         self,
         capacity: int,
         threshold: int,
-        window: str | float | timedelta,
+        window: str | timedelta,
         *,
         slices: int = 5,
     ) -> None:

@@ -92,7 +92,7 @@ class LmdbStore(Store):
         max_map_size: int | None = None,
         max_keys: int = DEFAULT_MAX_KEYS,
         max_bans: int = DEFAULT_MAX_BANS,
-        permit_lease: str | float | timedelta = DEFAULT_PERMIT_LEASE,
+        permit_lease: str | timedelta = DEFAULT_PERMIT_LEASE,
         read_only: bool = False,
         clock: Clock | None = None,
         wall_clock: Clock | None = None,
