@@ -286,3 +286,18 @@ async def test_no_more_calls_are_under_way_than_there_are_senders(store: RedisSt
         held.release(len(held))
         await turns(1)
     assert all(future.result().allowed for future in futures)
+
+
+def test_an_event_loop_that_ends_with_a_request_in_the_queue_ends_quietly(server: RedisServer) -> None:
+    failed = list[dict[str, Any]]()
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.append(context))
+        store = RedisStore(server.url, prefix="ends", timeout=PLENTY)
+        await ask(store, "warm")
+        await turns(5)  # its sender waits for more
+        asyncio.get_running_loop().call_soon(lambda: left.append(ask(store, "warm")))  # in its last iteration
+
+    left = list[asyncio.Future[Decision]]()
+    asyncio.run(main())
+    assert failed == []

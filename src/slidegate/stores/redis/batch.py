@@ -127,7 +127,9 @@ class Batcher:
         if self._store.closed:
             return
         if self._idle:
-            self._idle.pop().set_result(None)
+            idle = self._idle.pop()
+            if not idle.done():  # else the event loop ends, which has cancelled its sender
+                idle.set_result(None)
         elif len(self._senders) < MAX_SENDERS:
             sender = self.loop.create_task(self._send())
             self._senders.add(sender)

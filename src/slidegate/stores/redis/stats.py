@@ -39,7 +39,8 @@ class RedisSharedStats(SharedStats):
     def write(self, worker: bytes, row: StatsRow) -> Awaitable[None]:
         """See `SharedStats`."""
         names = (self._key(row.rollup, row.number),)
-        return self._store.batcher().command(names, b"write_stats", worker, row.value, row.kept_us)
+        args = b"write_stats", worker, row.value, row.kept_us
+        return self._store.batcher().command(names, *args, read=lambda answer: None)
 
     async def read(self, rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
         """See `SharedStats`."""
