@@ -129,7 +129,9 @@ class LmdbBanRows:
         """Remove a level at random."""
         with self._txn.cursor(self._dbs.levels) as cursor:
             if cursor.set_range(os.urandom(8)) or cursor.first():
+                key, _, policy = cursor.key().rpartition(BETWEEN)
                 cursor.delete()
+                self._note("level", level_fields(policy.decode(), key.decode(), NO_LEVEL))
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
         """See `BanRows`."""

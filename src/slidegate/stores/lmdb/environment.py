@@ -141,12 +141,15 @@ class Environment:
             self._leave()
 
     def housekeep(self, unix_us: Clock) -> None:
-        """Sync the journal in a thread, and write it anew when it is long; called after a commit."""
-        if time.monotonic() < self._housekeep_at_s:
+        """Sync the journal in a thread, once a second, and write it anew when it is long; called after a commit."""
+        now_s = time.monotonic()
+        if now_s < self._housekeep_at_s:  # a thread waits for that moment
             return
-        self._housekeep_at_s = time.monotonic() + HOUSEKEEP_EVERY_S
+        wait_s = max(self._housekeep_at_s + HOUSEKEEP_EVERY_S - now_s, 0.0)
+        self._housekeep_at_s = now_s + wait_s
 
         def work() -> None:
+            time.sleep(wait_s)
             self.journal.sync()
             if self.journal.is_long():
                 self.journal.compact(unix_us(), self._behind_gate)
@@ -327,7 +330,7 @@ class Environment:
 
     def close_files(self) -> None:
         """Close what is open, as in a forked child; the gate first, which the parent may hold."""
-        self._is_opening = False
+        self._is_opening, self._housekeep_at_s = False, 0.0  # a child has no thread that waits
         self._gate.close()
         self.journal.close()
         self._close_map()
