@@ -318,7 +318,10 @@ class Statistics(Observer):
             was_full = _OTHER in self._names
             for _ in range(min(PART, len(self._pending))):
                 note = self._pending.popleft()
-                self._count_success(*note) if isinstance(note, tuple) else self._count(note)
+                if isinstance(note, tuple):
+                    self._count_success(*note)
+                else:
+                    self._count(note)
             self._fresh_clients = _without_rare(self._fresh_clients)
             if len(self._known) > MAX_CLIENTS:
                 self._known.clear()

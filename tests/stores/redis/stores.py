@@ -18,7 +18,7 @@ from ...contract.player import settle
 from ...redis_servers import RedisCluster, RedisServer
 
 PLENTY_S: Final = 20
-PLENTY: Final = "20s"
+PLENTY: Final = f"{PLENTY_S}s"
 NUMBER: Final = itertools.count()
 
 

@@ -51,7 +51,7 @@ async def hit(store: RedisStore, key: str, *subjects: BanSubject) -> Decision:
 async def test_requests_are_decided_while_bans_change_with_each(server: RedisServer) -> None:
     async with FaultProxy(server.port) as proxy, workers_at(server, 1) as (one,):
         proxy.delay_s = 0.003
-        slow = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", prefix=one._prefix, timeout="20s")
+        slow = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", prefix=one._prefix, timeout=f"{PLENTY_S}s")
         over = asyncio.Event()
 
         async def change() -> None:

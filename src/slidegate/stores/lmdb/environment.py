@@ -151,7 +151,7 @@ class Environment:
         def work() -> None:
             time.sleep(wait_s)
             self.journal.sync()
-            if self.journal.is_long():
+            if not self._is_closed and self.journal.is_long():
                 self.journal.compact(unix_us(), self._behind_gate)
 
         in_background(work)
