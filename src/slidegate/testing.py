@@ -24,6 +24,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 
 from .core import Clock, ConfigurationError, Event, parse_duration_us
+from .core.arguments import check_list
 from .core.errors import quoted
 from .events import Observer
 from .limiter import all_limiters
@@ -107,7 +108,7 @@ class RecordingObserver(Observer):
 
     def __init__(self, without: Iterable[str] = ()) -> None:
         self.events: list[Event] = []
-        self._without = frozenset(without)
+        self._without = frozenset(check_list("without", without, 'a list such as ["refused"]', str))
 
     def event(self, event: Event, /) -> None:
         """Record an event."""

@@ -284,7 +284,12 @@ class Limiter:
         return await self.engine.overrides.set(name, limit, length_us, clean_reason(reason), clean_reason(by) or MANUAL)
 
     async def restore(self, name: str) -> bool:
-        """End the override of a limit, or of ``"*"``, for all workers; False if it has none."""
+        """End the override of a limit, or of ``"*"``, for all workers; False if it has none.
+
+        Raises:
+            ConfigurationError: `name` cannot be the name of a limit.
+            StoreError: The store does not answer.
+        """
         return await self.engine.overrides.unset(name)
 
     async def overrides(self) -> list[Override]:
@@ -377,6 +382,9 @@ class Limiter:
             raise ConfigurationError(
                 f'strike: expected a policy such as BanPolicy("20/10m", "1h"), not {quoted(policy)}'
             )
+        if protected is not None and not hasattr(protected, "overlaps"):
+            example = 'for example Networks(["192.0.2.0/24"])'
+            raise ConfigurationError(f"strike: protected: expected networks, {example}, not {quoted(protected)}")
         check_whole(weight, 1, 2**31 - 1, "strike: weight", "for example 1")
         spelled = self._ban_key(key)
         if not may_ban(policy, spelled, protected):

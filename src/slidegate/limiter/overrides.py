@@ -157,6 +157,8 @@ class Overrides:
 
     async def unset(self, name: str) -> bool:
         """End the override of a limit; False if it has none."""
+        if name != ALL:
+            check_name(name, "limit name")
         await self.refresh()
         if name not in self.known:
             return False

@@ -226,7 +226,7 @@ async def strike(
     """
     if weight != "ban":
         check_whole(weight, 1, 1_000_000, "strike: weight", 'or "ban", for example 1')
-    decided: Decided = of_request(request.scope, DECIDED_KEY, "strike")
+    decided: Decided = of_request(request, DECIDED_KEY, "strike")
     # Innermost first, so that the outermost of two policies with one name wins.
     above = {name: middleware for middleware, _ in reversed(decided) for name in middleware.signals.policies}
     if policy is None and len(above) == 1:

@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import HTTPConnection
-from starlette.types import Scope
 
 from ..core.decision import Decision, Reason
-from ..core.errors import ConfigurationError, closest
+from ..core.errors import ConfigurationError, closest, quoted
 from ..limiter import Limiter, check_cost
 from ..limiter.aio import to_the_end
 
@@ -63,17 +62,20 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
         return middleware in self.exempt or any(decision.reason in UNCOUNTED for decision in own)
 
 
-def of_request(scope: Scope, key: str, who: str) -> Any:
+def of_request(request: HTTPConnection, key: str, who: str) -> Any:
     """Return what middlewares keep of a request in its scope.
 
     Args:
-        scope: The scope of the request.
+        request: The request, or the websocket.
         key: `DECIDED_KEY`, also after the end, or `EXCHANGE_KEY`.
         who: The name of the calling function, for the error message.
 
     Raises:
-        ConfigurationError: There is no middleware around the endpoint.
+        ConfigurationError: There is no middleware around the endpoint, or `request` is no request.
     """
+    scope = getattr(request, "scope", None)
+    if scope is None:
+        raise ConfigurationError(f"{who}: expected a Request or WebSocket, for example request, not {quoted(request)}")
     found = scope.get(key)
     if found is None:
         raise ConfigurationError(
@@ -98,7 +100,7 @@ def decision_of(request: HTTPConnection) -> Decision:
     Raises:
         ConfigurationError: There is no middleware around the endpoint, or nothing is decided yet.
     """
-    decided: Decided = of_request(request.scope, DECIDED_KEY, "decision_of")
+    decided: Decided = of_request(request, DECIDED_KEY, "decision_of")
     return decided.decision
 
 
@@ -177,7 +179,7 @@ def _find(request: HTTPConnection, rule: str | None, what: str) -> tuple[Limiter
     Raises:
         ConfigurationError: There is no middleware around the endpoint, no such rule, or several that must be named.
     """
-    decided: Decided = of_request(request.scope, DECIDED_KEY, what)
+    decided: Decided = of_request(request, DECIDED_KEY, what)
     counted = {
         bucket.label: (middleware.limiter, decision, index)
         for middleware, decision in decided

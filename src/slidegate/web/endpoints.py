@@ -209,8 +209,8 @@ class RateLimit:
                 that was accepted before, and for one whose server cannot send an answer before.
             ConfigurationError: There is no middleware around the endpoint.
         """
+        exchange: Exchange = of_request(connection, EXCHANGE_KEY, "RateLimit")
         scope = connection.scope
-        exchange: Exchange = of_request(scope, EXCHANGE_KEY, "RateLimit")
         if exchange.own[0].reason is Reason.DISABLED:
             return
         if self.rule.methods is not None and not limits_kind(self.rule, scope["type"], scope.get("method", "GET")):
@@ -316,7 +316,7 @@ async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
     """
     if not isinstance(error, RateLimitExceeded):
         raise error
-    exchange: Exchange = of_request(request.scope, EXCHANGE_KEY, "rate_limit_exceeded")
+    exchange: Exchange = of_request(request, EXCHANGE_KEY, "rate_limit_exceeded")
     innermost, _ = exchange.decided[-1]
     refusals, decision = innermost.refusals, error.decision
 

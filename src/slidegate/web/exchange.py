@@ -212,11 +212,10 @@ def client_key(request: HTTPConnection) -> str:
     Raises:
         ConfigurationError: There is no middleware around the endpoint.
     """
-    scope = request.scope
-    decided: Decided = of_request(scope, DECIDED_KEY, "client_key")
-    exchange = scope.get(EXCHANGE_KEY)
+    decided: Decided = of_request(request, DECIDED_KEY, "client_key")
+    exchange = request.scope.get(EXCHANGE_KEY)
     middleware = decided[-1][0] if exchange is None else exchange.middleware
-    return middleware.clients.find(scope).key
+    return middleware.clients.find(request.scope).key
 
 
 def is_failure(error: BaseException) -> bool:

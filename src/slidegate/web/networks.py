@@ -154,7 +154,7 @@ def network(path: str | PathLike[str], *, by: Literal["asn", "country"] | None =
     Raises:
         ConfigurationError: The file cannot be read or lacks operators or countries, or `maxminddb` is not installed.
     """
-    if by is not None and by not in _BY:
+    if by not in (None, *_BY):
         raise ConfigurationError(f'expected "asn" or "country", not {quoted(by)}{closest(str(by), _BY)}', "by")
     if not isinstance(path, (str, PathLike)) or not os.path.basename(path):
         raise ConfigurationError(f'expected a file, for example "GeoLite2-ASN.mmdb", not {quoted(path)}', "network")

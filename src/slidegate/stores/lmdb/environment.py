@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
@@ -349,12 +349,14 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
         ConfigurationError: The path cannot be used, or is open with other options.
         StoreUnavailable: It is opened for reading only, and cannot be read.
     """
-    text = fspath(path) if isinstance(path, (str, PathLike)) else ""
-    if not isinstance(text, str) or not text or "\0" in text:
+    try:
+        real_path = Path(os.path.realpath(path)) if path else None
+    except (TypeError, ValueError):
+        real_path = None
+    if real_path is None:
         raise ConfigurationError(
             f'path: expected a directory, for example "/var/lib/app/slidegate", not {quoted(path)}'
         )
-    real_path = Path(os.path.realpath(text))
     with _lock:
         environment = _open.setdefault(real_path, Environment(real_path, options))
         if environment.options != options:

@@ -1,0 +1,108 @@
+"""Whatever a public name gets by mistake, it accepts it or says what it expects: never an error of Python's own."""
+
+import inspect
+from collections.abc import Callable
+from datetime import timedelta
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from redis.asyncio import Redis
+from starlette.applications import Starlette
+from starlette.requests import Request
+
+import slidegate
+from slidegate import Limiter, Networks, RateLimitMiddleware, Rule, SlidegateError, SyncLimiter, header, user
+from slidegate.dashboard import Dashboard
+from slidegate.httpx import LimitedTransport, SyncLimitedTransport
+from slidegate.ops.statistics import Statistics
+from slidegate.otel import OtelMetrics
+from slidegate.prometheus import PrometheusMetrics
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.redis import RedisStore
+from slidegate.testing import FakeClock, RecordingObserver
+
+LIMITER = Limiter()
+REQUEST = Request({"type": "http", "method": "GET", "path": "/", "headers": [], "client": ("192.0.2.7", 1)})
+RIGHT = {
+    "amount": 5,
+    "app": Starlette(),
+    "client": Redis(),
+    "cost": 1,
+    "duration": "1h",
+    "key": "192.0.2.1",
+    "keys": (header("X-Tenant"), user),
+    "limit": "5/minute",
+    "limits": "5/minute",
+    "limiter": LIMITER,
+    "name": "api",
+    "path": "/items",
+    "policy": slidegate.BanPolicy(),
+    "request": REQUEST,
+    "text": "5/day",
+    "units": 1,
+    "url": "memory://",
+    "used": 1,
+    "value": b"x",
+    "window": "1m",
+}
+"""A right value for each argument that has no default."""
+WRONG: list[Any] = [
+    *(None, True, 0, -1, 3, 1.5, nan, inf, 10**30, "", "x", "1m", "5/minute", "a\x00b", "é\ud800", "x" * 5_000),
+    *(b"", b"x", bytearray(b"x"), [], [None], ["x"], [1], ["x", 1], [[]], {}, {"x": 1}, {1: 2}, {1}, (), range(3)),
+    *(object(), ..., int, ValueError, Starlette, Rule, lambda: 1, lambda request: request, Path("/nowhere")),
+    *(timedelta(1), timedelta(-1), slidegate.Limit(5, "1m"), slidegate.everyone, REQUEST, REQUEST.scope),
+]
+NOT_CALLED = {"Decision", "ConfigurationError", "RateLimitExceeded", "SlidegateError", "StoreError"}
+"""What users receive."""
+METHODS = [
+    *(getattr(LIMITER, name) for name in dir(Limiter) if name not in ("close", "rows", "keep_row", "observe")),
+    *(getattr(SyncLimiter(LIMITER), name) for name in dir(SyncLimiter) if name != "close"),
+]
+CALLED: list[Callable[..., Any]] = [
+    *(getattr(slidegate, name) for name in slidegate.__all__ if name not in {*NOT_CALLED, "rate_limit_exceeded"}),
+    *(method for method in METHODS if callable(method) and not method.__name__.startswith("_")),
+    *(Networks.from_file, RateLimitMiddleware.from_file, Dashboard, OtelMetrics, PrometheusMetrics, Statistics.of),
+    *(LimitedTransport, SyncLimitedTransport, FakeClock, RecordingObserver, LmdbStore, RedisStore),
+    *(Statistics.of(LIMITER).read, Statistics.of(LIMITER).clients, Statistics.of(LIMITER).events),
+]
+
+
+async def problem_of(function: Callable[..., Any], name: str, value: object) -> str | None:
+    """Call a function with one wrong argument; return what is wrong with its answer."""
+    bound = inspect.signature(function).bind_partial()
+    for other in bound.signature.parameters.values():
+        if other.default is other.empty and other.kind != other.VAR_KEYWORD and other.name in RIGHT:
+            bound.arguments[other.name] = RIGHT[other.name]
+    if name in bound.signature.parameters:
+        is_several = bound.signature.parameters[name].kind == inspect.Parameter.VAR_POSITIONAL
+        bound.arguments[name] = (value,) if is_several else value
+    else:
+        bound.arguments["options"] = {name: value}
+    try:
+        answer = function(*bound.args, **bound.kwargs)
+        if isinstance(answer, LmdbStore):
+            answer = answer.close()
+        if inspect.isawaitable(answer):
+            await answer
+    except SlidegateError:
+        return None
+    except Exception as error:
+        return f"{name}={value!r:.40}: {error!r}"
+    return None
+
+
+@pytest.mark.parametrize("function", [*filter(callable, CALLED)], ids=lambda one: one.__qualname__)
+def test_no_argument_of_a_public_name_leads_to_an_error_of_pythons_own(
+    function: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [name for name in inspect.signature(function).parameters if name != "options"]
+    if "options" in inspect.signature(function).parameters:
+        names += inspect.signature(Rule).parameters
+    for name in names:
+        for value in WRONG:
+            problem = anyio.run(problem_of, function, name, value)
+            assert problem is None, problem
