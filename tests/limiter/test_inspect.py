@@ -68,14 +68,14 @@ async def test_callers_are_asked_in_their_order_as_long_as_they_live() -> None:
     second = RateLimitMiddleware(first, rules=[Rule("/a", "1/s", name="a")], limiter=limiter)
     RateLimitMiddleware(hello, limits="1/s")  # on a limiter of its own
     limited = limiter.limited("2/s", key="b", rule="function")(hello)
-    assert limiter.engine.callers.listed()[:2] == [first, second] == [*limiter.middlewares]
+    assert limiter.engine.callers()[:2] == [first, second] == [*limiter.middlewares]
     assert [bound.rule.label for bound in second.bound()] == ["a"]
-    buckets = [bucket for caller in limiter.engine.callers.listed() for bucket in caller.buckets()]
+    buckets = [bucket for caller in limiter.engine.callers() for bucket in caller.buckets()]
     assert buckets[-1].name == "function"
     assert [window.rule for window in (await limiter.inspect(PEER)).windows] == [bucket.name for bucket in buckets]
     del first, second, limited, buckets
     gc.collect()
-    assert (limiter.engine.callers.listed(), limiter.middlewares) == ([], ())
+    assert (limiter.engine.callers(), limiter.middlewares) == ([], ())
     assert (await limiter.inspect(PEER)).windows == ()
 
 

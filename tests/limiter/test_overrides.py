@@ -52,7 +52,7 @@ class Worker:
         self.limiter = Limiter(store, observers=[self.heard], secret=secret)
         self.changes = self.limiter.engine.overrides
         if limits:
-            self.limiter.engine.callers.add(self)
+            self.limiter.engine.register(self)
         for name, limit in limits.items():
             self.add(name, limit)
 
@@ -66,6 +66,8 @@ class Worker:
 
     def limits_by_name(self) -> list[NamedLimit]:
         return self.named
+
+    def begin_anew(self) -> None: ...
 
     @property
     def changed(self) -> dict[str, int]:
@@ -457,7 +459,7 @@ def test_a_store_of_one_process_keeps_changes_there_and_ends_them(run: Callable[
     clock = FakeClock(1_800_000_000_000_000)
     limiter = Limiter(MemoryStore(clock=clock))
     caller = BucketCaller(Bucket("api", parse_limits("10/minute")))
-    limiter.engine.callers.add(caller)
+    limiter.engine.register(caller)
     (own,) = caller.limits_by_name()
     assert not limiter.engine.overrides.may_change, "nothing is looked at where nothing is changed"
     for amount in (5, 6):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..core.store import Clock
+from typing import Final
+
 from ..stores.system_clock import SYSTEM
 from .engine import Engine, all_engines
 
@@ -25,6 +26,5 @@ def turn(on: bool) -> bool:
     return before
 
 
-def use_clock(clock: Clock | None) -> Clock | None:
-    """Make all limiters use a clock, or with None that of the system; return the clock that they used before."""
-    return SYSTEM.use(clock)
+use_clock: Final = SYSTEM.use
+"""Makes all limiters use a clock, or with None that of the system; returns the one that they used before."""

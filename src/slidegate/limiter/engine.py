@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from itertools import count
 from typing import Any, ClassVar, Final, NoReturn, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
@@ -28,7 +28,7 @@ from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, monotonic_us, system_us
 from .aio import COMMAND_DEADLINE_S, answer_of, within
 from .failover import Failover, OnError, check_failure_policy
-from .inspect import Caller, Callers, Guard
+from .inspect import Caller
 from .keys import Keys
 from .named_limits import NamedLimit
 from .observers import AnyObserver, ObserverHub, outcome_of_question, tell
@@ -63,6 +63,9 @@ class Engine:
         prepare: Returns a question in a form that the store answers faster; see `Store.prepare`.
         ask: Charges every check of such a question or none; its decision refers to the question. Not a coroutine, so a
             synchronous store's decision is returned directly.
+        peek, charge: Do what those of `Store` do.
+        find_ban, strike: Do what `find` and `strike` of `BanStore` do. Who strikes has normalized the key, cleaned the
+            reason and checked `may_ban`.
         unix_us: Returns Unix time in microseconds, by the system clock.
         observers: The observers.
         emit: Emits an event of the limiter or a middleware.
@@ -71,7 +74,6 @@ class Engine:
         keys: Normalizes keys.
         failover: Queries a store that can fail; None for a memory store.
         queues: The queues of waiting requests.
-        callers: The middlewares, functions and transports that use this limiter.
         rows: What the workers of the store keep for each other.
         overrides: The limits that operators have changed temporarily.
         portal: Runs coroutines for threads without an event loop.
@@ -106,7 +108,7 @@ class Engine:
         self.failover = None if memory is not None else Failover(store, *policy, self.emit)
         self.keys = Keys(secret)
         self.queues = Queues()
-        self.callers = Callers()
+        self._callers: WeakValueDictionary[int, Caller] = WeakValueDictionary()
         self.rows = Rows(self)
         self.overrides = Overrides(self)
         self.portal = Portal()
@@ -139,21 +141,21 @@ class Engine:
         return rule if number == 1 else f"{rule}#{number}"
 
     def register(self, caller: Caller) -> None:
-        """List a caller, or move a listed one to the end, and apply overrides to its limits."""
-        self.callers.add(caller)
+        """List a caller as long as it exists, and apply overrides to its limits."""
+        self._callers[id(caller)] = caller
         self.overrides.register(caller.limits_by_name())
 
+    def unregister(self, caller: Caller) -> None:
+        """Forget a caller, which another one replaces."""
+        self._callers.pop(id(caller), None)
+
+    def callers(self) -> list[Caller]:
+        """Return the middlewares, functions and transports that use this limiter, oldest first."""
+        return [caller for reference in self._callers.valuerefs() if (caller := reference()) is not None]
+
     def limits(self) -> list[NamedLimit]:
-        """Return the limits with which this process counts, of equal names in a rule the latest."""
-        return list({(one.rule, one.name): one for one in self.callers.limits()}.values())
-
-    async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
-        """Return what `ask` would return now. Changes nothing."""
-        return await answer_of(self._backend.peek(checks, subjects))
-
-    async def charge(self, checks: Sequence[Check]) -> Decision:
-        """Record every cost, whatever the limits."""
-        return await answer_of(self._backend.charge(checks))
+        """Return the limits with which this process counts."""
+        return [one for caller in self.callers() for one in caller.limits_by_name()]
 
     async def refund(self, reservations: Sequence[Reservation]) -> bool:
         """Refund what a decision charged; False if nothing could be refunded, or the limiter is closed."""
@@ -170,14 +172,6 @@ class Engine:
             self.queues.refunded(decision.checks)
             return ()
         return decision.take_back(held=True)
-
-    async def find_ban(self, subjects: Sequence[BanSubject]) -> Ban | None:
-        """Return a ban that refuses one of `subjects`; None if none is known."""
-        return await answer_of(self._bans.find(subjects))
-
-    def strike(self, key: str, policy: BanPolicy, weight: int, reason: str) -> Ban | Awaitable[Ban | None] | None:
-        """Count a strike. The caller has normalized `key`, cleaned `reason` and checked `may_ban`."""
-        return self._bans.strike(policy, key, weight, reason)  # type: ignore[no-any-return]
 
     async def command(self, ask: Callable[[], T | Awaitable[T]], deadline_s: float = COMMAND_DEADLINE_S) -> T:
         """Return the store's answer to a command of an operator, which has a longer deadline than a request.
@@ -244,19 +238,23 @@ class Engine:
 
     def restart_middlewares(self) -> None:
         """Let all middlewares treat the next request like the first one: they then check whether limits count."""
-        for caller in self.callers.listed():
-            if isinstance(caller, Guard):
-                caller.begin_anew()
+        for caller in self.callers():
+            caller.begin_anew()
 
     def rebuild(self) -> None:
         """Set what answers: the store; while nothing counts, or after `close`, an `_Instead`."""
-        self._backend: Any = self.failover or self.store
-        self._bans: Any = self.failover or self.store.bans
+        limits: Any = self.failover or self.store
+        bans: Any = self.failover or self.store.bans
         if not self.counts:
-            self._backend = self._bans = _Instead(lambda *_: Decision(True, Reason.EXEMPT), lambda *_: None)
+            limits = bans = _Instead(lambda *_: Decision(True, Reason.EXEMPT), lambda *_: None)
         elif self._closed:
-            self._backend = self._bans = _Instead(self._refuse, self._refuse)
-        self.ask: Ask = self._look_and_ask if self.overrides.may_change and not self._closed else self._backend.ask
+            limits = bans = _Instead(self._refuse, self._refuse)
+        self._ask: Ask = limits.ask
+        self.peek: Callable[[Sequence[Check], Sequence[BanSubject]], Decision | Awaitable[Decision]] = limits.peek
+        self.charge: Callable[[Sequence[Check]], Decision | Awaitable[Decision]] = limits.charge
+        self.find_ban: Callable[[Sequence[BanSubject]], Ban | Awaitable[Ban | None] | None] = bans.find
+        self.strike: Callable[[BanPolicy, str, int, str], Ban | Awaitable[Ban | None] | None] = bans.strike
+        self.ask: Ask = self._look_and_ask if self.overrides.may_change and not self._closed else self._ask
 
     def _refuse(self, *question: object) -> NoReturn:
         raise closed(f"the limiter on {self.store!r}")
@@ -264,8 +262,7 @@ class Engine:
     def _look_and_ask(self, question: Any) -> Decision | Awaitable[Decision]:
         """Answer as the store does, after a look for changed limits if it is due."""
         self.overrides.look_if_due()
-        answer: Decision | Awaitable[Decision] = self._backend.ask(question)
-        return answer
+        return self._ask(question)
 
     def report_outcome(self, decision: Decision) -> None:
         """Pass the outcome of a question without HTTP to the observers of requests, if there are any."""

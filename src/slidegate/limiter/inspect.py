@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, runtime_checkable
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from ..core.decision import Bucket, LimitState
 from ..core.views import view_of
@@ -28,17 +27,12 @@ class Caller(Protocol):
     def limits_by_name(self) -> Iterable[NamedLimit]:
         """Return their limits."""
 
-
-@runtime_checkable
-class Guard(Protocol):
-    """A caller that requests pass through: a middleware."""
-
     def begin_anew(self) -> None:
-        """Treat the next request like the first one: in a child of `fork`, and after a switch."""
+        """Treat the next request like the first one: after a switch, or a change of an amount."""
 
 
 class BucketCaller:
-    """A caller with a single bucket. Its owner must keep a reference, because `Callers` keeps a weak one."""
+    """A caller with a single bucket. Its owner must keep a reference, because `Engine` keeps a weak one."""
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
@@ -52,41 +46,14 @@ class BucketCaller:
         """See `Caller.limits_by_name`."""
         return self._named
 
-
-class Callers:
-    """The callers of one limiter, in order of registration, as weak references."""
-
-    def __init__(self) -> None:
-        self._known: WeakValueDictionary[int, Caller] = WeakValueDictionary()
-
-    def add(self, caller: Caller) -> None:
-        """Register a caller, or move a registered one to the end."""
-        self.remove(caller)
-        self._known[id(caller)] = caller
-
-    def remove(self, caller: Caller) -> None:
-        """Forget a caller, which another one replaces."""
-        self._known.pop(id(caller), None)
-
-    def listed(self) -> list[Caller]:
-        """Return the callers that are still alive."""
-        return [caller for reference in self._known.valuerefs() if (caller := reference()) is not None]
-
-    def limits(self) -> list[NamedLimit]:
-        """Return their limits."""
-        return [one for caller in self.listed() for one in caller.limits_by_name()]
-
-    def buckets_and(self, others: Iterable[Bucket]) -> list[Bucket]:
-        """Return the buckets of all callers and `others`, of those that have the same windows one."""
-        own = [bucket for caller in self.listed() for bucket in caller.buckets() if bucket.limits]
-        found = {_windows_of(bucket): bucket for bucket in own}
-        for bucket in others:
-            found.setdefault(_windows_of(bucket), bucket)
-        return [*found.values()]
+    def begin_anew(self) -> None:
+        """Do nothing: it remembers nothing of requests."""
 
 
-def _windows_of(bucket: Bucket) -> tuple[object, ...]:
-    return bucket.name, *(limit.same_window for limit in bucket.limits)
+def one_of_each(buckets: Iterable[Bucket]) -> list[Bucket]:
+    """Return buckets without those whose windows a later one has, too."""
+    found = {(bucket.name, *(limit.same_window for limit in bucket.limits)): bucket for bucket in buckets}
+    return [*found.values()]
 
 
 class KeyView(NamedTuple):

@@ -30,7 +30,7 @@ from .aio import COMMAND_DEADLINE_S, answer_of, in_turns
 from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
-from .inspect import Guard, KeyView, inspect_key
+from .inspect import BucketCaller, KeyView, inspect_key, one_of_each
 from .keys import AnyKey, KeyOf, Limits, keyed
 from .named_limits import NamedLimit
 from .observers import AnyObserver, Subscription
@@ -179,7 +179,7 @@ class Limiter:
     async def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
         """Return what `hit` would return now. Changes nothing."""
         question = self._question(key, limits, rule, cost)
-        return await self.engine.peek(question.checks, question.subjects)
+        return await answer_of(self.engine.peek(question.checks, question.subjects))
 
     async def charge(self, key: AnyKey, limits: Limits, units: int, *, rule: str = DEFAULT_RULE) -> Decision:
         """Record units that are known only now, even beyond the limit; the excess refuses the next requests.
@@ -190,7 +190,7 @@ class Limiter:
         Returns:
             An allowed decision, which has the key's state after the charge and can be refunded.
         """
-        return await self.engine.charge(self._question(key, limits, rule, units, "units").checks)
+        return await answer_of(self.engine.charge(self._question(key, limits, rule, units, "units").checks))
 
     async def refund(self, decision: Decision) -> bool:
         """Refund the units that `decision` charged.
@@ -245,7 +245,8 @@ class Limiter:
         """
         spelled = self.key_for(key)
         if rules is None:
-            buckets = self.engine.callers.buckets_and(list(self._buckets.values()))
+            used = [bucket for caller in self.engine.callers() for bucket in caller.buckets()]
+            buckets = one_of_each([*self._buckets.values(), *used])
         elif not isinstance(rules, Mapping):
             raise ConfigurationError(
                 f'inspect: rules: expected a dict, for example {{"api": "5/minute"}}, not {quoted(rules)}'
@@ -389,7 +390,7 @@ class Limiter:
         spelled = self._ban_key(key)
         if not may_ban(policy, spelled, protected):
             return None
-        return await answer_of(self.engine.strike(spelled, policy, weight, clean_reason(reason)))
+        return await answer_of(self.engine.strike(policy, spelled, weight, clean_reason(reason)))
 
     async def export_bans(self) -> AsyncIterator[str]:
         """Yield the bans in force as lines of JSON, to write to a file. Strikes are not exported.
@@ -443,7 +444,7 @@ class Limiter:
     @property
     def middlewares(self) -> tuple[Any, ...]:
         """The `RateLimitMiddleware` objects of this process that use this limiter, oldest first."""
-        return tuple(caller for caller in self.engine.callers.listed() if isinstance(caller, Guard))
+        return tuple(caller for caller in self.engine.callers() if not isinstance(caller, BucketCaller))
 
     @property
     def is_failing(self) -> bool:
@@ -472,7 +473,7 @@ class Limiter:
 
     def limits(self) -> list[NamedLimit]:
         """Return the limits of this process: those of rules, and of routes, functions and transports used so far."""
-        return self.engine.limits()
+        return list({(one.rule, one.name): one for one in self.engine.limits()}.values())
 
     async def workers(self) -> list[Worker]:
         """Return the other workers that share the store, with their limits; none for a memory store.

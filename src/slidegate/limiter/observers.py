@@ -196,15 +196,6 @@ def _checked(method: Any, takes: str) -> Callable[..., Any]:
     return check_takes("observers", method, takes)  # type: ignore[no-any-return]
 
 
-def listed_observers(observers: Iterable[AnyObserver]) -> tuple[AnyObserver, ...]:
-    """Return the observers of a limiter as a tuple; any iterable is accepted.
-
-    Raises:
-        ConfigurationError: The value is not iterable.
-    """
-    return tuple(check_list("observers", observers, "a list of functions that take an Event"))
-
-
 class ObserverHub:
     """The observers of one limiter.
 
@@ -221,7 +212,8 @@ class ObserverHub:
         self._unix_us = unix_us
         self._lock = ProcessLock()
         self._throttle = Throttle(LINE_EVERY_S)
-        self._set(tuple(Subscription(observer, self) for observer in listed_observers(observers)))
+        listed = check_list("observers", observers, "a list of functions that take an Event")
+        self._set(tuple([Subscription(observer, self) for observer in listed]))
 
     def subscribe(self, observer: AnyObserver) -> Subscription:
         """Subscribe an observer; see `Limiter.observe`."""

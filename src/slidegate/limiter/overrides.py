@@ -255,7 +255,7 @@ class Overrides:
             known, self.known = self.known, {one.name: one for one in found}
             if not known and not self.known:
                 return
-            changes, refused = self._apply(self._engine.callers.limits())
+            changes, refused = self._apply(self._engine.limits())
             if (ALL in known) is not self.is_off:
                 changes[ALL] = 0, 0, self.known.get(ALL)
                 self._engine.restart_middlewares()
@@ -298,7 +298,7 @@ class Overrides:
 
     async def _workers(self) -> list[Worker]:
         """Return all workers, this process included if it is one."""
-        is_worker = bool(self._engine.callers.listed())
+        is_worker = bool(self._engine.callers())
         return [_worker_of(self._engine.limits())] * is_worker + await self.others()
 
     async def _keep_own_row(self) -> None:

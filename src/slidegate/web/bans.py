@@ -133,7 +133,7 @@ class BanSignals:
         key = self._banned_key(policy, scope, self._client.locate(scope)[0])
         if key is None:
             return None
-        answer = self._limiter.engine.strike(key, policy, weight, reason)
+        answer = self._limiter.engine.strike(policy, key, weight, reason)
         return await to_the_end(answer) if isawaitable(answer) else answer
 
     def _banned_key(self, policy: BanPolicy, scope: Scope, client_key: str) -> str | None:

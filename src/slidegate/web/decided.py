@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closest, quoted
 from ..limiter import Limiter, check_cost
-from ..limiter.aio import to_the_end
+from ..limiter.aio import answer_of, to_the_end
 
 if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
@@ -129,7 +129,7 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
         return _EXEMPT
     limiter, decision, index = counted
     bucket, key, _ = decision.checks[index]
-    charged = await limiter.engine.charge(((bucket, key, units),))
+    charged = await answer_of(limiter.engine.charge(((bucket, key, units),)))
     decision.recount(index, charged)
     return charged
 
@@ -167,7 +167,7 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
     for reservation in own:
         reservation.ended = True
     if used > estimate:
-        decision.recount(index, await to_the_end(limiter.engine.charge(((bucket, key, used - estimate),))))
+        decision.recount(index, await to_the_end(answer_of(limiter.engine.charge(((bucket, key, used - estimate),)))))
     elif unused:
         await to_the_end(limiter.engine.refund(unused))
     return True

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..core.arguments import check_list
 from ..core.errors import ConfigurationError, quoted
 from ..limiter import Limiter
-from ..limiter.observers import AnyObserver, listed_observers
+from ..limiter.observers import AnyObserver
 from .broken import FailsAtStartup, end_start
 from .checks import Finding
 from .config import ConfigReader
@@ -78,7 +79,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         self.file = Path(path)
         self._below = app
         self._code = {"on_refused": on_refused} if limiter is None else {"on_refused": on_refused, "limiter": limiter}
-        listed = listed_observers(observers)
+        listed = check_list("observers", observers, "a list of functions that take an Event")
         if listed and limiter is not None:
             raise ConfigurationError(
                 "observers: they are for the limiter that the file describes; pass them to the limiter given in code: "
@@ -126,9 +127,8 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         made = self._made(reader, options)
 
         def apply() -> None:
-            engine = self.limiter.engine
-            engine.callers.remove(self.app)
-            engine.register(made)
+            self.limiter.engine.unregister(self.app)
+            self.limiter.engine.register(made)
             self.app = made
 
         return len(made.rules), apply

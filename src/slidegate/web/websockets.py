@@ -16,6 +16,7 @@ from ..core.arguments import names_checked
 from ..core.decision import Bucket, Decision, Reason
 from ..core.errors import StoreError
 from ..core.limits import AnyLimit, parse_limits
+from ..limiter.aio import answer_of
 from .exchange import Exchange
 from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, close_websocket
 
@@ -114,7 +115,7 @@ class GuardedWebSocket:
             return
         self._looked_us = now_us
         try:
-            ban = await self._engine.find_ban(self._subjects)
+            ban = await answer_of(self._engine.find_ban(self._subjects))
         except StoreError:  # the next look decides
             return
         if ban is not None:
