@@ -1,5 +1,6 @@
 """What tests of several rooms ask about a middleware and cannot see in its answers."""
 
+import logging
 import os
 import threading
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from slidegate.events import Outcome
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web import file_watcher
 
-from ..asgi import call
+from ..asgi import call, scope_of, send_scope
 
 WRITTEN_NS = 1_800_000_000_000_000_000
 
@@ -26,6 +27,13 @@ def checks(scope: Scope) -> list[Check]:
 
 def charged(scope: Scope) -> list[str]:
     return [bucket.label for bucket, _, _ in checks(scope)]
+
+
+async def counted(app: ASGIApp, path: str, method: str = "GET", **more: Any) -> list[str]:
+    """Return the labels of the limits that one request was counted on."""
+    scope = scope_of(path, method, **more)
+    await send_scope(app, scope)
+    return charged(scope)
 
 
 def fields(value: str) -> list[tuple[str, dict[str, Any]]]:
@@ -50,6 +58,17 @@ class Listener(RecordingObserver):
 
     def request(self, outcome: Outcome, /) -> None:
         self.outcomes.append(outcome)
+
+
+class Log(logging.Handler):
+    """Keeps the warnings and errors of the log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 class FollowedFiles:

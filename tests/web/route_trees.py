@@ -5,46 +5,41 @@ its own, which path a request had for the routers that really served it.
 """
 
 import re
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from inspect import Parameter, Signature
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, params
 from starlette._utils import get_route_path
 from starlette.applications import Starlette
 from starlette.convertors import CONVERTOR_TYPES
-from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Host, Mount, Route, Router, WebSocketRoute
 from starlette.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from slidegate import RateLimit, RateLimitMiddleware, Rule
 
+from .frameworks import with_root
+from .limited import class_of
+from .sockets import greet
+
 PLENTY = "1000000/minute"
 MOUNTS = ["/v1", "/a", "/static", "", "/", "/{}", "/a/{}", "/v1/v1"]
 PATHS = ["/login", "/", "/a", "/v1/login", "/{}", "/{}/{}", "/a/{}", "/{:int}", "/items/{:int}", "/{:path}", "/a\n"]
-MIXED = [
-    "/{}_{}",
-    "/{:int}_{:int}",
-    "/v{}.{}",
-    "/{:int}5",
-    "/{}{}",
-    "/a{:float}x{:int}",
-    "/{:uuid}{}",
-    "/{:int}/{}-{:int}",
-]
-"""Paths with something beside a parameter, in one segment."""
 TYPED = ["/{:float}", "/{:uuid}", "/floats/{:float}"]
+KINDS = ["", ":str", ":int", ":float", ":uuid"]
+LITERALS = ["", "", "_", "-", ".", "v", "5", "x", "e", "+", "\u00e9", "0", "inf", "a-b", "(", " "]
+"""What stands beside parameters of a segment."""
 WORDS = ["login", "a", "v1", "static", "items", "x", "5", "b", "\u00e9", "A", "a.js"]
+MIXED_WORDS = [*WORDS, "a_b", "1_2", "v.1", "-", "_", "x5", "55", " ", "a b", "{", "5e5"]
 SOME_UUID = "0b4f2a9e-3c1d-4e5f-8a6b-7c8d9e0f1a2b"
 VALUES = {
     "int": ["5", "05", "123", "5", "+5", "5.0", "-5", " 5", "0-5", "5_0"],
@@ -57,21 +52,24 @@ ODD_SIGNS = ["\n", "\r", "\0", "\t", "\x0b", "\u2028", "%2F", "%0A"]
 ODD_FLOATS = ["-1.5E_+0", "+_inf"]
 
 
-@dataclass
-class Handler:
-    """One endpoint of a tree: its name, its path, and its path below a mount that has a middleware.
+@dataclass(frozen=True)
+class Place:
+    """Where something of a tree stands, such as a handler.
 
     Attributes:
+        path: The whole path.
+        inner: The path below a mount that has a middleware.
         is_mounted: Whether its application is mounted in another one.
         reads_apart: Whether a mounted application around it has a root path of its own, and so reads another path.
     """
 
-    name: str
-    path: str
-    websocket: bool
-    inner: str | None
+    path: str = ""
+    inner: str | None = None
     is_mounted: bool = False
     reads_apart: bool = False
+
+    def below(self, path: str) -> "Place":
+        return replace(self, path=self.path + path, inner=None if self.inner is None else self.inner + path)
 
 
 @dataclass
@@ -82,9 +80,9 @@ class Tree:
         roots: Whether applications in it may have a root path of their own.
         mixed: Whether a segment may hold something beside a parameter.
         dots: Whether spellings name the directory of the files behind two dots.
-        shared: The handlers that are one function with a limit of its own.
+        handlers: The places of the handlers by their names.
         endpoints: The functions and classes of handlers by their names.
-        serves_files: Whether something in it serves files, to which a final slash is none.
+        shared: The handlers that are one function with a limit of its own.
     """
 
     random: Random
@@ -92,15 +90,12 @@ class Tree:
     roots: bool = True
     mixed: bool = False
     dots: bool = False
-    handlers: dict[str, Handler] = field(default_factory=dict)
+    handlers: dict[str, Place] = field(default_factory=dict)
     endpoints: dict[str, Any] = field(default_factory=dict)
     served: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    shared: set[str] = field(default_factory=set)
     app: Any = None
-    parameters: int = 0
-    shared: dict[str, str] = field(default_factory=dict)
-    serves_files: bool = False
-    _mounted: int = -1
-    _apart: int = 0
+    numbers: Iterator[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
         @RateLimit(PLENTY)
@@ -112,130 +107,120 @@ class Tree:
             return Response()
 
         self._shared = shared
-        depth = self.random.randint(0, 3 if self.mixed or self.dots else 12)
-        self.app = self._application("", depth, None, top=True)
+        self.app = self._application(Place(), self.random.randint(0, 3 if self.mixed or self.dots else 12))
 
-    def _application(self, above: str, depth: int, inner: str | None, *, top: bool = False) -> Any:
-        kind = self.random.choice(
-            ["starlette", "fastapi", "fastapi", "router"] if not top else ["starlette", "fastapi"]
-        )
-        redirects = self.random.random() < 0.6
-        self._mounted += 1
-        try:
-            if kind != "fastapi":
-                routes = self._routes(above, depth, inner)
-                return Starlette(routes=routes) if kind == "starlette" else Router(routes, redirect_slashes=redirects)
-            return self._fastapi(above, depth, inner, redirects)
-        finally:
-            self._mounted -= 1
+    def _application(self, place: Place, depth: int) -> Any:
+        kinds = ["starlette", "fastapi", "fastapi", "router"] if place.is_mounted else ["starlette", "fastapi"]
+        kind, redirects = self.random.choice(kinds), self.random.random() < 0.6
+        if kind == "fastapi":
+            return self._fastapi(place, depth, redirects)
+        routes = self._routes(place, depth)
+        return Starlette(routes=routes) if kind == "starlette" else Router(routes, redirect_slashes=redirects)
 
-    def _fastapi(self, above: str, depth: int, inner: str | None, redirects: bool) -> FastAPI:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a deprecated way to say the root path, and one in use
-            of_none = [""] * (8 if self._mounted else 3)  # an application that is mounted has seldom one of its own
-            root = self.random.choice([*of_none, "/api", "/v1"] if self.roots else [""])
-            app = FastAPI(openapi_url=None, redirect_slashes=redirects, root_path=root)
-        apart = bool(root and self._mounted)
-        self._apart += apart
-        app.router.routes.extend(self._routes(above, depth, inner))
+    def _fastapi(self, place: Place, depth: int, redirects: bool) -> FastAPI:
+        of_none = [""] * (8 if place.is_mounted else 3)  # an application that is mounted has seldom one of its own
+        app = with_root(self.random.choice([*of_none, "/api", "/v1"] if self.roots else [""]))
+        app.router.redirect_slashes = redirects
+        inside = replace(place, reads_apart=place.reads_apart or bool(app.root_path and place.is_mounted))
+        app.router.routes.extend(self._routes(inside, depth))
         for _ in range(self.random.randint(0, 2)):
-            self._include(app, above, inner, self.random.randint(0, 3))
-        self._apart -= apart
+            self._include(app, inside, self.random.randint(0, 3))
         return app
 
-    def _number(self, router: APIRouter, above: str, inner: str | None, kind: type = int) -> None:
+    def _include(self, app: Any, place: Place, depth: int) -> None:
+        prefix = self._named(self.random.choice(["", "/v1", "/a", "/{}"]))
+        router, inside = APIRouter(), place.below(prefix)
+        for _ in range(self.random.randint(1, 2)):
+            path = self._path([path for path in PATHS if path != "/a\n"])
+            router.add_api_route(path, self._page(self._add(inside.below(path))), methods=["GET", "POST"])
+        for kind in (int, float, UUID):
+            if self.random.random() < 0.3:
+                self._number(router, inside, kind)
+        if depth:
+            self._include(router, inside, depth - 1)
+        app.include_router(router, prefix=prefix)
+
+    def _number(self, router: APIRouter, place: Place, kind: type) -> None:
         """Add a route that makes a number of a parameter itself, and is known to rules as one of a number."""
         written = kind.__name__.lower()
         path = self._named(f"/{written}s/{{}}")
-        parameter = PARAMETER.findall(path)[0][0]
-        typed = path.replace("}", f":{written}}}")
-        name = self._add(above + typed, False, None if inner is None else inner + typed)
-        page = self._api(name)
+        name = self._add(place.below(path.replace("}", f":{written}}}")))
+        page = self._page(name)
 
-        async def numbered(request: Request, **number: Any) -> str:
-            return str(await page(request))
+        async def numbered(request: Request, number: Any) -> Any:
+            return await page(request)
 
-        given = {"request": Request, parameter: kind}
-        vars(numbered)["__signature__"] = Signature(
-            [Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation) for name, annotation in given.items()]
-        )
+        (parameter,) = parameters(path)
+        numbered.__annotations__["number"] = Annotated[kind, params.Path(alias=parameter)]
+        self.endpoints[name] = numbered
         router.add_api_route(path, numbered)
 
-    def _include(self, app: Any, above: str, inner: str | None, depth: int) -> None:
-        prefix = self._named(self.random.choice(["", "/v1", "/a", "/{}"]))
-        router = APIRouter()
-        below = inner if inner is None else inner + prefix
-        for _ in range(self.random.randint(1, 2)):
-            path = self._path([path for path in PATHS if path != "/a\n"])
-            name = self._add(f"{above}{prefix}{path}", False, None if below is None else below + path)
-            router.add_api_route(path, self._api(name), methods=["GET", "POST"])
-        for kind in (int, float, UUID):
-            if self.random.random() < 0.3:
-                self._number(router, above + prefix, below, kind)
+    def _routes(self, place: Place, depth: int) -> list[BaseRoute]:
+        routes = [self._route(place) for _ in range(self.random.randint(1, 3))]
         if depth:
-            self._include(router, above + prefix, below, depth - 1)
-        app.include_router(router, prefix=prefix)
-
-    def _routes(self, above: str, depth: int, inner: str | None) -> list[BaseRoute]:
-        routes = [self._route(above, inner) for _ in range(self.random.randint(1, 3))]
-        if depth:
-            routes.insert(self.random.randint(0, len(routes)), self._mount(above, depth, inner))
+            routes.insert(self.random.randint(0, len(routes)), self._mount(place, depth))
         if depth and self.random.random() < 0.15:
             host = self.random.choice(["{sub}.example.org", "api.example.org"])
-            routes.insert(0, Host(host, self._application(above, min(depth - 1, 2), inner)))
+            routes.insert(0, Host(host, self._application(replace(place, is_mounted=True), min(depth - 1, 2))))
         if self.random.random() < (0.6 if self.dots else 0.1):
-            self.serves_files = True
-            name = self._add(f"{above}/files/a.js", False, None if inner is None else f"{inner}/files/a.js")
-            routes.append(Mount("/files", _Files(self, name, self.files)))
+            routes.append(self._foreign(place, "/files", "/a.js", StaticFiles(directory=self.files)))
         if self.random.random() < 0.1:
-            name = self._add(f"{above}/other/x", False, None if inner is None else f"{inner}/other/x")
-            routes.append(Mount("/other", _Unknown(self, name)))
+            routes.append(self._foreign(place, "/other", "/x", unknown))
         return routes
 
     def _path(self, paths: Sequence[str]) -> str:
-        return self._named(self.random.choice(MIXED if self.mixed and self.random.random() < 0.5 else [*paths, *TYPED]))
+        if self.mixed and self.random.random() < 0.5:
+            return self._named(template(self.random, 4))
+        return self._named(self.random.choice([*paths, *TYPED]))
 
-    def _mount(self, above: str, depth: int, inner: str | None) -> Mount:
+    def _mount(self, place: Place, depth: int) -> Mount:
         path = self._named(self.random.choice(MOUNTS))
-        whole = path.rstrip("/")
-        middleware = self.random.random() < 0.2 and inner is None
-        inside = "" if middleware else inner if inner is None else inner + whole
-        before = set(self.handlers)
-        below = self._application(above + whole, depth - 1, inside)
-        if not middleware:
+        inside = replace(place.below(path.rstrip("/")), is_mounted=True)
+        has_middleware = self.random.random() < 0.2 and place.inner is None
+        before = len(self.handlers)
+        below = self._application(replace(inside, inner="") if has_middleware else inside, depth - 1)
+        if not has_middleware:
             return Mount(path, below)
-        rules = [
-            Rule(self.handlers[name].inner or "/", PLENTY, name=f"inner_{name}")
-            for name in self.handlers
-            if name not in before and self.handlers[name].inner
-        ]
+        handlers = [*self.handlers.items()][before:]
+        rules = [Rule(one.inner, PLENTY, name=f"inner_{name}") for name, one in handlers if one.inner]
         return Mount(path, below, middleware=[Middleware(RateLimitMiddleware, rules=rules)])
 
-    def _route(self, above: str, inner: str | None) -> BaseRoute:
+    def _foreign(self, place: Place, path: str, served: str, app: ASGIApp) -> Mount:
+        """Return a mount of an application without routes that serves one path, also with a slash behind it."""
+        name = self._add(place.below(path + served))
+
+        async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+            values = dict(scope["path_params"])
+
+            async def note(message: Message) -> None:
+                self.served += [(name, values)] * (message.get("status") == 200)
+                await send(message)
+
+            if scope["type"] == "http":  # older versions of what serves files fail at a websocket
+                await app(scope, receive, note)
+
+        return Mount(path, noting)
+
+    def _route(self, place: Place) -> BaseRoute:
         path = self._path(PATHS)
-        websocket = self.random.random() < 0.15
-        name = self._add(above + path, websocket, None if inner is None else inner + path)
-        if websocket:
+        is_websocket = self.random.random() < 0.15
+        name = self._add(place.below(path))
+        if is_websocket:
             return WebSocketRoute(path, self._socket(name))
         if self.random.random() < 0.2:
-            return Route(path, self._class(name))
+            self.endpoints[name] = class_of(self._page(name))
+            return Route(path, self.endpoints[name])
         if self.random.random() < 0.2:
-            self.shared[name] = path
+            self.shared.add(name)
             return Route(path, self._shared)
         return Route(path, self._page(name), methods=self.random.choice([["GET"], ["GET", "POST"]]))
 
     def _named(self, path: str) -> str:
-        """Give the parameters of a path names of their own."""
+        return named(path, self.numbers)
 
-        def name(found: re.Match[str]) -> str:
-            self.parameters += 1
-            return f"{{p{self.parameters}{found[1]}}}"
-
-        return re.sub(r"\{(:\w+)?\}", lambda found: name(found).replace("None", ""), path)
-
-    def _add(self, path: str, websocket: bool, inner: str | None) -> str:
+    def _add(self, place: Place) -> str:
         name = f"h{len(self.handlers)}"
-        self.handlers[name] = Handler(name, path, websocket, inner, self._mounted > 0, self._apart > 0)
+        self.handlers[name] = place
         return name
 
     def _page(self, name: str) -> Any:
@@ -246,24 +231,10 @@ class Tree:
         self.endpoints[name] = page
         return page
 
-    def _api(self, name: str) -> Any:
-        async def page(request: Request) -> str:
-            self.served.append((name, dict(request.path_params)))
-            return ""
-
-        self.endpoints[name] = page
-        return page
-
-    def _class(self, name: str) -> Any:
-        methods = {method: _method(self._page(name)) for method in ("get", "post")}
-        self.endpoints[name] = type("Endpoint", (HTTPEndpoint,), methods)
-        return self.endpoints[name]
-
     def _socket(self, name: str) -> Any:
         async def socket(websocket: WebSocket) -> None:
             self.served.append((name, dict(websocket.path_params)))
-            await websocket.accept()
-            await websocket.close()
+            await greet(websocket)
 
         return socket
 
@@ -281,7 +252,9 @@ class Tree:
     def _value(self, kind: str | None) -> str:
         if kind in VALUES:
             return self.random.choice([*VALUES[kind], *(ODD_FLOATS if self.mixed and kind == "float" else ())])
-        words = self.random.choices(WORDS, k=self.random.randint(1, 3) if kind == "path" else 1)
+        words = self.random.choices(
+            MIXED_WORDS if self.mixed else WORDS, k=self.random.randint(1, 3) if kind == "path" else 1
+        )
         return "/".join(words)
 
     def _changed(self, path: str) -> str:
@@ -311,48 +284,26 @@ class Tree:
         )()
 
 
-class _Files:
-    """A directory of static files that says when one was served."""
-
-    def __init__(self, tree: Tree, name: str, directory: Path) -> None:
-        self.app = StaticFiles(directory=directory)
-        self._tree = tree
-        self._name = name
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "websocket":
-            return  # older versions of what serves files fail at it
-        values = dict(scope["path_params"])
-
-        async def note(message: Any) -> None:
-            if message["type"] == "http.response.start" and message["status"] == 200:
-                self._tree.served.append((self._name, values))
-            await send(message)
-
-        await self.app(scope, receive, note)
+async def unknown(scope: Scope, receive: Receive, send: Send) -> None:
+    await Response(status_code=200 if get_route_path(scope).rstrip("/") == "/x" else 404)(scope, receive, send)
 
 
-class _Unknown:
-    """An application without routes, to which a final slash is none."""
+def template(random: Random, most: int) -> str:
+    """Return a random path in Starlette's syntax, with at most so many parameters without names in a segment."""
+    path = ""
+    for _ in range(random.randint(1, 3)):
+        segment = ""
+        for _ in range(random.randint(0, most)):
+            before, after = random.choices(LITERALS, k=2)
+            segment += f"{before}{{{random.choice(KINDS)}}}{after}"
+        path += f"/{segment or 'here'}"
+    path = path.replace(".+", ".")  # a rule takes it for a regular expression
+    return f"{path}/{{:path}}" if random.random() < 0.1 else path
 
-    def __init__(self, tree: Tree, name: str) -> None:
-        self._tree = tree
-        self._name = name
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = scope["type"] == "http" and get_route_path(scope).rstrip("/") == "/x"
-        if found:
-            self._tree.served.append((self._name, dict(scope.get("path_params", {}))))
-        await Response(status_code=200 if found else 404)(scope, receive, send)
-
-
-def _method(page: Any) -> Any:
-    async def method(self: object, request: Request) -> Response:
-        answer = await page(request)
-        assert isinstance(answer, Response)
-        return answer
-
-    return method
+def named(path: str, numbers: Iterator[int]) -> str:
+    """Give the parameters of a path names of their own."""
+    return re.sub(r"\{(:\w+)?\}", lambda found: f"{{p{next(numbers)}{found[1] or ''}}}", path)
 
 
 def parameters(path: str) -> set[str]:

@@ -10,6 +10,7 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > soften                                  somebody around who makes a page of refusals within
     > application RateLimit("1/hour")         what the whole application inside depends on, and its options
     > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,raises,left
+    > GET /{./*3000}a                       a path that repeats a text so many times
     > GET /a leaves=1                         one whose client leaves when so many messages have come
     > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule; X-Settle settles a cost
     > GET /a X-Strike=2,abuse                 one whose endpoint strikes its client under a policy
@@ -35,6 +36,7 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
 import asyncio
 import json
 import logging
+import re
 import shlex
 import warnings
 from collections.abc import Callable, Iterator
@@ -79,7 +81,7 @@ from ..remote_stores import SickStore
 from ..virtual_time import VirtualTime, turns
 from . import sockets
 from .limited import FORMS, METHODS, answer, item, page, starlette
-from .middlewares import FollowedFiles, Listener, charged, checks
+from .middlewares import FollowedFiles, Listener, Log, charged, checks
 from .model import fails, written
 from .network_files import countries, operators
 
@@ -91,6 +93,10 @@ def copied(app: ASGIApp) -> ASGIApp:
     return lambda scope, receive, send: app({**scope}, receive, send)
 
 
+async def current_user(connection: HTTPConnection) -> None:
+    connection.state.user = connection.headers.get("x-user", "")
+
+
 NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "other": True}
 NAMES |= {"Text": PlainTextResponse, "fails": fails, "fails_later": written(fails, "later")}
 NAMES |= {
@@ -100,23 +106,14 @@ NAMES |= {
     "http_exception_handler": http_exception_handler,
     "fastapi": fastapi,
     "HTTPException": HTTPException,
+    "Middleware": Middleware,
+    "current_user": current_user,
     "others": [
         Middleware(BaseHTTPMiddleware, dispatch=lambda request, call_next: call_next(request)),
         Middleware(copied),
     ],
 }
 METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "FOO", "get", "post", "SOCKET", "DENIAL", "PREFLIGHT"}
-
-
-class Log(logging.Handler):
-    """Keeps the warnings and errors of the log."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 def number_or_text(written: str) -> Any:
@@ -143,7 +140,7 @@ class Stage:
 
     def __init__(self, virtual: VirtualTime, directory: Path, place: str = "") -> None:
         self.place, self.virtual = place, virtual
-        self.names = {**NAMES, "__name__": __name__, "asn": operators(directory), "country": countries(directory)}
+        self.names = {**NAMES, "asn": operators(directory), "country": countries(directory)}
         self.clock = FakeClock(1_800_000_000_000_000)
         self.heard, self.log = Listener(without=["store_late"]), Log()
         self.remote, self.sockets = SickStore(self.clock), dict[str, sockets.Client]()
@@ -364,6 +361,7 @@ class Stage:
     def _scopes(self, method: str, path: str, *words: str) -> tuple[list[str], list[Scope]]:
         """Return which fields are shown, and the scopes of requests."""
         given = dict(word.split("=", 1) for word in words)
+        path = re.sub(r"\{(.+?)\*(\d+)\}", lambda found: found[1] * int(found[2]), path)
         path, _, query = path.encode().decode("unicode_escape").partition("?")
         statuses = given.pop("answers", "200").split(",")
         times = int(given.pop("times", len(statuses)))

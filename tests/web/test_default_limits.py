@@ -1,14 +1,10 @@
 """`default_limits`: each route by itself; exemptions and limits at the endpoint take the place of defaults."""
 
-import asyncio
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 from fastapi import APIRouter, FastAPI
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
@@ -20,11 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware
 from slidegate.testing import FakeClock
 
-from ..asgi import call, hello, page, scope_of, send_scope, statuses
+from ..asgi import call, hello, page, statuses
 from .limited import wrapping
-from .middlewares import charged
-from .route_trees import PLENTY, Tree
-from .test_route_trees import ROOTS, ask
+from .middlewares import counted
 
 
 async def other(request: Any) -> PlainTextResponse:
@@ -44,12 +38,6 @@ def limited(app: ASGIApp, default_limits: Any = "2/minute", **options: Any) -> R
 
 def site(*routes: Any, **options: Any) -> RateLimitMiddleware:
     return limited(Starlette(routes=list(routes)), **options)
-
-
-async def counted(app: ASGIApp, path: str, method: str = "GET", **more: Any) -> list[str]:
-    scope = scope_of(path, method, **more)
-    await send_scope(app, scope)
-    return charged(scope)
 
 
 @RateLimit.exempt
@@ -179,46 +167,3 @@ async def test_what_fails_before_a_limit_at_the_endpoint_is_counted_by_the_defau
         return number
 
     assert await statuses(limited(app), 3, "/items/x") == [422, 422, 429]
-
-
-# -- no mix of spellings gets more requests to a route than one spelling does ------------------------------------------
-
-
-async def search(seed: int, directory: Path) -> int:
-    """Return how many requests were counted at routes, after a check that all of one route had one bucket."""
-    random = Random(seed)
-    tree = Tree(random, directory)
-    exempt = {name for name in tree.endpoints if random.random() < 0.25}
-    for name in exempt:
-        RateLimit.exempt(tree.endpoints[name])
-    app = RateLimitMiddleware(tree.app, default_limits=PLENTY)
-    # Few paths, so that each is asked for again, below another root and at another host.
-    spellings = [random.choice(ROOTS) + tree.spelling(random.choice([0, 1, 2])) for _ in range(30)]
-    buckets: dict[str, list[str]] = {}
-    ran = 0
-    for _ in range(150):
-        path, root = random.choice(spellings), random.choice(ROOTS)
-        *_, charged = await ask(app, tree, random, path, root)
-        found = [label for label, _ in charged if label.startswith("per-route ")]
-        for name in {name for name, _ in tree.served} - exempt:
-            ran += 1
-            own = buckets.setdefault(name, found)
-            assert found == own, (path, root, tree.handlers[name])
-            assert len(found) == 1, (path, root, tree.handlers[name])
-            assert found != ["per-route *"], (path, root, tree.handlers[name])
-    return ran
-
-
-@pytest.mark.parametrize("trees", [20, pytest.param(2_000, marks=pytest.mark.deep)])
-def test_a_route_has_one_bucket_however_paths_are_spelled(trees: int, directory: Path) -> None:
-    ran = 0
-
-    @settings(max_examples=trees, deadline=None)
-    @given(st.integers(0, 2**32 - 1))
-    @example(1732)  # a middleware below a mount
-    def look(seed: int) -> None:
-        nonlocal ran
-        ran += asyncio.run(search(seed, directory))
-
-    look()
-    assert ran > 10 * trees

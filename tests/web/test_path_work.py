@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from slidegate import Limiter, RateLimitMiddleware, Rule
 
 from ..asgi import hello, page, scope_of, send_scope, statuses
-from .test_paths import PLENTY
+from .route_trees import PLENTY
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 300
@@ -104,13 +104,14 @@ async def test_a_long_path_costs_hardly_more_than_a_short_one(length: int, optio
 
 MATCHING = """
 import sys
+from itertools import count
 from random import Random
 
 import anyio
 
 from slidegate import RateLimitMiddleware, Rule
 from tests.asgi import call, hello
-from tests.web.test_paths import LITERALS, PLENTY, template
+from tests.web.route_trees import LITERALS, PLENTY, named, template
 
 PARTS = ["1", "1_", "_", "-", "a", "a.", "5e", "0x", ".", "1.", "inf", " ", "11-", "+", "00_", *filter(None, LITERALS)]
 
@@ -118,12 +119,12 @@ PARTS = ["1", "1_", "_", "-", "a", "a.", "5e", "0x", ".", "1.", "inf", " ", "11-
 async def main() -> None:
     for seed in range(60):
         random = Random(seed)
-        written = template(random, 4).replace('.+', '.')
+        written = named(template(random, 4), count())
         app = RateLimitMiddleware(hello, rules=[Rule(written, PLENTY), Rule(written + "/end", exempt=True)])
-        count = written.count("/")
+        slashes = written.count("/")
         for _ in range(4):
             part = random.choice(PARTS)
-            segments = [part * (2_048 // count // len(part) - 1) + end for end in random.choices("!5_", k=count)]
+            segments = [part * (2_048 // slashes // len(part) - 1) + end for end in random.choices("!5_", k=slashes)]
             await call(app, ("/" + "/".join(segments))[:2_048], raw_path=b"/")
 
 

@@ -2,11 +2,11 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -15,11 +15,11 @@ from starlette._utils import get_route_path
 from starlette.convertors import StringConvertor
 from starlette.routing import compile_path
 
-from slidegate import Limiter, RateLimitMiddleware, Rule, path_param
+from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule, path_param
 
 from ..asgi import scope_of, send_scope
 from .middlewares import checks
-from .route_trees import PLENTY, Handler, Tree, filled, parameters
+from .route_trees import PLENTY, Place, Tree, filled, parameters
 
 ORDINARY = re.compile(r"(?:/(?!\.\.?(?:/|$))[^/;\s]+)+/?")
 """Paths of which no router makes anything else than they say."""
@@ -32,7 +32,6 @@ GENEROUS: Final[Mapping[str, str]] = {
     "path": ".*",
 }
 """What a limit takes for a parameter that has a segment for itself."""
-NAME: Final = re.compile(r'"([^"]*)";q=')
 METHODS: Final = ("GET", "GET", "POST", "HEAD", "post")
 CONNECTIONS: Final = (None, None, None, None, "http", "websocket")
 ROOTS: Final = ("", "", "", "/api", "/v1")
@@ -69,57 +68,41 @@ def exactly(written: str, text: str) -> bool:
     return compile_path(written)[0].fullmatch(text) is not None
 
 
-def is_about(rule: Rule, kind: str, method: str) -> bool:
-    """Tell whether a rule names the type and the method of a request, as they are written."""
-    asked = method if kind == "http" else "GET"
-    return rule.connection in (None, kind) and (rule.methods is None or asked in rule.methods)
+class Asked(NamedTuple):
+    """A request, and the labels and keys by which limits counted it."""
+
+    kind: str
+    method: str
+    path: str
+    root: str
+    keys: list[tuple[str, str]]
+
+    @property
+    def counted(self) -> list[str]:
+        return [label for label, _ in self.keys]
+
+    def text(self, app: Any) -> str:
+        """Return the path that the application directly behind the middleware reads."""
+        return get_route_path({"path": self.path, "root_path": getattr(app, "root_path", "") or self.root})
+
+    def names(self, rule: Rule, method: str) -> bool:
+        """Tell whether a rule names its type and a method, as they are written."""
+        asked = method if self.kind == "http" else "GET"
+        return rule.connection in (None, self.kind) and (rule.methods is None or asked in rule.methods)
+
+    def is_free(self, rule: Rule, text: str, reached: str) -> bool:
+        """Tell whether a rule may end the list before it: as it stands, not as it could be read."""
+        named = self.names(rule, self.method) and rule.final and not ODD.search(text)
+        return named and exactly(rule.paths[0], text) and exactly(rule.paths[0], reached)
 
 
-def excuses(rule: Rule, text: str, kind: str, method: str, reached: str) -> bool:
-    """Tell whether a rule that ends the list may do so before this request: as it stands, not as it could be read."""
-    named = is_about(rule, kind, method)
-    return named and rule.final and all(exactly(rule.paths[0], one) for one in (reached, text)) and not ODD.search(text)
-
-
-async def ask(
-    app: Any, tree: Tree, random: Random, path: str, root_path: str, methods: Sequence[str] = METHODS
-) -> tuple[str, str, list[str], list[tuple[str, str]]]:
-    """Send one request.
-
-    Returns:
-        Its type and method, the names of the limits that the answer tells, and the limits with the keys they counted.
-    """
-    tree.served.clear()
-    kind = "websocket" if random.random() < 0.15 else "http"
-    method = random.choice(methods)
-    host = random.choice(["api.example.org", "x.example.org"])
-    scope = scope_of(path, method, raw_path=b"/", root_path=root_path, type=kind, headers={"host": host})
-    if kind == "websocket":
-        scope["subprotocols"] = []
-    messages = (await send_scope(app, scope)).messages
-    fields = [
-        value.decode() for one in messages for name, value in one.get("headers", ()) if name == b"ratelimit-policy"
-    ]
-    return kind, method, NAME.findall(", ".join(fields)), [(bucket.label, key) for bucket, key, _ in checks(scope)]
-
-
-def owed(name: str, rules: Collection[Rule], kind: str, method: str) -> list[str]:
-    """Return the rules on a handler that a request which reached it has to be counted on."""
-    names = []
-    for rule in rules:
-        named = rule.methods is None or (kind == "http" and method.upper() in rule.methods)
-        if rule.name == name and named and rule.connection in (None, kind):
-            names.append(rule.name)
-    return names
-
-
-def reads_apart(handler: Handler, tree: Tree, path: str, root: str) -> bool:
+def reads_apart(handler: Place, tree: Tree, asked: Asked) -> bool:
     """Return whether the application of a handler reads another path than the one directly behind the middleware.
 
     It does if it is mounted, and has a root path of its own, or the path does not begin with that of the server.
     """
-    own = getattr(tree.app, "root_path", "") or root
-    return handler.reads_apart or (handler.is_mounted and own != "" and not f"{path}/".startswith(f"{own}/"))
+    own = getattr(tree.app, "root_path", "") or asked.root
+    return handler.reads_apart or (handler.is_mounted and own != "" and not f"{asked.path}/".startswith(f"{own}/"))
 
 
 def generous(path: str) -> re.Pattern[str]:
@@ -140,8 +123,9 @@ class Judge:
     Attributes:
         ran: How often handlers ran.
         apart: How many requests a rule by path missed because an application reads another path, which a limit at its
-            endpoint counts.
+            endpoint and the default limits count.
         wrong: What else was not counted, or not as it should be.
+        routes: What the default limits count as the route of each handler.
     """
 
     tree: Tree
@@ -149,53 +133,71 @@ class Judge:
     ran: int = 0
     apart: int = 0
     wrong: list[str] = field(default_factory=list)
+    routes: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.rules, self.parameters = rules_of(self.tree, self.tree.random, self.exemptions)
+        tree, random = self.tree, self.tree.random
+        self.rules, self.parameters = rules_of(tree, random, self.exemptions)
         self.patterns = [(rule, compile_path(rule.paths[0])[0], generous(rule.paths[0])) for rule in self.rules]
+        self.exempt = {name for name in tree.endpoints if random.random() < 0.25}
+        for name in self.exempt:
+            RateLimit.exempt(tree.endpoints[name])
         self.limiter = Limiter()
-        self.app = RateLimitMiddleware(self.tree.app, rules=self.rules, limiter=self.limiter)
+        self.app = RateLimitMiddleware(tree.app, rules=self.rules, default_limits=PLENTY, limiter=self.limiter)
 
     async def judge(self, spellings: int) -> "Judge":
-        tree, random = self.tree, self.tree.random
         for _ in range(spellings):
-            path, root = tree.spelling(random.choice([0, 1, None])), random.choice(ROOTS)
-            if random.random() < 0.6:
-                path = root + path
-            kind, method, names, keys = await ask(self.app, tree, random, path, root)
-            where = f"{method} {path!r}, root {root!r}"
-            for name, values in tree.served:
-                self.ran += 1
-                lacking = self.lacking(name, values, kind, method, path, root, names)
-                self.wrong += [f"{where}: {tree.handlers[name]} not counted on {lacking}"] * bool(lacking)
-            if not tree.roots and path.startswith(f"{root}/") and not ODD.search(path):
-                self.wrong += [f"{where}: {one}" for one in self.misread(keys)]
-            if not tree.roots and root in ("", "/api") and path.startswith(root) and method != "post":
-                counted = [name for name, _ in keys]  # a websocket that is closed shows no fields
-                unlike = self.unlike_patterns(path[len(root) :], kind, method, counted)
-                self.wrong += [f"{where}: {one}" for one in unlike]
+            asked = await self.ask()
+            found = [(name, one) for name, values in self.tree.served for one in self.lacking(name, values, asked)]
+            if not self.tree.roots and asked.path.startswith(f"{asked.root}/") and not ODD.search(asked.path):
+                found += self.misread(asked.keys)
+                if asked.root in ("", "/api") and asked.method != "post":
+                    found += self.unlike_patterns(asked)
+            self.ran += len(self.tree.served)
+            self.wrong += [f"{asked}: {self.tree.handlers.get(name)} {problem}" for name, problem in found]
         return self
 
-    def lacking(
-        self, name: str, values: dict[str, str], kind: str, method: str, path: str, root: str, counted: list[str]
-    ) -> list[str]:
+    async def ask(self) -> Asked:
+        tree, random = self.tree, self.tree.random
+        tree.served.clear()
+        path, root = tree.spelling(random.choice([0, 1, None])), random.choice(ROOTS)
+        path = root + path if random.random() < 0.6 else path
+        kind, method = "websocket" if random.random() < 0.15 else "http", random.choice(METHODS)
+        headers = {"host": random.choice(["api.example.org", "x.example.org"])}
+        scope = scope_of(path, method, raw_path=b"/", root_path=root, type=kind, headers=headers, subprotocols=[])
+        await send_scope(self.app, scope)
+        return Asked(kind, method, path, root, [(bucket.label, key) for bucket, key, _ in checks(scope)])
+
+    def lacking(self, name: str, values: dict[str, str], asked: Asked) -> list[str]:
         """Return the limits that a request which reached a handler was not counted on."""
-        tree, handler, lacking = self.tree, self.tree.handlers[name], list[str]()
-        text = get_route_path({"path": path, "root_path": getattr(tree.app, "root_path", "") or root})
+        tree, handler, counted, lacking = self.tree, self.tree.handlers[name], asked.counted, list[str]()
+        text = asked.text(tree.app)
         # A router reads 5 from 05: what it has read is written as it was spelled, if the spelling reveals it.
         reached = text if exactly(handler.path, text) else filled(handler.path, values)
-        for one in owed(name, self.rules, kind, method):
-            before = next(place for place, rule in enumerate(self.rules) if rule.name == one)
-            excused = [excuses(rule, text, kind, method, reached) for rule in self.rules[:before]]
-            lacking += [one] * (one not in counted and not any(excused))
-        lacking += [f"inner_{name}"] * (handler.inner is not None and f"inner_{name}" not in counted)
-        if lacking and reads_apart(handler, tree, path, root):
+        at = next(place for place, rule in enumerate(self.rules) if rule.name == name)
+        ends = [asked.is_free(rule, text, reached) for rule in self.rules]
+        if asked.names(self.rules[at], asked.method.upper()) and name not in counted and not any(ends[:at]):
+            lacking.append("its rule")
+        if handler.inner is not None and f"inner_{name}" not in counted:
+            lacking.append("the rule of a middleware within")
+        if lacking and reads_apart(handler, tree, asked):
             self.apart, lacking = self.apart + 1, []
         if name in tree.shared and not any(one.endswith("shared") for one in counted):
             lacking.append("the limit at the endpoint")
-        return lacking
+        if not self.is_routed(name, asked, any(ends)):
+            lacking.append("the limit of its route")
+        return [f"is not counted on {one}" for one in lacking]
 
-    def misread(self, keys: list[tuple[str, str]]) -> list[str]:
+    def is_routed(self, name: str, asked: Asked, is_ended: bool) -> bool:
+        """Tell whether the default limits count a request once, as one to the route of a handler."""
+        routes = [label for label in asked.counted if label.startswith("per-route ")]
+        if name in self.exempt:  # what readers make several texts of is no request to it
+            return routes == ["per-route *"] * bool(ODD.search(asked.path)) or (is_ended and routes == [])
+        if routes == []:
+            return is_ended
+        return routes == [self.routes.setdefault(name, routes[0])] != ["per-route *"]
+
+    def misread(self, keys: list[tuple[str, str]]) -> list[tuple[str, str]]:
         """Return the handlers whose rule counted by another value of a parameter than the routers found."""
         found = []
         for name, values in self.tree.served:
@@ -205,11 +207,12 @@ class Judge:
                 continue
             own = [key for label, key in keys if label == name]
             expected = self.limiter.key_for(path_param(self.parameters[name]).of(value))
-            found += [f"{self.tree.handlers[name]} with {values} counted by {own}"] * (own not in ([], [expected]))
+            found += [(name, f"with {values} is counted by {own}")] * (own not in ([], [expected]))
         return found
 
-    def unlike_patterns(self, path: str, kind: str, method: str, counted: list[str]) -> list[str]:
+    def unlike_patterns(self, asked: Asked) -> list[tuple[str, str]]:
         """Return what an ordinary path is counted on against the patterns that rules are written in."""
+        path = asked.path[len(asked.root) :]
         if not ORDINARY.fullmatch(path) or "/files/" in path or "/other/" in path:
             return []
         may = [path, path.removesuffix("/") if path[-1] == "/" else f"{path}/"]
@@ -217,15 +220,15 @@ class Judge:
             may.append(f"{path}/")
         expected, allowed = [], set()
         for rule, pattern, most in self.patterns:
-            named = is_about(rule, kind, method)
+            named = asked.names(rule, asked.method)
             matched = named and pattern.fullmatch(path) is not None
             expected += [rule.name] * (matched and not rule.exempt)
             allowed |= {rule.name} if named and any(map(most.fullmatch, may)) else set()
             if matched and rule.final:
                 break
-        outer = [name for name in counted if re.fullmatch(r"[hf]\d+", name)]
+        outer = [name for name in asked.counted if re.fullmatch(r"[hf]\d+", name)]
         is_right = [name for name in outer if name in expected] == expected and allowed.issuperset(outer)
-        return [] if is_right else [f"counted on {outer}, and not on {expected} and at most {allowed}"]
+        return [] if is_right else [("", f"counted on {outer}, and not on {expected} and at most {allowed}")]
 
 
 FEATURES: Final[list[dict[str, bool]]] = [{}, {"roots": False}, {"mixed": True}, {"dots": True}]
