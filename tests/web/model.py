@@ -207,9 +207,7 @@ def given_or_wrong(what: str, function: Callable[..., Any]) -> st.SearchStrategy
     return st.builds(Given, st.just(function), HOW) | st.builds(Given, st.just(fails), HOW, st.none() | wrong)
 
 
-AMOUNTS = st.sampled_from([1, 2, 3, 5])
-HOURLY = st.builds(lambda amount: ((HOUR, amount),), AMOUNTS)
-FIXED = HOURLY | HOURLY | st.just(((HOUR, 3), (DAY, 4)))
+FIXED = st.sampled_from([*(((HOUR, amount),) for amount in (1, 2, 3, 5)), ((HOUR, 3), (DAY, 4))])
 LIMITED = st.builds(
     Limited,
     name=st.sampled_from("abcdefgh"),
@@ -258,7 +256,7 @@ class Program(Short):
         order = ["router", "dependency", "decorator"]
         if self.endpoint_kind == "class":
             return [replace(one, form="decorator") for one in self.endpoint]
-        return sorted((one for one in self.endpoint), key=lambda one: order.index(one.form))
+        return sorted(self.endpoint, key=lambda one: order.index(one.form))
 
 
 PROGRAMS = st.builds(
@@ -392,7 +390,9 @@ class Model:
             for depth in reversed(range(len(self.program.layers))):
                 self._enter(depth, request, passed[depth])
             for one in self.program.asked:
-                self._ask(0, [one], request, passed[0]) if one.kind != "shadow" else self._look(0, one, request, passed)
+                if one.is_about(request.url.path, request.method) and self._holds(0, one, request) is not False:
+                    report, ask = self._report, self._ask
+                    report(0, one, request, passed[0]) if one.kind == "shadow" else ask(0, [one], request, passed[0])
         except Refused as refused:
             status, self.told.refused_by = refused.status, refused.names
         for depth, within in enumerate(passed):
@@ -403,7 +403,7 @@ class Model:
     def _enter(self, depth: int, request: Request, passed: Passed) -> None:
         self.told.limiters.add(self.program.layers[depth].limiter)
         counting = self._counting(depth, request)
-        self._ask(depth, [one for one in counting if one.kind != "shadow"], request, passed, rules=True)
+        self._ask(depth, [one for one in counting if one.kind != "shadow"], request, passed)
         for one in counting:
             if one.kind == "shadow":
                 self._report(depth, one, request, passed)
@@ -413,7 +413,7 @@ class Model:
         for one in self.program.layers[depth].rules:
             if not one.is_about(request.url.path, request.method):
                 continue
-            holds = self._asked(depth, "when", one, one.when, request, None) if one.when else True
+            holds = self._holds(depth, one, request)
             if holds is False or (holds is None and one.kind == "exempt"):
                 continue
             if one.kind == "block":
@@ -425,7 +425,13 @@ class Model:
                 break
         return found
 
-    def _asked(self, depth: int, what: str, one: Limited, given: Given, request: Any, otherwise: Any) -> Any:
+    def _holds(self, depth: int, one: Limited, request: Request) -> bool | None:
+        """Return whether its condition holds; None where its function fails."""
+        return self._said(depth, "when", one, request, None) if one.when else True
+
+    def _said(self, depth: int, what: str, one: Limited, request: Request, otherwise: Any) -> Any:
+        """Return what a function of the user's says."""
+        given: Given = getattr(one, what)
         if given.function is fails:
             self.told.failed.add((self.worker, depth, what, one.name))
             return otherwise
@@ -436,7 +442,7 @@ class Model:
         limiter = self.program.layers[depth].limiter
         windows = one.windows or {}
         if isinstance(one.limits, Given):
-            windows = self._asked(depth, "limits", one, one.limits, request, FALLBACK)
+            windows = self._said(depth, "limits", one, request, FALLBACK)
         elif (limiter, one.name) in self.changed:
             windows = {HOUR: self.changed[limiter, one.name]}
         if not windows:
@@ -446,10 +452,10 @@ class Model:
             name = request.headers.get("x-user")
             key = one.key if one.key == "everyone" else self.key_of(name) if name else ""
         elif one.key is not None:
-            key = self._asked(depth, "key", one, one.key, request, "")
+            key = self._said(depth, "key", one, request, "")
         if key is None:
             return None
-        spent = units(self._asked(depth, "cost", one, one.cost, request, 1)) if one.cost else 1
+        spent = units(self._said(depth, "cost", one, request, 1)) if one.cost else 1
         assert request.client
         spent = min([spent, *windows.values()])
         window = limiter, one.name, one.kind == "shadow", key or request.client.host
@@ -473,16 +479,8 @@ class Model:
                 found = max(found, length)
         return found
 
-    def _ask(
-        self, depth: int, limited: list[Limited], request: Request, passed: Passed, *, rules: bool = False
-    ) -> None:
+    def _ask(self, depth: int, limited: list[Limited], request: Request, passed: Passed) -> None:
         """Charge all or none."""
-        if not rules:
-            (one,) = limited
-            if not one.is_about(request.url.path, request.method):
-                return
-            if one.when and self._asked(depth, "when", one, one.when, request, None) is False:
-                return
         asked = [self._left(self._check(depth, one, request), passed.charged) for one in limited]
         checks = [check for check in asked if check is not None]
         beyond = [check for check in checks if self._full(check)]
@@ -499,13 +497,6 @@ class Model:
         for length, amount in check.windows.items():
             self.spent[check.window, length] += check.units
             check.left[length] = amount - self.spent[check.window, length]
-
-    def _look(self, depth: int, one: Limited, request: Request, passed: list[Passed]) -> None:
-        if not one.is_about(request.url.path, request.method):
-            return
-        if one.when and self._asked(depth, "when", one, one.when, request, None) is False:
-            return
-        self._report(depth, one, request, passed[depth])
 
     def _report(self, depth: int, one: Limited, request: Request, passed: Passed) -> None:
         check = self._left(self._check(depth, one, request), passed.reported)

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
@@ -33,7 +32,7 @@ from slidegate.testing import FakeClock
 from ..asgi import Answer, attempt, scope_of
 from ..ops.shared_rows import SharedRows
 from .limited import answer, class_of
-from .middlewares import Listener, fields
+from .middlewares import Listener, Log, fields
 from .model import METHODS, PATHS, PROGRAMS, REQUESTS, Asked, Model, Program, Told
 
 WORKERS = 2
@@ -41,7 +40,7 @@ WORKERS = 2
 
 def endpoint_of(program: Program) -> ASGIApp:
     """Return an application whose endpoint has the limits of a program, each in its form."""
-    limits = [(one.form, RateLimit(**without_path(one.options()))) for one in program.asked]
+    limits = [(one.form, RateLimit(**one.options())) for one in program.asked]
 
     def of(form: str) -> list[Any]:
         return [Depends(limit) for at, limit in limits if at == form]
@@ -57,10 +56,6 @@ def endpoint_of(program: Program) -> ASGIApp:
             router.api_route(path, methods=[*METHODS], dependencies=of("dependency"))(endpoint)
     app.include_router(router)
     return app
-
-
-def without_path(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name != "path"}
 
 
 def sync_answer(request: Request) -> Response:
@@ -83,17 +78,6 @@ def beside() -> dict[str, Any]:
         "client": client_ip(trusted=["10.0.0.0/8"]),
         "messages": MessageLimits("1000/second"),
     }
-
-
-class Log(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.failed: Counter[tuple[str, str]] = Counter()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        found = re.search(r"(\w+) function of rule '(\w+)' failed", record.getMessage())
-        if found:
-            self.failed[found[1], found[2]] += 1
 
 
 class Middleware(RuleBasedStateMachine):
@@ -121,9 +105,6 @@ class Middleware(RuleBasedStateMachine):
             app = RateLimitMiddleware(app, rules=rules, limiter=limiters[layer.limiter], **more)
         return app
 
-    def run(self, work: Callable[[], Any]) -> Any:
-        return self.runner.run(work())
-
     @rule(worker=st.integers(0, WORKERS - 1), asked=st.lists(REQUESTS, min_size=1, max_size=6))
     def requests(self, worker: int, asked: list[Asked]) -> None:
         for one in asked:
@@ -137,7 +118,7 @@ class Middleware(RuleBasedStateMachine):
         request = Request(scope_of(**asked.fields()))
         told = self.model.decide(request, int(asked.status), lambda name: key_of(header("X-User").of(name)))
         self.failed |= told.failed
-        found, error = self.run(lambda: attempt(self.apps[worker], **asked.fields()))
+        found, error = self.runner.run(attempt(self.apps[worker], **asked.fields()))
         assert found.status == told.status
         assert (error is None) is (told.status != 500)
         self.check_fields(found, told)
@@ -167,7 +148,7 @@ class Middleware(RuleBasedStateMachine):
     @rule(data=st.data(), amount=st.sampled_from([1, 2, 4, 7]))
     def operator_changes_a_limit(self, data: st.DataObject, amount: int) -> None:
         limiter, name = data.draw(st.sampled_from(self.model.changeable()))
-        self.run(lambda: self.workers[0][limiter].override(name, f"{amount}/hour", "1d"))
+        self.runner.run(self.workers[0][limiter].override(name, f"{amount}/hour", "1d"))
         self.model.changed[limiter, name] = amount
         self.look()
 
@@ -175,7 +156,7 @@ class Middleware(RuleBasedStateMachine):
     @rule(data=st.data())
     def operator_restores_a_limit(self, data: st.DataObject) -> None:
         limiter, name = data.draw(st.sampled_from(sorted(self.model.changed)))
-        assert self.run(lambda: self.workers[1][limiter].restore(name))
+        assert self.runner.run(self.workers[1][limiter].restore(name))
         del self.model.changed[limiter, name]
         self.look()
 
@@ -190,13 +171,14 @@ class Middleware(RuleBasedStateMachine):
         """Have every worker look at what operators have changed, as its timer does twice a second."""
         for limiters in self.workers:
             for limiter in limiters:
-                self.run(limiter.engine.overrides.refresh)
+                self.runner.run(limiter.engine.overrides.refresh())
 
     def teardown(self) -> None:
         logging.getLogger("slidegate").removeHandler(self.log)
         expected = Counter((what, name) for _, _, what, name in self.failed)
         self.runner.close()
-        assert self.log.failed == expected, "once for each function of each middleware"
+        found = re.findall(r"(\w+) function of rule '(\w+)' failed", "\n".join(self.log.lines))
+        assert Counter(found) == expected, "once for each function of each middleware"
 
 
 def test_the_middleware_does_what_the_model_does() -> None:
