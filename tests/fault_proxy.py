@@ -17,8 +17,7 @@ import asyncio
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Coroutine
 from typing import Any, Final, Self
 
 HOST: Final = "127.0.0.1"
@@ -33,9 +32,8 @@ class FaultProxy:
         requests: How many bytes clients have sent through.
     """
 
-    def __init__(self, target: int, *, tls: ssl.SSLContext | None = None) -> None:
-        self.target, self.tls = target, tls
-        self.port = 0
+    def __init__(self, target: int, port: int = 0, *, tls: ssl.SSLContext | None = None) -> None:
+        self.target, self.port, self.tls = target, port, tls
         self.delay_s = 0.0
         self.accepted = 0
         self.requests = 0
@@ -134,17 +132,6 @@ class FaultProxy:
                 self._left = None
                 self.drop()
                 return
-
-
-@asynccontextmanager
-async def in_front_of(nodes: Sequence[Any]) -> AsyncIterator[list[FaultProxy]]:
-    """Put a proxy before each node of a `fronted` cluster, at the port that the node tells clients."""
-    async with AsyncExitStack() as stack:
-        proxies = [FaultProxy(node.port) for node in nodes]
-        for node, proxy in zip(nodes, proxies, strict=True):
-            proxy.port = node.front
-            await stack.enter_async_context(proxy)
-        yield proxies
 
 
 async def stop_listening(server: asyncio.Server) -> None:

@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -44,8 +44,8 @@ BOUND_S: Final = 60
 """How long a server may take to start, to answer or to agree with others. It is waited for by its state, so this is
 only how long a hang lasts: where nothing else runs, none takes as long as a second or two."""
 READY: Final = re.compile("eady to accept connections|Sentinel ID is")
-QUIET_PORTS: Final = range(10_000, 32_000)
-"""Systems give connections higher ports, so no connection takes the port of a server that is away for a moment."""
+QUIET_PORTS: Final = range(10_000, 20_000)
+"""Systems give connections ports above 32,000, so none takes the port of a server that is away for a moment."""
 RUNS: Final = 8
 OWN_RUN: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % RUNS
 """Runs of tests side by side take ports of their own, each eighth one, so that no server comes back to a taken port."""
@@ -91,12 +91,13 @@ AT_REDIS: Final = pytest.param("redis", marks=needs_redis)
 needs_valkey: Final = pytest.mark.skipif(VALKEY is None, reason="no valkey-server: sudo apt install valkey-server")
 
 
-def free_port(ports: range = QUIET_PORTS) -> int:
-    """Return a port that nobody listens on; somebody may by the time it is used."""
+def free_port() -> int:
+    """Return a port that nobody listens on, nor on the one for its bus; somebody may by the time it is used."""
     while True:
-        port = _random.choice(ports[OWN_RUN::RUNS])
-        with socket.socket() as listener, suppress(OSError):
+        port = _random.choice(QUIET_PORTS[OWN_RUN::RUNS])
+        with socket.socket() as listener, socket.socket() as bus, suppress(OSError):
             listener.bind((HOST, port))
+            bus.bind((HOST, port + BUS))
             return port
 
 
@@ -128,11 +129,10 @@ class RedisServer:
         found = program or REDIS
         assert found is not None, "no redis-server"
         self.program, self.options, self.password = found, options, password
-        self.port = self._free_port()
+        self.port = free_port()
         self.directory = Path(tempfile.mkdtemp(prefix="redis-"))
         self.socket = self.directory / "s"
         self.log = self.directory / "log"
-        self._first: tuple[str, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -149,14 +149,23 @@ class RedisServer:
     def runs(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def arguments(self) -> tuple[str, ...]:
+        """Return the first arguments of the program, which depend on what this is."""
+        return ()
+
     def start(self, *options: str, wait: bool = True) -> None:
+        """Start a process at the same address; come back when it accepts commands, unless told not to wait.
+
+        Raises:
+            RuntimeError: It ended; the message is what it said.
+        """
         assert not self.runs, "it runs"
         self.kill()
         new = version_of(self.program) >= (7,)
         command = [
-            str(self.program), *self._first, "--bind", HOST, "--port", str(self.port), "--unixsocket", str(self.socket),
-            "--dir", str(self.directory), "--save", "", "--appendonly", "no", "--loglevel", "notice",
-            *(("--enable-debug-command", "yes") if new else ()), *self.options, *options,
+            str(self.program), *self.arguments(), "--bind", HOST, "--port", str(self.port),
+            "--unixsocket", str(self.socket), "--dir", str(self.directory), "--save", "", "--appendonly", "no",
+            "--loglevel", "notice", *(("--enable-debug-command", "yes") if new else ()), *self.options, *options,
         ]  # fmt: skip
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
@@ -165,18 +174,10 @@ class RedisServer:
         guard = ["sh", "-c", script, "sh", str(self.pid), str(self.directory)]
         self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE)
         if wait:
-            self._wait_ready()
-
-    def _wait_ready(self) -> None:
-        """Come back when it accepts commands.
-
-        Raises:
-            RuntimeError: It ended; the message is what it said.
-        """
-        until(lambda: not self.runs or READY.search(self.log.read_text("utf-8", "replace")), "a server starts")
-        if not self.runs:
-            self.kill()
-            raise RuntimeError(f"{self.program} did not start:\n{self.log.read_text('utf-8', 'replace')[-2_000:]}")
+            until(lambda: not self.runs or READY.search(self.log.read_text("utf-8", "replace")), "a server starts")
+            if not self.runs:
+                self.kill()
+                raise RuntimeError(f"{self.program} did not start:\n{self.log.read_text('utf-8', 'replace')[-2_000:]}")
 
     def command(self, *words: str | int | bytes, bound_s: float = BOUND_S) -> Any:
         once = Retry(NoBackoff(), 0)
@@ -219,20 +220,15 @@ class RedisServer:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            stack.callback(self.close)
-            while not self.runs:
-                try:
-                    self.start()
-                except RuntimeError as error:
-                    if "Address already in use" not in str(error):
-                        raise
-                    self.port = self._free_port()
-            stack.pop_all()
+        while not self.runs:
+            try:
+                self.start()
+            except RuntimeError as error:
+                if "Address already in use" not in str(error):
+                    self.close()
+                    raise
+                self.port = free_port()
         return self
-
-    def _free_port(self) -> int:
-        return free_port()
 
     def __exit__(self, *raised: object) -> None:
         self.close()
@@ -245,22 +241,34 @@ class ClusterNode(RedisServer):
         super().__init__("--cluster-enabled", "yes", "--cluster-node-timeout", "2500", *REPLICATION)
         self.front = free_port() if fronted else None
 
-    def start(self, *options: str, wait: bool = True) -> None:
+    def arguments(self) -> tuple[str, ...]:
         told = ("--cluster-announce-port", str(self.front or self.port))
-        super().start(*told, "--cluster-announce-bus-port", str(self.port + BUS), *options, wait=wait)
-
-    def _free_port(self) -> int:
-        while True:
-            port = free_port(range(QUIET_PORTS.start, QUIET_PORTS.stop - BUS))
-            with suppress(OSError), socket.socket() as listener:
-                listener.bind((HOST, port + BUS))
-                return port
+        return (*told, "--cluster-announce-bus-port", str(self.port + BUS))
 
 
-class RedisCluster:
+class Together:
+    """Servers that are started together, and know each other from then on."""
+
+    servers: Sequence[RedisServer]
+
+    def join(self) -> None:
+        """Make servers that run know each other."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for server in self.servers:
+                stack.enter_context(server)
+            self.join()
+            self._running = stack.pop_all()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._running.close()
+
+
+class RedisCluster(Together):
     """Three masters that share the slots in equal parts, and know each other."""
-
-    servers: list[ClusterNode]
 
     def __init__(self, *, replicas: int = 0, fronted: bool = False) -> None:
         self.servers = [ClusterNode(fronted=fronted) for _ in range(MASTERS + replicas)]
@@ -269,18 +277,7 @@ class RedisCluster:
     def url(self) -> str:
         return "redis+cluster://" + ",".join(f"{HOST}:{server.port}" for server in self.servers)
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            for server in self.servers:
-                stack.enter_context(server)
-            self._join()
-            self._running = stack.pop_all()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._running.close()
-
-    def _join(self) -> None:
+    def join(self) -> None:
         first = self.servers[0]
         for number, server in enumerate(self.servers):
             # Epochs of their own: two masters of one epoch would have to settle first who is the older.
@@ -298,7 +295,9 @@ class RedisCluster:
     def _have_met(self) -> bool:
         """Tell whether all nodes know each other; who is late is introduced again, because introductions expire."""
         ids = {self.node_id(server) for server in self.servers}
-        late = [server for server in self.servers if _nodes_of(server) != ids]
+        late = [
+            server for server in self.servers if ids != {row[0] for row in _table(server) if "handshake" not in row[2]}
+        ]
         for server in late:
             for other in self.servers:
                 if other is not server:
@@ -326,10 +325,8 @@ class RedisCluster:
 
     def _epochs_agree(self) -> bool:
         here = {self.node_id(server) for server in self.running}
-        tables = [server.command("CLUSTER", "NODES").decode().splitlines() for server in self.running]
-        # A line says: id, address, flags, master, ping, pong, epoch, and more.
-        rows = [[line.split() for line in table] for table in tables]
-        return len({frozenset((row[0], row[6]) for row in table if row[0] in here) for table in rows}) == 1
+        epochs = [frozenset((row[0], row[6]) for row in _table(server) if row[0] in here) for server in self.running]
+        return len({*epochs}) == 1
 
     @staticmethod
     def node_id(server: RedisServer) -> str:
@@ -368,22 +365,11 @@ class RedisCluster:
             pass
 
 
-class ReplicaPair:
+class ReplicaPair(Together):
     def __init__(self) -> None:
-        self.master, self.replica = (RedisServer(*REPLICATION) for _ in range(2))
+        self.servers = self.master, self.replica = [RedisServer(*REPLICATION) for _ in range(2)]
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            stack.enter_context(self.master)
-            stack.enter_context(self.replica)
-            self.follow()
-            self._running = stack.pop_all()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._running.close()
-
-    def follow(self) -> None:
+    def join(self) -> None:
         """Let the replica follow the master; come back when it has the master's data."""
         self.replica.command("REPLICAOF", HOST, self.master.port)
         until(partial(_follows, self.replica), "the replica follows")
@@ -396,7 +382,7 @@ class ReplicaPair:
     def fail_over(self) -> None:
         self.replica.command("REPLICAOF", "NO", "ONE")
         self.master, self.replica = self.replica, self.master
-        self.follow()
+        self.join()
 
 
 class Sentinel(RedisServer):
@@ -408,24 +394,22 @@ class Sentinel(RedisServer):
         super().__init__()
         self.watched = master
 
-    def start(self, *options: str, wait: bool = True) -> None:
+    def arguments(self) -> tuple[str, ...]:
         file = self.directory / "sentinel.conf"
         file.write_text(
             f"sentinel monitor {self.name} {HOST} {self.watched.port} 1\n"
             f"sentinel down-after-milliseconds {self.name} 500\nsentinel failover-timeout {self.name} 5000\n"
         )
-        self._first = (str(file), "--sentinel")
-        super().start(*options, wait=wait)
+        return str(file), "--sentinel"
 
 
 def _follows(server: RedisServer) -> bool:
     return bool(server.info("replication").get("master_link_status") == "up")
 
 
-def _nodes_of(server: RedisServer) -> set[str]:
-    """Return whom a node knows by name, itself included, and not only by introduction."""
-    rows = [line.split() for line in server.command("CLUSTER", "NODES").decode().splitlines()]
-    return {name for name, _, flags, *_ in rows if "handshake" not in flags}
+def _table(server: RedisServer) -> list[list[str]]:
+    """Return what a node knows of each: id, address, flags, master, ping, pong, epoch, and more."""
+    return [line.split() for line in server.command("CLUSTER", "NODES").decode().splitlines()]
 
 
 def _slots_of(server: RedisServer) -> frozenset[tuple[int, int, str]]:

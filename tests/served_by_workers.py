@@ -6,6 +6,7 @@
 import os
 import socket
 import sys
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -33,13 +34,13 @@ def make() -> Starlette:
     return Starlette(routes=routes, middleware=[middleware])
 
 
-def serve(factory: str, workers: int) -> None:
+def serve(factory: str, workers: int, **options: Any) -> None:
     """Serve the application that a factory ``module:make`` makes on the store in the arguments, and print the port."""
     os.environ["STORE"] = sys.argv[1]
     with socket.create_server(("127.0.0.1", 0)) as listening:
         sys.stdout.write(f"{listening.getsockname()[1]}\n")
         sys.stdout.flush()
-        uvicorn.run(factory, factory=True, fd=listening.fileno(), workers=workers, log_level="warning")
+        uvicorn.run(factory, factory=True, fd=listening.fileno(), workers=workers, log_level="warning", **options)
 
 
 if __name__ == "__main__":

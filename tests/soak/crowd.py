@@ -1,31 +1,21 @@
-"""The workers of a soak: processes that share one listening socket, are killed at random, and are started again."""
+"""The workers of a soak: a supervisor of uvicorn starts them, and starts another where one is killed."""
 
 import json
+import os
 import random
-import socket
+import re
+import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections import defaultdict
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from .record import Sample
 
-STOP_S = 20.0
-
-
-@dataclass
-class Worker:
-    """One life of a worker, and the file to which it writes about itself."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    path: Path
-
-    @property
-    def samples(self) -> list[Sample]:
-        lines = self.path.read_text("ascii").split("\n")[:-1] if self.path.exists() else []
-        return [Sample(*json.loads(line)) for line in lines]
+STOP_S: Final = 20.0
+ROOT: Final = Path(__file__).parents[2]
+FAILURE: Final = re.compile(r"^Traceback.*?\n(\S.*?)$|^Fatal Python error.*?$", re.MULTILINE | re.DOTALL)
 
 
 class Crowd:
@@ -38,62 +28,49 @@ class Crowd:
     """
 
     def __init__(self, store: str, count: int, directory: Path) -> None:
-        self._store = store
-        self._directory = directory
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-        self._log = (directory / "log").open("wb")
-        self.port: int = self._listener.getsockname()[1]
-        self.lives: list[Worker] = []
-        self.running = [self._start(place) for place in range(count)]
+        self.count, self._killed = count, set[int]()
+        self._log, self._samples = directory / "log", directory / "samples"
+        self._samples.touch()
+        command = [sys.executable, "-m", "tests.soak.worker", store, str(count)]
+        environment = {**os.environ, "SAMPLES": str(self._samples), "PYTHONFAULTHANDLER": "1"}
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=log)
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for worker in self.running:
-            worker.process.kill()
-            worker.process.wait()
-        self._listener.close()
-        self._log.close()
+        with self._process:
+            self._process.kill()  # workers see that they are orphans
+
+    @property
+    def lives(self) -> dict[int, list[Sample]]:
+        """What each worker has said about itself, by its process, in the order in which they began."""
+        lives = defaultdict[int, list[Sample]](list)
+        for line in self._samples.read_text("ascii").splitlines():
+            pid, *about = json.loads(line)
+            lives[pid].append(Sample(*about))
+        return lives
+
+    @property
+    def running(self) -> dict[int, list[Sample]]:
+        return {pid: samples for pid, samples in self.lives.items() if pid not in self._killed}
 
     def kill_one(self, chance: random.Random) -> None:
-        place = chance.randrange(1, len(self.running))
-        self.running[place].process.kill()
-        self.running[place].process.wait()
-        self.running[place] = self._start(place)
+        if others := [*self.running][1:]:  # else another is just beginning
+            self._killed.add(pid := chance.choice(others))
+            os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> list[str]:
-        """Ask all workers to end; return a sentence for each that ended otherwise or before."""
-        dead = [worker for worker in self.running if worker.process.poll() is not None]
-        found = [f"end: {one.name} ended by itself with code {one.process.returncode}" for one in dead]
-        for worker in self.running:
-            worker.process.terminate()
-        for worker in self.running:
-            try:
-                code = worker.process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                found.append(f"end: {worker.name} did not end within {STOP_S:g} s")
-                continue
-            if worker not in dead and code not in (0, -15):
-                found.append(f"end: {worker.name} ended with code {code}")
-        return found
-
-    def errors(self) -> list[str]:
-        """Return the ends of the tracebacks that workers wrote."""
-        lines = (self._directory / "log").read_text("utf-8", "replace").splitlines()
-        starts = [number for number, line in enumerate(lines) if line.startswith("Traceback")]
-        ends = [next((line for line in lines[start + 1 :] if line and line[0] != " "), "?") for start in starts]
-        return [f"error in a worker: {end}" for end in ends]
-
-    def _start(self, place: int) -> Worker:
-        number, life = self._listener.fileno(), len(self.lives)
-        path = self._directory / f"{life}.samples"
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.soak.worker", str(number), self._store, str(path)],
-            pass_fds=[number],
-            stdout=self._log,
-            stderr=self._log,
-            cwd=Path(__file__).parents[2],
-        )
-        self.lives.append(Worker(f"worker {place}, life {life + 1}", process, path))
-        return self.lives[-1]
+        """Ask all workers to end; return a sentence for each that ended otherwise or before, and for each error."""
+        ended = len(self.running) - self.count
+        found = [f"end: {ended} workers ended by themselves"] if ended > 0 else []
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            found.append(f"end: workers did not end within {STOP_S:g} s")
+        errors = FAILURE.finditer(self._log.read_text("utf-8", "replace"))
+        return [*found, *(f"error in a worker: {error[1] or error[0]}" for error in errors)]

@@ -49,7 +49,7 @@ async def soak(store: str, seconds: float, workers: int, seed: int) -> Findings:
             server = stack.enter_context(RedisServer("--appendonly", "yes", "--appendfsync", "everysec"))
         url = server.url if server else f"lmdb://{directory / 'store'}"
         crowd = stack.enter_context(Crowd(url, workers, directory))
-        await _until(lambda: all(worker.samples for worker in crowd.running), START_S, "the workers did not start")
+        await _until(lambda: len(crowd.lives) == workers, START_S, "the workers did not start")
         visitors = Visitors(crowd.port, chance)
         sending = asyncio.create_task(visitors.send(CLIENTS, GREEDY))
         faults = await _disturb(crowd, server, chance, time.monotonic() + seconds)
@@ -57,8 +57,7 @@ async def soak(store: str, seconds: float, workers: int, seed: int) -> Findings:
             await _until(lambda: not _unseen(visitors.answers), LOAD_S, "")
         visitors.stop()
         await sending
-        findings.broken += await _at_rest(crowd)
-        findings.broken += [*crowd.stop(), *crowd.errors()]
+        findings.broken += [*await _at_rest(crowd), *crowd.stop()]
         _judge(findings, visitors, crowd, faults)
     return findings
 
@@ -88,9 +87,11 @@ async def _at_rest(crowd: Crowd) -> list[str]:
 
     def rested() -> bool:
         nonlocal found
-        lives = [(worker.name, worker.samples) for worker in crowd.running]
-        if all(samples and samples[-1].at_s >= quiet_s for _, samples in lives):
-            found = [line for name, samples in lives for line in leaked(name, samples[0], samples[-1])]
+        lives = crowd.running
+        if len(lives) >= crowd.count and all(said[-1].at_s >= quiet_s for said in lives.values()):
+            found = [
+                line for pid, samples in lives.items() for line in leaked(f"worker {pid}", samples[0], samples[-1])
+            ]
         return not found
 
     with suppress(TimeoutError):
@@ -112,14 +113,13 @@ def _judge(findings: Findings, visitors: Visitors, crowd: Crowd, faults: Counter
         "by kills or because the client left",
         "faults: " + (", ".join(f"{what} x {count}" for what, count in sorted(faults.items())) or "none"),
     ]
-    for worker in crowd.lives:
-        if samples := worker.samples:
-            first, last = samples[0], samples[-1]
-            findings.broken += grown(worker.name, samples)
-            findings.lines.append(
-                f"{worker.name}: {last.at_s - first.at_s:.0f} s, memory {first.rss_mib:.1f} to {last.rss_mib:.1f} MiB, "
-                f"last seen with {last.tasks} tasks and {last.files} files"
-            )
+    for pid, samples in crowd.lives.items():
+        first, last = samples[0], samples[-1]
+        findings.broken += grown(f"worker {pid}", samples)
+        findings.lines.append(
+            f"worker {pid}: {last.at_s - first.at_s:.0f} s, memory {first.rss_mib:.1f} to {last.rss_mib:.1f} MiB, "
+            f"last seen with {last.tasks} tasks and {last.files} files"
+        )
 
 
 def _unseen(answers: list[Answer]) -> set[str]:

@@ -1,13 +1,12 @@
-"""One worker of a soak: an application behind the middleware, on a socket that it inherits.
+"""Workers of a soak: an application behind the middleware.
 
-``python -m tests.soak.worker SOCKET STORE SAMPLES`` takes the number of the socket, the address of the store, and the
-file to which it writes a line about itself twice a second. It ends with the process that started it.
+``python -m tests.soak.worker STORE WORKERS`` takes the address of the store and the number of workers, and prints the
+port. Each writes a line about itself twice a second to the file $SAMPLES, and ends with the process that started it.
 """
 
 import asyncio
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -15,7 +14,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
@@ -23,6 +21,7 @@ from starlette.routing import Route
 
 from slidegate import BanPolicy, Limiter, RateLimitMiddleware, Rule, client_ip, everyone
 
+from ..served_by_workers import serve
 from .record import PROMISES, Sample
 
 SAMPLE_EVERY_S = 0.5
@@ -30,12 +29,8 @@ PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 async def answer(request: Request) -> Response:
-    return PlainTextResponse("here you are")
-
-
-async def maybe(request: Request) -> Response:
-    """Answer with what was asked for; the rule counts only what was found."""
-    return PlainTextResponse("maybe", 404 if request.query_params.get("status") == "404" else 200)
+    """Answer with the status that was asked for; the rule of /maybe counts only what was found."""
+    return PlainTextResponse("here you are", int(request.query_params.get("status", 200)))
 
 
 def found(status: int) -> bool:
@@ -51,30 +46,30 @@ async def stream(request: Request) -> Response:
     return StreamingResponse(parts())
 
 
-def resident_mib() -> float:
-    return int(Path("/proc/self/statm").read_text("ascii").split()[1]) * PAGE_MIB
+def write_sample() -> None:
+    rss_mib = int(Path("/proc/self/statm").read_text("ascii").split()[1]) * PAGE_MIB
+    about = Sample(time.monotonic(), rss_mib, len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd")))
+    with open(os.environ["SAMPLES"], "a", encoding="ascii") as lines:
+        lines.write(json.dumps([os.getpid(), *about]) + "\n")
 
 
-async def sample(path: Path) -> None:
+async def sample() -> None:
     """Write lines about this process until it ends, or until it is an orphan."""
     parent = os.getppid()
-    with path.open("a", encoding="utf-8") as lines:
-        while os.getppid() == parent:
-            about = Sample(time.monotonic(), resident_mib(), len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd")))
-            lines.write(json.dumps(about) + "\n")
-            lines.flush()
-            await asyncio.sleep(SAMPLE_EVERY_S)
+    while os.getppid() == parent:
+        write_sample()
+        await asyncio.sleep(SAMPLE_EVERY_S)
     os._exit(1)
 
 
-def application(store: str, samples: Path) -> Starlette:
+def make() -> Starlette:
     """Return the application that a soak asks."""
     # With "deny" nothing passes uncounted while a store is away, so that every bound can be checked all the time.
-    limiter = Limiter.from_url(store, deadline="250ms", on_error="deny")
+    limiter = Limiter.from_url(os.environ["STORE"], deadline="250ms", on_error="deny")
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        sampling = asyncio.create_task(sample(samples))
+        sampling = asyncio.create_task(sample())
         async with limiter:
             yield
         sampling.cancel()
@@ -83,25 +78,17 @@ def application(store: str, samples: Path) -> Starlette:
     rules = [
         Rule(one.path, f"{one.amount}/{one.window_s}s", name=one.name, **more.get(one.name, {})) for one in PROMISES
     ]
-    routes = [Route("/counts", answer), Route("/exact", answer), Route("/wait", answer)]
-    app = Starlette(routes=[*routes, Route("/maybe", maybe), Route("/stream", stream)], lifespan=lifespan)
+    routes = [Route(path, answer) for path in ("/counts", "/exact", "/maybe", "/wait")]
+    app = Starlette(routes=[*routes, Route("/stream", stream)], lifespan=lifespan)
     app.add_middleware(
         RateLimitMiddleware,
         limiter=limiter,
         rules=rules,
         client=client_ip(trusted=["127.0.0.1"]),
-        bans=BanPolicy("30/5s", "8s", factor=1, ban_private=True),
+        bans=BanPolicy("12/5s", "8s", factor=1, ban_private=True),
     )
     return app
 
 
-def main() -> None:
-    number, store, samples = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    config = uvicorn.Config(
-        application(store, samples), log_level="warning", access_log=False, timeout_graceful_shutdown=5
-    )
-    uvicorn.Server(config).run(sockets=[socket.socket(fileno=number)])
-
-
 if __name__ == "__main__":
-    main()
+    serve(f"{__spec__.name}:make", int(sys.argv[2]), timeout_worker_healthcheck=60)

@@ -1,29 +1,34 @@
 """What tests of a sick Redis share: a server of their own, and limiters that try it again soon."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
 from slidegate.limiter import breaker
+from slidegate.stores.redis import RedisStore
 
-from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer
-from .faults import Place
-
-
-@pytest.fixture(scope="module")
-def own_server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
+from .faults import Place, on_a_server
+from .stores import store_at, workers_at
 
 
 @pytest.fixture
-async def place(own_server: RedisServer) -> AsyncIterator[Place]:
-    if not own_server.runs:
-        own_server.start()
-    own_server.command("FLUSHALL")
-    async with FaultProxy(own_server.port) as proxy:
-        yield Place(own_server, proxy)
+async def store(server: RedisServer) -> AsyncIterator[RedisStore]:
+    async with store_at(server) as store:
+        yield store
+
+
+@pytest.fixture
+async def workers(server: RedisServer) -> AsyncIterator[list[RedisStore]]:
+    """Two stores of the same data."""
+    async with workers_at(server, 2) as workers:
+        yield workers
+
+
+@pytest.fixture
+async def place() -> AsyncIterator[Place]:
+    async with on_a_server() as place:
+        yield place
 
 
 @pytest.fixture

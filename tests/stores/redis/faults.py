@@ -1,9 +1,9 @@
 """Faults of Redis, done to a real server and the wire to it, and put right afterwards."""
 
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import redis
@@ -12,19 +12,53 @@ from slidegate import StoreError
 from slidegate.core import StoreTimeout, StoreUnavailable
 
 from ...fault_proxy import FaultProxy
-from ...redis_servers import RedisServer, until, version_of
+from ...redis_servers import RedisCluster, RedisServer, Sentinel, until, version_of
 
 
 @dataclass
 class Place:
-    """A server, and the proxy that stores reach it through."""
+    """Where a store has its data: an address, servers, and proxies that lead to them; the first have the data."""
 
-    server: RedisServer
-    proxy: FaultProxy
+    url: str
+    servers: Sequence[RedisServer]
+    proxies: Sequence[FaultProxy]
 
     @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.proxy.port}/0"
+    def server(self) -> RedisServer:
+        return self.servers[0]
+
+    @property
+    def proxy(self) -> FaultProxy:
+        return self.proxies[0]
+
+
+@asynccontextmanager
+async def on_a_server() -> AsyncIterator[Place]:
+    with RedisServer() as server:
+        async with FaultProxy(server.port) as proxy:
+            yield Place(f"redis://127.0.0.1:{proxy.port}/0", [server], [proxy])
+
+
+@asynccontextmanager
+async def behind_a_sentinel() -> AsyncIterator[Place]:
+    async with on_a_server() as place:
+        with Sentinel(place.proxy) as sentinel:
+            yield replace(place, url=f"redis+sentinel://127.0.0.1:{sentinel.port}/{sentinel.name}")
+
+
+@asynccontextmanager
+async def on_a_cluster() -> AsyncIterator[Place]:
+    with RedisCluster(fronted=True) as cluster:
+        keeper = cluster.owner(cluster.slot_of("slidegate"))
+        servers = sorted(cluster.servers, key=lambda server: server is not keeper)
+        async with AsyncExitStack() as stack:
+            proxies = [FaultProxy(server.port, server.front) for server in servers]
+            for proxy in proxies:
+                await stack.enter_async_context(proxy)
+            yield Place("redis+cluster://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies), servers, proxies)
+
+
+PLACES: Final = {"server": on_a_server, "sentinel": behind_a_sentinel, "cluster": on_a_cluster}
 
 
 Fault: TypeAlias = Callable[[Place], AbstractAsyncContextManager[None]]

@@ -3,17 +3,19 @@
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import cache
 from struct import unpack_from
 from typing import Any, Final
 
-from slidegate import BanPolicy, StoreError
-from slidegate.core import Decision, parse_address
+from slidegate import BanPolicy, Limiter, StoreError
+from slidegate.core import BanSubject, Bucket, Decision, Reason, parse_address
 from slidegate.core.addresses import Address
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.script import strikes_field
 
+from ...contract.harness import bucket
 from ...contract.player import settle
 from ...redis_servers import RedisCluster, RedisServer
 
@@ -27,9 +29,26 @@ def fresh_prefix() -> str:
     return f"t{os.getpid()}-{next(NUMBER)}"
 
 
-def store_of(server: RedisServer | RedisCluster, **options: Any) -> RedisStore:
-    """Return a store with a prefix of its own, unless one is given; whoever asks for it closes it."""
-    return RedisStore(server.url, **{"prefix": fresh_prefix(), "timeout": PLENTY, **options})
+def store_of(server: Any, **options: Any) -> RedisStore:
+    """Return a store at a server, an address or a client, with a prefix of its own unless one is given."""
+    return RedisStore(getattr(server, "url", server), **{"prefix": fresh_prefix(), "timeout": PLENTY, **options})
+
+
+@cache
+def usual(limits: str) -> Bucket:
+    """Return the one bucket for limits: a known refusal is one of a bucket, not of a text."""
+    return bucket(limits)
+
+
+async def hit(
+    store: RedisStore,
+    key: str = "ann",
+    limits: str | Bucket = "5/minute",
+    cost: int = 1,
+    subjects: Sequence[BanSubject] = (),
+) -> Decision:
+    asked = usual(limits) if isinstance(limits, str) else limits
+    return await settle(store.hit(((asked, key, cost),), subjects))
 
 
 async def struck(store: RedisStore, policy: BanPolicy, key: str) -> int:
@@ -63,11 +82,21 @@ def address(text: str) -> Address:
     return found
 
 
-async def eventually(holds: Callable[[], Awaitable[object]]) -> None:
+async def eventually(holds: Callable[[], object]) -> None:
     """Come back when something holds that a store or a server does in its own time."""
     async with asyncio.timeout(PLENTY_S):
-        while not await holds():  # noqa: ASYNC110
+        while not await settle(holds()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+async def ticks_until_served(limiter: Limiter, most: int = 100) -> int:
+    """Return after how many ticks of 20 ms the store decided about several keys at once, -1 if that is too many."""
+    for tick in range(most):
+        decisions = await asyncio.gather(*(limiter.hit(f"probe:{number}", "1000/hour") for number in range(3)))
+        if all(decision.reason is not Reason.UNAVAILABLE for decision in decisions):
+            return tick
+        await asyncio.sleep(0.02)
+    return -1
 
 
 async def until_answered(ask: Callable[[], Decision | Awaitable[Decision]]) -> Decision:

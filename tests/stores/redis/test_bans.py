@@ -8,21 +8,19 @@ from typing import Any
 import pytest
 
 from slidegate import BanPolicy, Limiter
-from slidegate.core import BanSubject, Decision, Reason
+from slidegate.core import Reason
 from slidegate.core.bans.rows import to_rows
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.bans import CHUNK
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ...contract.harness import bucket
-from ...contract.player import settle
 from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer, needs_redis
-from .stores import PLENTY_S, address, workers_at
+from .stores import PLENTY_S, address, hit, workers_at
 
 pytestmark = needs_redis
 NOW_US = 1_900_000_000_000_000
-PLENTY = bucket("1000000/minute")
+PLENTY = "1000000/minute"
 AT_ONCE = BanPolicy("1/hour", "1h", name="p")
 
 
@@ -44,10 +42,6 @@ async def turns_of(work: Awaitable[object]) -> int:
     return turns
 
 
-async def hit(store: RedisStore, key: str, *subjects: BanSubject) -> Decision:
-    return await settle(store.hit(((PLENTY, key, 1),), subjects))
-
-
 async def test_requests_are_decided_while_bans_change_with_each(server: RedisServer) -> None:
     async with FaultProxy(server.port) as proxy, workers_at(server, 1) as (one,):
         proxy.delay_s = 0.003
@@ -64,7 +58,9 @@ async def test_requests_are_decided_while_bans_change_with_each(server: RedisSer
         try:
             async with asyncio.timeout(PLENTY_S):
                 for _ in range(100):
-                    answers = await asyncio.gather(*(hit(slow, f"user:{n}", address("192.0.2.7")) for n in range(5)))
+                    answers = await asyncio.gather(
+                        *(hit(slow, f"user:{n}", PLENTY, subjects=[address("192.0.2.7")]) for n in range(5))
+                    )
                     assert all(answer.reason is Reason.OK for answer in answers)
         finally:
             over.set()
@@ -80,7 +76,7 @@ async def test_where_the_clock_of_the_server_is_set_back_a_ban_ends_later_and_co
     async with workers_at(server, 2, clock=clock) as stores:
 
         async def reasons() -> set[Reason]:
-            return {(await hit(store, "user:eve", "user:eve")).reason for store in stores}
+            return {(await hit(store, "user:eve", PLENTY, subjects=["user:eve"])).reason for store in stores}
 
         await stores[0].bans.ban("user:eve", 6_000_000, "", "ann")
         for _ in range(5):

@@ -1,10 +1,8 @@
 """A cluster: one node has all keys of a prefix, their slot moves, and the node dies."""
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -13,10 +11,9 @@ from slidegate.core import Reason
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
 
-from ...fault_proxy import FaultProxy, in_front_of
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis, until
-from .faults import FAULTS, Place
-from .stores import eventually
+from .faults import FAULTS, on_a_cluster
+from .stores import ticks_until_served
 from .test_processes import most_in_any
 from .worker import Orders, at_work
 
@@ -91,17 +88,6 @@ async def test_a_slot_on_its_way_takes_counts_and_bans_along(cluster: RedisClust
     assert (await limiter.hit("198.51.100.7", "6/hour")).allowed
 
 
-@pytest.mark.all
-def test_processes_together_get_exactly_the_amount_while_the_slot_moves_to_and_fro(cluster: RedisCluster) -> None:
-    with at_work([Orders(cluster.url, f"{AMOUNT}/500ms", span_us=5 * WINDOW_US)] * 3) as times_us:
-        until(lambda: any(server.command("KEYS", "*:w:*") for server in cluster.masters), "the first hit")
-        slot, owner, other = home_of(cluster)
-        for target in (other, owner) * 3:
-            cluster.move_slot(slot, target)
-    assert most_in_any(times_us, WINDOW_US) == AMOUNT
-    assert len(times_us) > AMOUNT
-
-
 async def test_a_slot_that_nobody_serves_is_a_store_that_does_not_answer(
     cluster: RedisCluster, limiter: Limiter
 ) -> None:
@@ -130,142 +116,50 @@ async def test_after_a_node_dies_its_replica_goes_on_with_what_it_was_told(with_
         first.kill()
         until(lambda: replica.info("replication")["role"] == "master", "the replica takes over")
         cluster.wait_ok()
-
-        async def is_served() -> bool:
-            return (await limiter.hit("probe", "1000/hour")).reason is Reason.OK
-
-        await eventually(is_served)
+        assert await ticks_until_served(limiter, 1_000) >= 0
         decisions = [await limiter.hit(f"user:{number}", "3/hour") for number in range(CLIENTS)]
     assert [decision.remaining for decision in decisions] == [1] * CLIENTS
 
 
+def slot_moves(cluster: RedisCluster) -> None:
+    slot, owner, other = home_of(cluster)
+    for target in (other, owner) * 3:
+        cluster.move_slot(slot, target)
+
+
+def replica_takes_over(cluster: RedisCluster) -> None:
+    replica = cluster.servers[-1]
+    replica.command("CLUSTER", "FAILOVER")
+    until(lambda: replica.info("replication")["role"] == "master", "the replica takes over")
+
+
 @pytest.mark.all
-def test_processes_together_get_no_more_than_the_amount_while_a_replica_takes_over(with_replica: RedisCluster) -> None:
-    cluster = with_replica
-    first, *_, replica = cluster.servers
-    orders = Orders(url_on(cluster, first), f"{AMOUNT}/500ms", span_us=5 * WINDOW_US, may_fail=True)
-    with at_work([orders] * 3) as times_us:
+@pytest.mark.parametrize("happens", [slot_moves, replica_takes_over])
+def test_processes_together_get_exactly_the_amount_while(
+    happens: Callable[[RedisCluster], None], with_replica: RedisCluster
+) -> None:
+    first, may_fail = with_replica.servers[0], happens is replica_takes_over
+    orders = Orders(url_on(with_replica, first), f"{AMOUNT}/500ms", span_us=5 * WINDOW_US, may_fail=may_fail)
+    with at_work(*[orders] * 3) as times_us:
         until(lambda: first.command("KEYS", "*:w:*"), "the first hit")
-        replica.command("CLUSTER", "FAILOVER")
-        until(lambda: replica.info("replication")["role"] == "master", "the replica takes over")
+        happens(with_replica)
     assert most_in_any(times_us, WINDOW_US) == AMOUNT
     assert len(times_us) > AMOUNT
 
 
-# -- connections are late, stall and are reset: every node is reached through a proxy, whose port it tells clients -----
-
-
-TICK_S: Final = 0.02
-BACK_TICKS: Final = 100
-"""Two seconds: every worker is back by then after the last fault."""
-NEVER_TICKS: Final = 3_000
-"""A minute: a worker that is not back by then never will be. On a busy machine many requests outlast their deadline."""
-LIMIT: Final = "1000/hour"
-KEYS: Final = ("user:1", "user:2", "user:3")
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[RedisCluster]:
-    with RedisCluster(fronted=True) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-async def proxies(nodes: RedisCluster) -> AsyncIterator[list[FaultProxy]]:
-    for server in nodes.servers:
-        server.command("FLUSHALL")
-    async with in_front_of(nodes.servers) as proxies:
-        yield proxies
-
-
-def limiter_at(proxies: list[FaultProxy], deadline: str, heard: RecordingObserver) -> Limiter:
-    """Return a limiter that denies what the store does not decide."""
-    store = RedisStore("redis+cluster://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies))
-    return Limiter(store, secret=SECRET, deadline=deadline, on_error="deny", observers=[heard])
-
-
-async def are_decided(limiter: Limiter) -> bool:
-    """Hit every key at once; tell whether the store answered all."""
-    decisions = await asyncio.gather(*(limiter.hit(key, LIMIT) for key in KEYS))
-    return all(decision.reason is not Reason.UNAVAILABLE for decision in decisions)
-
-
-async def keep_asking(limiter: Limiter) -> None:
-    while True:
-        await are_decided(limiter)
-        await asyncio.sleep(0.005)
-
-
-async def ticks_until_back(limiter: Limiter, most: int) -> int:
-    """Return after how many ticks the store answered for every key, -1 if that is too many."""
-    for tick in range(most):
-        if await are_decided(limiter):
-            return tick
-        await asyncio.sleep(TICK_S)
-    return -1
-
-
-async def rage(proxies: list[FaultProxy], rng: random.Random, moves: int) -> None:
-    """Let everything happen between clients and nodes for a while, and end with all well but some latency."""
-    for _ in range(moves):
-        proxy = rng.choice(proxies)
-        proxy.delay_s = rng.uniform(0.001, 0.012)
-        match rng.randrange(6):
-            case 0 | 1:
-                proxy.drop()
-            case 2:
-                proxy.cut_after(rng.randrange(2_000))
-            case 3:
-                proxy.freeze()
-            case 4:
-                await proxy.refuse()
-                await proxy.accept()
-        await asyncio.sleep(rng.uniform(0.0, 0.03))
-        if rng.random() < 0.5:
-            for other in proxies:
-                other.thaw()
-    for proxy in proxies:
-        proxy.cut_no_more()
-        proxy.thaw()
-        proxy.delay_s = 0.001
-
-
-@pytest.mark.parametrize(
-    ("rounds", "most_ticks"), [(3, NEVER_TICKS), pytest.param(60, BACK_TICKS, marks=pytest.mark.deep)]
-)
-@pytest.mark.all
-async def test_every_worker_that_starts_amid_faults_is_back_after_the_last_one(
-    rounds: int, most_ticks: int, proxies: list[FaultProxy], rng: random.Random
-) -> None:
-    for number in range(rounds):
-        async with AsyncExitStack() as stack:
-            limiters = [limiter_at(proxies, "50ms", RecordingObserver()) for _ in range(6)]
-            for limiter in limiters:
-                await stack.enter_async_context(limiter)
-                stack.callback(asyncio.create_task(keep_asking(limiter)).cancel)
-            await rage(proxies, rng, 12)
-            late = await asyncio.gather(*(ticks_until_back(limiter, most_ticks) for limiter in limiters))
-        assert -1 not in late, f"round {number}: {late}"
-
-
 @pytest.mark.parametrize("fault", ["refused connection", "half-open sockets"])
-@pytest.mark.parametrize("keeps", [False, True], ids=["another node", "the node with the keys"])
 @pytest.mark.all
-async def test_only_the_node_with_the_keys_matters_and_is_found_again(
-    keeps: bool, fault: str, nodes: RedisCluster, proxies: list[FaultProxy]
-) -> None:
-    heard, keeper = RecordingObserver(without=["refused"]), nodes.owner(nodes.slot_of("slidegate"))
-    sick = next(number for number, server in enumerate(nodes.servers) if (server is keeper) is keeps)
-    async with limiter_at(proxies, "500ms", heard) as limiter:
-
-        async def is_served() -> bool:
-            return (await limiter.hit("user:1", LIMIT)).reason is Reason.OK
-
-        await eventually(is_served)
-        before = len(heard.kinds)  # a busy machine connects slowly
-        async with FAULTS[fault][0](Place(nodes.servers[sick], proxies[sick])):
-            served = [await is_served() for _ in range(10)]
-            assert served == [not keeps] * 10
-        await eventually(is_served)
-    told = [kind for kind in heard.kinds[before:] if kind != "store_late"]
-    assert told[:1] + told[-1:] == (["store_failed", "store_recovered"] if keeps else [])
+async def test_only_the_node_with_the_keys_matters_and_is_found_again(fault: str) -> None:
+    async with on_a_cluster() as place:
+        for sick in (0, 1):  # the first has the keys
+            heard = RecordingObserver(without=["refused"])
+            store = RedisStore(place.url)
+            async with Limiter(store, secret=SECRET, deadline="500ms", on_error="deny", observers=[heard]) as limiter:
+                await ticks_until_served(limiter)
+                before = len(heard.kinds)  # a busy machine connects slowly
+                async with FAULTS[fault][0](replace(place, proxies=place.proxies[sick:])):
+                    served = [(await limiter.hit("user:1", "1000/hour")).reason is Reason.OK for _ in range(10)]
+                    assert served == [sick == 1] * 10
+                await ticks_until_served(limiter)
+            told = [kind for kind in heard.kinds[before:] if kind != "store_late"]
+            assert told[:1] + told[-1:] == ([] if sick else ["store_failed", "store_recovered"])

@@ -17,10 +17,9 @@ from slidegate.testing import FakeClock
 from ...contract.harness import bucket
 from ...contract.player import settle
 from ...contract.programs import YEAR_2100_US
-from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer, needs_redis
 from ...virtual_time import turns
-from .stores import PLENTY, PLENTY_S
+from .stores import PLENTY, PLENTY_S, store_at
 
 pytestmark = needs_redis
 
@@ -31,22 +30,17 @@ DEMANDS = ((FIVE,), (bucket("3/10s; 20/hour", "two"), FIVE), (bucket("4/minute",
 
 
 @pytest.fixture
-async def proxy(server: RedisServer) -> AsyncIterator[FaultProxy]:
-    server.command("FLUSHALL")
-    async with FaultProxy(server.port) as proxy:
-        yield proxy
+def clock() -> FakeClock:
+    return FakeClock(YEAR_2100_US)
 
 
 @pytest.fixture
-async def store(proxy: FaultProxy) -> AsyncIterator[RedisStore]:
+async def store(server: RedisServer, clock: FakeClock) -> AsyncIterator[RedisStore]:
     """A store with a connection, whose next requests wait for the end of their turn."""
-    store = RedisStore(
-        f"redis://127.0.0.1:{proxy.port}/0", prefix="flight", clock=FakeClock(YEAR_2100_US), timeout=PLENTY
-    )
-    await settle(store.hit(((WIDE, "warm", 1),)))
-    await asyncio.gather(*(ask(store, "warm") for _ in range(3)))
-    yield store
-    await store.close()
+    async with store_at(server, clock=clock) as store:
+        await settle(store.hit(((WIDE, "warm", 1),)))
+        await asyncio.gather(*(ask(store, "warm") for _ in range(3)))
+        yield store
 
 
 class Held:
@@ -106,85 +100,47 @@ async def test_the_requests_of_one_turn_go_together_up_to_a_bound(store: RedisSt
         assert server.calls()["evalsha"] == calls
 
 
-class InOrder:
-    """A store whose requests share calls, and a store in memory that does the same things one after the other."""
-
-    def __init__(self, store: RedisStore, clock: FakeClock, rng: random.Random) -> None:
-        self._store, self._rng = store, rng
-        self._memory = MemoryStore(clock=clock)
-        self._pairs: list[tuple[asyncio.Future[Any], Any]] = []
-        self._charged: list[tuple[asyncio.Future[Decision], Decision]] = []
-        self._resets: list[asyncio.Future[bool]] = []
-        self._reset_us: dict[str, int] = {}
-        self._clock = clock
-
-    async def play(self, moves: int) -> None:
-        for _ in range(moves):
-            await self._move()
-            if self._rng.random() < 0.4:
-                async with asyncio.timeout(PLENTY_S):
-                    await asyncio.gather(*(ours for ours, _ in self._pairs), *self._resets)
-                self._clock.advance(us=self._rng.choice((0, 1, 1_000_000, 20_000_000)))
-        for number, (ours, theirs) in enumerate(self._pairs):
-            mine = await ours
-            if isinstance(mine, Decision) and mine.reason is Reason.LIMITED:
-                # A known refusal is repeated with the numbers of its own moment, beside hits that take what was left.
-                assert mine.reason == theirs.reason, f"request {number}"
-                assert violated(mine) <= violated(theirs), f"request {number}"
-            else:
-                assert told(mine) == told(theirs), f"request {number}"
-
-    async def _move(self) -> None:
-        what = self._rng.choice(("hit", "hit", "hit", "hit", "many", "peek", "charge", "refund", "reset"))
-        key = self._rng.choice(("ann", "bob"))
-        if what == "refund":
-            ready = [pair for pair in self._charged if pair[0].done()]
-            if ready:
-                pair = self._rng.choice(ready)
-                self._charged.remove(pair)
-                ours, theirs = pair[0].result().take_back(), pair[1].take_back()
-                self._ask(self._store.refund(ours), await settle(self._memory.refund(theirs)))
-        elif what == "reset":
-            await settle(self._memory.reset(key))
-            self._resets.append(asyncio.ensure_future(settle(self._store.reset(key))))
-            # Whether there was a window, and whether a charge from before or of the same microsecond is found, is the
-            # affair of each store.
-            self._charged = [pair for pair in self._charged if pair[1].checks[0][1] != key]
-            self._reset_us[key] = self._clock()
-        else:
-            for _ in range(16 if what == "many" else 1):
-                await self._question("hit" if what == "many" else what, key)
-
-    async def _question(self, what: str, key: str) -> None:
-        checks = tuple((asked, key, self._rng.choice((1, 1, 1, 2, 0))) for asked in self._rng.choice(DEMANDS))
-        theirs = await settle(getattr(self._memory, what)(checks))
-        ours = self._ask(getattr(self._store, what)(checks), theirs)
-        if theirs.reservations and theirs.now_us > self._reset_us.get(key, 0):
-            self._charged.append((ours, theirs))
-
-    def _ask(self, answer: Any, expected: Any) -> asyncio.Future[Any]:
-        ours = asyncio.ensure_future(settle(answer))
-        self._pairs.append((ours, expected))
-        return ours
+def check(ours: Decision, theirs: Decision) -> None:
+    assert ours.reason is theirs.reason
+    if ours.reason is Reason.LIMITED:
+        # A known refusal is repeated with the numbers of its own moment, beside hits that take what was left.
+        assert {state.name for state in ours.violated} <= {state.name for state in theirs.violated}
+    else:
+        assert ours.states == theirs.states
 
 
-def violated(refusal: Decision) -> set[str]:
-    return {state.name for state in refusal.violated}
-
-
-def told(answer: Any) -> Any:
-    return (answer.reason, answer.states) if isinstance(answer, Decision) else answer
-
-
-@pytest.mark.parametrize("number", range(4))
 async def test_answers_are_those_of_one_request_after_the_other(
-    number: int, proxy: FaultProxy, rng: random.Random
+    store: RedisStore, clock: FakeClock, rng: random.Random
 ) -> None:
-    clock = FakeClock(YEAR_2100_US)
-    store = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", prefix=f"order-{number}", clock=clock, timeout=PLENTY)
-    await settle(store.hit(((WIDE, "warm", 1),)))
-    await InOrder(store, clock, rng).play(250)
-    await store.close()
+    memory, charged, reset_us = MemoryStore(clock=clock), list[tuple[Decision, Decision]](), dict[str, int]()
+    for _ in range(400):
+        asked, ours = list[tuple[str, str, Any]](), list[asyncio.Future[Any]]()
+        whats = rng.choices(("hit", "peek", "charge", "refund", "reset"), (12, 1, 1, 1, 1), k=rng.choice((1, 2, 4, 40)))
+        for what in whats:
+            key = rng.choice(("ann", "bob"))
+            given: Any = key, key
+            if what == "reset":
+                # Whether a charge from before, or of the same microsecond, is found is the affair of each store.
+                charged = [pair for pair in charged if pair[1].checks[0][1] != key]
+                reset_us[key] = clock()
+            elif what != "refund":
+                given = [tuple((one, key, rng.choice((1, 1, 1, 2, 0))) for one in rng.choice(DEMANDS))] * 2
+            elif charged:
+                given = [each.take_back() for each in charged.pop(rng.randrange(len(charged)))]
+            else:
+                continue
+            asked.append((what, key, await settle(getattr(memory, what)(given[1]))))
+            ours.append(asyncio.ensure_future(settle(getattr(store, what)(given[0]))))
+        async with asyncio.timeout(PLENTY_S):
+            answers = await asyncio.gather(*ours)
+        for mine, (what, key, theirs) in zip(answers, asked, strict=True):
+            if isinstance(mine, Decision):
+                check(mine, theirs)
+            elif what == "refund":
+                assert mine is theirs
+            if what in ("hit", "charge") and theirs.reservations and theirs.now_us > reset_us.get(key, 0):
+                charged.append((mine, theirs))
+        clock.advance(us=rng.choice((0, 1, 1_000_000, 20_000_000)))
 
 
 async def test_a_request_that_cannot_be_sent_takes_none_of_its_call_with_it(store: RedisStore) -> None:

@@ -12,7 +12,7 @@ from slidegate import Limit
 
 from ...redis_servers import RedisServer, needs_redis, until
 from ...soak.checks import most_inside
-from .worker import Orders, Worker, admitted_by
+from .worker import SPAWN, Orders, at_work, work
 
 pytestmark = needs_redis
 
@@ -39,7 +39,8 @@ def test_processes_together_get_exactly_the_amount_in_any_window(
     server: RedisServer, processes: int, amount: int, window_us: int
 ) -> None:
     orders = Orders(server.url, str(Limit(amount, f"{window_us // 1_000}ms")), span_us=5 * window_us // 2)
-    times_us = admitted_by([orders] * processes)
+    with at_work(*[orders] * processes) as times_us:
+        pass
     assert len([time_us for time_us in times_us if time_us < times_us[0] + window_us]) == amount
     assert most_in_any(times_us, window_us) == amount
     assert len(times_us) > amount
@@ -47,8 +48,9 @@ def test_processes_together_get_exactly_the_amount_in_any_window(
 
 @pytest.mark.all
 def test_hosts_whose_clocks_disagree_share_one_limit(server: RedisServer) -> None:
-    orders = [Orders(server.url, "100/hour", hits=80, skew_s=skew_s) for skew_s in (-5, -0.25, 0.25, 5)]
-    times_us = admitted_by(orders)
+    orders = [Orders(server.url, "100/hour", span_us=1_000_000, skew_s=skew_s) for skew_s in (-5, -0.25, 0.25, 5)]
+    with at_work(*orders) as times_us:
+        pass
     assert len(times_us) == 100
     assert times_us[-1] - times_us[0] < 5_000_000, "all have the time of the server"
 
@@ -62,9 +64,11 @@ def holds_windows(server: RedisServer, count: int) -> bool:
 def test_clients_that_are_killed_leave_no_key_that_stays(server: RedisServer, kills: int) -> None:
     limit = Limit(1_000, "10m")
     for number in range(kills):
-        worker = Worker(Orders(server.url, str(limit), span_us=60_000_000, key=f"user:{number}"))
+        worker = SPAWN.Process(target=work, args=(Orders(server.url, str(limit), 60_000_000, key=f"user:{number}"),))
+        worker.start()
         until(partial(holds_windows, server, number + 1), "its first hit")
         worker.kill()
+        worker.join()
     names = [name for name in server.command("KEYS", "*") if b":bans" not in name]
     assert len(names) >= kills
     longest_ms = (limit.span_us + limit.slice_us) // 1_000 + 1_000

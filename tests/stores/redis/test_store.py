@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from redis.credentials import UsernamePasswordCredentialProvider
 
 from slidegate import BanPolicy, Limiter
-from slidegate.core import Bucket, Concurrency, Decision, Reason, StoreUnavailable, parse_limits
+from slidegate.core import Bucket, Concurrency, Reason, StoreUnavailable, parse_limits
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_IN_CALL
 from slidegate.testing import FakeClock, RecordingObserver
@@ -28,7 +28,7 @@ from ...questions import hit_all
 from ...redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ...virtual_time import turns
 from ..transports import RandomContract
-from .stores import PLENTY, PLENTY_S, address, eventually, fresh_prefix, store_at, store_of, workers_at
+from .stores import PLENTY, address, eventually, fresh_prefix, hit, store_at, store_of, usual, workers_at
 from .test_replies import methods_of
 
 pytestmark = needs_redis
@@ -41,17 +41,6 @@ async def counted(server: RedisServer, work: Callable[[], Awaitable[object]]) ->
     server.command("CONFIG", "RESETSTAT")
     await work()
     return sum(count for name, count in server.calls().items() if name in ("evalsha", "eval"))
-
-
-@cache
-def usual(limits: str) -> Bucket:
-    """Return the one bucket for limits: a known refusal is one of a bucket, not of a text."""
-    return bucket(limits)
-
-
-async def hit(store: RedisStore, key: str, limits: str | Bucket = "5/minute", cost: int = 1) -> Decision:
-    asked = usual(limits) if isinstance(limits, str) else limits
-    return await settle(store.hit(((asked, key, cost),)))
 
 
 class AtServer:
@@ -118,14 +107,15 @@ async def test_what_another_layout_wrote_is_neither_read_nor_touched(server: Red
         assert theirs == {name for name in theirs if server.command("HGET", name, "x") == b"theirs"}
 
 
-async def test_scripts_that_are_forgotten_are_sent_again_and_charged_once(server: RedisServer) -> None:
-    async with store_at(server) as store:
-        policy = BanPolicy("5/minute", name="p")
-        for spent in range(1, 4):
-            server.command("SCRIPT", "FLUSH")
-            assert (await hit(store, "ann")).remaining == 5 - spent
-            server.command("SCRIPT", "FLUSH")
-            await store.bans.strike(policy, "user:ann", 1, "")
+async def test_scripts_that_are_forgotten_are_sent_again_and_charged_once(
+    store: RedisStore, server: RedisServer
+) -> None:
+    policy = BanPolicy("5/minute", name="p")
+    for spent in range(1, 4):
+        server.command("SCRIPT", "FLUSH")
+        assert (await hit(store, "ann")).remaining == 5 - spent
+        server.command("SCRIPT", "FLUSH")
+        await store.bans.strike(policy, "user:ann", 1, "")
 
 
 class Ahead:
@@ -148,87 +138,87 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> Ahead:
 
 @pytest.mark.parametrize("banned", [False, True])
 async def test_a_known_refusal_costs_a_command_a_second_whatever_else_redis_is_asked_meanwhile(
-    server: RedisServer, ahead: Ahead, banned: bool
+    server: RedisServer, workers: list[RedisStore], ahead: Ahead, banned: bool
 ) -> None:
-    async with workers_at(server, 2) as (store, other):
-        await hit(store, "ann", cost=5)
-        if banned:
-            await other.bans.ban("ann", 3_600_000_000, "", "bob")
-        first = await hit(store, "ann")
+    store, other = workers
+    await hit(store, "ann", cost=5)
+    if banned:
+        await other.bans.ban("ann", 3_600_000_000, "", "bob")
+    first = await hit(store, "ann")
 
-        async def flood() -> None:
-            for _ in range(100):
-                refused = await hit(store, "ann")
-                assert refused.reason is (Reason.BANNED if banned else Reason.LIMITED)
-                assert 0 <= (first.retry_after_us or 0) - (refused.retry_after_us or 0) < 60_000_000
+    async def flood() -> None:
+        for _ in range(100):
+            refused = await hit(store, "ann")
+            assert refused.reason is (Reason.BANNED if banned else Reason.LIMITED)
+            assert 0 <= (first.retry_after_us or 0) - (refused.retry_after_us or 0) < 60_000_000
 
-        async def flood_beside_others() -> None:
-            for _ in range(10):
-                ahead.ahead_s += 0.3
-                assert not await hit(store, "ann")
-                assert await settle(other.refund((await hit(other, "bob")).take_back()))
-                assert await hit(store, "eve", cost=0)
+    async def flood_beside_others() -> None:
+        for _ in range(10):
+            ahead.ahead_s += 0.3
+            assert not await hit(store, "ann")
+            assert await settle(other.refund((await hit(other, "bob")).take_back()))
+            assert await hit(store, "eve", cost=0)
 
-        assert await counted(server, flood) == 0
-        ahead.ahead_s += 1.0  # not trusted any longer: one question, and then for a second again
-        assert await counted(server, flood) <= 3  # they are read, and written where nobody was faster
-        news = 2 * 4  # each worker asks once a second what has changed
-        assert await counted(server, flood_beside_others) <= 10 * 3 + 4 + news
+    assert await counted(server, flood) == 0
+    ahead.ahead_s += 1.0  # not trusted any longer: one question, and then for a second again
+    assert await counted(server, flood) <= 3  # they are read, and written where nobody was faster
+    news = 2 * 4  # each worker asks once a second what has changed
+    assert await counted(server, flood_beside_others) <= 10 * 3 + 4 + news
 
 
 @pytest.mark.parametrize("how", ["refund", "reset", "reset_all", "unban"])
 async def test_what_another_worker_hands_back_is_known_after_a_second(
-    server: RedisServer, ahead: Ahead, how: str
+    workers: list[RedisStore], ahead: Ahead, how: str
 ) -> None:
-    async with workers_at(server, 2) as (store, other):
-        charged = await hit(other, "ann", cost=1 if how == "unban" else 5)
-        if how == "unban":
-            await other.bans.ban("ann", 3_600_000_000, "", "bob")
-        assert not await hit(store, "ann")
-        ways: dict[str, Callable[[], Any]] = {
-            "refund": lambda: other.refund(charged.take_back()),
-            "reset": lambda: other.reset("ann"),
-            "reset_all": other.reset_all,
-            "unban": lambda: other.bans.unban("ann", "bob"),
-        }
-        assert await ways[how]()
-        assert await hit(other, "ann")  # its own it knows at once
-        assert not await hit(store, "ann")
-        ahead.ahead_s += 1.0
-        assert await hit(store, "ann")
+    store, other = workers
+    charged = await hit(other, "ann", cost=1 if how == "unban" else 5)
+    if how == "unban":
+        await other.bans.ban("ann", 3_600_000_000, "", "bob")
+    assert not await hit(store, "ann")
+    ways: dict[str, Callable[[], Any]] = {
+        "refund": lambda: other.refund(charged.take_back()),
+        "reset": lambda: other.reset("ann"),
+        "reset_all": other.reset_all,
+        "unban": lambda: other.bans.unban("ann", "bob"),
+    }
+    assert await ways[how]()
+    assert await hit(other, "ann")  # its own it knows at once
+    assert not await hit(store, "ann")
+    ahead.ahead_s += 1.0
+    assert await hit(store, "ann")
 
 
-async def test_refusals_that_count_cost_a_command_each_and_count_all(server: RedisServer) -> None:
-    async with store_at(server) as store:
-        asked = bucket("1000/hour", count_denied=True)
-        await hit(store, "ann", asked, 1_000)
+async def test_refusals_that_count_cost_a_command_each_and_count_all(store: RedisStore, server: RedisServer) -> None:
+    asked = bucket("1000/hour", count_denied=True)
+    await hit(store, "ann", asked, 1_000)
 
-        async def flood() -> None:
-            for number in range(1, 101):
-                refused = await hit(store, "ann", asked)
-                assert (refused.allowed, refused.readings[0][0]) == (False, 1_000 + number)
+    async def flood() -> None:
+        for number in range(1, 101):
+            refused = await hit(store, "ann", asked)
+            assert (refused.allowed, refused.readings[0][0]) == (False, 1_000 + number)
 
-        assert 100 <= await counted(server, flood) <= 103  # and what has changed, once a second
+    assert 100 <= await counted(server, flood) <= 103  # and what has changed, once a second
 
 
-async def test_strikes_share_calls_as_hits_do_and_a_ban_is_one_call_more(server: RedisServer) -> None:
+async def test_strikes_share_calls_as_hits_do_and_a_ban_is_one_call_more(
+    store: RedisStore, server: RedisServer
+) -> None:
     policy = BanPolicy("100/minute", name="p")
-    async with store_at(server) as store:
-        heard = RecordingObserver()
-        store.observe(heard)
+    heard = RecordingObserver()
+    store.observe(heard)
 
-        async def flood() -> None:
-            struck = (store.bans.strike(policy, "user:eve", 1, "") for _ in range(99))
-            assert set(await asyncio.gather(*struck)) == {None}
+    async def flood() -> None:
+        struck = (store.bans.strike(policy, "user:eve", 1, "") for _ in range(99))
+        assert set(await asyncio.gather(*struck)) == {None}
 
-        async def ban() -> None:
-            made = await store.bans.strike(policy, "user:eve", 1, "why")
-            assert (made.level, made.reason) == (1, "why")
+    async def ban() -> None:
+        made = await store.bans.strike(policy, "user:eve", 1, "why")
+        assert (made.level, made.reason) == (1, "why")
 
-        await hit(store, "warm")
-        assert await counted(server, flood) == -(-99 // MAX_IN_CALL)
-        assert await counted(server, ban) == 2
-        assert heard.kinds == ["banned"]
+    await hit(store, "warm")
+    assert await counted(server, flood) == -(-99 // MAX_IN_CALL)
+    assert await counted(server, ban) == 2
+    assert heard.kinds == ["banned"]
 
 
 @pytest.mark.parametrize("banned", ["192.0.2.0/24", "192.0.2.9"])
@@ -369,9 +359,7 @@ async def test_an_ordinary_refusal_writes_nothing(server: RedisServer) -> None:
     clock = FakeClock()
     async with store_at(server, clock=clock) as store:
         await hit(store, "ann", "5/minute; 100/hour", cost=5)
-        async with asyncio.timeout(PLENTY_S):
-            while server.command("PTTL", f"{{{store._prefix}}}:bans") < 0:  # noqa: ASYNC110
-                await asyncio.sleep(0)  # the first answer gives the data a life
+        await eventually(lambda: server.command("PTTL", f"{{{store._prefix}}}:bans") >= 0)  # a first answer does that
         server.command("CONFIG", "RESETSTAT")
         for second in range(3):
             clock.advance("1s")

@@ -3,12 +3,13 @@
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from threading import Barrier
 from typing import Final
 
@@ -16,6 +17,8 @@ BOUND_S: Final = 60
 TASKS: Final = 16
 """How many requests of a process wait at the same time."""
 SPAWN: Final = get_context("spawn")
+_starts: list[Barrier] = []
+"""The barrier of this process, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +28,7 @@ class Orders:
     Attributes:
         url: The store.
         limit: For example ``"777/hour"``.
-        hits: How many hits it makes; None for as many as fit into `span_us`.
-        span_us: How long it goes on, by the store's time, if `hits` is None.
+        span_us: How long it goes on, by the store's time.
         skew_s: The error of its clocks.
         key: The key that is counted.
         may_fail: Whether the store may not answer now and then; otherwise it has time that only a hang uses up.
@@ -34,92 +36,60 @@ class Orders:
 
     url: str
     limit: str
-    hits: int | None = None
-    span_us: int = 0
+    span_us: int
     skew_s: float = 0.0
     key: str = "key"
     may_fail: bool = False
 
 
-class Worker:
-    def __init__(self, orders: Orders, start: Barrier | None = None) -> None:
-        self._times, pipe = SPAWN.Pipe(duplex=False)
-        self._process = SPAWN.Process(target=run, args=(orders, start, pipe))
-        self._process.start()
-        pipe.close()
-
-    def times_us(self) -> list[int]:
-        """Return when its requests were admitted, once it has made them all."""
-        assert self._times.poll(BOUND_S), "it hangs"
-        times: list[int] = self._times.recv()
-        return times
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.join()
-        self._times.close()
-
-
 @contextmanager
-def at_work(orders: Sequence[Orders]) -> Iterator[list[int]]:
+def at_work(*orders: Orders) -> Iterator[list[int]]:
     """Let workers go at the same time; when requests were admitted stands in the list at the end, in order."""
-    start, times_us = SPAWN.Barrier(len(orders)), list[int]()
-    workers = [Worker(order, start) for order in orders]
-    try:
+    times_us, start = list[int](), SPAWN.Barrier(len(orders))
+    with ProcessPoolExecutor(len(orders), SPAWN, initializer=meet_at, initargs=(start,)) as pool:
+        works = [pool.submit(work, each) for each in orders]
         yield times_us
-        times_us += sorted(time_us for worker in workers for time_us in worker.times_us())
-    finally:
-        for worker in workers:
-            worker.kill()
+        times_us += sorted(chain.from_iterable(each.result(BOUND_S) for each in works))
 
 
-def admitted_by(orders: Sequence[Orders]) -> list[int]:
-    with at_work(orders) as times_us:
-        pass
-    return times_us
+def meet_at(start: Barrier) -> None:
+    _starts.append(start)
 
 
-def run(orders: Orders, start: Barrier | None, pipe: Connection) -> None:
-    skew(orders.skew_s)
-    pipe.send(asyncio.run(work(orders, start)))
-
-
-def skew(by_s: float) -> None:
-    """Let the clocks of this process be wrong."""
+def work(orders: Orders) -> list[int]:
+    """Do the work of a process that has imported nothing yet; return when its requests were admitted."""
     assert "slidegate" not in sys.modules, "it has the right clocks already"
     for name, unit in (("time", 1), ("time_ns", 10**9), ("monotonic", 1), ("monotonic_ns", 10**9)):
         right = getattr(time, name)
-        setattr(time, name, partial(_shifted, right, type(right())(by_s * unit)))
+        setattr(time, name, partial(_shifted, right, type(right())(orders.skew_s * unit)))
+    return asyncio.run(hits(orders))
 
 
 def _shifted(clock: Callable[[], float], by: float) -> float:
     return clock() + by
 
 
-async def work(orders: Orders, start: Barrier | None) -> list[int]:
+async def hits(orders: Orders) -> list[int]:
     from slidegate import Limiter
 
     times: list[int] = []
 
-    async def hit(limiter: Limiter) -> int:
+    async def hit() -> int:
         decision = await limiter.hit(orders.key, orders.limit)
         assert orders.may_fail or decision.reason != "unavailable"
         if decision.allowed:
             times.append(decision.now_us)
         return decision.now_us
 
-    async def take_turns(limiter: Limiter, hits: int | None, end_us: int) -> None:
-        while hits is None or hits > 0:
-            if await hit(limiter) >= end_us and hits is None:
-                return
-            hits = hits if hits is None else hits - 1
+    async def hit_until(end_us: int) -> None:
+        while await hit() < end_us:
+            pass
 
     timeout = "" if orders.may_fail else f"{'&' if '?' in orders.url else '?'}timeout=30s"
     async with Limiter.from_url(orders.url + timeout, deadline="30s", on_error="deny") as limiter:
         await limiter.peek(orders.key, orders.limit)
-        if start:
+        for start in _starts:
             start.wait(BOUND_S)
-        share = None if orders.hits is None else orders.hits // TASKS
-        end_us = await hit(limiter) + orders.span_us if orders.hits is None else 0
-        await asyncio.gather(*(take_turns(limiter, share, end_us) for _ in range(TASKS)))
+        end_us = await hit() + orders.span_us
+        await asyncio.gather(*(hit_until(end_us) for _ in range(TASKS)))
     return times
