@@ -22,8 +22,8 @@ class RemoteBans(BanStore):
     def __init__(self, store: "RemoteStore") -> None:
         self.store = store
 
-    find, strike, ban, unban, active, dump, load = map(  # type: ignore[assignment]
-        bans_answer, ("find", "strike", "ban", "unban", "active", "dump", "load")
+    find, strike, ban, unban, active, load = map(  # type: ignore[assignment]
+        bans_answer, ("find", "strike", "ban", "unban", "active", "load")
     )
 
 

@@ -15,6 +15,7 @@ from slidegate.core import (
     Bucket,
     Decision,
     LimitState,
+    Quota,
     SharedStats,
     Store,
     parse_address,
@@ -116,8 +117,8 @@ class StoreHarness:
         return rows
 
 
-def bucket(limits: str, rule: str = "rule", *, count_denied: bool = False) -> Bucket:
-    """Return a limit set for limits as text."""
+def bucket(limits: str | Quota, rule: str = "rule", *, count_denied: bool = False) -> Bucket:
+    """Return the limit set of a rule."""
     return Bucket(rule, parse_limits(limits), count_denied=count_denied)
 
 

@@ -203,7 +203,9 @@ def program(choices: Choices) -> Program:
     """Return a program: rules, a start time, and moves until the choices are used up."""
     rules = tuple(choices.rule() for _ in range(choices.pick((1, 1, 2, 3))))
     count_denied = tuple(choices.pick((False, False, True)) for _ in rules)
-    start_us = choices.pick((0, choices.below(10**9), YEAR_2100_US, SUMMER_TIME_US))
+    counts_periods = any(isinstance(limit, Quota) for limits in rules for limit in limits)  # by Unix time
+    early = () if counts_periods else (0, choices.below(10**9))
+    start_us = choices.pick((*early, YEAR_2100_US, SUMMER_TIME_US))
     moves = []
     while choices:
         move = choices.move(rules)

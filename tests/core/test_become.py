@@ -1,7 +1,6 @@
 """Amounts that change while they are counted by: the bound holds, and whoever has prepared a question learns of it."""
 
 import pickle
-from threading import Thread
 
 import pytest
 from hypothesis import given
@@ -10,6 +9,8 @@ from hypothesis import strategies as st
 from slidegate import MemoryStore, Quota
 from slidegate.core import AnyLimit, Bucket, Concurrency, Decision, Limit, Reason
 from slidegate.testing import FakeClock
+
+from ..hurry import at_once
 
 WINDOW_US = 10_000_000
 RESOLUTION = 8
@@ -58,28 +59,22 @@ def test_prepared_questions_follow_a_changed_amount_and_the_bound_holds(
 
 def test_hits_of_several_threads_pass_no_more_than_the_largest_amount() -> None:
     store, bucket = MemoryStore(), Bucket("api", [Limit(50, "1h", resolution=64)])
-    question, admitted, over = store.prepare([(bucket, "ann", 1)]), [0] * 4, False
+    question, at_work = store.prepare([(bucket, "ann", 1)]), {*range(4)}
 
-    def change() -> None:
-        while not over:
+    def work(number: int) -> int:
+        while number == 4 and at_work:
             for amount in (300, 10, 64, 65, 200):  # exact or not
                 bucket.limits[0].become(amount)
+        try:
+            return sum(store.ask(question).allowed for _ in range(4_000 if number < 4 else 0))
+        finally:
+            at_work.discard(number)
 
-    def ask(number: int) -> None:
-        admitted[number] = sum(store.ask(question).allowed for _ in range(4_000))
-
-    changing, threads = Thread(target=change), [Thread(target=ask, args=(number,)) for number in range(4)]
-    changing.start()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    over = True
-    changing.join()
+    admitted = sum(at_once(work, 5))
     bucket.limits[0].become(300)
     while store.ask(question):
-        admitted[0] += 1
-    assert sum(admitted) == 300
+        admitted += 1
+    assert admitted == 300
 
 
 def test_what_a_user_made_never_changes() -> None:

@@ -155,27 +155,3 @@ def test_a_step_back_never_revives_what_was_spent(made: Traffic) -> None:
         if asked.now_us < before_us:
             assert remaining == left - (asked.cost if asked.answer else 0)
         left, before_us = remaining, asked.now_us
-
-
-# Within a slice of 100 ms, and to the end of a window that began with the slice.
-SPANS_US = st.sampled_from([0, 1, 30_000, 99_999, 100_000, 500_000, 940_000, 970_000, 1_100_000])
-CHANGES = st.lists(st.tuples(SPANS_US, st.sampled_from([3, 10, 11, 40]), st.integers(1, 12)), min_size=20, max_size=60)
-
-
-@given(CHANGES)
-def test_an_amount_that_crosses_the_resolution_frees_nothing_early(changes: list[tuple[int, int, int]]) -> None:
-    """Whatever the amount was before, no window in which something is admitted holds more than the amount of now.
-
-    What was spent before a change may leave late: how late is not promised.
-    """
-    clock = FakeClock(10**9)
-    store = MemoryStore(clock=clock)
-    admitted: list[tuple[int, int]] = []
-    for span_us, amount, cost in changes:
-        clock.advance(us=span_us)
-        bucket = Bucket("rule", (Limit(amount, "1s", resolution=10),))
-        decision = store.hit(((bucket, "ann", cost),))
-        if decision:
-            in_window = sum(units for at_us, units in admitted if at_us > clock() - 1_000_000)
-            assert in_window + cost <= amount
-            admitted.append((clock(), cost))

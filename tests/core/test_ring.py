@@ -7,10 +7,8 @@ from struct import pack
 
 import pytest
 
-from slidegate import Limit, MemoryStore
-from slidegate.core import Bucket
+from slidegate import Limit
 from slidegate.core.ring import MAX_UNITS, expires_us
-from slidegate.testing import FakeClock
 
 SECOND_US = 1_000_000
 EXACT = Limit(3, "10s")
@@ -76,20 +74,3 @@ def test_units_are_handed_back_by_moment_and_number() -> None:
             assert left == spent(limit, (0, 1))
         assert limit.counter.remove(left, 3_000_000, newest_us, 2) is None
         assert limit.counter.remove(left, 3_000_000, limit.counter.state(left, 0)[2], 1) == b""
-
-
-def test_a_step_back_of_the_clock_does_not_freeze_a_key() -> None:
-    """The store keeps a ring that was moved although nothing was spent in it."""
-    for limits in (EXACT, SLICED):
-        clock = FakeClock(10**12)
-        store, asked = MemoryStore(clock=clock), (Bucket("rule", (limits,)), "ann", limits.amount)
-        assert store.hit((asked,))
-        clock.advance(us=-3_600 * SECOND_US)
-        first = store.hit((asked,))
-        waits_us = first.retry_after_us
-        assert waits_us <= 11 * SECOND_US
-        for _ in range(5):  # asking again and again does not move it on
-            clock.advance(us=waits_us // 6)
-            last = store.hit((asked,))
-        clock.advance(us=last.retry_after_us or 0)
-        assert store.hit((asked,))

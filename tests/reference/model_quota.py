@@ -19,9 +19,9 @@ class ModelQuota:
         self.end_us = self.spent = 0
 
     def touch(self, amount: int, now_us: int) -> None:
-        """Begin the period of `now_us` if it ends later; after the clock steps back, the newer period continues."""
+        """Begin the period of `now_us`, unless the clock has stepped back: units of a newer period go on counting."""
         end_us = self.calendar.period_at(now_us).end_us
-        if end_us > self.end_us:
+        if end_us > self.end_us or not self.spent:
             self.end_us, self.spent = end_us, 0
 
     @property

@@ -1,122 +1,70 @@
-"""A store of which every other call is answered by another process, on the same environment."""
+"""A store of which every other answer comes from another process, on the same environment."""
 
-import threading
 from collections.abc import Callable
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.managers import BaseManager
 from typing import Any
 
-from slidegate.core import BanStore, Decision, Store
+from slidegate.core import Decision
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
+from ...remote_stores import RemoteStore
 from .processes import SMALL
 
-FORK = get_context("fork")
+HERE_ALONE = ("strike", "ban", "unban", "load")
+"""What emits an event, or takes what cannot be sent."""
 
 
-class Remote:
-    """A process that opens environments and calls their stores."""
+class Stores:
+    """The stores of the other process, by path."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pipe, theirs = FORK.Pipe()
-        self._process = FORK.Process(target=serve, args=(theirs,), daemon=True)
-        self._process.start()
+        self.stores: dict[str, tuple[LmdbStore, FakeClock]] = {}
 
-    def call(self, *request: Any) -> Any:
-        with self._lock:
-            self._pipe.send(request)
-            answer = self._pipe.recv()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def open(self, path: str) -> None:
+        clock = FakeClock()
+        self.stores[path] = LmdbStore(path, clock=clock, **SMALL), clock
 
-    def close(self) -> None:
-        self._pipe.send(None)
-        self._process.join(10)
+    def answer(self, path: str, now_us: int, name: str, arguments: Any) -> Any:
+        store, clock = self.stores[path]
+        clock.set(now_us)
+        answer = getattr(store.bans if name in ("find", "active") else store, name)(*arguments)
+        # A pickled decision has nothing to hand back.
+        return (answer, answer.reservations) if isinstance(answer, Decision) else answer
 
-
-def decides(name: str) -> Callable[..., Any]:
-    """Return a method that asks whose turn it is for a decision."""
-
-    def method(self: "TwoProcesses", checks: Any, *more: Any) -> Any:
-        answer = self.turn("store", name, checks, *more)
-        if isinstance(answer, tuple):  # from over there, where the buckets are others
-            answer, reservations = answer
-            for reservation in reservations:
-                reservation.check = checks[reservation.index]
-            answer.checks, answer.reservations = checks, reservations
-        return answer
-
-    return method
+    def close(self, path: str) -> None:
+        self.stores.pop(path)[0].close()
 
 
-def turns(place: str, name: str) -> Callable[..., Any]:
-    """Return a method that asks whose turn it is."""
-    return lambda self, *given: self.both.turn(place, name, *given)
+class OtherProcess(BaseManager):
+    """A process with an object of each class that is registered here."""
 
 
-def stays(name: str) -> Callable[..., Any]:
-    """Return a method that is done here: it emits an event, or takes what cannot be sent."""
-    return lambda self, *given: getattr(self.both.store.bans, name)(*given)
+OtherProcess.register("Stores", Stores)
 
 
-class _Bans(BanStore):
-    """The bans of both."""
-
-    def __init__(self, both: "TwoProcesses") -> None:
-        self.both = both
-
-    strike, ban, unban, load = map(stays, ("strike", "ban", "unban", "load"))  # type: ignore[assignment]
-    find, active = (turns("bans", name) for name in ("find", "active"))  # type: ignore[assignment]
-
-
-class TwoProcesses(Store):
+class TwoProcesses(RemoteStore):
     """A store here and one over there, which take turns."""
 
-    def __init__(self, path: str, remote: Remote, clock: FakeClock) -> None:
-        super().__init__()
-        self.path, self.both = path, self
-        self.store = LmdbStore(path, clock=clock, **SMALL)
-        self._remote, self._clock, self._calls = remote, clock, 0
-        self.bans = _Bans(self)
-        self.observers = self.store.observers
-        remote.call("open", path)
+    def __init__(self, path: str, there: Any, clock: FakeClock) -> None:
+        super().__init__(inner=LmdbStore(path, clock=clock, **SMALL))
+        self.path, self.there, self.clock, self.calls = path, there, clock, 0
+        there.open(path)
 
-    hit, peek, charge = map(decides, ("hit", "peek", "charge"))  # type: ignore[assignment]
-    refund, reset, reset_all, inspect = (  # type: ignore[assignment]
-        turns("store", name) for name in ("refund", "reset", "reset_all", "inspect")
-    )
-
-    def turn(self, place: str, name: str, *given: Any) -> Any:
-        self._calls += 1
-        if self._calls % 2:
-            return getattr(self.store if place == "store" else self.store.bans, name)(*given)
-        return self._remote.call(place, self.path, self._clock.now_us, name, *given)
+    def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        name = question.__name__
+        self.calls += name not in HERE_ALONE
+        if name in HERE_ALONE or self.calls % 2:
+            return question(*arguments)
+        answer = self.there.answer(self.path, self.clock.now_us, name, arguments)
+        if name not in ("hit", "peek", "charge"):
+            return answer
+        decision, decision.reservations = answer
+        decision.checks = arguments[0]  # over there the buckets are others
+        for reservation in decision.reservations:
+            reservation.check = decision.checks[reservation.index]
+        return decision
 
     def close(self) -> None:
-        self.store.close()
-        self._remote.call("close", self.path)
-
-
-def serve(pipe: "Connection[Any, Any]") -> None:
-    """Answer calls until there are no more."""
-    stores: dict[str, tuple[LmdbStore, FakeClock]] = {}
-    while request := pipe.recv():
-        place, path, *call = request
-        answer: Any = None
-        if place == "open":
-            clock = FakeClock()
-            stores[path] = LmdbStore(path, clock=clock, **SMALL), clock
-        elif place == "close":
-            stores.pop(path)[0].close()
-        else:
-            (store, clock), (now_us, name, *given) = stores[path], call
-            clock.set(now_us)
-            try:
-                answer = getattr(store if place == "store" else store.bans, name)(*given)
-            except Exception as error:
-                answer = error
-        # A pickled decision has nothing to hand back.
-        pipe.send((answer, list(answer.reservations)) if isinstance(answer, Decision) else answer)
+        self.inner.close()
+        self.there.close(self.path)

@@ -1,16 +1,21 @@
 """The journal: what was acknowledged is there after a reboot, whatever happened to process, disk and file."""
 
+import asyncio
 import errno
 import json
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import lmdb
 import pytest
+from hypothesis import given, settings
 
 from slidegate import BanPolicy
 from slidegate.core import Bucket, ConfigurationError, Quota, StoreUnavailable, parse_limits
@@ -18,11 +23,23 @@ from slidegate.stores.lmdb import LmdbStore, journal, opening, quota_lines
 from slidegate.stores.lmdb.journal import JOURNAL
 from slidegate.testing import FakeClock
 
+from ...contract.ban_player import HAND, BanPlayer
+from ...contract.player import same, settle
+from ...contract.programs import Choices, drawn
 from ...redis_servers import until
-from .processes import actor, keys_in, outcome
+from ...reference.ban_model import Made
+from .processes import SMALL, actor, keys_in, outcome
 from .test_boot import ASKED, HOUR_US, Machine
 
 POLICY = BanPolicy("1/minute", "1h", factor=2, forgive="400d")
+PLAN = Bucket("plan", parse_limits(Quota("60/year")))
+TORN = (
+    b'\n{"v":1,"ban":{"key":"user:mal',
+    b"\n" + bytes(4_096),
+    b"\n[]",
+    b'\n{"v":1,"ban":{}}',
+    b'\n{"v":1,"later":{}}',
+)
 
 
 def lines(machine: Machine) -> list[Any]:
@@ -70,20 +87,6 @@ def test_each_change_is_a_line_with_named_fields_and_a_version(machine: Machine)
     assert all_reset == {"v": 1, "reset_all": {}}
 
 
-@pytest.mark.parametrize(
-    "tail",
-    [b'\n{"v":1,"ban":{"key":"user:mal', b"\n" + bytes(4_096), b"\n[]", b'\n{"v":1,"ban":{}}', b'\n{"v":1,"later":{}}'],
-)
-def test_a_torn_line_spoils_no_other(machine: Machine, tail: bytes) -> None:
-    ban(machine.store(), "user:eve")
-    machine.close()
-    with (machine.path / JOURNAL).open("ab") as file:
-        file.write(tail)
-    store = machine.restart("2")
-    ban(store, "user:bob")
-    assert banned(machine.restart("3")) == ["user:bob", "user:eve"]
-
-
 def test_lines_of_a_later_version_are_an_error_that_says_what_to_do(machine: Machine) -> None:
     ban(machine.store(), "user:eve")
     machine.close()
@@ -126,69 +129,114 @@ def test_who_is_killed_between_journal_and_commit_has_acknowledged_nothing_and_l
     assert {"user:zoe"} <= {*banned(machine.restart("2"))} <= {"user:bob", "user:mallory", "user:zoe"}
 
 
-@pytest.mark.parametrize("kind", ["ban", "unban", "level", "quota"])
-def test_a_failed_commit_leaves_the_row_in_the_journal_as_it_is(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    store, plan = machine.store(), ((Bucket("plan", parse_limits(Quota("5/year"))), "user:ann", 2),)
-    ban(store, "user:eve")
-    store.bans.strike(POLICY, "user:bob", 1, "why")
-    store.bans.unban("user:bob", "ann") if kind == "level" else None
-    store.hit(plan)
-    changes: dict[str, Callable[[], object]] = {
-        "ban": lambda: ban(store, "user:mallory"),
-        "unban": lambda: store.bans.unban("user:eve", "ann"),
-        "level": lambda: store.bans.strike(POLICY, "user:bob", 1, "why"),
-        "quota": lambda: store.hit(plan),
-    }
-    before, kept, begin = len(lines(machine)), banned(store), store._env.begin
+class Failing:
+    """A transaction that cannot be committed."""
 
-    class Failing:
-        def __init__(self, txn: Any) -> None:
-            self.__dict__["txn"] = txn
+    def __init__(self, txn: Any) -> None:
+        self.txn = txn
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.txn, name)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.txn, name)
 
-        def commit(self) -> None:
-            self.txn.abort()
-            raise lmdb.DiskError("as a fault")
-
-    monkeypatch.setattr(store._env, "begin", lambda: Failing(txn) if (txn := begin()) else None)
-    with pytest.raises(StoreUnavailable, match="as a fault"):
-        changes[kind]()
-    monkeypatch.setattr(store._env, "begin", begin)
-    assert len(lines(machine)) > before + 1, "the line, and what takes it back"
-    assert banned(store) == kept
-    store = machine.restart("2")
-    assert banned(store) == kept
-    assert store.peek(plan).remaining == 1, "of 5, after 2 and the 2 that are asked for"
-    assert store.bans.strike(POLICY, "user:bob", 1, "why") is None if kind != "level" else True
+    def commit(self) -> None:
+        self.txn.abort()
+        raise lmdb.DiskError("as a fault")
 
 
-@pytest.mark.parametrize("written", [0, 20])
-def test_a_failed_append_fails_the_command_and_leaves_no_half_a_line(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, written: int
-) -> None:
-    store, write, calls = machine.store(), os.write, list[int]()
-    ban(store, "user:eve")
-    before = (machine.path / JOURNAL).read_bytes()
+class Restarts(BanPlayer):
+    """Plays bans and a quota to a machine that restarts, whose disk fails and whose journal is torn or written anew."""
 
-    def full(file: int, data: bytes) -> int:
-        calls.append(file)
-        if len(calls) > (1 if written else 0):
+    def __init__(self, path: Path, choices: Choices) -> None:
+        super().__init__(lambda clock: LmdbStore(path, clock=clock, **SMALL), choices)
+        self.journal, self.boot, self.spent = path / JOURNAL, 0, Counter[str]()
+
+    async def _open(self) -> None:
+        await super()._open()
+        self.journal.touch(0o600)
+
+    async def _move(self) -> None:
+        kind, key = self.choices.below(16), self.choices.pick(self.clients)[1]
+        match kind:
+            case 1:
+                self.moves.append("a torn line")
+                with self.journal.open("ab") as file:
+                    file.write(self.choices.pick(TORN))
+            case 2:
+                self.moves.append("a compaction")
+                compact(self.store)
+            case 3:
+                await self._restart(self.now_us, loads=2)
+            case 4:
+                await self._fail(lambda: self.store.bans.ban(key, None, "why", HAND))
+            case 5:
+                await self._ban(key, None)
+                await self._fail(lambda: self.store.bans.unban(key, HAND))
+            case 6:
+                await self._fail(lambda: self.store.bans.strike(self.policies[0], key, 1_000, "why"))
+            case 7:
+                await self._fail(lambda: self.store.charge(((PLAN, key, 1),)))
+        await super()._move()
+
+    async def _fail(self, change: Callable[[], Any]) -> None:
+        """Try a change which cannot be committed, or whose lines cannot be written, or not whole."""
+        fits, write, begin = self.choices.pick((None, 0, 20)), os.write, self.store._env.begin
+        self.moves.append(f"a change that fails after {fits} bytes of its lines")
+        before, fitting = self.journal.read_bytes(), [fits]
+
+        def full(file: int, data: bytes) -> int:
+            if size := fitting.pop() if fitting else 0:
+                return write(file, data[:size])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(file, data[:written])
 
-    monkeypatch.setattr(journal.os, "write", full)
-    with pytest.raises(StoreUnavailable, match="No space left on device"):
-        ban(store, "user:bob")
-    assert store.hit(ASKED).remaining == 4, "everybody else is answered"
-    monkeypatch.setattr(journal.os, "write", write)
-    assert (machine.path / JOURNAL).read_bytes() == before
-    assert banned(store) == ["user:eve"]
-    ban(store, "user:zoe")
-    assert banned(machine.restart("2")) == ["user:eve", "user:zoe"]
+        with pytest.MonkeyPatch.context() as patched:
+            if fits is None:
+                patched.setattr(self.store._env, "begin", lambda: Failing(txn) if (txn := begin()) else None)
+            else:
+                patched.setattr(journal.os, "write", full)
+                await super()._hit(self.clients[0], peeks=False)  # everybody else is answered
+            changed = False
+            with suppress(StoreUnavailable):
+                changed = await settle(change())
+        assert not changed
+        assert fits is None or self.journal.read_bytes() == before
+
+    async def _hit(self, client: tuple[str, str], peeks: bool) -> None:
+        await super()._hit(client, peeks)
+        self.spent[client[1]] += 1
+        decision = await settle(self.store.charge(((PLAN, client[1], 1),)))
+        same(decision.remaining, max(PLAN.limits[0].amount - self.spent[client[1]], 0))
+
+    async def _reset(self, key: str | None) -> None:
+        await super()._reset(key)
+        self.spent = Counter() if key is None else self.spent - Counter({key: self.spent[key]})
+
+    async def _restart(self, start_us: int, loads: int) -> None:
+        """Restart the workers, or the machine, which forgets strikes."""
+        self.moves.append(f"a restart of {'the workers' if loads == 1 else 'the machine'}")
+        await settle(self.store.close())
+        if loads == 2:
+            self.boot += 1
+            self.model.entries = [entry for entry in self.model.entries if isinstance(entry, Made)]
+        self.model.changes = []
+        self._wait(max(start_us - self.now_us, 0))
+        await self._open()
+
+
+def test_what_was_acknowledged_outlives_restarts_whatever_the_disk_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing else does: a change that failed has changed nothing, and what was lifted or reset stays away."""
+    with asyncio.Runner() as runner:
+
+        @settings(deadline=None)
+        @given(drawn(150, 600))
+        def check(choices: Choices) -> None:
+            with TemporaryDirectory(dir=tmp_path) as path:
+                player = Restarts(Path(path), choices)
+                monkeypatch.setattr(opening, "boot_id", lambda: f"{player.boot}")
+                runner.run(player.play())
+
+        check()
 
 
 # -- compaction --------------------------------------------------------------------------------------------------------
@@ -222,18 +270,6 @@ def test_at_twice_the_length_of_what_counts_it_is_written_anew(machine: Machine)
     compact(store)
     assert len(lines(machine)) == 1 + 19
     assert banned(machine.restart("2")) == sorted(f"user:{number}" for number in range(20) if number != 3)
-
-
-@pytest.mark.usefixtures("short")
-def test_others_append_to_the_new_file_after_a_compaction(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = machine.store()
-    ban(first, "user:eve")
-    other: Any = journal.Journal(machine.path)
-    other.append([journal.line_of("ban", {**first.bans.active()[0]._asdict(), "key": "user:other"})])
-    compact(first)
-    other.append([journal.line_of("ban", {"key": "user:eve", "lifted": True})])
-    other.close()
-    assert banned(machine.restart("2")) == ["user:other"]
 
 
 @pytest.mark.usefixtures("short")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,7 +39,7 @@ from ...virtual_time import turns
 from ..conftest import Opened
 from ..transports import RandomContract
 from .processes import SMALL, counts_file, files_open_in, gate_held, in_another_process, keys_in
-from .remote import Remote, TwoProcesses
+from .remote import OtherProcess, TwoProcesses
 
 MINUTE_US = 60_000_000
 
@@ -69,16 +70,14 @@ class TestContract(InFiles, StoreContract):
 
 
 class TestContractOverTwoProcesses(InFiles, RandomContract):
-    remote: Remote
-
     @pytest.fixture(autouse=True)
-    def _remote(self) -> Iterator[None]:
-        self.remote = Remote()
-        yield
-        self.remote.close()
+    def _there(self) -> Iterator[None]:
+        with OtherProcess(ctx=get_context("fork")) as process:
+            self.there = process.Stores()  # type: ignore[attr-defined]
+            yield
 
     def make_store(self, clock: FakeClock) -> Any:
-        return TwoProcesses(self.new_path(), self.remote, clock)
+        return TwoProcesses(self.new_path(), self.there, clock)
 
 
 async def test_what_arrives_in_one_turn_of_the_loop_is_one_transaction(
@@ -216,29 +215,6 @@ def test_a_file_with_more_keys_than_it_may_have_now_takes_no_further_ones(
     assert (keys_in(store), heard.kinds) == (3, ["keys_shared"])
 
 
-async def test_a_hit_that_waits_longer_than_the_deadline_is_given_up_and_not_charged(store: Any) -> None:
-    limiter = Limiter(store, deadline="20ms", on_error="deny")
-    with gate_held(store):
-        cancelled = asyncio.create_task(limiter.hit("ann", "5/hour"))
-        await asyncio.sleep(0)
-        cancelled.cancel()
-        decisions = await asyncio.gather(*(limiter.hit("ann", "5/hour") for _ in range(3)))
-        assert {decision.reason for decision in decisions} == {Reason.UNAVAILABLE}
-    await asyncio.sleep(0.01)
-    assert (await asyncio.wait_for(waited(store, ((bucket("5/hour", "hit"), "ann", 1),)), 10)).remaining == 4
-
-
-def test_without_an_event_loop_a_hit_waits_for_the_gate(store: Any) -> None:
-    with gate_held(store) as gate:
-        timer = threading.Timer(0.02, lambda: fcntl.flock(gate, fcntl.LOCK_UN))
-        timer.start()
-        assert store.hit(FIVE).remaining == 4
-        timer.join()
-    store.keep_deadline(0.02)
-    with gate_held(store), pytest.raises(StoreTimeout, match=r"another process has held the files for 0.02 s"):
-        store.hit(FIVE)
-
-
 @pytest.mark.parametrize("key", ["a\0b", "\xff" * 32, "é" * 32])
 async def test_any_text_is_a_key(store: Any, key: str) -> None:
     limiter = Limiter(store, on_error="deny")
@@ -264,7 +240,9 @@ async def test_files_that_have_to_be_opened_again_wait_for_another_process_as_a_
 
 
 @pytest.mark.parametrize("deadlines", [("20ms", "4s"), ("4s", "20ms")])
-async def test_limiters_that_share_a_store_have_a_deadline_each(store: Any, deadlines: tuple[str, str]) -> None:
+async def test_whoever_waits_longer_than_its_own_limiter_lets_it_is_given_up_and_charges_nothing(
+    store: Any, deadlines: tuple[str, str]
+) -> None:
     made = {deadline: Limiter(store, deadline=deadline, on_error="deny") for deadline in deadlines}
     short, long = made["20ms"], made["4s"]
     with gate_held(store) as gate:
@@ -272,42 +250,40 @@ async def test_limiters_that_share_a_store_have_a_deadline_each(store: Any, dead
             asyncio.create_task(long.hit("ann", "5/hour")),
             asyncio.create_task(asyncio.to_thread(long.sync.hit, "ann", "5/hour")),
         ]
+        cancelled = asyncio.create_task(long.hit("ann", "5/hour"))
         assert (await short.hit("ann", "5/hour")).reason is Reason.UNAVAILABLE
         assert (await asyncio.to_thread(short.sync.hit, "ann", "5/hour")).reason is Reason.UNAVAILABLE
+        cancelled.cancel()
         assert not any(task.done() for task in waiting)
         fcntl.flock(gate, fcntl.LOCK_UN)
         assert sorted(decision.remaining for decision in await asyncio.gather(*waiting)) == [3, 4]
 
 
-def test_nobody_is_in_a_transaction_while_a_process_forks(store: Any) -> None:
-    asked, hits = bucket("100000/hour"), 300
-    running = [threading.Thread(target=lambda: fill(store, [1] * hits, "100000/hour")) for _ in range(3)]
-    for thread in running:
-        thread.start()
-    for _ in range(10):
-        in_another_process(store, lambda own: own.hit(((asked, "user:1", 1),)))
-    for thread in running:
-        thread.join()
-    assert store.peek(((asked, f"user:{1:>054}", 0),)).remaining == 100_000 - 3 * hits
+def test_a_child_can_use_and_open_stores_although_threads_were_in_a_transaction_or_opening_one(
+    store: Any, tmp_path: Path
+) -> None:
+    asked, ended = bucket("100000/hour"), threading.Event()
 
+    def hit_often() -> int:
+        hits = 0
+        while not ended.is_set():
+            hits += sum(fill(store, [1] * 10, "100000/hour"))
+        return hits
 
-def test_a_child_can_open_a_store_although_a_thread_was_opening_one(store: Any, tmp_path: Path) -> None:
-    ended = threading.Event()
-
-    def open_and_close() -> None:
-        for number in itertools.cycle(range(5)):
+    def open_and_close() -> int:
+        for number in itertools.takewhile(lambda _: not ended.is_set(), itertools.cycle(range(5))):
             LmdbStore(tmp_path / str(number), **SMALL).close()
-            if ended.is_set():
-                return
+        return 0
 
-    with ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(open_and_close)
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(work) for work in (hit_often, hit_often, hit_often, open_and_close)]
         try:
-            for _ in range(10):
-                in_another_process(store, lambda own: keys_in(own) == 0)
+            for _ in range(15):
+                in_another_process(store, lambda own: own.hit(((asked, "user:1", 1),)))
         finally:
             ended.set()
-        opening.result()
+        hits = sum(each.result() for each in running)
+    assert store.peek(((asked, f"user:{1:>054}", 0),)).remaining == 100_000 - hits
 
 
 async def test_closing_tells_all_who_wait(opened: Opened) -> None:
@@ -364,7 +340,7 @@ def test_a_file_that_takes_no_more_changes_goes_on_when_what_is_in_it_has_ended(
                 break
     assert failed
     store.keep_deadline(0.02)
-    with gate_held(store), pytest.raises(StoreTimeout):
+    with gate_held(store), pytest.raises(StoreTimeout, match=r"another process has held the files for 0.02 s"):
         fill(store, [1])
     store.keep_deadline(TIMEOUT_S)
     clock.advance("2m")
@@ -374,10 +350,3 @@ def test_a_file_that_takes_no_more_changes_goes_on_when_what_is_in_it_has_ended(
             fill(store, [1])
     assert fill(store, range(10, 20)) == [True] * 10
     assert store.bans.active() == []
-
-
-def test_keys_that_begin_alike_are_not_reset_together(store: Any) -> None:
-    questions = [((bucket("1/hour"), key, 1),) for key in ("ann", "anna", "ann\0", "an")]
-    assert all(map(store.hit, questions))
-    assert store.reset("ann") is True
-    assert [bool(store.hit(question)) for question in questions] == [True, False, False, False]

@@ -268,27 +268,19 @@ def test_no_hit_looks_at_many_keys_to_find_those_that_go(limit: AnyLimit) -> Non
 # -- short scenes; random programs seldom come to where they lead ------------------------------------------------------
 
 
-def test_a_new_table_wakes_the_sweep() -> None:
+@pytest.mark.parametrize("way", ["hit", "charge"])
+def test_a_new_table_wakes_the_sweep(way: str) -> None:
     """The windows of a rule that comes later are not left to the rules that are there already."""
     clock = FakeClock()
-    store, slow, quick = MemoryStore(clock=clock), bucket("5/day", "slow"), bucket("5/second", "quick")
-    store.hit(((slow, "ann", 1),))
+    store, slow, quick = MemoryStore(clock=clock), bucket("99/day", "slow"), bucket("5/second", "quick")
+    ask = getattr(store, way)
+    ask(((slow, "ann", 1),))
     clock.advance("1s")
-    store.hit(((quick, "ann", 1),))
+    ask(((quick, "ann", 1),))
     for _ in range(40):  # a table at a time
         clock.advance("1s")
-        store.hit(((slow, "ann", 1),))
+        ask(((slow, "ann", 1),))
     assert store.key_count() == 1
-
-
-def test_debts_let_go_of_windows_too() -> None:
-    """A store that is only ever charged holds no more than one that is hit."""
-    clock = FakeClock()
-    store = MemoryStore(clock=clock)
-    for number in range(100):
-        store.charge(((bucket("5/second"), f"client-{number}", 1),))
-        clock.advance("1s")
-    assert store.key_count() < 50, "one table in a second, and each window is seen twice"
 
 
 # -- debts and refusals that count: bounds, and memory -----------------------------------------------------------------

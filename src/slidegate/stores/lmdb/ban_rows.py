@@ -95,7 +95,7 @@ class LmdbBanRows:
         packed = self._txn.get(NETWORKS, None, self._dbs.meta) or b""
         version, networks = self._known.read
         if packed[:_VERSION_BYTES] != version:
-            keys = json.loads(packed[_VERSION_BYTES:])
+            keys = json.loads(packed[_VERSION_BYTES:] or b"[]")  # a file that was begun anew may have no networks
             networks = BannedNetworks(ban for key in keys if (ban := self.ban(key)) is not None)
             self._known.read = packed[:_VERSION_BYTES], networks
         return networks
