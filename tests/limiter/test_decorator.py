@@ -13,7 +13,7 @@ import anyio
 import pytest
 from starlette.exceptions import HTTPException
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitExceeded, SlidegateError
+from slidegate import Limiter, MemoryStore, RateLimitExceeded, SlidegateError
 from slidegate.core import Bucket, Concurrency, Reason
 from slidegate.testing import FakeClock
 
@@ -186,9 +186,3 @@ def test_a_call_whose_arguments_the_key_function_does_not_take_fails_and_does_no
     with pytest.raises(TypeError, match="2 were given"):
         send("ann", "hello")
     assert ran == []
-
-
-def test_a_block_has_no_arguments_to_make_a_key_of() -> None:
-    limited = Limiter().limited("5/second", key=lambda: "all")
-    with pytest.raises(ConfigurationError, match='key="github"'), limited:
-        pass

@@ -114,7 +114,9 @@ async def test_limits_are_listed_as_configured_and_in_force() -> None:
     ]
     middleware = RateLimitMiddleware(hello, rules=rules, limiter=limiter)
     api = [one for one in limiter.limits() if one.rule == "api"]
-    await limiter.override(api[0].name, "7/minute", "1m")
+    assert not limiter.engine.overrides.may_change, "nothing is looked at where nothing is changed"
+    assert (await limiter.override(api[0].name, "7/minute", "1m")).workers == 1
+    assert await limiter.workers() == [], "it is the only one"
     found = {(one.rule, str(one.limit), str(one.configured), one.changeable, one.shadow) for one in limiter.limits()}
     assert found == {
         ("api", "7/1m", "5/1m", True, False),

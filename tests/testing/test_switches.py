@@ -179,8 +179,11 @@ async def test_a_reset_drops_what_a_limiter_counts_and_what_its_process_keeps() 
     limiter = Limiter()
     assert [bool(await limiter.hit("ann", "1/minute")) for _ in range(2)] == [True, False]
     await limiter.ban("eve", "1h")
-    await limiter.keep_row("numbers", 1, b"row", 3_600_000_000)
-    reset_limits()
+    await limiter.keep_row("numbers", 1, b"row", HOUR_US)
+    async with limiter.limited("1/minute", key="bob", rule="job"):
+        await limiter.override("job", "9/minute", "1h")
+        reset_limits()
+        assert [str(one.limit) for one in limiter.limits()] == ["1/1m"]
     assert await limiter.hit("ann", "1/minute")
     assert await limiter.banned("eve") is None
     assert await limiter.rows("numbers", 0, 9) == []

@@ -498,9 +498,9 @@ class Stage:
 
     # -- what operators do and see -------------------------------------------------------------------------------------
 
-    async def _override(self, name: str, limit: str, duration: str = "1h") -> None:
+    async def _override(self, name: str, limit: str, duration: str = "1h", by: str = "", *reason: str) -> None:
         assert self.app
-        await self.limiter.override(name, limit, duration)
+        await self.limiter.override(name, limit, duration, by=by, reason=" ".join(reason))
         await turns(50)
 
     async def _restore(self, name: str) -> str:
