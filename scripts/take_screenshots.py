@@ -17,8 +17,9 @@ import httpx
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.browser.chromium import PROGRAM, arguments
-from tests.browser.served import PATIENCE_S, Site, served
+from tests.browser.served import Site, served
 from tests.browser.site import TOKEN
+from tests.workers import PATIENCE_S
 
 PICTURES: Final = Path(__file__).resolve().parents[1] / "docs" / "images"
 TRAFFIC_S: Final = 260

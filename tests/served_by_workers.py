@@ -1,6 +1,8 @@
-"""An application for several workers on a shared store: ``python -m tests.served_by_workers STORE`` prints its port.
+"""An application for several workers on a shared store, with statistics and metrics.
 
-``/`` and ``/item`` are limited and answer with the id of their worker.
+``python -m tests.served_by_workers STORE WORKERS`` prints its port. ``/`` and ``/item`` are limited and answer with the
+id of their worker; ``/stats/{window}`` has the statistics of all workers. Nobody closes the limiter: the middleware
+ends its observers when the server ends.
 """
 
 import os
@@ -13,11 +15,12 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from slidegate import Limiter, RateLimitMiddleware, Rule, everyone
+from slidegate.ops.statistics import Statistics
+from slidegate.prometheus import PrometheusMetrics
 
-WORKERS = 2
 AMOUNT = 60
 NAME = "items"
 
@@ -26,22 +29,43 @@ async def worker(request: Request) -> JSONResponse:
     return JSONResponse({"pid": os.getpid()})
 
 
+async def figures(request: Request) -> JSONResponse:
+    statistics: Statistics = request.app.state.statistics
+    found = await statistics.read(request.path_params["window"], rule=NAME)
+    clients = await statistics.clients()
+    return JSONResponse(
+        {
+            "counted": [found.total.passed, found.total.refused],
+            "steps": [sum(step.passed for step in found.steps), sum(step.refused for step in found.steps)],
+            "workers": [worker.pid for worker in found.workers],
+            "clients": [client.requests for client in clients],
+        }
+    )
+
+
 def make() -> Starlette:
     limiter = Limiter.from_url(os.environ["STORE"], deadline="10s")
-    rules = [Rule("/", "1000/second", name="api"), Rule("/item", f"{AMOUNT}/day", key=everyone, name=NAME)]
+    rules = [
+        Rule(["/stats/{window}", "/metrics/{rest:path}"], exempt=True),
+        Rule("/item", f"{AMOUNT}/day", key=everyone, name=NAME),
+        Rule("*", "1000/second", name="api"),
+    ]
     middleware = Middleware(RateLimitMiddleware, limiter=limiter, rules=rules)
-    routes = [Route("/", worker), Route("/item", worker)]
-    return Starlette(routes=routes, middleware=[middleware])
+    pages = [Route("/", worker), Route("/item", worker), Route("/stats/{window}", figures)]
+    app = Starlette(routes=[*pages, Mount("/metrics", PrometheusMetrics(limiter).app)], middleware=[middleware])
+    app.state.statistics = Statistics.of(limiter)
+    return app
 
 
-def serve(factory: str, workers: int, **options: Any) -> None:
-    """Serve the application that a factory ``module:make`` makes on the store in the arguments, and print the port."""
+def serve(factory: str, **options: Any) -> None:
+    """Serve what a factory ``module:make`` makes, on the store and by the workers in the arguments; print the port."""
     os.environ["STORE"] = sys.argv[1]
     with socket.create_server(("127.0.0.1", 0)) as listening:
         sys.stdout.write(f"{listening.getsockname()[1]}\n")
         sys.stdout.flush()
-        uvicorn.run(factory, factory=True, fd=listening.fileno(), workers=workers, log_level="warning", **options)
+        options |= {"workers": int(sys.argv[2]), "log_level": "warning"}
+        uvicorn.run(factory, factory=True, fd=listening.fileno(), **options)
 
 
 if __name__ == "__main__":
-    serve(f"{__spec__.name}:make", WORKERS)
+    serve(f"{__spec__.name}:make")

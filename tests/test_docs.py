@@ -52,21 +52,20 @@ SHOWN = {"text", "http", "caddyfile", "dockerfile", "ini", "java", "javascript",
 LANGUAGES = {"python", "json", "toml", *SHOWN, *SHELL}
 
 
-def misused(block: Block) -> str | None:
-    """Return what is wrong with a block's language or marker."""
-    if block.language not in LANGUAGES:
-        return f"line {block.line}: unknown language {block.language!r}; use one of {sorted(LANGUAGES)}"
-    if block.mark == "file" and (block.language in SHELL or not re.fullmatch(r"[\w.-]+", block.value)):
-        return f"line {block.line}: a file block is no command, and has a plain file name"
-    if block.mark == "fragment" and (block.language != "toml" or not block.value):
-        return f"line {block.line}: only toml blocks may be fragments, and say whose"
-    if block.mark == "not run" and (block.language not in SHELL or not block.value):
-        return f"line {block.line}: only shell blocks may be left out, and with a reason"
-    if block.mark == "needs" and (block.language != "python" or not block.value.isidentifier()):
-        return f"line {block.line}: only Python may need a module, and names it"
-    if block.mark == "varies" and missing(block):
-        return f"line {block.line}: {missing(block)} varies, and is not shown"
-    return None
+MARKS = {
+    None: (LANGUAGES, ""),
+    "file": (LANGUAGES - SHELL, r"[\w.-]+"),
+    "fragment": ({"toml"}, ".+"),
+    "not run": (SHELL, ".+"),
+    "needs": ({"python"}, r"[A-Za-z_]\w*"),
+    "varies": (LANGUAGES, ".*"),
+}
+"""The languages of blocks with each mark, and what it may say."""
+
+
+def is_misused(block: Block) -> bool:
+    languages, value = MARKS[block.mark]
+    return block.language not in languages or not re.fullmatch(value, block.value) or missing(block) != []
 
 
 def run_page(text: str, name: str, directory: Path, module: types.ModuleType) -> None:
@@ -94,7 +93,7 @@ def page_name(page: Path) -> str:
 def test_every_block_is_marked_as_what_it_is(page: Path) -> None:
     text = page.read_text("utf-8")
     found = list(blocks(text))
-    assert [problem for problem in map(misused, found) if problem] == []
+    assert [block for block in found if is_misused(block)] == []
     assert text.count("```") == 2 * len(found), "a fence is not closed, or not at the start of its line"
     assert len(MARKED.findall(text)) == sum(block.mark is not None for block in found)
 

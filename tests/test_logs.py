@@ -1,9 +1,7 @@
 """Whatever a client sends or a function raises, a message in the log is one printable line."""
 
 import asyncio
-import logging
-from collections.abc import Callable, Iterator
-from io import StringIO
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -29,29 +27,12 @@ from .virtual_time import turns
 EVIL = "x\r\nERROR root: you are hacked\x1b[2J\x1b]0;title\x07\u202e\u2028\x85\x00\udcff" + "A" * 9_000
 
 
-@pytest.fixture
-def log() -> Iterator[StringIO]:
-    """What a handler writes of messages, each begun by a mark; tracebacks are Python's."""
-    written = StringIO()
-    handler = logging.StreamHandler(written)
-    handler.setFormatter(Messages("\x01%(levelname)s %(message)s"))
-    package = logging.getLogger("slidegate")
-    package.addHandler(handler)
-    yield written
-    package.removeHandler(handler)
-
-
-class Messages(logging.Formatter):
-    def formatException(self, ei: Any) -> str:
-        return ""
-
-
-def check(log: StringIO, expected: str) -> None:
+def check(caplog: pytest.LogCaptureFixture, expected: str) -> None:
     """See that something was logged about `expected`, and every message is one printable line of ours."""
-    found = [record.rstrip("\n") for record in log.getvalue().split("\x01")[1:]]
-    assert any(expected in message for message in found), log.getvalue()
+    found = [record.getMessage() for record in caplog.records if record.name.startswith("slidegate")]
+    assert any(expected in message for message in found), found
     for message in found:
-        assert message.partition(" ")[2].startswith("slidegate: "), message
+        assert message.startswith("slidegate: "), message
         assert message.isprintable(), repr(message)
         assert len(message) <= MAX_CHARS + 200
 
@@ -89,7 +70,7 @@ def failing(error: type[Exception]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("error", [Evil, Mute, ValueError, KeyError, lambda text: ExceptionGroup(text, [Evil(text)])])
 @pytest.mark.parametrize("what", ["limits", "key", "cost", "count_if", "on_refused"])
-async def test_functions_of_the_users(what: str, error: Any, log: StringIO) -> None:
+async def test_functions_of_the_users(what: str, error: Any, caplog: pytest.LogCaptureFixture) -> None:
     function: Any = failing(error)
     limits = function if what == "limits" else "1/hour"
     options = {what: function} if what in ("key", "cost", "count_if") else {}
@@ -97,10 +78,10 @@ async def test_functions_of_the_users(what: str, error: Any, log: StringIO) -> N
     middleware = RateLimitMiddleware(hello, rules=[Rule("*", limits, name="xy", **options)], **refused)
     for _ in range(2):
         await call(middleware)
-    check(log, f"{what} function of rule 'xy' failed")
+    check(caplog, f"{what} function of rule 'xy' failed")
 
 
-async def test_bans_strikes_and_shadows(log: StringIO) -> None:
+async def test_bans_strikes_and_shadows(caplog: pytest.LogCaptureFixture) -> None:
     name = f"user:{EVIL}".replace("\udcff", "")  # with half of a character, it would be refused or digested
     heard = RecordingObserver()
     limiter = Limiter(observers=[heard, failing(Evil)])
@@ -120,8 +101,8 @@ async def test_bans_strikes_and_shadows(log: StringIO) -> None:
     limiter.store.observe(failing(Evil))
     limiter.store.observers.tell(Event("store_reset", EVIL))
     for said in ("is banned until", "store_reset: x\\r\\nERROR root", "failed"):
-        check(log, said)
-    assert log.getvalue().count(" failed") == 2, "of both observers, once each"
+        check(caplog, said)
+    assert sum(" failed" in message for message in caplog.messages) == 2, "of both observers, once each"
     assert {*heard.kinds} >= {"banned", "unbanned", "shadow_refused"}
     assert all(event.message.isprintable() for event in heard.events if event.kind != "store_reset")
 
@@ -131,16 +112,16 @@ class Sick(RemoteStore):
         raise Evil(RAISED)
 
 
-async def test_a_store_that_fails(log: StringIO) -> None:
+async def test_a_store_that_fails(caplog: pytest.LogCaptureFixture) -> None:
     heard = RecordingObserver()
     middleware = RateLimitMiddleware(hello, limits="9/hour", limiter=Limiter(Sick(), observers=[heard]))
     for _ in range(4):
         await call(middleware)
-    check(log, "store_failed")
+    check(caplog, "store_failed")
     assert all(event.message.isprintable() for event in heard.events)
 
 
-async def test_work_that_fails_after_its_request_was_cancelled(log: StringIO, caplog: pytest.LogCaptureFixture) -> None:
+async def test_work_that_fails_after_its_request_was_cancelled(caplog: pytest.LogCaptureFixture) -> None:
     go = asyncio.Event()
 
     async def work() -> None:
@@ -154,7 +135,7 @@ async def test_work_that_fails_after_its_request_was_cancelled(log: StringIO, ca
         await waiting
     go.set()
     await turns(9)
-    check(log, "work for a caller that was cancelled failed")
+    check(caplog, "work for a caller that was cancelled failed")
     assert {record.name for record in caplog.records} == {"slidegate"}, "asyncio would write the text as it is"
 
 

@@ -24,12 +24,15 @@ def serving(module: str, *words: object, **variables: str) -> Iterator[str]:
             yield f"http://127.0.0.1:{int(process.stdout.readline())}"
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(timeout=PATIENCE_S)
+            try:
+                assert process.wait(PATIENCE_S / 2) in {0, -signal.SIGTERM}
+            finally:
+                process.kill()
 
 
-def ask(url: str) -> httpx.Response | None:
+def ask(url: str, **headers: str) -> httpx.Response | None:
     """Send a request; None if there was nobody, or a worker died over it."""
     try:
-        return CLIENT.get(url)
+        return CLIENT.get(url, headers=headers)
     except httpx.TransportError:
         return None

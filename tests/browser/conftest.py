@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
+from ..workers import PATIENCE_S
 from .chromium import MISSING, PROGRAM, arguments
-from .served import PATIENCE_S, Site
+from .served import Site
 
 PATIENCE_MS = PATIENCE_S * 1_000
 expect.set_options(timeout=PATIENCE_MS)

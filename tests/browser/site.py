@@ -5,7 +5,6 @@
 """
 
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -78,4 +77,4 @@ def make() -> Starlette:
 
 
 if __name__ == "__main__":
-    serve(f"{__spec__.name}:make", int(sys.argv[2]))
+    serve(f"{__spec__.name}:make")

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from ..workers import PATIENCE_S, ROOT
 from .conftest import OpenPage
-from .served import PATIENCE_S, ROOT
 from .test_views import violations
 
 pytestmark = pytest.mark.all

@@ -85,7 +85,8 @@ def exporter(request: pytest.FixtureRequest) -> type[Exported]:
 
 
 async def test_metrics_say_what_the_middleware_has_decided(exporter: type[Exported]) -> None:
-    site = Measured(exporter, [Rule("/items/{id}", "3/hour", name="items"), Rule("*", "100/hour", name="service")])
+    rules = [Rule("/items/{id}", "3/hour", name="items"), Rule("*", "100/hour", name="service")]
+    site = Measured(exporter, [*rules, Rule("*", "2/hour", name="trial", shadow=True)])
     await site.visit(*(f"/items/{number}" for number in range(5)), "/nowhere")
     await site.visit("/other", method="POST")
     assert await site.value("refusals", reason="limited") == await site.value("refusals") == 2
@@ -94,6 +95,8 @@ async def test_metrics_say_what_the_middleware_has_decided(exporter: type[Export
     for rule, passed, total in [("items", 3, 5), ("service", 5, 5)]:
         assert await site.value("rule.requests", rule=rule, outcome="passed") == passed
         assert await site.value("rule.requests", rule=rule) == total
+    assert await site.value("rule.requests", rule="trial") == 3, "would have been refused"
+    assert await site.value("rule.requests", rule="trial", outcome="shadow_refused") == 3
     assert await site.value("store.up") == 1
     assert {dict(labels)["store"] for _, labels in await site.exported.samples()} == {"memory"}
 
@@ -114,15 +117,6 @@ async def test_bans_and_lists_are_reasons_of_their_own(exporter: type[Exported])
     assert await site.value("bans") == await site.value("active_bans") == 1
     site.clock.advance("2h")
     assert (await site.value("active_bans"), await site.value("bans")) == (0, 1)
-
-
-async def test_a_shadow_rule_shows_what_it_would_have_refused(exporter: type[Exported]) -> None:
-    rules = [Rule("*", "2/hour", name="trial", shadow=True), Rule("*", "100/hour", name="service")]
-    site = Measured(exporter, rules)
-    await site.visit(*["/other"] * 5)
-    assert await site.value("rule.requests", rule="trial", outcome="shadow_refused") == 3
-    assert await site.value("rule.requests", outcome="passed") == 5
-    assert await site.value("request.duration") == 5
 
 
 async def test_counters_add_up_to_all_requests(exporter: type[Exported], rng: random.Random) -> None:
@@ -155,6 +149,7 @@ async def test_a_store_that_fails_is_down_until_it_answers(exporter: type[Export
 async def test_every_metric_of_the_page_is_exported_with_its_labels_and_no_other(exporter: type[Exported]) -> None:
     site = Measured(exporter, [Rule("*", "1/hour", name="items")])
     await site.visit("/items/1", "/items/1")
+    assert not site.limiter.engine.observers.wants("refused"), "an event for each refused request"
     labels = {name: set(dict(has)) for name, has in await site.exported.samples()}
     assert labels == {metric.name: metric.labels for metric in documented()}
     chosen_by_us = {"route", "rule", "outcome", "store", "reason"}
@@ -204,10 +199,6 @@ async def test_beyond_so_many_routes_further_ones_are_one(exporter: type[Exporte
     routes = {dict(labels)["route"] for name, labels in found if name == "slidegate.request.duration"}
     assert len(routes) == MAX_NAMES + 1
     assert await site.value("request.duration", route="(other)") == 50
-
-
-def test_metrics_create_no_event_for_each_refused_request(exporter: type[Exported]) -> None:
-    assert not Measured(exporter).limiter.engine.observers.wants("refused")
 
 
 async def test_instruments_of_opentelemetry_have_units_descriptions_and_bounds() -> None:

@@ -262,19 +262,23 @@ async def test_quantiles_are_within_five_percent(statistics: Statistics) -> None
     assert (Traffic().p50_us, Traffic().p95_us, Traffic().p99_us) == (None, None, None)
 
 
-async def test_a_request_counts_for_the_rules_that_admit_or_refuse_it_once(statistics: Statistics) -> None:
-    once, refusal = passed("api", "all", route="(no route)"), refused("api", "all", route="GET /a")
+async def test_a_request_counts_once_for_each_rule_that_admits_or_refuses_it_and_for_its_client(
+    statistics: Statistics,
+) -> None:
+    once, refusal = passed("api", "all", key="user:ann", route="(no route)"), refused("api", "all", route="GET /a")
     assert refusal.refusal is not None
     refusal.refusal.readings = [(5, 1, 0, 1), (1, 1, 0, 0)]  # the second had room
-    again = replace(once, decisions=[*once.decisions, *passed("other").decisions])
-    for outcome in (once, replace(once), again, refusal, refused("tight")):
+    inner = passed("other", key="user:ann"), passed("shared")
+    again = replace(once, decisions=[*once.decisions, *(decision for one in inner for decision in one.decisions)])
+    for outcome in (once, once, again, refusal, refused("tight")):
         statistics.request(outcome)
     found = await statistics.read()
     by_rule = {name: (one.passed, one.refused) for name, one in found.rules.items()}
-    assert by_rule == {"api": (3, 1), "all": (3, 0), "other": (1, 0), "tight": (0, 1)}
+    assert by_rule == {"api": (3, 1), "all": (3, 0), "other": (1, 0), "shared": (1, 0), "tight": (0, 1)}
     by_route = {name: (one.passed, one.refused) for name, one in found.routes.items()}
     assert by_route == {"(no route)": (3, 0), "GET /a": (0, 1)}, "a refusal without a route is of no route"
     assert (found.total.passed, found.total.refused) == (3, 2)
+    assert await statistics.clients() == [("user:ann", 3, 0, 0)]
 
 
 # -- the observer ------------------------------------------------------------------------------------------------------
@@ -561,12 +565,6 @@ async def test_the_largest_rows_fit(rows: SharedRows, statistics: Statistics) ->
     await statistics.publish()
     sizes = {kind: len(value) for (kind, _, _), (value, _) in rows.rows.items()}
     assert max(sizes.values()) < MAX_BYTES, sizes
-
-
-async def test_a_client_counts_once_for_a_request_that_several_rules_count(statistics: Statistics) -> None:
-    inner, other = passed("api", "all", key="user:ann"), passed("other", key="user:ann")
-    statistics.request(replace(inner, decisions=[*inner.decisions, *other.decisions, *passed("shared").decisions]))
-    assert await statistics.clients() == [("user:ann", 1, 0, 0)]
 
 
 @settings(deadline=None, max_examples=20)

@@ -14,33 +14,21 @@ import pytest
 from slidegate.ops.statistics import EVERY_S
 
 from ..redis_servers import AT_REDIS
+from ..served_by_workers import AMOUNT, NAME
 from ..workers import PATIENCE_S, ask, serving
-from . import served
 from .exposition import Exposition, parsed
-from .served import AMOUNT, NAME, WORKERS
 
 pytestmark = pytest.mark.all
+SERVED = "tests.served_by_workers"
+WORKERS = 4
 
 
-class Sent:
-    """What a client has sent, and how it was answered."""
-
-    def __init__(self) -> None:
-        self.statuses: Counter[int] = Counter()
-        self.pids: Counter[int] = Counter()
-
-    def send(self, site: str, requests: int) -> None:
-        """Send requests; the status of one without a response is 0."""
-        with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(lambda _: ask(f"{site}/item"), range(requests)))
-        for answer in answers:
-            self.statuses[0 if answer is None else answer.status_code] += 1
-            if answer is not None and answer.status_code == 200:
-                self.pids[answer.json()["pid"]] += 1
-
-    @property
-    def counted(self) -> list[int]:
-        return [self.statuses[200], self.statuses[429]]
+def send(site: str, requests: int, statuses: Counter[int]) -> set[int]:
+    """Send requests and count their statuses, 0 without a response; return the workers that have admitted some."""
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: ask(f"{site}/item"), range(requests)))
+    statuses.update(0 if answer is None else answer.status_code for answer in answers)
+    return {answer.json()["pid"] for answer in answers if answer is not None and answer.status_code == 200}
 
 
 def when(read: Callable[[], Any], is_there: Callable[[Any], bool], within_s: float = PATIENCE_S) -> Any:
@@ -81,41 +69,41 @@ def scraped(site: str, refused: int) -> Exposition:
 
 @pytest.mark.parametrize("kind", ["lmdb", AT_REDIS])
 def test_workers_sum_up_and_a_killed_one_loses_five_seconds(url: str, tmp_path: Path) -> None:
-    sent = Sent()
+    statuses = Counter[int]()
     shared = [str(tmp_path / name) for name in ("first", "second")]
     for directory in shared:
         os.mkdir(directory)
-    with serving(served.__name__, url, PROMETHEUS_MULTIPROC_DIR=shared[0]) as site:
+    with serving(SERVED, url, WORKERS, PROMETHEUS_MULTIPROC_DIR=shared[0]) as site:
         figures(site)
-        sent.send(site, AMOUNT + 100)
-        assert sent.counted == [AMOUNT, 100]
+        pids = send(site, AMOUNT + 100, statuses)
+        assert statuses == {200: AMOUNT, 429: 100}
         for window in ("5m", "1h", "24h"):
-            found = figures(site, window, sent.counted)
-            assert found["steps"] == sent.counted
-        assert {*found["workers"]} >= sent.pids.keys()
+            found = figures(site, window, [AMOUNT, 100])
+            assert found["steps"] == [AMOUNT, 100]
+        assert {*found["workers"]} >= pids
         assert len(found["workers"]) <= WORKERS
-        assert found["clients"][0] == sent.statuses.total()
+        assert found["clients"][0] == AMOUNT + 100
         metrics = scraped(site, 100)
         assert refusals(metrics) == metrics.value("slidegate_refusals_total") == 100
         assert metrics.value("slidegate_request_duration_seconds_count", route="GET /item") == AMOUNT
         assert (metrics.value("slidegate_store_up"), metrics.value("slidegate_active_permits")) == (1, 0)
     # At the end of the server every worker has written, and none is listed any more.
-    with serving(served.__name__, url, PROMETHEUS_MULTIPROC_DIR=shared[1]) as site:
+    with serving(SERVED, url, WORKERS, PROMETHEUS_MULTIPROC_DIR=shared[1]) as site:
         found = figures(site)
-        assert found["counted"] == sent.counted
-        assert not {*found["workers"]} & sent.pids.keys()
-        sent.send(site, 100)
-        before = figures(site, counted=sent.counted)
+        assert found["counted"] == [AMOUNT, 100]
+        assert not {*found["workers"]} & pids
+        send(site, 100, statuses)
+        before = figures(site, counted=[AMOUNT, 200])
         with ThreadPoolExecutor(1) as beside:
-            flood = beside.submit(sent.send, site, 200)
+            flood = beside.submit(send, site, 200, statuses)
             os.kill(before["workers"][-1], signal.SIGKILL)
             flood.result()
-        sent.send(site, 50)
+        send(site, 50, statuses)
         time.sleep(EVERY_S + 1)
         admitted, refused = figures(site)["counted"]
-        assert admitted == sent.statuses[200] == AMOUNT
+        assert admitted == statuses[200] == AMOUNT
         # The killed worker has lost at most what it had counted since its last write: a part of the flood.
-        assert before["counted"][1] + 50 <= refused <= sent.statuses[429] + sent.statuses[0]
+        assert before["counted"][1] + 50 <= refused <= statuses[429] + statuses[0]
         # Its metrics are in files: nothing is lost, and it is counted once after it was replaced.
-        answered = sent.statuses[429] - 100
-        assert answered <= refusals(scraped(site, answered)) <= answered + sent.statuses[0]
+        answered = statuses[429] - 100
+        assert answered <= refusals(scraped(site, answered)) <= answered + statuses[0]

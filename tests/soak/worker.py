@@ -7,7 +7,6 @@ port. Each writes a line about itself twice a second to the file $SAMPLES, and e
 import asyncio
 import json
 import os
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -91,4 +90,4 @@ def make() -> Starlette:
 
 
 if __name__ == "__main__":
-    serve(f"{__spec__.name}:make", int(sys.argv[2]), timeout_worker_healthcheck=60)
+    serve(f"{__spec__.name}:make", timeout_worker_healthcheck=60)

@@ -1,19 +1,21 @@
 """Applications with the mistakes that `slidegate check` finds, and one without."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Host, Mount, Route, Router
 
-from slidegate import RateLimitMiddleware, Rule
+from slidegate import Limiter, RateLimitMiddleware, Rule
+from tests.web import frameworks
 
 events: list[str] = []
 
@@ -61,6 +63,32 @@ async def no_lifespan(scope: object, receive: object, send: object) -> None:
 
 async def stuck(scope: object, receive: object, send: object) -> None:
     await asyncio.Event().wait()
+
+
+def limited(app: Any) -> RateLimitMiddleware:
+    return RateLimitMiddleware(app, limits="600/minute")
+
+
+def stored() -> RateLimitMiddleware:
+    limiter = Limiter.from_url(os.environ["STORE"])
+    return RateLimitMiddleware(frameworks.bare, limits="5/m; 50/hour", limiter=limiter)
+
+
+# A mounted application builds its stack at its first request.
+mounted = Starlette(routes=[Mount("/v1", Starlette(middleware=[Middleware(limited)]))])
+of_a_route = Starlette(routes=[Host("example.com", Router([Route("/", page, middleware=[Middleware(limited)])]))])
+router, of_a_router = APIRouter(), FastAPI()
+router.routes.append(Mount("/v1", limited(frameworks.bare)))
+of_a_router.include_router(router)
+
+
+def of_a_closure() -> Any:
+    inside = limited(frameworks.bare)
+
+    async def wrapped(scope: Any, receive: Any, send: Any) -> None:
+        await inside(scope, receive, send)
+
+    return wrapped
 
 
 ONE = [Route("/one", page)]

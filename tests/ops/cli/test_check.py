@@ -8,15 +8,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from fastapi import APIRouter, FastAPI
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.routing import Host, Mount, Route, Router
 
-from slidegate import Limiter, RateLimitMiddleware
 from slidegate.ops.cli import check
 
-from ...asgi import page
 from ...redis_servers import RedisServer, needs_redis
 from ...web import frameworks
 from . import apps
@@ -40,42 +34,6 @@ def codes(slidegate: Command, monkeypatch: pytest.MonkeyPatch) -> Codes:
     return checked
 
 
-def limited(app: Any) -> RateLimitMiddleware:
-    return RateLimitMiddleware(app, limits="600/minute")
-
-
-def mounted() -> Starlette:
-    """A mounted application builds its stack at its first request."""
-    return Starlette(routes=[Mount("/v1", Starlette(middleware=[Middleware(limited)]))])
-
-
-def of_a_route() -> Starlette:
-    return Starlette(routes=[Host("example.com", Router([Route("/", page, middleware=[Middleware(limited)])]))])
-
-
-def of_an_included_router() -> FastAPI:
-    router, app = APIRouter(), FastAPI()
-    router.routes.append(Mount("/v1", limited(frameworks.bare)))
-    app.include_router(router)
-    return app
-
-
-def of_a_closure() -> Any:
-    inside = limited(frameworks.bare)
-
-    async def wrapped(scope: Any, receive: Any, send: Any) -> None:
-        await inside(scope, receive, send)
-
-    return wrapped
-
-
-@pytest.mark.parametrize(
-    "make", [mounted, of_a_route, of_an_included_router, of_a_closure], ids=lambda make: make.__name__
-)
-def test_middleware_inside_an_application_is_found(make: Callable[[], Any], codes: Codes) -> None:
-    assert codes(make()) == []
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", frameworks.STACKS)
 def test_middleware_of_and_around_a_framework_is_found(
@@ -85,10 +43,10 @@ def test_middleware_of_and_around_a_framework_is_found(
     monkeypatch.setattr(logging.root, "level", logging.root.level)
     make = {**frameworks.KNOWN, **frameworks.UNKNOWN}[name]
     # Litestar builds the middleware for each of its routes.
-    assert codes(make(limited)) == (["SG131"] if name == "litestar" else [])
+    assert codes(make(apps.limited)) == (["SG131"] if name == "litestar" else [])
     assert codes(make()) == ["SG201"]
     if name in frameworks.UNKNOWN:
-        assert codes(limited(make())) == []
+        assert codes(apps.limited(make())) == []
 
 
 def test_the_lifespan_of_an_application_is_run(codes: Codes) -> None:
@@ -114,14 +72,3 @@ def test_startup_that_never_ends_is_an_error(slidegate: Command, monkeypatch: py
     ended = slidegate("check", "tests.ops.cli.apps:stuck")
     assert ended.code == 1
     assert "startup failed: it took longer" in ended.err
-
-
-def test_an_application_on_one_host_is_told_which_windows_a_reboot_forgets(
-    tmp_path: Path, slidegate: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for url, expected in ((f"lmdb://{tmp_path}/store", "the windows of 50/1h of default"), ("memory://", "")):
-        module: Any = ModuleType("tests_served")
-        module.app = RateLimitMiddleware(page, limits="5/m; 50/hour", limiter=Limiter.from_url(url))
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        ended = slidegate("check", f"{module.__name__}:app")
-        assert ("a reboot forgets" in ended.err, expected in ended.err) == (bool(expected), True)

@@ -12,13 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ..replay.test_logs import line
 from .command import HANG_S, ROOT, Command, environment
-
-
-def line(second: float, client: str = "203.0.113.7", path: str = "/") -> str:
-    minutes, seconds = divmod(int(second), 60)
-    time = f"03/Mar/2026:{10 + minutes // 60}:{minutes % 60:02}:{seconds:02} +0000"
-    return f'{client} - - [{time}] "GET {path} HTTP/1.1" 200 1 "-" "curl/8"\n'
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +15,21 @@ from slidegate import Limiter
 from .command import Command, ban_many, create_store, environment, use_store
 
 
-async def banned_keys(limiter: Limiter) -> set[str]:
-    return {ban.key async for ban in limiter.bans()}
-
-
-def without_gate(store: Path) -> None:
-    create_store(f"lmdb://{store}")
-    (store / "gate").unlink()
-
-
-def text_instead(store: Path) -> None:
-    create_store(f"lmdb://{store}")
-    (counts,) = store.glob("counts-*")
-    counts.write_text("no store\n" * 2_000)
-
-
-def of_an_earlier_boot(store: Path) -> None:
-    create_store(f"lmdb://{store}")
-    (counts,) = store.glob("counts-*")
-    counts.rename(store / "counts-12-0.mdb")
-
-
-def of_another_program(store: Path) -> None:
-    with lmdb.open(str(store), max_dbs=4) as opened:
-        opened.open_db(b"theirs")
+def make(what: str, store: Path) -> None:
+    if what == "a directory":
+        store.mkdir()
+    elif what == "of another program":
+        with lmdb.open(str(store), max_dbs=4) as opened:
+            opened.open_db(b"theirs")
+    elif what != "nothing":
+        create_store(f"lmdb://{store}")
+        (counts,) = store.glob("counts-*")
+        if what == "without its gate":
+            (store / "gate").unlink()
+        elif what == "of an earlier boot":
+            counts.rename(store / "counts-12-0.mdb")
+        else:
+            counts.write_text("no store\n" * 2_000)
 
 
 def snapshot(directory: Path) -> dict[str, object]:
@@ -47,13 +37,12 @@ def snapshot(directory: Path) -> dict[str, object]:
     return {str(file): (file.stat().st_mtime_ns, file.read_bytes()) for file in directory.rglob("*") if file.is_file()}
 
 
-@pytest.mark.parametrize(
-    "make", [lambda store: None, Path.mkdir, text_instead, without_gate, of_an_earlier_boot, of_another_program]
-)
-def test_what_is_no_store_is_refused_and_left_unchanged(
-    make: Callable[[Path], object], tmp_path: Path, slidegate: Command
-) -> None:
-    make(tmp_path / "store")
+NO_STORES = ["nothing", "a directory", "text", "without its gate", "of an earlier boot", "of another program"]
+
+
+@pytest.mark.parametrize("what", NO_STORES)
+def test_what_is_no_store_is_refused_and_left_unchanged(what: str, tmp_path: Path, slidegate: Command) -> None:
+    make(what, tmp_path / "store")
     before = snapshot(tmp_path)
     add = "bans", "add", "203.0.113.7", "--for", "1h"
     for words in (("bans", "list"), ("limits", "list"), ("explain", "203.0.113.7"), add):
@@ -81,10 +70,14 @@ def test_reading_commands_write_nothing(
 
 
 def test_all_bans_are_listed_once_and_filters_choose(url: str, slidegate: Command) -> None:
-    use_store(url, lambda limiter: ban_many(limiter, 1_500))
+    async def banned(limiter: Limiter) -> set[str]:
+        await ban_many(limiter, 1_500)
+        return {ban.key async for ban in limiter.bans()}
+
+    known = use_store(url, banned)
     keys = [ban["key"] for ban in slidegate("bans", "list", "--store", url, "--json").rows]
     assert len(keys) == len(set(keys)) == 1_500
-    assert set(keys) == use_store(url, banned_keys)
+    assert set(keys) == known
     found = slidegate("bans", "list", "--store", url, "--json", "--by", "abuse", "--match", "SCAN 3").rows
     assert len(found) == len([n for n in range(1_500) if not n % 2 and n % 7 == 3])
     assert {(ban["by"], ban["reason"]) for ban in found} == {("abuse", "scan 3")}

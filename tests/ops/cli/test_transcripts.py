@@ -17,13 +17,12 @@ import pytest
 
 from slidegate import Limiter, RateLimitMiddleware, Rule, header
 
-from ... import served_by_workers
 from ...asgi import PEER, hello, statuses
 from ...redis_servers import needs_redis, until
-from ...served_by_workers import WORKERS
 from ...workers import ask, serving
 from .command import Command, create_store, use_store
 
+WORKERS = 2
 TRANSCRIPTS = Path(__file__).with_name("transcripts")
 TIMES = re.compile(r"\b(20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d)Z|\b(1[6-9]\d{8}\.\d+)")
 UNSTEADY = (
@@ -104,7 +103,7 @@ class Terminal:
     def _serve(self) -> None:
         """Start two workers, after those of before have ended."""
         self.servers.close()
-        serve = serving(served_by_workers.__name__, self.url, SLIDEGATE_SECRET="0123456789abcdef")
+        serve = serving("tests.served_by_workers", self.url, WORKERS, SLIDEGATE_SECRET="0123456789abcdef")
         self.address = self.servers.enter_context(serve)
 
     def _stop(self) -> None:

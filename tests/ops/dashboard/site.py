@@ -21,6 +21,8 @@ from ...asgi import Answer, call, statuses
 
 NOW_US = 1_800_000_000_000_000
 TOKEN = "token-for-tests-0123456789abcdef"
+SECRET = "k123-secret"
+"""The value of a header, of which an answer has at most the digest."""
 HOST = "ops.example.org"
 VIEWS = ("", "clients", "bans", "shadow", "configuration")
 HEADINGS = ("h1", "h2", "h3", "dt")
@@ -106,6 +108,7 @@ class Site:
         place: dict[str, Any] = {"query_string": query.encode(), "client": ("192.0.2.1", 99)}
         answer = await call(self.app, f"/slidegate/{path}", method, body, headers=sent, **place)
         assert {name: answer.headers.get(name) for name in SECURITY} == SECURITY
+        assert SECRET not in f"{answer.start} {answer.body.decode()}"
         return answer
 
     async def page(self, path: str = "") -> "Page":
@@ -174,6 +177,8 @@ class Page(HTMLParser):
             self.alerts[-1] += data.strip()
 
     def handle_endtag(self, tag: str) -> None:
+        if tag == "time":  # the page's script reads its attribute
+            assert self._lines[-1].endswith(str(self.tags[-1][1]["datetime"]).replace("T", " ").removesuffix("Z"))
         if tag in BLOCKS:
             self._lines.append("")
 

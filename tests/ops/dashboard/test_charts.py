@@ -47,8 +47,10 @@ def test_chart_of_any_numbers_is_well_formed_and_inside_its_place(steps: list[di
                 assert -0.01 <= y <= high
         titles = [title.text or "" for title in lines.iter("title")]
         assert len(titles) == len(chart.rows) == len(done)
-        for title, (when, _) in zip(titles, chart.rows, strict=True):
-            assert title.startswith(f"{when}: ")
+        for title, (when, texts) in zip(titles, chart.rows, strict=True):
+            told = [f"{name} {text}" for name, text in zip(chart.names, texts, strict=True)]
+            said = [one for one in told if not one.endswith((" 0", f" {charts.NOTHING}"))]
+            assert title == f"{when}: {', '.join(said) or 'none'}"
         labels = list(tree[2].iter("text"))
         assert len(labels) <= charts.MAX_TICKS
         assert "nan" not in chart.drawing

@@ -1,5 +1,6 @@
 """The dashboard as users and scripts see it: what pages show, forms do and the API answers, line by line."""
 
+import asyncio
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock
 
 from ...asgi import hello
-from .site import Page, Site
+from .site import SECRET, VIEWS, Page, Site
 
 TRANSCRIPTS = Path(__file__).with_name("transcripts")
 UNSTEADY = (
@@ -47,26 +48,23 @@ class Visitor:
         return shown
 
     async def _site(self, name: str = "") -> None:
-        options = {"read-only": {"changes": False}, "login": {"token": None}}.get(name)
-        if options is None:
-            options = {"middleware": getattr(self, f"_site_{name}")() if name else None}
-        self.site = Site(self.clock, **options)
-
-    def _site_shadow(self) -> dict[str, Any]:
-        return {"bans": BanPolicy("3/10m", "1h", name="harsh", shadow=True)}
-
-    def _site_plan(self) -> dict[str, Any]:
-        return {"rules": [Rule("*", ["9/minute", Quota("10/day")], concurrency=4, name="plan")]}
-
-    def _site_kinds(self) -> dict[str, Any]:
         (self.home / "bad.netset").write_text("203.0.113.128/25\n198.51.100.0/24\n")
-        rules = [
+        kinds = [
             Rule(["/a", "/b"], "5/minute; 50/hour", methods=["POST"], name="forms", wait="1s"),
             Rule("/plans", lambda request: "7/minute", name="plans"),
             Rule("/old", block=True, status=410, name="old"),
             Rule("/free", exempt=True, name="free"),
         ]
-        return {"rules": rules, "blocklist": Networks.from_file(self.home / "bad.netset")}
+        plan = Rule("*", ["9/minute", Quota("10/day")], concurrency=4, name="plan")
+        options: dict[str, dict[str, Any]] = {
+            "": {},
+            "read-only": {"changes": False},
+            "login": {"token": None},
+            "shadow": {"middleware": {"bans": BanPolicy("3/10m", "1h", name="harsh", shadow=True)}},
+            "plan": {"middleware": {"rules": [plan]}},
+            "kinds": {"middleware": {"rules": kinds, "blocklist": Networks.from_file(self.home / "bad.netset")}},
+        }
+        self.site = Site(self.clock, **options[name])
 
     async def _file(self) -> None:
         file = self.home / "slidegate.toml"
@@ -116,13 +114,13 @@ class Visitor:
 
 
 @pytest.mark.parametrize("name", ["access", "api", "views", "forms"])
-async def test_pages_forms_and_operations(
-    name: str, clock: FakeClock, tmp_path: Path, texts: Callable[..., None]
+def test_pages_forms_and_operations(
+    name: str, clock: FakeClock, tmp_path: Path, texts: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    visitor = Visitor(clock, tmp_path)
-    answers = [await visitor.answer(line[2:]) for line in _lines(TRANSCRIPTS / f"{name}.txt")]
-    texts(TRANSCRIPTS / f"{name}.txt", "> ", lambda _: answers.pop(0))
-
-
-def _lines(path: Path) -> list[str]:
-    return [line for line in path.read_text("utf-8").splitlines() if line.startswith("> ")]
+    caplog.set_level("DEBUG")
+    with asyncio.Runner() as runner:
+        visitor = Visitor(clock, tmp_path)
+        texts(TRANSCRIPTS / f"{name}.txt", "> ", lambda line: runner.run(visitor.answer(line)))
+        for view in VIEWS:
+            runner.run(visitor.site.page(view))
+    assert SECRET not in caplog.text

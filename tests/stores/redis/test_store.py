@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -23,7 +24,6 @@ from ...contract import StoreContract
 from ...contract.harness import bucket
 from ...contract.player import settle
 from ...fault_proxy import FaultProxy
-from ...patching import replace_everywhere
 from ...questions import hit_all
 from ...redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ...virtual_time import turns
@@ -123,8 +123,12 @@ class Ahead:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead_s = 0.0
-        replace_everywhere(monkeypatch, "slidegate.stores.redis", "monotonic", self.monotonic)
-        replace_everywhere(monkeypatch, "slidegate.stores.redis", "monotonic_ns", lambda: int(self.monotonic() * 1e9))
+        clocks = {"monotonic": self.monotonic, "monotonic_ns": lambda: int(self.monotonic() * 1e9)}
+        ours = [module for name, module in sys.modules.items() if name.startswith("slidegate.stores.redis")]
+        found = [(module, name) for module in ours for name in clocks if name in vars(module)]
+        assert {name for _, name in found} == {*clocks}
+        for module, name in found:
+            monkeypatch.setattr(module, name, clocks[name])
 
     def monotonic(self) -> float:
         """Return the time in seconds."""
