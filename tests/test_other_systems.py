@@ -50,14 +50,9 @@ LOG = "examples/demo/sample.log"
 
 def run(store: str, *commands: str) -> tuple[list[str], list[str]]:
     """Run middleware, dashboard and commands; return what stands in the lines of both streams."""
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, store, *commands],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    ours = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-c", PROGRAM, store, *commands]
+    ended = subprocess.run(command, cwd=ROOT, env=ours, capture_output=True, text=True, timeout=120)
     out, errors = ended.stdout.splitlines(), ended.stderr.splitlines()
     assert out[:2] == ["200 200 429 200 429 200 403 403", "True False"], ended.stderr
     return out[2:], errors

@@ -19,8 +19,6 @@ from .test_views import violations
 
 pytestmark = pytest.mark.all
 
-WIDTHS = {"desk": 1280, "phone": 375}
-
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -61,7 +59,7 @@ FAULTS = """() => [
 
 
 def test_no_page_is_too_wide_or_lacks_an_image_and_axe_finds_nothing(built: Path, site: Any, opened: OpenPage) -> None:
-    faults, widths = {}, list(WIDTHS.values())
+    faults, widths = {}, [1280, 375]  # of a desk and of a phone
     assert len(pages(built)) > 20
     page = opened(site, None, at="/404.html")
     # Every page would load the search index, which has its own test.

@@ -17,9 +17,9 @@ from ..asgi import call, page
 class Site:
     """Items take 30 ms by its clock."""
 
-    def __init__(self, rules: Sequence[Rule] | None = None, **options: Any) -> None:
+    def __init__(self, rules: Sequence[Rule] | None = None, *, limiter: Limiter | None = None, **options: Any) -> None:
         self.clock = FakeClock(10**15)
-        self.limiter = Limiter(MemoryStore(clock=self.clock))
+        self.limiter = limiter or Limiter(MemoryStore(clock=self.clock))
         self.app = Starlette(routes=[Route("/items/{id}", self.item), Route("/other", page, methods=["GET", "POST"])])
         rules = [Rule("*", "1000000/minute", name="all")] if rules is None else rules
         self.app.add_middleware(RateLimitMiddleware, limiter=self.limiter, rules=rules, **options)

@@ -129,7 +129,7 @@ async def test_no_more_of_a_body_is_read_than_64_kib(site: Site) -> None:
     assert (sent[0]["status"], len(received)) == (413, MAX_BODY // 10_000 + 1)
 
 
-NO_OBJECTS = [b"", b"{", b"[]", b"\xff", b"\xef\xbb\xbf{}", b"1" * 5_000, b"[" * 60_000, b'{"key": NaN}']
+NO_OBJECTS = [b"", b"{", b"[]", b"null", b"\xff", b"\xef\xbb\xbf{}", b"1" * 5_000, b"[" * 60_000, b'{"key": NaN}']
 NO_OBJECTS += [b'{"key": "\\ud800", "duration": "1h"}', b'{"\\udfff": 1}', b'{"key": ' + b"9" * 4_000 + b"}"]
 
 
