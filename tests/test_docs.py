@@ -18,8 +18,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from mmdb_writer import MMDBWriter
-from netaddr import IPSet
 from starlette.applications import Starlette
 
 import slidegate
@@ -30,7 +28,8 @@ from scripts import make_reference
 from slidegate import RateLimitMiddleware
 
 from .pages.anchors import broken
-from .pages.blocks import MARKED, SHELL, Block, blocks, missing
+from .pages.blocks import MARKED, SHELL, Block, blocks, varying
+from .web.network_files import written
 
 ROOT = Path(__file__).resolve().parents[1]
 SKILL = ROOT / "docs" / "SKILL.md"
@@ -65,24 +64,8 @@ MARKS = {
 
 def is_misused(block: Block) -> bool:
     languages, value = MARKS[block.mark]
-    return block.language not in languages or not re.fullmatch(value, block.value) or missing(block) != []
-
-
-def run_page(text: str, name: str, directory: Path, module: types.ModuleType) -> None:
-    """Run the python blocks of a page in one module and one event loop."""
-    found = list(blocks(text))
-    for block in found:
-        if block.mark == "file":
-            (directory / block.value).write_text(block.code, encoding="utf-8")
-    with asyncio.Runner() as runner:
-        for block in found:
-            if block.language == "python" and (block.mark != "needs" or find_spec(block.value)):
-                # As many empty lines as the page has above the block: a traceback then names the page's own line.
-                source = "\n" * block.line + block.code
-                code = compile(source, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-                running = eval(code, vars(module))
-                if running is not None:
-                    runner.run(running)
+    is_known = block.language in languages and re.fullmatch(value, block.value)
+    return not is_known or any(part not in block.code for part in varying(block))
 
 
 def page_name(page: Path) -> str:
@@ -98,27 +81,27 @@ def test_every_block_is_marked_as_what_it_is(page: Path) -> None:
     assert len(MARKED.findall(text)) == sum(block.mark is not None for block in found)
 
 
-def write_networks(directory: Path) -> None:
-    """Write the files of operators and countries that pages take for granted."""
-    records = {
-        "GeoLite2-ASN.mmdb": ("198.51.100.0/24", {"autonomous_system_number": 64500}),
-        "GeoLite2-Country.mmdb": ("192.0.2.0/24", {"country": {"iso_code": "NL"}}),
-    }
-    for name, (network, record) in records.items():
-        writer = MMDBWriter()
-        writer.insert_network(IPSet([network]), record)
-        writer.to_db_file(str(directory / name))
-
-
 # Other libraries, whose code some pages show, still ask for it where Python 3.14 wants another one asked.
 @pytest.mark.filterwarnings("ignore:.*iscoroutinefunction:DeprecationWarning")
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=page_name)
 def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = types.ModuleType("page")
+    module, found = types.ModuleType("page"), list(blocks(page.read_text("utf-8")))
     monkeypatch.setitem(sys.modules, "page", module)  # where a dataclass or a forward reference looks itself up
     monkeypatch.chdir(tmp_path)
-    write_networks(tmp_path)
-    run_page(page.read_text("utf-8"), str(page), tmp_path, module)
+    # The files of operators and countries that pages take for granted.
+    written(tmp_path / "GeoLite2-ASN.mmdb", {"198.51.100.0/24": {"autonomous_system_number": 64500}})
+    written(tmp_path / "GeoLite2-Country.mmdb", {"192.0.2.0/24": {"country": {"iso_code": "NL"}}})
+    for block in found:
+        if block.mark == "file":
+            (tmp_path / block.value).write_text(block.code, encoding="utf-8")
+    with asyncio.Runner() as runner:
+        for block in found:
+            if block.language == "python" and (block.mark != "needs" or find_spec(block.value)):
+                # As many empty lines as the page has above the block: a traceback then names the page's own line.
+                source = "\n" * block.line + block.code
+                code = compile(source, str(page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+                if (running := eval(code, vars(module))) is not None:
+                    runner.run(running)
 
 
 def read_json(code: str) -> Iterator[object]:

@@ -18,6 +18,7 @@ from starlette.routing import Mount, Route
 from slidegate import BanPolicy, Limiter, Networks, RateLimitMiddleware, Rule, client_ip, everyone, header
 from slidegate.dashboard import Dashboard
 
+from ..asgi import page
 from ..served_by_workers import serve
 
 TOKEN: Final = "a-token-for-tests-alone"
@@ -26,10 +27,6 @@ AMOUNT: Final = 30
 
 limiter = Limiter.from_url(os.environ.get("STORE", "memory://"), deadline="30s")
 behind = client_ip(trusted=["127.0.0.0/8"])
-
-
-async def page(request: Request) -> PlainTextResponse:
-    return PlainTextResponse("a page")
 
 
 async def slow(request: Request) -> PlainTextResponse:

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -40,22 +39,6 @@ async def test_the_sample_has_clients_with_each_outcome_and_every_wait_is_exact(
     assert sum(step.passed > 0 for step in stats.steps) >= 24, "the two hours of the log in steps of five minutes"
 
 
-@contextmanager
-def serving(folder: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Run the demo on a short log, and end it."""
-    line = '{} - - [03/Mar/2026:10:00:00 +0000] "GET {} HTTP/1.1" 200 1\n'
-    lines = [line.format("192.0.2.7", "/"), *[line.format("203.0.113.77", "/.env")] * 4]
-    (folder / "short.log").write_text("".join(lines))
-    command = [sys.executable, "-m", "examples.demo", "--port", "0", "--log", str(folder / "short.log")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "COLUMNS": "200"}
-    server = subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **options)
-    try:
-        yield server
-    finally:
-        server.kill()
-        server.wait()
-
-
 DASHBOARD = re.compile(r"The dashboard is at (\S+), and shows the replay\.$")
 TOKEN = re.compile(r"and this password: (\S+)$")
 CURL = re.compile(
@@ -75,7 +58,14 @@ def sent(client: httpx.Client, found: re.Match[str]) -> list[httpx.Response]:
 
 @pytest.mark.all
 def test_the_printed_curl_lines_are_refused_as_printed(tmp_path: Path) -> None:
-    with serving(tmp_path, stdout=subprocess.PIPE) as server:
+    line = '{} - - [03/Mar/2026:10:00:00 +0000] "GET {} HTTP/1.1" 200 1\n'
+    log = tmp_path / "short.log"
+    log.write_text("".join([line.format("192.0.2.7", "/"), *[line.format("203.0.113.77", "/.env")] * 4]))
+    command = [sys.executable, "-m", "examples.demo", "--port", "0", "--log", str(log)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "COLUMNS": "200"}
+    options: dict[str, Any] = {"cwd": ROOT, "env": environment, "text": True, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **options) as server, ExitStack() as stack:
+        stack.callback(server.kill)
         lines = (CURL.search(line) for line in server.stdout)
         address, token = (
             next(found[1] for line in server.stdout if (found := wanted.search(line))) for wanted in (DASHBOARD, TOKEN)
@@ -95,7 +85,6 @@ def test_the_printed_curl_lines_are_refused_as_printed(tmp_path: Path) -> None:
         server.send_signal(signal.SIGINT)
         rest = server.stdout.read()
         assert server.wait() == 0
-        server.stdout.close()
     assert rest.endswith("Stopped.\n")
     assert [answer.status_code for answer in limited] == [401] * 5 + [429]
     assert 1 <= int(limited[-1].headers["Retry-After"]) <= 60

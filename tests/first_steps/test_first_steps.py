@@ -23,12 +23,6 @@ ASK_S = 120
 """How long a question to the package index may take."""
 
 
-def checkout(place: Path) -> None:
-    """Copy the checkout without what git ignores."""
-    ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text("utf-8").splitlines()]
-    shutil.copytree(ROOT, place, ignore=shutil.ignore_patterns(".git", *ignored))
-
-
 def environment(programs: Path) -> dict[str, str]:
     """Return the environment of a newcomer: this Python is `python3`, and nothing of this run is set."""
     programs.mkdir()
@@ -93,7 +87,8 @@ def test_the_readme_and_then_the_first_steps_work_command_by_command(tmp_path: P
     if os.environ.get("CI") != "true" and not index_answers(tmp_path / "asked"):
         pytest.skip("no package index answers, and the pages install from one")
     place = tmp_path / "place"
-    checkout(place / "slidegate")
+    ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text("utf-8").splitlines()]
+    shutil.copytree(ROOT, place / "slidegate", ignore=shutil.ignore_patterns(".git", *ignored))
     hello = place / "hello"
     hello.mkdir()
     shell = Shell(hello, environment(tmp_path / "programs"), terminals=2)

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import json
 import os
-import threading
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -303,11 +302,12 @@ async def test_calls_without_http_are_not_counted() -> None:
     assert counts((await statistics.read()).total) == {}
 
 
-def test_threads_lose_no_request_and_series_are_bounded() -> None:
-    kinds = RecordingObserver()
-    statistics, rounds = Statistics.of(Limiter(observers=[kinds])), 2 * MAX_SERIES
+def test_threads_lose_no_request_and_write_at_the_end_and_series_are_bounded(rows: SharedRows) -> None:
+    (limiter, statistics), kinds, rounds = worker_of(rows), RecordingObserver(), 2 * MAX_SERIES
+    limiter.observe(kinds)
     race(lambda number, thread: statistics.request(passed("rule", route=f"GET /{number}")), rounds)
-    found = asyncio.run(statistics.read())
+    limiter.sync.close()
+    found = asyncio.run(worker_of(rows)[1].read())
     assert len(found.routes) == MAX_SERIES + 1
     assert found.total.passed == THREADS * rounds
     assert found.routes[OTHER].passed == found.rules[OTHER].passed == THREADS * (rounds - MAX_SERIES)
@@ -477,15 +477,6 @@ def test_every_event_loop_reads_and_ends(backend: str) -> None:
         await limiter.close()
 
     anyio.run(serve, backend=backend)
-
-
-def test_threads_without_a_loop_write_at_the_end(rows: SharedRows) -> None:
-    limiter, statistics = worker_of(rows)
-    thread = threading.Thread(target=statistics.request, args=(PASSED,))
-    thread.start()
-    thread.join()
-    limiter.sync.close()
-    assert asyncio.run(written(rows)) == 1
 
 
 async def test_an_end_that_the_store_does_not_answer_is_logged(

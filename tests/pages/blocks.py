@@ -39,8 +39,3 @@ def blocks(text: str) -> Iterator[Block]:
 
 def varying(block: Block) -> tuple[str, ...]:
     return tuple(filter(None, block.value.split(" | "))) if block.mark == "varies" else ()
-
-
-def missing(block: Block) -> list[str]:
-    """Return the parts that are said to vary, and are not shown."""
-    return [part for part in varying(block) if part not in block.code]

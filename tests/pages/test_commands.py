@@ -65,30 +65,29 @@ def does_something(block: Block) -> bool:
     )
 
 
-def fill_bin(place: Path) -> None:
-    place.mkdir()
+def fill(place: Path) -> None:
+    """Make the directories with the programs, and with the files, that the reader of a page has."""
+    programs, work = place / "bin", place / "work"
+    programs.mkdir()
+    work.mkdir()
     for tool in TOOLS:
         if found := shutil.which(tool):
-            (place / tool).symlink_to(found)
+            (programs / tool).symlink_to(found)
     scripts = {name: f'exec "{sys.executable}" -m {name} "$@"' for name in MODULES}
     # Which extras there are is the business of a test of its own, and nothing is to be fetched.
     scripts |= dict.fromkeys(("python", "python3"), f'exec "{sys.executable}" "$@"') | {"pip": "exit 0"}
     for name, line in scripts.items():
-        (place / name).write_text(f"#!/bin/bash\n{line}\n", encoding="utf-8")
-        (place / name).chmod(0o755)
-
-
-def fill_work(place: Path) -> None:
-    place.mkdir()
+        (programs / name).write_text(f"#!/bin/bash\n{line}\n", encoding="utf-8")
+        (programs / name).chmod(0o755)
     lines = (ROOT / "examples" / "demo" / "sample.log").read_bytes().splitlines(keepends=True)
-    (place / "access.log").write_bytes(b"".join(lines[500:1500]))
-    (place / "access.log.1.gz").write_bytes(gzip.compress(b"".join(lines[:500])))
-    (place / "events.jsonl").write_text(EVENT, encoding="utf-8")
-    (place / "main.py").write_text(APPLICATION, encoding="utf-8")
-    (place / "slidegate.toml").write_text('limits = "600/minute"\n', encoding="utf-8")
+    (work / "access.log").write_bytes(b"".join(lines[500:1500]))
+    (work / "access.log.1.gz").write_bytes(gzip.compress(b"".join(lines[:500])))
+    (work / "events.jsonl").write_text(EVENT, encoding="utf-8")
+    (work / "main.py").write_text(APPLICATION, encoding="utf-8")
+    (work / "slidegate.toml").write_text('limits = "600/minute"\n', encoding="utf-8")
     # The commands of the project's own script have tests of their own, which also look at their names.
-    (place / "dev.py").write_text('"""Stands in the place of the script that sets up environments."""\n')
-    (place / "examples").symlink_to(ROOT / "examples")
+    (work / "dev.py").write_text('"""Stands in the place of the script that sets up environments."""\n')
+    (work / "examples").symlink_to(ROOT / "examples")
 
 
 WITH_COMMANDS = [page for page in RUN_HERE if any(map(does_something, blocks(page.read_text("utf-8"))))]
@@ -100,8 +99,7 @@ def test_commands_on_the_page_run_in_its_order(page: Path, tmp_path: Path) -> No
     if "curl " in text and not shutil.which("curl"):
         pytest.skip("no curl on PATH: sudo apt install curl")
     work, lib = tmp_path / "work", tmp_path / "lib"
-    fill_bin(tmp_path / "bin")
-    fill_work(work)
+    fill(tmp_path)
     lib.mkdir()
     LmdbStore(lib / "slidegate").close()
     paths = {"PATH": str(tmp_path / "bin"), "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}

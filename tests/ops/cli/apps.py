@@ -10,18 +10,13 @@ from fastapi import APIRouter, FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Mount, Route, Router
 
 from slidegate import Limiter, RateLimitMiddleware, Rule
+from tests.asgi import page
 from tests.web import frameworks
 
 events: list[str] = []
-
-
-async def page(request: Request) -> PlainTextResponse:
-    return PlainTextResponse("hello")
 
 
 @asynccontextmanager

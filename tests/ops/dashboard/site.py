@@ -8,8 +8,6 @@ from urllib.parse import urlencode
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp
 
@@ -17,7 +15,7 @@ from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddle
 from slidegate.dashboard import Dashboard
 from slidegate.testing import FakeClock
 
-from ...asgi import Answer, call, statuses
+from ...asgi import Answer, call, page, statuses
 
 NOW_US = 1_800_000_000_000_000
 TOKEN = "token-for-tests-0123456789abcdef"
@@ -59,10 +57,6 @@ SECURITY = {
 """Fields of every response."""
 
 
-async def article(request: Request) -> PlainTextResponse:
-    return PlainTextResponse("an article")
-
-
 class Site:
     def __init__(
         self, clock: FakeClock | None = None, *, store: Any = None, middleware: Any = None, **options: Any
@@ -85,9 +79,9 @@ class Site:
         self.app: ASGIApp = Starlette(
             routes=[
                 Mount("/slidegate", self.dashboard),
-                Route("/", article),
-                Route("/articles/{slug}", article),
-                Route("/api/{rest:path}", article),
+                Route("/", page),
+                Route("/articles/{slug}", page),
+                Route("/api/{rest:path}", page),
             ],
             middleware=[Middleware(RateLimitMiddleware, limiter=self.limiter, **options)],
         )

@@ -38,32 +38,26 @@ COMMANDS = {
 }
 
 
-def served(directory: Path, command: list[str]) -> list[str]:
-    """Start a server, send a request, stop the server, and return the lines that it wrote about the request."""
-    (directory / "served_app.py").write_text(APP)
-    (directory / "log.json").write_text(json.dumps(LOG_CONFIG))
-    port = free_port()
-    module, *arguments = (word.replace("PORT", str(port)) for word in command)
-    arguments = [sys.executable, "-m", module, "served_app:app", *arguments]
-    out = directory / "out"
+@pytest.mark.parametrize("server", COMMANDS)
+def test_the_access_log_of_a_server_is_read_or_lacks_its_time(server: str, tmp_path: Path) -> None:
+    before_us = (int(time.time()) - 1) * 1_000_000
+    (tmp_path / "served_app.py").write_text(APP)
+    (tmp_path / "log.json").write_text(json.dumps(LOG_CONFIG))
+    port, out = free_port(), tmp_path / "out"
+    module, *arguments = (word.replace("PORT", str(port)) for word in COMMANDS[server])
+    command = [sys.executable, "-m", module, "served_app:app", *arguments]
 
     def is_logged() -> bool:
         with suppress(httpx.TransportError):  # it does not listen yet
             httpx.get(f"http://127.0.0.1:{port}/seen", headers={"user-agent": 'odd "agent"'}, timeout=BOUND_S)
         return "/seen" in out.read_text()
 
-    with out.open("w") as file, subprocess.Popen(arguments, cwd=directory, stdout=file, stderr=file) as process:
+    with out.open("w") as file, subprocess.Popen(command, cwd=tmp_path, stdout=file, stderr=file) as process:
         try:
             until(is_logged, "the server logs a request")
         finally:
             process.terminate()
-    return [text for text in out.read_text().splitlines() if "/seen" in text]
-
-
-@pytest.mark.parametrize("server", COMMANDS)
-def test_the_access_log_of_a_server_is_read_or_lacks_its_time(server: str, tmp_path: Path) -> None:
-    before_us = (int(time.time()) - 1) * 1_000_000
-    found = [parse_line(text) for text in served(tmp_path, COMMANDS[server])]
+    found = [parse_line(text) for text in out.read_text().splitlines() if "/seen" in text]
     assert found
     for record in found:
         if server == "uvicorn":
