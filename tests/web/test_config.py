@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 from starlette.responses import PlainTextResponse
 
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    Limiter,
-    MemoryStore,
-    RateLimitMiddleware,
-)
+from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware
 from slidegate.core import Concurrency
 from slidegate.web.reload import FileOptions, ReloadingMiddleware
 
@@ -28,18 +22,10 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "slidegate.toml"
 
 
-def write(file: Path, text: str | bytes) -> None:
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
-
-
-def from_file(file: Path, text: str | bytes, **code: Any) -> ReloadingMiddleware:
-    write(file, text)
-    return RateLimitMiddleware.from_file(code.pop("app", hello), file, **code)
-
-
-def middleware(file: Path, text: str | bytes, **code: Any) -> RateLimitMiddleware:
+def middleware(file: Path, text: str, **code: Any) -> RateLimitMiddleware:
     """Return the middleware that a file makes."""
-    return from_file(file, text, **code).app
+    file.write_text(text, "utf-8")
+    return RateLimitMiddleware.from_file(hello, file, **code).app
 
 
 def test_everything_can_be_written_in_the_file() -> None:

@@ -1,31 +1,66 @@
-"""The JSON Schema for editors says what the validator says."""
+"""A file with any mistake is read or refused with its place, and the JSON Schema for editors says what is refused."""
 
 import json
 import re
 import tomllib
 from contextlib import suppress
+from copy import deepcopy
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from scripts import make_configuration
 from scripts.make_configuration import json_schema
 from slidegate import ConfigurationError, RateLimitMiddleware, Rule, everyone
 
 from ..asgi import hello
-from .test_config_errors import toml
-from .test_messages import mistaken_files
+from .test_messages import FILE_MESSAGES, mistaken_files
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA = jsonschema.Draft202012Validator(json_schema())
 FILES = sorted(path for path in (ROOT / "examples").rglob("*.toml"))
+EXAMPLE = (ROOT / "examples" / "slidegate.toml").read_bytes()
+WHOLE = tomllib.loads(EXAMPLE.decode())
+SCHEMA = json_schema()
+TABLES = [SCHEMA, *SCHEMA["$defs"].values()]
+KEYS = sorted({key for table in TABLES for key in table["properties"]})
 
 
 def accepts(document: dict[str, Any]) -> bool:
-    return SCHEMA.is_valid(document)
+    return jsonschema.Draft202012Validator(SCHEMA).is_valid(document)
+
+
+def toml(value: object) -> str:
+    """Write a value as it stands in a file."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {toml(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return repr(value) if isinstance(value, float) else json.dumps(value)
+
+
+def mistake(document: dict[str, Any], directory: Path) -> str:
+    """Return the error about a document, or an empty text."""
+    lines = [f"{json.dumps(key)} = {toml(value)}\n" for key, value in document.items()]
+    return refusal("".join(lines).encode(), directory)
+
+
+def refusal(content: bytes, directory: Path) -> str:
+    """Return the error about a file beside the list that the example has; empty if it is read."""
+    (directory / "demo").mkdir(exist_ok=True)
+    (directory / "demo" / "blocked.netset").write_text("192.0.2.0/24\n", "utf-8")
+    path, said = directory / "slidegate.toml", ""
+    path.write_bytes(content)
+    try:
+        RateLimitMiddleware.from_file(hello, path)
+    except ConfigurationError as error:
+        said = str(error)
+    assert not said or str(path) in said
+    return said.removeprefix(f"{path}: ")
 
 
 def parsed(text: str | bytes) -> dict[str, Any] | None:
@@ -57,17 +92,6 @@ def test_what_the_editor_accepts_is_wrong_by_the_meaning_of_a_value(document: di
     said = mistake(document, tmp_path)
     about_shape = re.compile("unknown option|not an option|is missing|expected (a table|True or False|one of header)")
     assert not accepts(document) or not about_shape.search(said), said
-
-
-def mistake(document: dict[str, Any], directory: Path) -> str:
-    """Return the error about a document, or an empty text."""
-    path = directory / "slidegate.toml"
-    path.write_text("".join(f"{json.dumps(key)} = {toml(value)}\n" for key, value in document.items()), "utf-8")
-    try:
-        RateLimitMiddleware.from_file(hello, path)
-    except ConfigurationError as error:
-        return str(error)
-    return ""
 
 
 GIVEN: dict[str, tuple[Any, Any]] = {
@@ -109,10 +133,49 @@ def test_an_option_that_says_nothing_excludes_nothing(tmp_path: Path) -> None:
     assert accepts({"rules": [{"path": "/a", "exempt": True, "key": "client", "cost": 1}]})
 
 
-def test_every_key_says_in_the_editor_what_it_is() -> None:
-    schema = json_schema()
-    tables = [schema, *schema["$defs"].values()]
-    silent = [name for table in tables for name, key in table["properties"].items() if "description" not in key]
-    assert silent == []
-    assert json.dumps(schema).count("null") == 0
-    jsonschema.Draft202012Validator.check_schema(schema)
+def test_every_key_says_in_the_editor_what_it_is_and_has_a_message_for_a_value_that_cannot_work() -> None:
+    assert all("description" in key for table in TABLES for key in table["properties"].values())
+    assert json.dumps(SCHEMA).count("null") == 0
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    said = FILE_MESSAGES.read_text("utf-8")
+    assert [key for key in KEYS if not re.search(rf"^slidegate\.toml: \S*\b{key}\b", said, re.MULTILINE)] == []
+
+
+# -- files with any mistake --------------------------------------------------------------------------------------------
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+scalars = st.booleans() | st.integers() | st.floats() | texts | st.sampled_from(["client", "5/minute", "*", "/a", "1h"])
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3))
+
+
+def places(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Return the paths of all values in a document."""
+    items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(inner for key, one in items for inner in places(one, (*path, key)))][not path :]
+
+
+@given(st.sampled_from(places(WHOLE)), st.sampled_from(["replace", "delete", "rename"]), values, st.sampled_from(KEYS))
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_file_with_one_change_is_read_or_refused_with_its_place(
+    tmp_path: Path, place: tuple[str | int, ...], change: str, value: Any, other: str
+) -> None:
+    document = deepcopy(WHOLE)
+    table: Any = document
+    for part in place[:-1]:
+        table = table[part]
+    if change == "replace":
+        table[place[-1]] = value
+    else:
+        old = table.pop(place[-1])
+        if change == "rename" and isinstance(table, dict):
+            table[other] = old
+    said = mistake(document, tmp_path)
+    known = "|".join(SCHEMA["properties"])
+    place_of_it = rf"({known})\b|unknown option |not TOML: |expected limits"
+    assert not said or re.fullmatch(f"({place_of_it})[^\n]*", said), said
+
+
+@given(st.integers(0, len(EXAMPLE)), st.binary(max_size=8), st.integers(0, 40))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_file_with_other_bytes_is_read_or_refused(tmp_path: Path, at: int, written: bytes, cut: int) -> None:
+    refusal(EXAMPLE[:at] + written + EXAMPLE[at + cut :], tmp_path)
