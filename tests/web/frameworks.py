@@ -30,24 +30,27 @@ async def bare(scope: Scope, receive: Receive, send: Send) -> None:
     await PlainTextResponse("page", 200 if found else 404)(scope, receive, send)
 
 
+def home() -> str:
+    return "page"
+
+
+def item(n: int) -> str:
+    return "page"
+
+
+def add_pages(app: Any, items_path: str = "/items/{n}") -> Any:
+    """Add both pages to an application that takes plain functions."""
+    app.get("/")(home)
+    app.get(items_path)(item)
+    return app
+
+
 def starlette(*stack: Wrap) -> Any:
     def page(request: Any) -> PlainTextResponse:
         return PlainTextResponse("page")
 
     routes = [Route("/", page), Route("/items/{n:int}", page)]
     return Starlette(routes=routes, middleware=[Middleware(wrap) for wrap in stack])
-
-
-def add_pages(app: Any, items_path: str = "/items/{n}") -> None:
-    """Add both pages to an application that takes plain functions."""
-
-    @app.get("/")
-    def home() -> str:
-        return "page"
-
-    @app.get(items_path)
-    def items(n: int) -> str:
-        return "page"
 
 
 def with_root(root: str) -> FastAPI:
@@ -58,41 +61,24 @@ def with_root(root: str) -> FastAPI:
 
 
 def fastapi(*stack: Wrap) -> Any:
-    app = FastAPI()
-    for wrap in stack:
-        app.add_middleware(wrap)
-    add_pages(app)
-    return app
+    return add_pages(FastAPI(middleware=[Middleware(wrap) for wrap in stack]))
 
 
 def litestar(*stack: Wrap) -> Any:
     from litestar import Litestar, get
     from litestar.params import FromPath
 
-    @get("/")
-    async def home() -> str:
+    @get("/items/{n:int}", sync_to_thread=False)
+    def items(n: FromPath[int]) -> str:
         return "page"
 
-    @get("/items/{n:int}")
-    async def items(n: FromPath[int]) -> str:
-        return "page"
-
-    return Litestar([home, items], middleware=stack, openapi_config=None)
+    return Litestar([get("/", sync_to_thread=False)(home), items], middleware=stack, openapi_config=None)
 
 
 def quart(*stack: Wrap) -> Any:
     from quart import Quart
 
-    app = Quart("site")
-
-    @app.get("/")
-    async def home() -> str:
-        return "page"
-
-    @app.get("/items/<int:n>")
-    async def items(n: int) -> str:
-        return "page"
-
+    app = add_pages(Quart("site"), "/items/<int:n>")
     for wrap in stack:
         app.asgi_app = wrap(app.asgi_app)
     return app
@@ -114,16 +100,12 @@ def falcon() -> Any:
 def microdot() -> Any:
     from microdot.asgi import Microdot
 
+    async def page(request: Any, **values: int) -> str:
+        return "page"
+
     app: Any = Microdot()
-
-    @app.get("/")
-    async def home(request: Any) -> str:
-        return "page"
-
-    @app.get("/items/<int:n>")
-    async def items(request: Any, n: int) -> str:
-        return "page"
-
+    app.get("/")(page)
+    app.get("/items/<int:n>")(page)
     return app
 
 
@@ -152,33 +134,21 @@ def flask() -> Any:
     from asgiref.wsgi import WsgiToAsgi
     from flask import Flask
 
-    app = Flask("site")
-    add_pages(app, "/items/<int:n>")
-    return WsgiToAsgi(app)
+    return WsgiToAsgi(add_pages(Flask("site"), "/items/<int:n>"))
 
 
 def blacksheep() -> Any:
     from blacksheep import Application, Router
 
     app: Any = Application(router=Router())
-
-    @app.router.get("/")
-    async def home() -> str:
-        return "page"
-
-    @app.router.get("/items/{int:n}")
-    async def items(n: int) -> str:
-        return "page"
-
+    add_pages(app.router, "/items/{int:n}")
     return app
 
 
 def fasthtml(*stack: Wrap) -> Any:
     from fasthtml.common import FastHTML
 
-    app: Any = FastHTML(middleware=[Middleware(wrap) for wrap in stack], secret_key="secret")
-    add_pages(app)
-    return app
+    return add_pages(FastHTML(middleware=[Middleware(wrap) for wrap in stack], secret_key="secret"))
 
 
 UNKNOWN: Final[Mapping[str, Callable[..., Any]]] = {

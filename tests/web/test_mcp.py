@@ -1,7 +1,5 @@
 """Tools of MCP servers are counted by header fields, and a field that lies, is repeated or left out buys nothing."""
 
-import asyncio
-import socket
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,7 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
 from mcp import Client
@@ -19,7 +16,8 @@ from mcp.shared.exceptions import MCPError
 from slidegate import Limiter, RateLimitMiddleware, Rule, combine, header, mcp_tool
 from slidegate.web.mcp import McpTool
 
-from ..asgi import call, hello, scope_of
+from ..asgi import scope_of
+from .test_servers import serving, with_uvicorn
 
 NOW = "2026-07-28"
 TOOLS = mcp_tool("search", "export", "tröt", validated=True)
@@ -102,13 +100,6 @@ async def test_a_key_of_a_value_is_that_of_a_request() -> None:
     assert limiter.key_for(both.of("Bearer a", "mcp_tool:export")) == both.find(scope, limiter, "client")
 
 
-async def test_a_field_that_is_repeated_with_an_older_revision_evades_no_limit() -> None:
-    rule = Rule("/mcp", "2/hour", when=TOOLS.is_in("export"), name="export")
-    app = RateLimitMiddleware(hello, rules=[Rule("/mcp", "5/hour", when=TOOLS.is_older(), final=True), rule])
-    sent = [(b"mcp-protocol-version", b"2025-06-18"), *fields("export")]
-    assert [(await call(app, "/mcp", "POST", headers=sent)).status for _ in range(3)] == [200, 200, 429]
-
-
 @asynccontextmanager
 async def served(*rules: Rule) -> AsyncIterator[str]:
     """Serve a real MCP server behind some rules; yields its URL."""
@@ -117,17 +108,8 @@ async def served(*rules: Rule) -> AsyncIterator[str]:
     server.tool()(export)
     app = server.streamable_http_app(json_response=True)
     app.add_middleware(RateLimitMiddleware, rules=rules)
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()  # who connects before the server accepts waits there
-        program = uvicorn.Server(uvicorn.Config(app, log_level="error", log_config=None))
-        task = asyncio.create_task(program.serve([listening]))
-        async with asyncio.timeout(20):
-            try:
-                yield f"http://127.0.0.1:{listening.getsockname()[1]}/mcp"
-            finally:
-                program.should_exit = True
-                await task
+    with serving(with_uvicorn, app) as host:
+        yield f"http://{host}/mcp"
 
 
 def search(text: str) -> str:

@@ -34,7 +34,7 @@ BOUND_S = 20
 Serve = Callable[[Any, int, asyncio.Event], Coroutine[Any, Any, None]]
 
 
-def site() -> FastAPI:
+def site(ended: threading.Event | None = None) -> FastAPI:
     app = FastAPI(middleware=[Middleware(RateLimitMiddleware, rules=[], messages=MessageLimits("3/hour"))])
 
     @app.get("/plain")
@@ -47,6 +47,8 @@ def site() -> FastAPI:
         await websocket.accept()
         async for text in websocket.iter_text():
             await websocket.send_text(text)
+        if ended is not None:
+            ended.set()
 
     return app
 
@@ -203,11 +205,14 @@ def test_a_client_reads_the_429_of_a_refused_handshake(host: str) -> None:
     assert b"No more than 2 per 1h" in (response.body or b"")
 
 
-def test_a_client_reads_the_code_of_a_message_limit(host: str) -> None:
-    with connect(f"ws://{host}/echo", open_timeout=BOUND_S) as client:
+@pytest.mark.parametrize("serve", SERVERS)
+def test_a_message_limit_closes_a_websocket_for_its_client_and_the_application(serve: Serve) -> None:
+    ended = threading.Event()
+    with serving(serve, site(ended)) as host, connect(f"ws://{host}/echo", open_timeout=BOUND_S) as client:
         for text in "abcd":
             client.send(text)
         assert [client.recv(BOUND_S) for _ in range(3)] == ["a", "b", "c"]
         with pytest.raises(ConnectionClosed) as closed:
             client.recv(BOUND_S)
-    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1013, "message limit exceeded")
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1013, "message limit exceeded")
+        assert ended.wait(BOUND_S), "it gets a disconnect"
