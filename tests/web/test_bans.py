@@ -3,48 +3,33 @@
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import Depends, FastAPI, WebSocket
+from fastapi import Depends, FastAPI
 from hypothesis import given, note
 from hypothesis import strategies as st
+from starlette.types import ASGIApp
 
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, header
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..asgi import Answer, scope_of, send_scope
-
-# -- a refusal whose strike bans says when the client is let in again --------------------------------------------------
+from ..asgi import page, scope_of, send_scope
+from .sockets import greet
 
 DENIAL = {"websocket.http.response": {}}
 
 
-class LimitedSite:
-    def __init__(self, limits: str, policies: list[BanPolicy], at: str, **options: Any) -> None:
-        self.clock, self.heard = FakeClock(), RecordingObserver()
-        limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard])
-        app, limit = FastAPI(), RateLimit(limits)
-        dependencies = [Depends(limit)] if at == "dependency" else []
-        decorate: Callable[[Any], Any] = limit if at == "decorator" else lambda endpoint: endpoint
-
-        @app.get("/", dependencies=dependencies)
-        @decorate
-        async def page() -> str:
-            return "page"
-
-        @app.websocket("/", dependencies=dependencies)
-        @decorate
-        async def chat(websocket: WebSocket) -> None:
-            await websocket.accept()
-            await websocket.close()
-
-        rules = [Rule("*", limits)] if at in ("rule", "inner") else []
-        self.app: Any = RateLimitMiddleware(app, limiter=limiter, rules=rules, bans=policies, **options)
-        if at == "inner":
-            inner = RateLimitMiddleware(app, limiter=limiter, rules=rules)
-            self.app = RateLimitMiddleware(inner, limiter=limiter, rules=[], bans=policies, **options)
-
-    async def ask(self, kind: str = "http") -> Answer:
-        more: dict[str, Any] = {"extensions": DENIAL} if kind == "websocket" else {}
-        return await send_scope(self.app, scope_of("/", type=kind, headers={"X-API-Key": "k1"}, **more))
+def site(limits: str, policy: BanPolicy, at: str, limiter: Limiter) -> ASGIApp:
+    """Return an application with a page and a websocket, and a limit somewhere."""
+    limit = RateLimit(limits)
+    dependencies = [Depends(limit)] if at == "dependency" else []
+    decorate: Callable[[Any], Any] = limit if at == "decorator" else lambda endpoint: endpoint
+    app = FastAPI()
+    app.get("/", dependencies=dependencies)(decorate(page))
+    app.websocket("/", dependencies=dependencies)(decorate(greet))
+    rules = [Rule("*", limits)] if at in ("rule", "inner") else []
+    if at == "inner":
+        inner = RateLimitMiddleware(app, limiter=limiter, rules=rules)
+        return RateLimitMiddleware(inner, limiter=limiter, rules=[], bans=policy)
+    return RateLimitMiddleware(app, limiter=limiter, rules=rules, bans=policy)
 
 
 PLACES = st.sampled_from(["rule", "inner", "dependency", "decorator"])
@@ -68,15 +53,15 @@ async def test_a_limits_refusal_says_when_the_client_is_let_in_again_also_if_its
 
     async def played(*then_s: int) -> Any:
         """Return the last answer and its events, or, so much later, whether another request passes."""
-        site = LimitedSite(limits, [policy], at)
-        answer = await site.ask(kind)
-        for wait_s in (*waits, *then_s):
-            site.clock.advance(f"{wait_s}s") if wait_s else None
-            site.heard.events.clear()
-            answer = await site.ask(kind)
+        clock, heard = FakeClock(), RecordingObserver()
+        app = site(limits, policy, at, Limiter(MemoryStore(clock=clock), observers=[heard]))
+        for wait_s in (0, *waits, *then_s):
+            clock.advance(us=wait_s * 1_000_000)
+            heard.events.clear()
+            answer = await send_scope(app, scope_of(type=kind, headers={"X-API-Key": "k1"}, extensions=DENIAL))
         first = answer.messages[0]
         passes = first["type"] == "websocket.accept" or first.get("status") == 200
-        return passes if then_s else (passes, answer, site.heard.events)
+        return passes if then_s else (passes, answer, heard.events)
 
     passes, answer, events = await played()
     if passes:

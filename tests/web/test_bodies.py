@@ -1,9 +1,9 @@
 """Functions of a limit at an endpoint may read the body in any way, and the endpoint reads it again in any way."""
 
-import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any
 
+import httpx
 import pytest
 from fastapi import Body, Form, Request
 from hypothesis import given
@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from slidegate import RateLimit, RateLimitMiddleware
 
-from ..asgi import PEER, scope_of
+from ..asgi import PEER
 from .limited import FORMS
 
 
@@ -54,20 +54,15 @@ def served(place: str, limit: RateLimit, read: Read) -> RateLimitMiddleware:
 
 async def post(app: Any, kind: str, parts: list[bytes]) -> tuple[int, Any]:
     """Send a request whose body arrives in these parts; return the status and the JSON of its answer."""
-    messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
-    messages.append({"type": "http.request", "body": b"", "more_body": False})
-    sent: list[Any] = []
 
-    async def receive() -> Any:
-        return messages.pop(0) if messages else {"type": "http.disconnect"}
+    async def body() -> AsyncIterator[bytes]:
+        for part in parts:
+            yield part
 
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = scope_of(method="POST", headers=[(b"content-type", kind.encode())])
-    await app(scope, receive, send)
-    body = b"".join(message.get("body", b"") for message in sent[1:])
-    return sent[0]["status"], json.loads(body) if sent[0]["status"] == 200 else body
+    transport = httpx.ASGITransport(app, client=(PEER, 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://app.test") as client:
+        answer = await client.post("/", content=body(), headers={"content-type": kind})
+    return answer.status_code, answer.json() if answer.status_code == 200 else None
 
 
 @given(data=st.data(), place=st.sampled_from([*FORMS]), text=st.sampled_from(sorted(TEXTS)))
@@ -76,10 +71,8 @@ async def test_whatever_reads_the_body_before_the_endpoint_reads_all_of_it(
 ) -> None:
     kind, values = TEXTS[text]
     reads = st.sampled_from([*values, as_stream, not_at_all])
-    how, cuts = (
-        {name: data.draw(reads) for name in ("key", "cost", "when", "endpoint")},
-        data.draw(st.lists(st.integers(0, len(text)), max_size=4).map(sorted)),
-    )
+    how = {name: data.draw(reads) for name in ("key", "cost", "when", "endpoint")}
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=4).map(sorted))
     expected = {as_stream: text.decode(), not_at_all: "nothing", **values}
     seen: dict[str, Any] = {}
 

@@ -22,19 +22,8 @@ from slidegate.web.routes import layers
 from ..asgi import call, hello, page, statuses
 
 
-def middleware(app: Any = hello, **options: Any) -> RateLimitMiddleware:
-    if "rules" not in options:
-        options.setdefault("limits", "900/hour")
-    return RateLimitMiddleware(app, **options)
-
-
 def codes(found: RateLimitMiddleware) -> list[str]:
     return [finding.code for finding in found.findings]
-
-
-@pytest.fixture(autouse=True)
-def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WEB_CONCURRENCY", raising=False)
 
 
 # -- several processes -------------------------------------------------------------------------------------------------
@@ -113,7 +102,7 @@ def shop(*more: BaseRoute, **options: Any) -> Starlette:
 
 
 async def unmet(app: ASGIApp, *rules: Rule) -> list[str]:
-    found = middleware(app, rules=rules)
+    found = RateLimitMiddleware(app, rules=rules)
     await call(found, "/")
     return [finding.message for finding in found.findings if finding.code == "SG123"]
 
@@ -127,7 +116,7 @@ async def test_a_look_at_routes_that_fails_breaks_no_request() -> None:
                 return super().matches(scope)
             raise TypeError("another language")
 
-    app = middleware(Starlette(routes=[Strange("/strange", page)]), rules=[Rule("/other", "5/minute")])
+    app = RateLimitMiddleware(Starlette(routes=[Strange("/strange", page)]), rules=[Rule("/other", "5/minute")])
     assert await statuses(app, 2, "/strange") == [200, 200]
     assert codes(app) == ["SG123"]
 

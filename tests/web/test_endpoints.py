@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router, WebSocketRoute, request_response
 from starlette.testclient import TestClient
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from slidegate import (
@@ -30,9 +30,10 @@ from slidegate import (
     rate_limit_exceeded,
 )
 
-from ..asgi import Answer, call, page, statuses
+from ..asgi import Answer, call, page, scope_of, send_scope, statuses
 from . import limited
 from .limited import FORMS, item
+from .middlewares import checks
 
 
 def test_a_decorated_endpoint_is_documented_as_before() -> None:
@@ -65,15 +66,11 @@ async def other(request: Request) -> Response:
     return PlainTextResponse("other")
 
 
-class Charges:
-    """An observer that keeps the names of the counts that the last request has charged."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def request(self, outcome: Any) -> None:
-        assert outcome.allowed
-        self.names = [bucket.name for decision in outcome.decisions for bucket, _, _ in decision.checks]
+async def counts(app: ASGIApp, path: str) -> list[str]:
+    """Return the names of the counts that a request charges."""
+    scope = scope_of(path)
+    await send_scope(app, scope)
+    return [bucket.name for bucket, _, _ in checks(scope)]
 
 
 LIMITS = st.sampled_from(["7/hour", "8/hour", "9/hour", "9/minute"])
@@ -87,10 +84,8 @@ def test_each_endpoint_has_one_count_for_each_of_its_limits_whatever_comes_first
     def depends(limits: Iterable[str]) -> list[Any]:
         return [Depends(RateLimit(one)) for one in limits]
 
-    async def counts(order: list[int]) -> dict[int, set[str]]:
-        charges = Charges()
-        middleware = Middleware(RateLimitMiddleware, limiter=Limiter(observers=[charges]))
-        app = FastAPI(middleware=[middleware], dependencies=depends(of_app))
+    async def all_counts(order: list[int]) -> dict[int, set[str]]:
+        app = FastAPI(middleware=[Middleware(RateLimitMiddleware)], dependencies=depends(of_app))
         router = APIRouter(dependencies=depends(of_router))
         for at, (decorators, dependencies) in enumerate(endpoints):
             endpoint = made(str(at))
@@ -98,28 +93,23 @@ def test_each_endpoint_has_one_count_for_each_of_its_limits_whatever_comes_first
                 endpoint = RateLimit(one)(endpoint)
             router.get(f"/{at}", dependencies=depends(dependencies))(endpoint)
         app.include_router(router)
-        found = {}
-        for at in order:
-            await call(app, f"/{at}")
-            found[at] = set(charges.names)
-            assert len(charges.names) == len(found[at]), "a limit that is met twice is charged once"
-        return found
+        found = {at: await counts(app, f"/{at}") for at in order}
+        assert all(len(names) == len({*names}) for names in found.values()), "a limit that is met twice is charged once"
+        return {at: set(names) for at, names in found.items()}
 
     order = list(range(len(endpoints)))
-    found = asyncio.run(counts(order))
+    found = asyncio.run(all_counts(order))
     for at, (decorators, dependencies) in enumerate(endpoints):
         assert len(found[at]) == len({*of_app, *of_router, *decorators, *dependencies})
         assert all(found[at].isdisjoint(found[one]) for one in range(at)), "no two endpoints share a count"
     random.shuffle(order)
-    assert asyncio.run(counts(order)) == found
+    assert asyncio.run(all_counts(order)) == found
 
 
 async def test_the_count_is_named_after_the_function_and_the_limits() -> None:
-    charges = Charges()
-    app = Router([Route("/", RateLimit("5/minute")(page))])
-    answer = await call(RateLimitMiddleware(app, limiter=Limiter(observers=[charges])))
-    assert charges.names == [f"{page.__module__}.page 5/1m"]
-    assert answer.headers["ratelimit-policy"] == f'"{page.__module__}.page";q=5;w=60'
+    app = RateLimitMiddleware(Router([Route("/", RateLimit("5/minute")(page))]))
+    assert await counts(app, "/") == [f"{page.__module__}.page 5/1m"]
+    assert (await call(app)).headers["ratelimit-policy"] == f'"{page.__module__}.page";q=5;w=60'
 
 
 async def test_without_a_router_the_function_is_known_all_the_same() -> None:

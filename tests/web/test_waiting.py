@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -45,19 +46,6 @@ async def virtual() -> VirtualTime:
 async def stage(virtual: VirtualTime, tmp_path: Path) -> AsyncIterator[Stage]:
     async with Stage(virtual, tmp_path) as made:
         yield made
-
-
-def channel(*messages: Message, last: asyncio.Event | None = None) -> Receive:
-    """Return a channel that has some messages, and a disconnect at last, when an event is set."""
-    queue = list(messages)
-
-    async def receive() -> Message:
-        if not queue:
-            await (last or asyncio.Event()).wait()
-            return {"type": "http.disconnect"}
-        return queue.pop(0)
-
-    return receive
 
 
 async def send_nothing(message: Message) -> None:
@@ -146,7 +134,7 @@ async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back
     store, app = SlowStore(FakeClock()), Underway()
     limiter = Limiter(store)  # type: ignore[arg-type]
     request: Any = RateLimitMiddleware(app, limiter=limiter, rules=[Rule("*", concurrency=1)])(
-        scope_of(), channel(), send_nothing
+        scope_of(), anyio.sleep_forever, send_nothing
     )
 
     async def go_on() -> None:
