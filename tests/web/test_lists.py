@@ -24,53 +24,41 @@ from ..core.test_networks import Network, ranges
 from .middlewares import FollowedFiles, end_of_looks
 
 
-class ListFiles(FollowedFiles):
-    def listed(self, path: Path) -> Networks:
-        """Return networks that follow a file."""
-        made = Networks.from_file(path)
-        assert made.file is not None
-        made.file.observe(self.heard)
-        return made
-
-    def pause(self, *lists: Networks, looks: int = 2) -> None:
-        """Let a change be seen at two looks."""
-        for _ in range(looks):
-            self.clock.advance("1s")
-            for listed in lists:
-                assert listed.file is not None
-                listed.file.look_when_due()
-            end_of_looks()
-
-
 @pytest.fixture
-def files(tmp_path: Path) -> ListFiles:
-    return ListFiles(tmp_path)
+def files(tmp_path: Path) -> FollowedFiles:
+    return FollowedFiles(tmp_path)
 
 
-def test_no_way_of_writing_everybody_makes_a_list_of_everybody(files: ListFiles, rng: random.Random) -> None:
+def following(files: FollowedFiles, networks: Networks) -> RateLimitMiddleware:
+    limiter = Limiter(MemoryStore(), observers=[files.heard])
+    return RateLimitMiddleware(hello, limits="900/hour", blocklist=networks, limiter=limiter)
+
+
+async def test_no_way_of_writing_everybody_makes_a_list_of_everybody(files: FollowedFiles, rng: random.Random) -> None:
     """Draw a partition of all public addresses, leave a little out, and write the rest in a file or in code."""
     for version, bits in ((4, 8), (6, 11)):
         pieces = [f"{n}.0.0.0/8" if version == 4 else f"{n << 5:x}::/11" for n in range(1 << bits)]
         chosen = rng.sample(pieces, len(pieces) * 3 // 4)
         path = files.write("all.netset", "\n".join(chosen))
         with pytest.raises(ConfigurationError, match=rf"netset: covers half of all IPv{version} addresses or more"):
-            files.listed(path)
+            Networks.from_file(path)
         for what in ("blocklist", "allowlist"):
             with pytest.raises(ConfigurationError, match=f"{what}: covers half"):
                 RateLimitMiddleware(hello, limits="1/s", **{what: Networks(chosen)})
         with pytest.raises(ConfigurationError, match="trusted: these networks cover most addresses"):
             client_ip(chosen)
-        half = files.listed(files.write("half.netset", "\n".join(chosen[::2])))
+        half = Networks.from_file(files.write("half.netset", "\n".join(chosen[::2])))
+        app = following(files, half)
         files.write("half.netset", "\n".join(chosen))
-        files.pause(half)
+        await files.visit(app)
         assert files.heard.kinds == ["list_rejected"]
         assert "half.netset: covers half of all" in files.heard.events.pop().message
         assert half == Networks(chosen[::2])
 
 
-def test_a_list_is_named_by_its_file(files: ListFiles) -> None:
+def test_a_list_is_named_by_its_file(files: FollowedFiles) -> None:
     text = "192.0.2.0/24 ; SBL1\n2001:db8::/32\n198.51.100.7 # 5\n"
-    listed = files.listed(files.write("spamhaus.txt", text))
+    listed = Networks.from_file(files.write("spamhaus.txt", text))
     for address in ("192.0.2.7", "::ffff:192.0.2.7", "2001:db8::1", "198.51.100.7", "198.51.100.8"):
         parsed = parse_address(address)
         assert parsed is not None
@@ -79,7 +67,7 @@ def test_a_list_is_named_by_its_file(files: ListFiles) -> None:
     assert repr(listed) == "<Networks: 2 IPv4 and 1 IPv6 ranges>"
 
 
-async def test_no_lookup_waits_for_a_file_that_is_read(files: ListFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_lookup_waits_for_a_file_that_is_read(files: FollowedFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     networks = Networks.from_file(files.write("a.netset", "192.0.2.0/24\n"))
     begun, go_on = threading.Event(), threading.Event()
     reading = ListFile.read
@@ -93,8 +81,7 @@ async def test_no_lookup_waits_for_a_file_that_is_read(files: ListFiles, monkeyp
         return reading(file)
 
     monkeypatch.setattr(ListFile, "read", slow)
-    limiter = Limiter(MemoryStore(), observers=[files.heard])
-    app = RateLimitMiddleware(hello, limits="9/hour", blocklist=networks, limiter=limiter)
+    app = following(files, networks)
     files.write("a.netset", "198.51.100.0/24\n")
     files.clock.advance("1s")
     assert await statuses(app, 1) == [200]
@@ -114,10 +101,10 @@ async def test_no_lookup_waits_for_a_file_that_is_read(files: ListFiles, monkeyp
 
 
 async def test_a_request_that_cannot_start_a_thread_is_answered_all_the_same(
-    files: ListFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    files: FollowedFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     networks = Networks.from_file(files.write("a.netset", f"{PEER}\n"))
-    app = RateLimitMiddleware(hello, limits="9/hour", blocklist=networks)
+    app = following(files, networks)
 
     def refuses(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -129,12 +116,13 @@ async def test_a_request_that_cannot_start_a_thread_is_answered_all_the_same(
     assert "no thread to look at" in caplog.text
 
 
-def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(files: ListFiles) -> None:
+async def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(files: FollowedFiles) -> None:
     """Two addresses at the ends of a long list come and go together."""
     filler = "".join(f"10.{number >> 8}.{number & 255}.0/25\n" for number in range(300))
     low, high = (4, 0xC000_0201), (6, 0x2001_0DB8 << 96)
     texts = (filler, f"192.0.2.1/32\n{filler}2001:db8::/128\n")
-    listed = files.listed(files.write("one.netset", texts[1]))
+    listed = Networks.from_file(files.write("one.netset", texts[1]))
+    app = following(files, listed)
     seen: Counter[tuple[bool, ...]] = Counter()
     stop = threading.Event()
 
@@ -152,7 +140,7 @@ def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(
             thread.start()
         for number in range(16):
             files.write("one.netset", texts[number % 2])
-            files.pause(listed)
+            await files.visit(app)
     finally:
         stop.set()
         for thread in threads:
@@ -177,7 +165,7 @@ def entries(text: str) -> list[tuple[int, str]]:
     return list(read_entries(text.splitlines(keepends=True)))
 
 
-def test_what_means_more_than_an_address_never_becomes_one(files: ListFiles, texts: Callable[..., None]) -> None:
+def test_what_means_more_than_an_address_never_becomes_one(files: FollowedFiles, texts: Callable[..., None]) -> None:
     def message(line: str) -> str:
         said = []
         for number, before in ((1, ""), (2, "192.0.2.0/24\n")):
@@ -197,7 +185,7 @@ def test_a_file_that_was_cut_off_is_never_read_as_something_else(length: int) ->
     assert found[:-1] == entries(PLAIN)[: max(len(found) - 1, 0)]
 
 
-def test_a_line_of_other_bytes_is_named(files: ListFiles) -> None:
+def test_a_line_of_other_bytes_is_named(files: FollowedFiles) -> None:
     with pytest.raises(ConfigurationError, match="line 2: network: "):
         Networks.from_file(files.write("a.netset", b"192.0.2.1\n\xff\xfe\x00\n"))
 
@@ -229,7 +217,7 @@ def lines_of(networks: list[Network], pick: random.Random) -> str:
 
 @pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.deep)])
 def test_long_lists_are_read_right_and_held_in_300_bytes_for_each_network(
-    count: int, files: ListFiles, rng: random.Random
+    count: int, files: FollowedFiles, rng: random.Random
 ) -> None:
     networks = long_list(count, rng)
     path = files.write("long.netset", lines_of(networks, rng))

@@ -94,12 +94,24 @@ async def test_an_application_mounted_twice_in_itself_is_served_and_counted_and_
         assert await statuses(middleware, 3, path) == [200, 200, 429]
 
 
-async def test_an_application_that_wraps_itself_is_served_and_counted() -> None:
-    class Knot(Still):
-        app: object
+class Knot(Still):
+    """Wraps itself."""
 
-    knot = Knot()
-    knot.app = knot
+    @property
+    def app(self) -> Any:
+        return self
+
+
+class Endless(Still):
+    """Seems to wrap another, and so on: as a `Mock` does."""
+
+    @property
+    def app(self) -> Any:
+        return Endless()
+
+
+@pytest.mark.parametrize("framework", [Knot, Endless])
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(reversed(options)))
+async def test_an_application_that_wraps_others_without_end_is_served_and_counted(framework: Any, options: Any) -> None:
     with bounded():
-        middleware = RateLimitMiddleware(knot, limits="2/minute")
-        assert await statuses(middleware, 3) == [200, 200, 429]
+        assert await statuses(RateLimitMiddleware(framework(), **options), 3, "/a/b/x") == [200, 200, 429]
