@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from pathlib import Path
 from signal import SIGINT
 from subprocess import DEVNULL, Popen
@@ -20,6 +19,7 @@ from slidegate import Limiter, RateLimitMiddleware, Rule
 from slidegate.web.routes import layers
 
 from ..asgi import call, hello, page, statuses
+from ..redis_servers import until
 
 
 def codes(found: RateLimitMiddleware) -> list[str]:
@@ -59,10 +59,7 @@ def test_workers_that_no_argument_names_see_each_other(server: str, count: int, 
     environment = {**os.environ, "SAID": str(said), "COUNT": str(count), "PYTHONPATH": os.pathsep.join(sys.path)}
     started = Popen([sys.executable, *SERVERS[server]], cwd=tmp_path, env=environment, stderr=DEVNULL)
     try:
-        end = time.monotonic() + 120
-        while not said.exists() or said.read_text().count("\n") < count:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        until(lambda: said.exists() and said.read_text().count("\n") == count, "all workers have started")
     finally:
         started.send_signal(SIGINT)
         started.wait(120)

@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, client_ip
-from slidegate.core import Reason
+from slidegate.core import Reason, StoreUnavailable
 from slidegate.events import Outcome
 from slidegate.testing import FakeClock
 
@@ -161,3 +161,27 @@ async def test_a_client_chooses_no_more_than_bounded_printable_text_and_its_key(
     assert details["path"].startswith("/\\x1b[2J\\r\\n<script>")
     assert sum(len(str(value)) for value in details.values()) < 600
     assert details["route"] == "default"
+
+
+@pytest.mark.parametrize("shadow", [False, True])
+@pytest.mark.parametrize("own", ["local", "deny"])
+async def test_who_exceeds_a_limit_is_told_of_once_for_each_window_whichever_store_decides(
+    own: Any, shadow: bool
+) -> None:
+    clock = FakeClock(1_800_000_000_000_000)
+    store = SickStore(clock)
+    limiter = Limiter(store, deadline="60s", observers=[ear := Listener()])
+    limiter.engine.now_us = limiter.engine.failover._clock = clock  # type: ignore[union-attr]
+    limiter.engine.failover.local = MemoryStore(clock=lambda: clock() % 86_400_000_000)  # type: ignore[union-attr]
+    rules = [Rule("*", "2/minute", on_error=own, shadow=shadow)]
+    app = RateLimitMiddleware(hello, rules=rules, limiter=limiter)
+    expected = 0
+    for error in (None, StoreUnavailable("gone"), None, StoreUnavailable("gone")):
+        store.error = error
+        clock.advance("1h")
+        for pause, is_news in (("1s", True), ("30s", False), ("2m", False), ("1s", True)):
+            for _ in range(5):
+                await call(app)
+            expected += is_news and (error is None or own == "local")
+            assert ear.kinds.count("exceeded") == expected, (error, pause)
+            clock.advance(pause)

@@ -1,17 +1,18 @@
 """Limits that are changed while an application runs: what is counted, by whom it is taken, and when it is over."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.routing import Route
+from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
 from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, everyone
@@ -21,7 +22,7 @@ from slidegate.web.rule_set import BoundRule
 
 from ..asgi import call, hello, page, statuses
 from ..ops.shared_rows import SharedRows
-from ..redis_servers import needs_redis
+from ..redis_servers import needs_redis, until
 from ..stores.conftest import Opened
 from .middlewares import FollowedFiles
 
@@ -153,24 +154,12 @@ def test_the_first_request_of_a_worker_begins_to_look_and_its_end_stops_it(
 
 
 @pytest.mark.parametrize("kind", SHARED)
-async def test_the_start_of_the_server_begins_it_too(another: Callable[[], Limiter]) -> None:
-    await another().override("api", "1/minute", "1h")
+def test_the_start_of_the_server_begins_it_too(another: Callable[[], Limiter]) -> None:
+    asyncio.run(another().override("api", "1/minute", "1h"))
     app = guarded(another(), Rule("*", "5/minute", name="api"), app=Starlette(routes=[Route("/", page)]))
-    told = iter(["lifespan.startup", "lifespan.shutdown"])
-
-    async def receive() -> Any:
-        message = next(told)
-        if message == "lifespan.shutdown":
-            with anyio.fail_after(60):
-                while app.buckets()[0].limits[0].amount == 5:  # noqa: ASYNC110 - a timer tells nobody
-                    await anyio.sleep(0.005)
-        return {"type": message}
-
-    async def send(message: Any) -> None:
-        assert message["type"].endswith(".complete")
-
-    await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
-    assert await passed(app, 3) == 1
+    with TestClient(app) as client:
+        until(lambda: app.buckets()[0].limits[0].amount == 1, "the change is taken")
+        assert [client.get("/").status_code for _ in range(3)] == [200, 429, 429]
 
 
 FILES = ["5/second", "10/minute", "100/minute", "1/minute", "10/minute; 500/hour"]
