@@ -3,7 +3,6 @@
 import os
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,20 +22,16 @@ FORBIDDEN = {
 }
 
 
-def text_files() -> Iterator[Path]:
-    """Yield every text file of the checkout that is not ignored by git."""
+def test_no_file_names_a_package_index_or_a_path_of_one_machine() -> None:
     lines = (ROOT / ".gitignore").read_text("utf-8").splitlines()
     ignored = {".git", *(line.strip("/") for line in lines if line.endswith("/"))}
+    texts: dict[str, str] = {}
     for directory, below, files in os.walk(ROOT):
         below[:] = [name for name in below if name not in ignored]
         # In a worktree of git, .git is a file.
         for path in (Path(directory, file) for file in files if file != ".git"):
             if b"\0" not in path.read_bytes()[:8192]:
-                yield path
-
-
-def test_no_file_names_a_package_index_or_a_path_of_one_machine() -> None:
-    texts = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8", "replace") for path in text_files()}
+                texts[path.relative_to(ROOT).as_posix()] = path.read_text("utf-8", "replace")
     found = {(path, what) for path, text in texts.items() for what, one in FORBIDDEN.items() if one.search(text)}
     assert found == set()
     assert {"dev.py", "README.md", ".ci/run", "requirements/develop.txt"} <= set(texts)

@@ -421,16 +421,6 @@ async def test_a_worker_retries_every_five_seconds_and_says_so_once_a_minute(
 
 
 @pytest.mark.usefixtures("time")
-async def test_a_worker_whose_limiter_is_closed_rests(rows: SharedRows, caplog: pytest.LogCaptureFixture) -> None:
-    limiter, statistics = worker_of(rows)
-    await limiter.close()
-    statistics.request(PASSED)
-    rows.is_failing = True
-    await asyncio.sleep(20)
-    assert (caplog.messages, statistics._loop) == ([], None)
-
-
-@pytest.mark.usefixtures("time")
 async def test_a_write_is_in_no_context_of_a_request_and_one_that_comes_during_it_is_written_next(
     rows: SharedRows, statistics: Statistics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -479,14 +469,18 @@ def test_every_event_loop_reads_and_ends(backend: str) -> None:
     anyio.run(serve, backend=backend)
 
 
-async def test_an_end_that_the_store_does_not_answer_is_logged(
+@pytest.mark.usefixtures("time")
+async def test_an_end_that_the_store_does_not_answer_is_logged_and_then_a_worker_rests(
     rows: SharedRows, caplog: pytest.LogCaptureFixture
 ) -> None:
     limiter, statistics = worker_of(rows)
     statistics.request(PASSED)
     rows.is_failing = True
     await limiter.close()
+    statistics.request(PASSED)
+    await asyncio.sleep(20)
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert statistics._loop is None
 
 
 async def test_a_write_that_is_under_way_at_the_end_leaves_no_worker(rows: SharedRows) -> None:
@@ -510,30 +504,26 @@ async def test_a_write_that_is_under_way_at_the_end_leaves_no_worker(rows: Share
     assert len((await worker_of(rows)[1].read()).workers) == 1, "the one that asks"
 
 
-def serve_once(limiter: Limiter, **options: Any) -> None:
-    """Serve one request, with the start and the end of the application."""
-    middleware = Middleware(RateLimitMiddleware, limits="100/minute", limiter=limiter)
-    with TestClient(Starlette(routes=[Route("/item", page)], middleware=[middleware], **options)) as client:
-        client.get("/item")
-
-
-def test_the_end_of_a_server_writes_the_last_statistics(rows: SharedRows, statistics: Statistics) -> None:
-    serve_once(worker_of(rows)[0])
-    found = asyncio.run(statistics.read())
-    assert (found.total.passed, len(found.workers)) == (1, 1)
-
-
-def test_an_application_that_closes_its_limiter_logs_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    limiter = Limiter.from_url(f"lmdb://{tmp_path / 'counts'}")
-    Statistics.of(limiter)
+@pytest.mark.parametrize("closes", [False, True])
+def test_the_end_of_a_server_writes_the_last_statistics_also_where_it_closes_its_limiter(
+    closes: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    limiter, other = [Limiter.from_url(f"lmdb://{tmp_path / 'counts'}") for _ in range(2)]
+    first, second = map(Statistics.of, (limiter, other))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        await limiter.close()
+        if closes:
+            await limiter.close()
 
-    serve_once(limiter, lifespan=lifespan)
-    assert caplog.messages == []
+    middleware = Middleware(RateLimitMiddleware, limits="100/minute", limiter=limiter)
+    with TestClient(Starlette(routes=[Route("/item", page)], middleware=[middleware], lifespan=lifespan)) as client:
+        client.get("/item")
+    found = asyncio.run(second.read())
+    assert (found.total.passed, len(found.workers), first is second, caplog.messages) == (1, 1, False, [])
+    limiter.sync.close()
+    other.sync.close()
 
 
 # -- rows, clients, events ---------------------------------------------------------------------------------------------

@@ -40,21 +40,17 @@ def modules_of(page: Path) -> dict[str, str]:
     return modules
 
 
-def write_package(directory: Path, modules: dict[str, str]) -> None:
-    """Write the modules of a page into a package of its own: several pages have a `main.py`."""
-    siblings = "|".join(Path(name).stem for name in modules)
-    directory.mkdir()
-    for name, code in {**modules, "__init__.py": ""}.items():
-        code = re.sub(rf"^from (?=(?:{siblings}) import )", "from .", code, flags=re.MULTILINE)
-        (directory / name).write_text(code, encoding="utf-8")
-
-
 def test_the_python_of_every_page_passes_mypy_strict(tmp_path: Path) -> None:
     packages = []
     for page in PAGES:
         if page != OF_OTHERS and (modules := modules_of(page)):
+            # A package of its own: several pages have a `main.py`.
             packages.append(re.sub(r"\W", "_", page_name(page)))
-            write_package(tmp_path / packages[-1], modules)
+            siblings = "|".join(Path(name).stem for name in modules)
+            (tmp_path / packages[-1]).mkdir()
+            for name, code in {**modules, "__init__.py": ""}.items():
+                code = re.sub(rf"^from (?=(?:{siblings}) import )", "from .", code, flags=re.MULTILINE)
+                (tmp_path / packages[-1] / name).write_text(code, encoding="utf-8")
     command = (sys.executable, "-m", "mypy", *OPTIONS, f"--cache-dir={tmp_path / '.cache'}", *packages)
     environment = {**os.environ, "MYPYPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, encoding="utf-8")

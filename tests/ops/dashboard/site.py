@@ -130,7 +130,10 @@ def basic(token: str, user: str = "ann") -> str:
 
 
 class Page(HTMLParser):
-    """What a browser makes of a page: its elements, and its text in lines, with the cells of tables and the fields."""
+    """What a browser makes of a page: its elements, and its text in lines, with the cells of tables and the fields.
+
+    No page has inline styles or scripts, which the policy forbids.
+    """
 
     def __init__(self, answer: Answer) -> None:
         super().__init__()
@@ -150,6 +153,8 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
         self.tags.append((tag, given))
+        assert not [name for name in (tag, *given) if name == "style" or name.startswith("on")]
+        assert tag != "script" or given == {"src": "static/page.js"}
         if tag in BLOCKS:
             self._lines.append("")
         elif tag in ("td", "th"):

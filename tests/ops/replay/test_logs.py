@@ -248,12 +248,6 @@ def line(second: float, client: str = "203.0.113.7", path: str = "/") -> str:
     return f'{client} - - [03/Mar/2026:{time} +0000] "GET {path} HTTP/1.1" 200 1 "-" "curl/8"\n'
 
 
-def moved(seconds: list[int]) -> int:
-    """Return the largest distance of a second from its position in sorted order."""
-    order = sorted(range(len(seconds)), key=lambda index: seconds[index])
-    return max((abs(index - before) for index, before in enumerate(order)), default=0)
-
-
 @given(seconds=st.lists(st.integers(0, 50), max_size=80), buffered=st.integers(1, 30), files=st.integers(1, 3))
 def test_records_within_the_buffer_are_sorted_and_none_is_lost(
     seconds: list[int], buffered: int, files: int, tmp_path_factory: pytest.TempPathFactory
@@ -268,7 +262,8 @@ def test_records_within_the_buffer_are_sorted_and_none_is_lost(
     assert sorted(found) == sorted(seconds)
     late = sum(map(int.__gt__, itertools.accumulate(found, max), found))
     assert logs.late == late
-    if all(moved(seconds[part::files]) <= buffered // 2 for part in range(files)):
+    orders = [sorted(range(len(part)), key=part.__getitem__) for part in (seconds[at::files] for at in range(files))]
+    if all(abs(place - before) <= buffered // 2 for order in orders for place, before in enumerate(order)):
         assert found == sorted(seconds)
 
 

@@ -75,24 +75,6 @@ def at_times(gaps: list[AccessRecord]) -> list[AccessRecord]:
     return [record._replace(time_us=START_US + moment) for record, moment in zip(gaps, moments, strict=True)]
 
 
-async def live_statuses(records: list[AccessRecord]) -> list[int]:
-    """Return the statuses of a Starlette application behind the middleware, called as a server does."""
-
-    async def answer(request: Request) -> Response:
-        return Response(status_code=int(request.headers["x-status"]))
-
-    clock = FakeClock()
-    app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST", "PUT"])])
-    middleware = RateLimitMiddleware(app, limiter=Limiter(MemoryStore(clock=clock)), **options())
-    statuses = []
-    for record in records:
-        clock.set(record.time_us)
-        scope = scope_of(record)
-        scope["headers"].append((b"x-status", str(record.status).encode()))
-        statuses.append((await send_scope(middleware, scope)).status)
-    return statuses
-
-
 def play(replay: Replay, *records: AccessRecord) -> list[Played]:
     async def played() -> list[Played]:
         return [await replay.play(record) for record in records]
@@ -112,11 +94,18 @@ def record(second: float, client: str = "192.0.2.7", path: str = "/", **more: An
 
 
 @given(RECORDS)
-def test_a_replay_decides_as_the_live_application_does(gaps: list[AccessRecord]) -> None:
-    records = at_times(gaps)
-    replay = Replay.of(**options())
-    results = play(replay, *records)
-    assert [result.status for result in results] == asyncio.run(live_statuses(records))
+async def test_a_replay_decides_as_the_live_application_does(gaps: list[AccessRecord]) -> None:
+    async def answer(request: Request) -> Response:
+        return Response(status_code=int(request.headers["x-status"]))
+
+    replay, clock = Replay.of(**options()), FakeClock()
+    app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST", "PUT"])])
+    middleware = RateLimitMiddleware(app, limiter=Limiter(MemoryStore(clock=clock)), **options())
+    for record in at_times(gaps):
+        clock.set(record.time_us)
+        scope = scope_of(record)
+        scope["headers"].append((b"x-status", str(record.status).encode()))
+        assert (await replay.play(record)).status == (await send_scope(middleware, scope)).status
 
 
 def test_all_middlewares_around_an_application_decide() -> None:
