@@ -1,9 +1,6 @@
 """A request that may wait stands in line instead of being refused; permits are shared fairly among tenants."""
 
 import asyncio
-import math
-import random
-from collections import Counter
 from collections.abc import AsyncIterator, Generator
 from contextlib import suppress
 from pathlib import Path
@@ -12,8 +9,6 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -206,31 +201,6 @@ async def test_little_is_read_while_a_request_waits_and_the_application_gets_it(
 
 
 # -- permits that are shared fairly ------------------------------------------------------------------------------------
-
-
-@given(rng=st.randoms(use_true_random=False))
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_of_tenants_that_always_wait_none_holds_more_than_its_share_and_one(
-    tmp_path: Path, rng: random.Random
-) -> None:
-    permits, tenants = rng.randint(1, 9), [f"tenant{number}" for number in range(rng.randint(2, 4))]
-    come = [f"come GET / X-Tenant={tenant}" for tenant in rng.choices(tenants, k=permits)]  # whoever comes first
-    # Of each more than it may ever hold.
-    come += [f"come GET / X-Tenant={tenant} times={permits + rng.randint(1, 6)}" for tenant in tenants]
-    async with Stage(VirtualTime(), tmp_path) as stage:
-        await stage.play(f'rule "/", concurrency={permits}, wait_max=200, {FAIR}', "slow", *come)
-        first_round = [end for _, end in stage.under_way]
-        for _ in range(80):
-            at = rng.randrange(permits)
-            # The tenant that is served asks again, so everybody always waits.
-            await stage.play(f"end {at}", f"come GET / X-Tenant={stage.under_way[at][0]}")
-            assert len(stage.under_way) == permits
-            if not any(end in first_round for _, end in stage.under_way):
-                most = max(Counter(tenant for tenant, _ in stage.under_way).values())
-                assert most <= math.ceil(permits / len(tenants)) + 1
-        await stage.play("end")
-        await asyncio.gather(*stage.tasks)
-        assert {status for *_, status in stage.ended} == {"200"}
 
 
 @pytest.mark.parametrize("instant", range(6))
