@@ -96,7 +96,7 @@ class Player:
                 checks = self._checks(question)
                 expected = self.model.peek(checks, self.clock.now_us)
                 peeked = await settle(self.store.peek(self._put(checks)))
-                same(verdict_of(peeked), expected)
+                self._agree(verdict_of(peeked), expected)
                 same(await settle(self.store.refund(peeked.take_back())), False)
             case Debt(question):
                 await self._charge(self.store.charge, self.model.charge, question)
@@ -112,6 +112,9 @@ class Player:
                 self.clock.advance(us=slice_us - self.clock.now_us % slice_us + offset_us)
             case Change(rule, limit, amount):
                 self._change(rule, limit, amount)
+
+    def _agree(self, answered: object, expected: object) -> None:
+        same(answered, expected)
 
     async def _ask(self, question: Question, patient: bool, plain: bool) -> None:
         wait_us = await self._hit(question, plain)
@@ -151,15 +154,15 @@ class Player:
         checks = self._checks(question, plain)
         expected, charged = expect(checks, self.clock.now_us)
         decision = await settle(ask(self._put(checks)))
-        same(verdict_of(decision), expected)
+        self._agree(verdict_of(decision), expected)
         self.charged.append((decision, charged))
-        return expected.retry_after_us
+        return decision.retry_after_us
 
     async def _refund(self, which: int) -> None:
         if self.charged:
             decision, charged = self.charged[-1 - which % len(self.charged)]
-            refunded = self.model.refund(charged, self.clock.now_us)
-            same(await settle(self.store.refund(decision.take_back())), refunded)
+            refunded = await settle(self.store.refund(decision.take_back()))
+            self._agree(refunded, self.model.refund(charged, self.clock.now_us))
             same(await settle(self.store.refund(decision.take_back())), False)
             if refunded:
                 others = [(at_us, other) for at_us, other in self.admitted if other is not decision]
@@ -172,7 +175,7 @@ class Player:
         had_units = self.model.reset(key)
         self.admitted.clear()
         if key is not None:  # of everything, a store may still have expired windows
-            same(known, had_units)
+            self._agree(known, had_units)
 
     async def _step_back(self, span_us: int) -> None:
         # A store may drop expired units at any time while the clock advances. Touch every window before the clock

@@ -8,10 +8,9 @@ import pytest
 from slidegate import Limiter, MemoryStore
 from slidegate.core import Bucket, Store
 from slidegate.stores.redis import RedisStore
-from slidegate.testing import FakeClock
 
 from ..contract.harness import bucket
-from ..contract.player import as_peek_says, settle
+from ..contract.player import settle
 from ..fault_proxy import FaultProxy
 from ..hurry import at_once
 from ..redis_servers import BOUND_S, RedisServer, needs_redis
@@ -87,22 +86,3 @@ async def test_thousands_of_keys_far_away_are_forgotten_long_before_the_deadline
             proxy.delay_s = 0.0
             left = await asyncio.gather(*(settle(store.peek(checks)) for checks in asked))
             assert {decision.remaining for decision in left} == {2}
-
-
-def test_keys_that_share_a_cell_are_shown_as_they_are_counted_and_forgotten_with_it() -> None:
-    clock = FakeClock()
-    store, asked = MemoryStore(clock=clock, max_keys=2), bucket("100/minute")
-    for number in range(20):
-        store.hit(((asked, f"key-{number}", 2),))
-
-    async def used(key: str) -> int:
-        (view,) = await as_peek_says(store, key, asked)
-        return view.used
-
-    assert [asyncio.run(used(f"key-{number}")) >= 2 for number in range(20)] == [True] * 20
-    early = store.hit(((asked, "key-19", 1),))
-    assert store.reset_all() is True
-    assert [asyncio.run(used(f"key-{number}")) for number in range(20)] == [0] * 20
-    assert store.refund(early.take_back()) is False
-    assert store.key_count() == 0
-    assert store.hit(((asked, "new", 100),)).allowed

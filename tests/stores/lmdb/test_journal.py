@@ -226,6 +226,7 @@ def test_what_was_acknowledged_outlives_restarts_whatever_the_disk_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing else does: a change that failed has changed nothing, and what was lifted or reset stays away."""
+    monkeypatch.setattr(opening, "_AT_ONCE", 3)  # rows are written into a new file in parts
     with asyncio.Runner() as runner:
 
         @settings(deadline=None)
@@ -406,13 +407,3 @@ def test_a_quota_of_a_period_that_is_over_does_not_come_back(machine: Machine) -
         clock.advance("1s")
     assert keys_in(other) == 2
     other.close()
-
-
-def test_many_bans_are_written_into_a_new_file_in_parts(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "_AT_ONCE", 7)
-    store = machine.store()
-    ban(store, *(f"user:{number}" for number in range(50)), *(f"10.{number}.0.0/16" for number in range(20)))
-    keys = banned(store)
-    store = machine.restart("2")
-    assert banned(store) == keys
-    assert store.hit(((ASKED[0][0], "10.3.0.1", 1),), ((4, 0x0A030001),)).ban.key == "10.3.0.0/16"

@@ -97,32 +97,3 @@ def test_questions_keep_no_windows_that_were_swept_or_reset(rng: random.Random) 
     assert store.key_count() < 9, "its table is gone"
     assert [store.ask(question).remaining for question in questions] == [63] * len(questions)
     assert {store.hit(((bucket, key, 1),)).remaining for key in keys} == {62}
-
-
-TWO_RULES = [Bucket("one", parse_limits("3/10s; 2/minute")), Bucket("two", parse_limits("5/minute"))]
-
-ROOM_MOVES = st.one_of(
-    st.tuples(st.just("hit"), st.sampled_from(KEYS), st.integers(0, 3)),
-    st.tuples(st.just("both"), st.sampled_from(KEYS), st.integers(0, 6)),
-    st.tuples(st.just("reset"), st.sampled_from(KEYS), st.just(0)),
-    st.tuples(st.just("wait"), st.just(""), st.integers(1, 70)),
-)
-
-
-@given(st.lists(ROOM_MOVES, max_size=60))
-@example([("hit", "ann", 0), ("wait", "", 12), ("hit", "bob", 0), ("wait", "", 1), ("reset", "ann", 0)])
-def test_a_store_that_has_forgotten_everything_has_room_for_everybody(moves: list[tuple[str, str, int]]) -> None:
-    clock = FakeClock()
-    store = MemoryStore(clock=clock, max_keys=4)
-    for move, key, number in moves:
-        if move == "wait":
-            clock.advance(us=number * 1_000_000)
-        elif move == "reset":
-            store.reset(key)
-        else:
-            store.hit([(rule, key, number) for rule in TWO_RULES[: 2 if move == "both" else 1]])
-    store.reset_all()
-    assert store.key_count() == 0
-    for number in range(4):
-        assert store.hit(((TWO_RULES[1], f"user:{number}", 1),))
-    assert store.key_count() == 4, "each has a window of its own"

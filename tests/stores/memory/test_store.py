@@ -220,20 +220,6 @@ def test_steps_of_the_wall_clock_change_nothing(monkeypatch: pytest.MonkeyPatch)
     assert answers == [[0] * 6, [0] * 4 + [50_000_000] * 2, [40_000_000] * 6, [30_000_000] * 6, [20_000_000] * 6]
 
 
-def test_a_sweep_lets_no_live_window_go() -> None:
-    clock = FakeClock()
-    store, asked = MemoryStore(clock=clock), bucket("100/minute")
-    for number in range(500):
-        store.hit(((asked, f"client-{number}", 100),))
-        clock.advance("1s")
-    for _ in range(200):
-        store.hit(((asked, "ann", 0),))
-    living = [number for number in range(500) if not store.peek(((asked, f"client-{number}", 1),))]
-    # A counted minute is held for 65 slices of 0.9375 s; the clock stands at 500 s.
-    assert living == [number for number in range(500) if (number * 1_000_000 // 937_500 + 65) * 937_500 > 500_000_000]
-    assert store.key_count() < 200
-
-
 def calls_of(store: MemoryStore, question: tuple[Any, ...]) -> int:
     """Return how many calls of Python functions a hit makes."""
     calls = 0
