@@ -272,14 +272,12 @@ class Client(NamedTuple):
         who: What identifies it in a request: the peer and, behind trusted proxies, the value of their header. None if
             the server names no peer, or if it is too long to be remembered.
         key: Its key.
-        address: Its address, if it has one.
         subjects: The keys and the address whose bans apply to it.
         verdict: The decision about all its requests, if it is on a list.
     """
 
     who: Any
     key: str
-    address: Address | None
     subjects: Sequence[BanSubject]
     verdict: Decision | None
 
@@ -346,7 +344,7 @@ class Clients:
         elif address is not None and self._blocklist is not None:
             name = self._blocklist.find(*address)
             verdict = None if name is None else Decision(False, Reason.BLOCKED, by=name)
-        return Client(who, key, address, self._signals.own_subjects(key, address), verdict)
+        return Client(who, key, self._signals.own_subjects(key, address), verdict)
 
     def _checking_files(self, who: Callable[[Scope], Any]) -> Callable[[Scope], Any]:
         """Return a function that checks the files for changes, if that is due, before it calls `who`."""
