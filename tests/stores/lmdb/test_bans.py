@@ -1,14 +1,15 @@
-"""Bans in the rows of an LMDB file: looked up by every request of every process, and swept when they are over."""
+"""Bans in the rows of an LMDB file, and commands of operators beside a process that writes."""
 
 import asyncio
 import json
 import time
-from itertools import pairwise
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
 
-from slidegate import Limiter
+from slidegate import Limiter, StoreError
 from slidegate.core import Ban, Bucket, Reason, StoreTimeout, parse_limits
 from slidegate.core.bans.rows import to_rows
 from slidegate.stores.lmdb.transaction import Transaction
@@ -114,3 +115,75 @@ def test_each_event_of_threads_that_ban_at_once_is_told_once(store: Any, monkeyp
     with hurried():
         at_once(ban, threads=len(keys))
     assert sorted(map(str, told)) == sorted(key for some in keys for key in some)
+
+
+# -- commands of operators, which have more time than requests, whoever asks in between --------------------------------
+
+
+COMMANDS: dict[str, Callable[[Any], Any]] = {
+    "ban": lambda limiter: limiter.ban("user:eve", "1h"),
+    "unban": lambda limiter: limiter.unban("user:bob"),
+    "reset": lambda limiter: limiter.reset("user:ann"),
+    "reset_all": lambda limiter: limiter.reset_all(),
+}
+IMPORT = {"import_bans": lambda limiter: limiter.import_bans(export(150))}  # more than are written at once
+
+
+@pytest.fixture
+async def limiter(store: Any) -> AsyncIterator[Limiter]:
+    async with Limiter(store, deadline="20ms", on_error="deny") as made:
+        await made.hit("user:ann", "5/hour")
+        await made.ban("user:bob", "1h")
+        yield made
+
+
+async def requests_are_given_up(limiter: Limiter) -> None:
+    for _ in range(2):
+        assert (await limiter.hit("user:ann", "5/hour")).reason is Reason.UNAVAILABLE
+
+
+async def done_after_requests(limiter: Limiter, command: Callable[[], Awaitable[Any]]) -> Any:
+    """Return the answer to a command that waited for a process that wrote for longer than requests wait."""
+    with gate_held(limiter.store):
+        working = asyncio.ensure_future(command())
+        await asyncio.sleep(0)
+        await requests_are_given_up(limiter)
+        assert not working.done(), working.exception()
+    return await working
+
+
+@pytest.mark.parametrize(("name", "in_thread"), [*product(COMMANDS, (False, True)), ("import_bans", False)])
+async def test_a_command_waits_for_a_process_that_writes_for_longer_than_a_request_may_take(
+    limiter: Limiter, name: str, in_thread: bool
+) -> None:
+    do = (COMMANDS | IMPORT)[name]
+
+    def after_a_request() -> Any:
+        limiter.sync.hit("user:ann", "5/hour")  # for which this thread waits 20 ms
+        return do(limiter.sync)
+
+    assert await done_after_requests(limiter, lambda: asyncio.to_thread(after_a_request) if in_thread else do(limiter))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+async def test_a_command_is_given_up_after_half_a_minute(limiter: Limiter, name: str) -> None:
+    time = VirtualTime()
+    with gate_held(limiter.store):
+        with pytest.raises(StoreError):
+            await COMMANDS[name](limiter)
+        assert time.passed_s == pytest.approx(30, abs=0.1)
+        await requests_are_given_up(limiter)
+        assert time.passed_s == pytest.approx(30, abs=0.1)
+
+
+async def test_each_step_of_an_import_has_the_time_of_a_command(limiter: Limiter) -> None:
+    importing = asyncio.ensure_future(IMPORT["import_bans"](limiter))
+    while not limiter.store.bans.count() > 1:  # type: ignore[operator]
+        assert not importing.done()
+        await limiter.hit("user:ann", "5/hour")
+        await asyncio.sleep(0)
+
+    async def rest() -> Any:
+        return await importing
+
+    assert await done_after_requests(limiter, rest) == 150

@@ -257,17 +257,14 @@ def test_the_file_system_is_that_of_the_longest_mount_point() -> None:
     assert file_system(Path("/var/lib/app"), []) == ""
 
 
-@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p"])
-def test_a_file_system_over_a_network_is_refused_by_its_name(kind: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"/var/lib/app is on {kind}, which does not share locks"):
-        check_file_system(Path("/var/lib/app"), mounts(kind))
-
-
-@pytest.mark.parametrize("kind", ["overlay", "fuseblk", "btrfs", "zfs"])
-def test_a_doubtful_file_system_is_warned_about(kind: str) -> None:
+def test_a_file_system_over_a_network_is_refused_by_its_name_and_a_doubtful_one_is_warned_about() -> None:
+    for kind in ("nfs4", "cifs", "fuse.sshfs", "9p"):
+        with pytest.raises(ConfigurationError, match=f"/var/lib/app is on {kind}, which does not share locks"):
+            check_file_system(Path("/var/lib/app"), mounts(kind))
     doubts = "where a full disk may kill the workers, and workers of other mounts may count apart"
-    assert f"is on {kind}, {doubts}" in check_file_system(Path("/var/lib/app"), mounts(kind))
-    assert check_file_system(Path("/etc"), mounts(kind)) == ""
+    for kind in ("overlay", "fuseblk", "btrfs", "zfs"):
+        assert f"is on {kind}, {doubts}" in check_file_system(Path("/var/lib/app"), mounts(kind))
+        assert check_file_system(Path("/etc"), mounts(kind)) == ""
 
 
 def test_a_directory_is_made_where_its_parent_is_there_and_nothing_else_is_in_its_place(tmp_path: Path) -> None:

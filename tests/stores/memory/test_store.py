@@ -1,6 +1,7 @@
 """The memory store: the contract, threads, and how little it keeps."""
 
 import asyncio
+import gc
 import random
 import sys
 import threading
@@ -249,6 +250,46 @@ def test_no_hit_looks_at_many_keys_to_find_those_that_go(limit: AnyLimit) -> Non
         longest = max(longest, *(calls_of(store, ((COMMON, "all", 1),)) for _ in range(60)))
     assert longest < 5_000, "calls of functions in one hit"
     assert store.key_count() == 1
+
+
+def test_questions_keep_no_windows_that_were_swept_or_reset(rng: random.Random) -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    bucket = Bucket("rule", parse_limits("64/hour"))
+    keys = [f"client-{rng.random()}" for _ in range(2_000)]
+
+    def held() -> int:
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    def spend() -> int:
+        for key in keys:
+            for _ in range(30):
+                clock.advance(us=1)
+                store.hit(((bucket, key, 1),))
+        return held()
+
+    tracemalloc.start()
+    try:
+        questions = [store.prepare(((bucket, key, 1),)) for key in keys]
+        for question in questions:
+            store.ask(question)
+        store.reset_all()
+        before = held()
+        spent = spend() - before
+        store.reset_all()
+        assert held() - before < spent / 10
+        assert spend() - before > spent / 2
+        other = Bucket("other", bucket.limits)
+        for _ in range(200):
+            clock.advance("1h")
+            store.hit(((other, "bob", 1),))
+        assert held() - before < spent / 10
+    finally:
+        tracemalloc.stop()
+    assert store.key_count() < 9, "its table is gone"
+    assert [store.ask(question).remaining for question in questions] == [63] * len(questions)
+    assert {store.hit(((bucket, key, 1),)).remaining for key in keys} == {62}
 
 
 # -- short scenes; random programs seldom come to where they lead ------------------------------------------------------
