@@ -102,7 +102,8 @@ LISTED, ALLOWED, OTHER = "192.0.2.7", "192.0.2.8", "198.51.100.9"
 AMOUNT = 2
 
 CLIENTS = st.sampled_from([None, LISTED, ALLOWED, OTHER])
-SCOPES = st.tuples(CLIENTS, st.sampled_from([None, ON_A_SOCKET, ON_A_PORT, ["::1", 8000]]), st.booleans())
+SERVERS = st.sampled_from([None, ON_A_SOCKET, ON_A_PORT, ["::1", 8000], ("192.0.2.1", "8000"), ("", 0)])
+SCOPES = st.tuples(CLIENTS, SERVERS, st.booleans())
 OPTIONS = st.fixed_dictionaries(
     {},
     optional={
