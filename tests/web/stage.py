@@ -39,7 +39,7 @@ import logging
 import re
 import shlex
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle, groupby
 from pathlib import Path
@@ -185,48 +185,34 @@ class Stage:
 
     # -- how the site is made ------------------------------------------------------------------------------------------
 
-    def _evaluated(self, text: str) -> dict[str, Any]:
-        """Return the arguments that are written in a text; those without a name are under ``""``."""
-        given, named = eval(f"(lambda *given, **named: (given, named))({text})", self.names)
-        return {"": given, **named}
+    def _site(self, networks: Any = (), on_error: Any = "local", remote: bool = False, **options: Any) -> None:
+        self.options = options
+        self.limiter = self._limiter(remote, networks=networks, on_error=on_error)
 
-    def _site(self, text: str) -> None:
-        self.options = self._evaluated(text)
-        del self.options[""]
-        of_limiter = {
-            name: self.options.pop(name) for name in ("networks", "on_error", "remote") if name in self.options
-        }
-        self.limiter = self._limiter(**of_limiter)
-
-    def _everywhere(self, text: str) -> None:
-        given = self._evaluated(text)
-        limits = given.pop("")
-        about_app = {name: given.pop(name) for name in ("exception_handlers", "middleware") if name in given}
+    def _everywhere(self, limits: Any, exception_handlers: Any = None, middleware: Any = None, **options: Any) -> None:
         if self.place == "rule":
             self.inside = starlette(page)
-            self.rules.append(Rule("*", *limits, **given))
+            self.rules.append(Rule("*", limits, **options))
         else:
-            self.inside = FORMS[self.place](RateLimit(limits=limits[0], **given), page, **about_app)
+            about_app = {"exception_handlers": exception_handlers, "middleware": middleware}
+            self.inside = FORMS[self.place](RateLimit(limits=limits, **options), page, **about_app)
 
     _forms = _everywhere
 
-    def _rule(self, text: str) -> None:
-        given = self._evaluated(text)
-        self.rules.append(Rule(*given.pop(""), **given))
+    def _rule(self, *given: Any, **options: Any) -> None:
+        self.rules.append(Rule(*given, **options))
 
-    def _around(self, text: str) -> None:
-        given = self._evaluated(text)
-        given["limiter"] = self._limiter() if given.pop("") else self.limiter
-        self.around.append(partial(RateLimitMiddleware, **given))
+    def _around(self, *other: bool, **options: Any) -> None:
+        limiter = self._limiter() if other else self.limiter
+        self.around.append(partial(RateLimitMiddleware, limiter=limiter, **options))
 
     def _soften(self) -> None:
         self.around.append(softened)
 
-    def _application(self, text: str) -> None:
-        given = self._evaluated(text)
+    def _application(self, *limits: RateLimit, **options: Any) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a root path is deprecated, and in use
-            self.inside = FastAPI(dependencies=[Depends(limit) for limit in given.pop("")], **given)
+            self.inside = FastAPI(dependencies=[*map(Depends, limits)], **options)
 
     def _slow(self) -> None:
         """Let answers wait until they are ended."""
@@ -276,16 +262,13 @@ class Stage:
 
         return endpoint
 
-    def _endpoint(self, text: str) -> None:
-        path, _, written = text.partition(" ")
-        given = self._evaluated(written)
-        name = given.get("function", path)
+    def _endpoint(self, path: str, *limits: Any, function: str = "", depends: Sequence[Any] = ()) -> None:
+        name = function or path
         endpoint = self.functions.setdefault(name, partial(page) if "partial" in name else self._another_endpoint())
-        for decorate in reversed(given[""]):
+        for decorate in reversed(limits):
             endpoint = decorate(endpoint)
         self.inside = self.inside or FastAPI()
-        dependencies = [Depends(limit) for limit in given.get("depends", ())]
-        self.inside.api_route(path, methods=[*METHODS], dependencies=dependencies)(endpoint)
+        self.inside.api_route(path, methods=[*METHODS], dependencies=[*map(Depends, depends)])(endpoint)
 
     def _write(self, name: str, *lines: str) -> None:
         self.files.write(name, "".join(f"{line}\n" for line in lines))
@@ -309,15 +292,12 @@ class Stage:
         self.inside = self.inside or FastAPI()
         self.inside.router.routes.append(Mount(path, Router([Route(inner, page)])))
 
-    def _socket(self, text: str) -> None:
-        path, _, written = text.partition(" ")
-        given = self._evaluated(written)
+    def _socket(self, path: str, limit: Any = None, depends: Sequence[Any] = ()) -> None:
         self.inside = self.inside or FastAPI()
-        if "depends" in given:
-            self.inside.websocket(path, dependencies=[*map(Depends, given["depends"])])(sockets.greet)
+        if depends:
+            self.inside.websocket(path, dependencies=[*map(Depends, depends)])(sockets.greet)
         else:
-            decorate = given[""][0] if given[""] else lambda endpoint: endpoint
-            self.inside.router.routes.append(WebSocketRoute(path, decorate(sockets.welcome)))
+            self.inside.router.routes.append(WebSocketRoute(path, (limit or (lambda one: one))(sockets.welcome)))
 
     @property
     def app(self) -> Any:
@@ -341,8 +321,14 @@ class Stage:
         try:
             if verb in METHODS_SENT:
                 return await self._requests(verb, *shlex.split(rest))
-            words = [rest] if verb in AS_IN_CODE else shlex.split(rest) if verb == "write" else rest.split()
-            said = getattr(self, f"_{verb}")(*words)
+            words: list[Any] = shlex.split(rest) if verb == "write" else rest.split()
+            options: dict[str, Any] = {}
+            if verb in AS_IN_CODE:
+                paths = words[:1] if verb in ("endpoint", "socket") else []
+                written = rest.removeprefix("".join(paths))
+                given, options = eval(f"(lambda *given, **options: (given, options))({written})", self.names)
+                words = [*paths, *given]
+            said = getattr(self, f"_{verb}")(*words, **options)
             return (said if said is None or isinstance(said, str) else await said) or ""
         except ConfigurationError as error:
             return f"ConfigurationError: {error}".replace(f"{self.files.directory}/", "")
