@@ -53,11 +53,11 @@ def starlette(*stack: Wrap) -> Any:
     return Starlette(routes=routes, middleware=[Middleware(wrap) for wrap in stack])
 
 
-def with_root(root: str) -> FastAPI:
+def with_root(root: str, **options: Any) -> FastAPI:
     """Return an application that gives itself a `root_path`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is deprecated, and in use
-        return FastAPI(openapi_url=None, root_path=root)
+        return FastAPI(openapi_url=None, root_path=root, **options)
 
 
 def fastapi(*stack: Wrap) -> Any:

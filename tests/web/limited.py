@@ -40,16 +40,9 @@ def starlette(endpoint: Any, **options: Any) -> Starlette:
     return Starlette(routes=[Route("/", endpoint, methods=METHODS)], **options)
 
 
-def fastapi(
-    endpoint: Any,
-    *,
-    of_app: Sequence[Any] = (),
-    of_router: Sequence[Any] = (),
-    of_route: Sequence[Any] = (),
-    **options: Any,
-) -> FastAPI:
-    """Return an application with dependencies; its endpoint is in a router in a router."""
-    app = FastAPI(dependencies=[*map(Depends, of_app)], **options)
+def fastapi(endpoint: Any, of_router: Sequence[Any] = (), of_route: Sequence[Any] = (), **options: Any) -> FastAPI:
+    """Return an application whose endpoint is in a router in a router, each with dependencies."""
+    app = FastAPI(**options)
     outer, router = APIRouter(dependencies=[*map(Depends, of_router)]), APIRouter()
     router.api_route("/", methods=METHODS, dependencies=[*map(Depends, of_route)])(endpoint)
     outer.include_router(router)
@@ -115,7 +108,7 @@ def checked(limit: RateLimit, endpoint: Any) -> Callable[..., Any]:
 
 
 FORMS: dict[str, Callable[..., ASGIApp]] = {
-    "application": lambda limit, endpoint, **options: fastapi(endpoint, of_app=[limit], **options),
+    "application": lambda limit, endpoint, **options: fastapi(endpoint, dependencies=[Depends(limit)], **options),
     "router": lambda limit, endpoint, **options: fastapi(endpoint, of_router=[limit], **options),
     "dependency": lambda limit, endpoint, **options: fastapi(endpoint, of_route=[limit], **options),
     "needed": lambda limit, endpoint, **options: fastapi(endpoint, of_route=[needing(limit)], **options),

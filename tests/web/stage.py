@@ -38,7 +38,6 @@ import json
 import logging
 import re
 import shlex
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle, groupby
@@ -80,6 +79,7 @@ from ..asgi import PEER, Answer, scope_of, send_scope
 from ..remote_stores import SickStore
 from ..virtual_time import VirtualTime, turns
 from . import sockets
+from .frameworks import with_root
 from .limited import FORMS, METHODS, answer, item, page, starlette
 from .middlewares import FollowedFiles, Listener, Log, charged, checks
 from .model import fails, written
@@ -209,10 +209,8 @@ class Stage:
     def _soften(self) -> None:
         self.around.append(softened)
 
-    def _application(self, *limits: RateLimit, **options: Any) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a root path is deprecated, and in use
-            self.inside = FastAPI(dependencies=[*map(Depends, limits)], **options)
+    def _application(self, *limits: RateLimit, root_path: str = "", **options: Any) -> None:
+        self.inside = with_root(root_path, dependencies=[*map(Depends, limits)], **options)
 
     def _slow(self) -> None:
         """Let answers wait until they are ended."""

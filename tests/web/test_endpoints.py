@@ -186,7 +186,7 @@ async def test_a_dependency_that_makes_another_answer_of_it_has_its_way() -> Non
         except RateLimitExceeded:
             raise fastapi.HTTPException(503) from None
 
-    answer = await refused(limited.fastapi(page, of_app=[needed], of_route=[RateLimit("1/hour")]))
+    answer = await refused(limited.fastapi(page, dependencies=[Depends(needed)], of_route=[RateLimit("1/hour")]))
     assert (answer.status, answer.headers["cache-control"]) == (503, "no-store")
 
 
