@@ -6,43 +6,26 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from starlette.requests import Request
 
 import slidegate
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    Limit,
-    Limiter,
-    MemoryStore,
-    Networks,
-    Quota,
-    parse_limits,
-)
-from slidegate.core import Concurrency, CounterWindow, HotKeys, MetricWindow, RollingTotals
-from slidegate.core.addresses import parse_address, parse_network
-from slidegate.core.bans.ban import ban_key, clean_reason
-from slidegate.core.bans.rows import from_rows
-from slidegate.dashboard import Dashboard
-from slidegate.events import Observer
-from slidegate.httpx import LimitedTransport, SyncLimitedTransport
-from slidegate.ops.replay import AccessLogs
-from slidegate.ops.statistics import Statistics
-from slidegate.otel import OtelMetrics
-from slidegate.prometheus import PrometheusMetrics
-from slidegate.testing import FakeClock, RecordingObserver, limits_clock
+from slidegate import ConfigurationError, Limiter, MemoryStore
 
-KNOWN = [BanPolicy, Limit, Limiter, MemoryStore, Networks, Quota, parse_limits, Concurrency, HotKeys, MetricWindow]
-KNOWN += [RollingTotals, parse_address, parse_network, ban_key, clean_reason, from_rows, Dashboard, LimitedTransport]
-KNOWN += [SyncLimitedTransport, AccessLogs, Statistics, OtelMetrics, PrometheusMetrics, FakeClock, limits_clock]
-KNOWN += [datetime, timedelta, CounterWindow, Observer, RecordingObserver]
+WHERE = "core core.addresses core.bans.ban core.bans.rows events ops.replay ops.statistics testing dashboard httpx otel"
+MODULES = [*(import_module(f"slidegate.{name}") for name in f"{WHERE} prometheus".split()), slidegate]
+NAMED = [(name, getattr(module, name)) for module in MODULES for name in dir(module)]
+PUBLIC = {name: one for name, one in NAMED if callable(one) and not name.startswith("_")}
+"""What messages may name, and a few functions behind it."""
 ROOT = Path(__file__).parents[1]
 TOKEN = "token-for-tests-0123456789abcdef"
 NAMES = {
-    **{known.__name__: known for known in KNOWN},
+    **PUBLIC,
+    "datetime": datetime,
+    "timedelta": timedelta,
     "ast": ast,
     "os": os,
     "Request": Request,
@@ -73,13 +56,8 @@ def test_each_value_that_cannot_work_is_refused_with_what_would(texts: Callable[
     texts(Path(__file__).with_name("messages.txt"), ">>> ", message_of)
 
 
-PUBLIC = {known.__name__: known for known in KNOWN} | {
-    name: getattr(slidegate, name)
-    for name in dir(slidegate)
-    if callable(getattr(slidegate, name)) and not name.startswith("_")
-}
 CALL = re.compile(rf"(?<![\w.`@])(?:{'|'.join(PUBLIC)})(?:\.\w+)?\(")
-GIVEN = {**PUBLIC, "UTC": UTC, "app": print, "limiter": Limiter(), "store": MemoryStore(), "function": print}
+GIVEN = {**NAMES, "UTC": UTC, "app": print, "limiter": Limiter(), "store": MemoryStore(), "function": print}
 LEFT_OUT = {"RateLimitMiddleware(..., ": "RateLimitMiddleware(app, ", "RateLimit(..., ": 'RateLimit("5/minute", '}
 
 

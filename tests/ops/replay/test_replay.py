@@ -1,6 +1,5 @@
 """A replay decides as the live middleware does at the same times."""
 
-import asyncio
 from itertools import accumulate
 from typing import Any
 
@@ -75,17 +74,14 @@ def at_times(gaps: list[AccessRecord]) -> list[AccessRecord]:
     return [record._replace(time_us=START_US + moment) for record, moment in zip(gaps, moments, strict=True)]
 
 
-def play(replay: Replay, *records: AccessRecord) -> list[Played]:
-    async def played() -> list[Played]:
-        return [await replay.play(record) for record in records]
-
-    return asyncio.run(played())
+async def play(replay: Replay, *records: AccessRecord) -> list[Played]:
+    return [await replay.play(record) for record in records]
 
 
-def admits(replay: Replay | RateLimitMiddleware, *records: AccessRecord) -> list[bool]:
+async def admits(replay: Replay | RateLimitMiddleware, *records: AccessRecord) -> list[bool]:
     """Return which records a replay admits, or that of one middleware."""
     replay = replay if isinstance(replay, Replay) else Replay([replay])
-    return [result.allowed for result in play(replay, *records)]
+    return [result.allowed for result in await play(replay, *records)]
 
 
 def record(second: float, client: str = "192.0.2.7", path: str = "/", **more: Any) -> AccessRecord:
@@ -108,16 +104,18 @@ async def test_a_replay_decides_as_the_live_application_does(gaps: list[AccessRe
         assert (await replay.play(record)).status == (await send_scope(middleware, scope)).status
 
 
-def test_all_middlewares_around_an_application_decide() -> None:
+async def test_all_middlewares_around_an_application_decide() -> None:
     inner = RateLimitMiddleware(hello, rules=[Rule("/in", "1/minute")])
     outer = RateLimitMiddleware(inner, rules=[Rule("/out", "1/minute")])
     shared = Limiter()
     pair = RateLimitMiddleware(
         RateLimitMiddleware(hello, limits="2/minute", limiter=shared), limits="1/second", limiter=shared
     )
-    found = admits(Replay([outer, inner]), *(record(0, path=path) for path in ("/in", "/out", "/in", "/out", "/")))
+    found = await admits(
+        Replay([outer, inner]), *(record(0, path=path) for path in ("/in", "/out", "/in", "/out", "/"))
+    )
     assert found == [True, True, False, False, True]
-    found = admits(Replay([pair, pair.app]), record(0), record(0.5), record(2), record(4))
+    found = await admits(Replay([pair, pair.app]), record(0), record(0.5), record(2), record(4))
     assert found == [True, False, True, False]
 
 
@@ -125,14 +123,14 @@ async def fail(*_: Any) -> Any:
     raise AssertionError("it is called")
 
 
-def test_a_replay_calls_no_application_store_or_callback() -> None:
+async def test_a_replay_calls_no_application_store_or_callback() -> None:
     store = MemoryStore()
     middleware = RateLimitMiddleware(fail, limits="1/minute", limiter=Limiter(store), on_refused=fail)
-    assert [result.status for result in play(Replay([middleware]), record(0), record(1))] == [200, 429]
+    assert [result.status for result in await play(Replay([middleware]), record(0), record(1))] == [200, 429]
     assert store.key_count() == 0
 
 
-def test_limits_of_each_route_use_the_routes_of_the_application() -> None:
+async def test_limits_of_each_route_use_the_routes_of_the_application() -> None:
     @RateLimit.exempt
     async def free(request: Request) -> Response:
         return await fail()
@@ -140,34 +138,34 @@ def test_limits_of_each_route_use_the_routes_of_the_application() -> None:
     routes = [Route("/a/{x}", fail), Route("/free", free), Mount("/sub", routes=[Route("/b", fail)])]
     middleware = RateLimitMiddleware(Starlette(routes=routes), default_limits="1/minute")
     paths = ("/a/1", "/sub/b", "/free", "/a/2", "/sub/b", "/free", "/none", "/nope")
-    found = admits(middleware, *(record(0, path=path) for path in paths))
+    found = await admits(middleware, *(record(0, path=path) for path in paths))
     assert found == [True, True, True, False, False, True, True, False]
 
 
-def test_limits_of_each_route_count_by_the_key_of_the_middleware() -> None:
+async def test_limits_of_each_route_count_by_the_key_of_the_middleware() -> None:
     middleware = RateLimitMiddleware(hello, default_limits="1/minute", key=header("X-API-Key"))
     sent = [record(0, client, headers=(("x-api-key", key),)) for client in CLIENTS[:2] for key in ("k1", "k2")]
-    assert admits(middleware, *sent) == [True, True, False, False]
+    assert await admits(middleware, *sent) == [True, True, False, False]
 
 
-def test_a_rule_that_shares_permits_fairly_is_replayed() -> None:
+async def test_a_rule_that_shares_permits_fairly_is_replayed() -> None:
     rule = Rule("*", "1/minute", concurrency=2, wait="1s", fair=header("X-Tenant"))
-    assert admits(RateLimitMiddleware(hello, rules=[rule]), record(0), record(59.5)) == [True, False]
+    assert await admits(RateLimitMiddleware(hello, rules=[rule]), record(0), record(59.5)) == [True, False]
     assert rule.wait_us == 1_000_000
 
 
-def test_a_late_record_counts_at_the_time_of_the_one_before() -> None:
+async def test_a_late_record_counts_at_the_time_of_the_one_before() -> None:
     replay = Replay.of(limits="1/10s")
-    assert admits(replay, record(100), record(0)) == [True, False]
+    assert await admits(replay, record(100), record(0)) == [True, False]
     assert replay.now_us == record(100).time_us
-    assert admits(replay, record(110)) == [True]
+    assert await admits(replay, record(110)) == [True]
 
 
-def test_a_log_that_needs_too_many_windows_ends_the_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_log_that_needs_too_many_windows_ends_the_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_module, "MAX_KEYS", 10)
     replay = Replay.of(limits="5/minute")
     with pytest.raises(ConfigurationError, match="more than 10 windows or bans at a time; pass a shorter part"):
-        play(replay, *(record(0, f"192.0.2.{host}") for host in range(100)))
+        await play(replay, *(record(0, f"192.0.2.{host}") for host in range(100)))
 
 
 TARGETS = {

@@ -1,9 +1,7 @@
 """Busiest moments are those of the log, and refusals those of the real limiter."""
 
-import asyncio
 from collections import Counter
 from itertools import accumulate
-from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -21,18 +19,9 @@ GAPS = st.lists(
 )
 
 
-def added(target: Any, *records: AccessRecord) -> Any:
-    async def add() -> None:
-        for one in records:
-            await target.add(one)
-
-    asyncio.run(add())
-    return target
-
-
 @example([[0, 60_000_000, *[0] * 99]], 100)  # beyond 64, a window may count what is a little older
 @given(st.lists(GAPS, min_size=1, max_size=3), st.integers(1, 120))
-def test_a_limit_refuses_exactly_what_the_real_limiter_refuses(gaps: list[list[int]], amount: int) -> None:
+async def test_a_limit_refuses_exactly_what_the_real_limiter_refuses(gaps: list[list[int]], amount: int) -> None:
     clients = [[10**15 + moment for moment in accumulate(one)] for one in gaps]
     found = refused_by(amount, clients)
     records = sorted(
@@ -41,7 +30,7 @@ def test_a_limit_refuses_exactly_what_the_real_limiter_refuses(gaps: list[list[i
         for time_us in times
     )
     replay = Replay.of(limits=f"{amount}/1m")
-    refused = Counter(result.client for result in play(replay, *records) if not result.allowed)
+    refused = Counter(result.client for result in await play(replay, *records) if not result.allowed)
     assert found == {"limit": f"{amount}/1m", "clients": len(refused), "requests": refused.total()}
 
 
@@ -75,10 +64,12 @@ def test_round_numbers_refuse_less_and_less_up_to_nothing() -> None:
 
 
 @given(RECORDS)
-def test_counts_of_a_simulation_are_those_of_its_requests(gaps: list[AccessRecord]) -> None:
+async def test_counts_of_a_simulation_are_those_of_its_requests(gaps: list[AccessRecord]) -> None:
     records = at_times(gaps)
-    simulated = added(Simulated(Replay.of(**options())), *records)
-    results = play(Replay.of(**options()), *records)
+    simulated = Simulated(Replay.of(**options()))
+    for one in records:
+        await simulated.add(one)
+    results = await play(Replay.of(**options()), *records)
     value = simulated.value()
     refused = Counter(result.client for result in results if not result.allowed)
     assert value["requests"] == len(records)
@@ -98,14 +89,11 @@ def test_counts_of_a_simulation_are_those_of_its_requests(gaps: list[AccessRecor
         assert row["refused_clients"] <= row["refused"]
 
 
-def test_exempt_requests_are_not_measured() -> None:
+async def test_exempt_requests_are_not_measured() -> None:
     rules = [Rule("/health", exempt=True), Rule("/no", block=True), Rule("/", "1/minute", final=True)]
     middleware = RateLimitMiddleware(hello, rules=rules, client=client_ip(ipv4_prefix=24))
-    paths = ("/health", "/no", "/", "/a")
-    measured = added(
-        Measured(middleware=middleware), *(record(n, f"192.0.2.{n}", path) for n, path in enumerate(paths))
-    )
-    assert (measured.requests, {client: len(times) for client, times in measured.clients.items()}) == (
-        4,
-        {"192.0.2.0/24": 2},
-    )
+    measured = Measured(middleware=middleware)
+    for n, path in enumerate(["/health", "/no", "/", "/a"]):
+        await measured.add(record(n, f"192.0.2.{n}", path))
+    assert measured.requests == 4
+    assert {client: len(times) for client, times in measured.clients.items()} == {"192.0.2.0/24": 2}
