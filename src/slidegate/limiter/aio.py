@@ -12,6 +12,7 @@ import anyio
 
 from ..core.errors import ConfigurationError, StoreTimeout
 from ..core.logs import escaped, logger, written
+from ..stores.shared import running_loop
 
 COMMAND_DEADLINE_S: Final = 30.0
 """The deadline of a command of an operator, such as a ban or a list of bans."""
@@ -27,11 +28,7 @@ _running: Final[set[asyncio.Future[Any]]] = set()
 
 def on_asyncio() -> bool:
     """Return whether an asyncio event loop runs in this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+    return running_loop() is not None
 
 
 def on_loop() -> bool:
@@ -111,7 +108,7 @@ def in_background(work: Coroutine[Any, Any, object]) -> asyncio.Future[Any] | No
 
 async def ended(task: asyncio.Future[Any] | None, deadline_s: float) -> None:
     """Wait for the end of a task, if it is one of this thread's event loop."""
-    if task is not None and on_asyncio() and task.get_loop() is asyncio.get_running_loop():
+    if task is not None and task.get_loop() is running_loop():
         await asyncio.wait([task], timeout=deadline_s)
 
 

@@ -29,7 +29,7 @@ from typing import Any, Final
 from ..core.errors import StoreError, StoreTimeout
 from ..core.logs import Throttle, logger, written
 from ..core.store import Clock, Event
-from .aio import on_asyncio
+from ..stores.shared import running_loop
 
 FAILURES_TO_OPEN: Final = 3
 MIN_CALLS: Final = 10
@@ -121,7 +121,7 @@ class Breaker:
 
     def call(self) -> Call:
         """Return the call that a question belongs to which is asked now."""
-        loop = asyncio.get_running_loop() if on_asyncio() else None
+        loop = running_loop()
         call = self._current
         if loop is None or call is None or call.loop is not loop or call.has_ended:
             call = self._current = Call(loop, self._clock())

@@ -17,7 +17,6 @@ this process. The state of a queue belongs to no event loop: waiters of any loop
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -31,7 +30,7 @@ from ..core.decision import Check, Decision, LimitState, Reason
 from ..core.quotas import Quota
 from ..core.ring import OPEN
 from ..stores.forks import InChild, ProcessLock
-from .aio import on_asyncio
+from ..stores.shared import running_loop
 
 PAUSE_S: Final = 0.2
 """How long the first waiter sleeps at most before it asks again."""
@@ -62,8 +61,8 @@ class _Waiter:
         self.asks_s = 0.0
         self._event = anyio.Event()
         self._call_soon: Callable[[Callable[[], object]], object]
-        if on_asyncio():
-            self._call_soon = asyncio.get_running_loop().call_soon_threadsafe
+        if (loop := running_loop()) is not None:
+            self._call_soon = loop.call_soon_threadsafe
         else:
             self._call_soon = sys.modules["trio"].lowlevel.current_trio_token().run_sync_soon
 

@@ -26,6 +26,7 @@ from weakref import WeakValueDictionary
 from ..core.limits import parse_duration_us
 from ..core.reservation import Reservation
 from .forks import InChild
+from .shared import running_loop
 
 DEFAULT_PERMIT_LEASE: Final = "10s"
 WORKER_BYTES: Final = 8
@@ -83,10 +84,8 @@ class HeldPermits:
     def add(self, row: Row, charge: Reservation) -> None:
         """Count the permits of a charge, as long as its decision exists and they are not taken back."""
         self._rows.setdefault(row, WeakValueDictionary())[id(charge)] = charge
-        with suppress(RuntimeError):  # no asyncio event loop runs in this thread
-            loop = asyncio.get_running_loop()
-            if loop not in self._tasks:
-                self._tasks[loop] = loop.create_task(self._keep_renewing(loop))
+        if (loop := running_loop()) is not None and loop not in self._tasks:
+            self._tasks[loop] = loop.create_task(self._keep_renewing(loop))
 
     def rows(self) -> list[Row]:
         """Return the rows of which the worker has permits, or had some when it wrote them last."""

@@ -1,7 +1,8 @@
-"""Defaults, events and checks that several stores share."""
+"""Defaults, events, checks and a look at the event loop that several stores share."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -26,6 +27,14 @@ def keys_shared(max_keys: int) -> Event:
     """Return the event for keys that are counted in shared cells."""
     message = f"all {max_keys} keys are in use, so others are counted in shared cells; raise max_keys"
     return Event("keys_shared", message, {"max_keys": max_keys})
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the asyncio event loop that runs in this thread; None if there is none."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def clean_address(url: str) -> str:

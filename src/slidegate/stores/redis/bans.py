@@ -54,6 +54,7 @@ class RedisBans(BanStore):
     Attributes:
         networks: The bans of networks, as last read from Redis.
         version: The version of `networks`; they are read again when Redis reports another one.
+        life: The identity of the data; empty until Redis has reported it.
     """
 
     def __init__(self, store: RedisStore) -> None:
@@ -66,7 +67,7 @@ class RedisBans(BanStore):
         self._throttle = Throttle(LOG_EVERY_US)
         self.version = b""
         self._count = 0
-        self._life = b""
+        self.life = b""
 
     # -- commands of users ------------------------------------------------------------------------------------------
 
@@ -82,7 +83,7 @@ class RedisBans(BanStore):
         If the connection breaks, the strikes may be lost.
         """
         batcher = self._batcher()
-        if not self._life:  # nothing is known of networks yet
+        if not self.life:  # nothing is known of networks yet
             await self.hear()
         if self.of_networks((key,)):
             return None
@@ -180,7 +181,7 @@ class RedisBans(BanStore):
     def news(self) -> Packed:
         """Pack the poll."""
         begins = b"" if self._store.read_only else os.urandom(8).hex().encode()
-        return self._store.packing.command(self._names, b"news", begins, int(not self._life), self.version)
+        return self._store.packing.command(self._names, b"news", begins, int(not self.life), self.version)
 
     def heard(self, answer: Sequence[Any], now_us: int) -> None:
         """Take in the answer to the poll.
@@ -189,14 +190,14 @@ class RedisBans(BanStore):
             StoreUnavailable: The store is read-only, and Redis has no slidegate data.
         """
         count, life, policy, version, rows = answer
+        before, self.life = self.life, life
         if self._store.read_only and not life:
             raise StoreUnavailable(f"redis: no slidegate data under {self._names[0].decode()}")
-        if policy not in (b"", b"noeviction"):
+        if not before and policy not in (b"", b"noeviction"):
             evicts = f"Redis evicts keys when it is full (maxmemory-policy {policy.decode()})"
             message = f"{evicts}, so limits and bans are lost; set maxmemory-policy noeviction"
             self._tell(Event("store_evicts", message, {"policy": policy.decode()}))
         known, self._count = self._count, count
-        before, self._life = self._life, life
         if before not in (b"", life):
             message = f"Redis lost its data: counts restart from zero; {known} known bans were lost"
             self._tell(Event("store_reset", message, {"bans": known}))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from struct import Struct
 from time import monotonic, monotonic_ns
@@ -60,8 +60,6 @@ class Batcher:
         self._scheduled = False
         self._idle: list[asyncio.Future[None]] = []
         self._senders: set[asyncio.Task[None]] = set()
-        self._hearing = asyncio.Lock()
-        self._has_heard = False
         self._news_s = 0.0
         self._failures = 0
 
@@ -166,8 +164,11 @@ class Batcher:
         if self._queue:  # for another sender
             self._go()
         try:
-            if not self._has_heard:  # the first answer needs the bans of networks
-                await self._hear(line)
+            if not self._store.bans.life:  # the first answer needs the bans of networks
+                news = Command(self.loop.create_future(), self._store.bans.news, self._store.bans.heard)
+                self._news_s = monotonic() + NEWS_S
+                await self._ask(line, [news])
+                await news.future
             has_permits = any(request.has_permits for request in requests)
             async with self._permits_turn if has_permits else nullcontext():
                 await self._ask(line, requests)
@@ -176,27 +177,9 @@ class Batcher:
             self._fail(requests, store_error(error) if is_error else StoreUnavailable(CLOSED))
             if not isinstance(error, Exception):
                 raise
-        if self._has_heard and monotonic() >= self._news_s:
-            with suppress(Exception):  # of whatever kind; the next call tells of it
-                await self._hear(line)
-
-    async def _hear(self, line: Any) -> None:
-        """Poll for changes, unless another sender just did.
-
-        If that fails, the known bans stay in force; a store that only reads asks again first.
-        """
-        async with self._hearing:
-            if self._has_heard and monotonic() < self._news_s:
-                return
+        if monotonic() >= self._news_s:  # with the next call; if that fails, the known bans stay in force
             self._news_s = monotonic() + NEWS_S
-            news = Command(self.loop.create_future(), self._store.bans.news, self._store.bans.heard)
-            try:
-                await self._ask(line, [news])
-                await news.future
-                self._has_heard = True
-            except Exception:
-                self._has_heard = self._has_heard and not self._store.read_only
-                raise
+            self.request(self._store.bans.news, self._store.bans.heard).add_done_callback(retrieve_exception)
 
     def _fail(self, requests: Iterable[Request], error: StoreError) -> None:
         """Raise an error in the tasks that still await these requests."""
@@ -261,6 +244,12 @@ class Batcher:
             if not isinstance(error, NoScriptError) and "evalsha" not in str(error).lower():
                 raise
         return await _execute(line, "EVAL", SCRIPT, *args)
+
+
+def retrieve_exception(future: asyncio.Future[Any]) -> None:
+    """Mark the exception of a future that is never awaited as retrieved, so that asyncio does not log it."""
+    if not future.cancelled():
+        future.exception()
 
 
 async def _close(line: Any) -> None:

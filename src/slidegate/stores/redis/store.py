@@ -28,9 +28,9 @@ from ...core.reservation import Reservation
 from ...core.store import Clock, Store
 from ...core.views import Snapshot
 from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
-from ..shared import DEFAULT_MAX_BANS, check_clock
+from ..shared import DEFAULT_MAX_BANS, check_clock, running_loop
 from .bans import RedisBans
-from .batch import Batcher
+from .batch import Batcher, retrieve_exception
 from .clients import open_own
 from .clock import StoreTime
 from .errors import CLOSED
@@ -110,12 +110,8 @@ class RedisStore(Store):
             return
         self.closed = True
         self.refusals.change_all()
-        batchers = self._batchers.copy()
+        batchers, running = self._batchers.copy(), running_loop()
         self._batchers.clear()
-        try:
-            running = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None  # under trio, where no connection is open
         for loop, batcher in batchers.items():
             if loop is running:
                 await batcher.close()
@@ -226,7 +222,7 @@ class RedisStore(Store):
     def refund_in_background(self, reservations: Sequence[Reservation]) -> None:
         """Refund what nobody awaits any more, with the next call; if that fails, it stays charged."""
         with suppress(StoreError):  # the store has been closed
-            self._refund(reservations).add_done_callback(_retrieve_exception)
+            self._refund(reservations).add_done_callback(retrieve_exception)
 
     def _send(self, what: int, question: PreparedQuestion) -> asyncio.Future[Decision]:
         batcher = self.batcher()
@@ -238,13 +234,12 @@ class RedisStore(Store):
         """Return the batcher of the running event loop."""
         if self.closed:
             raise StoreUnavailable(CLOSED)
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
+        loop = running_loop()
+        if loop is None:
             raise ConfigurationError(
                 "redis: RedisStore needs asyncio, and no asyncio event loop runs in this thread; under trio use "
                 "MemoryStore(), in a thread without a loop use limiter.sync"
-            ) from None
+            )
         batcher = self._batchers.get(loop)
         if batcher is None:
             for other in list(self._batchers):
@@ -252,12 +247,6 @@ class RedisStore(Store):
                     self._batchers.pop(other, None)
             batcher = self._batchers[loop] = Batcher(loop, self)
         return batcher
-
-
-def _retrieve_exception(future: asyncio.Future[Any]) -> None:
-    """Mark the exception of a future that is never awaited as retrieved, so that asyncio does not log it."""
-    if not future.cancelled():
-        future.exception()
 
 
 def _check(client: object, prefix: object, max_bans: object, max_waiting: object, clock: Clock | None) -> None:
