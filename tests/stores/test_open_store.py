@@ -113,12 +113,6 @@ def test_white_space_inside_an_address_is_refused_and_shown(url: str, data: st.D
     assert f"it has {blank!r} after {at} characters" in str(caught.value)
 
 
-def test_on_windows_every_path_of_lmdb_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("slidegate.stores.open_store.os.name", "nt")
-    with pytest.raises(ConfigurationError, match="LMDB needs Linux or macOS"):
-        open_store(f"lmdb://{tmp_path}")
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
     with RedisServer("--requirepass", SECRET, password=SECRET) as server:

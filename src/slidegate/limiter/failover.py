@@ -34,7 +34,7 @@ from ..core.reservation import Reservation
 from ..core.store import Clock, Event, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import monotonic_us, system_us
-from .aio import to_the_end, within
+from .aio import answer_of, to_the_end, within
 from .breaker import Breaker, Call
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
@@ -146,7 +146,8 @@ class Failover:
         if self.on_error == "allow":
             return None
         self._sweep_us = 1
-        return self.local.bans.strike(policy, key, weight, reason) or self.local.bans.find((key,))
+        made = await answer_of(self.local.bans.strike(policy, key, weight, reason))
+        return made or self.local.bans.find((key,))
 
     async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""

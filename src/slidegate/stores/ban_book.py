@@ -7,8 +7,9 @@ ban each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final, Protocol
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, Protocol, TypeVar
 
 from ..core.bans.ban import Ban, lasts_longer
 from ..core.bans.events import banned, bans_full, shadow_banned, strikes_dropped, unbanned
@@ -16,7 +17,9 @@ from ..core.bans.policy import BanPolicy
 from ..core.bans.strikes import Level, next_ban
 from ..core.decision import Bucket
 from ..core.logs import Throttle
-from ..core.store import Event
+from ..core.store import BanStore, Event
+
+T = TypeVar("T")
 
 LOG_EVERY_US: Final = 60_000_000
 STEP: Final = 64
@@ -53,9 +56,6 @@ class BanRows(Protocol):
 
     def level_count(self) -> int:
         """Return how many levels there are."""
-
-    def evict_level(self) -> None:
-        """Remove a level to make room for another."""
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
         """Remove at most `max_count` expired bans and levels; return whether there may be more."""
@@ -110,9 +110,8 @@ class BanBook:
             return None
         made, level = next_ban(policy, key, reason, before, now_us)
         self._windows.remove_strikes(key, policy.strikes)
-        if before is None:
-            self._make_room_for_level(now_us)
-        rows.put_level(policy.name, key, level)
+        if before is not None or self._has_room_for_level(now_us):
+            rows.put_level(policy.name, key, level)
         if policy.shadow:
             self.events.append(shadow_banned(made))
             return None
@@ -160,13 +159,33 @@ class BanBook:
             self._emit(bans_full(self._max_bans, key), now_us)
         return not is_full
 
-    def _make_room_for_level(self, now_us: int) -> None:
+    def _has_room_for_level(self, now_us: int) -> bool:
+        """Return whether the level of one more key can be recorded."""
         if self._rows.level_count() >= self._max_bans:
             self._rows.remove_expired(now_us, STEP)
-        if self._rows.level_count() >= self._max_bans:
-            self._rows.evict_level()
+        return self._rows.level_count() < self._max_bans
 
     def _emit(self, event: Event, now_us: int) -> None:
         """Emit an event that could be repeated with every strike, at most once a minute."""
         if self._throttle.left_out(event.kind, now_us) is not None:
             self.events.append(event)
+
+
+class BookBans(BanStore):
+    """Bans that are kept by a `BanBook`."""
+
+    @abstractmethod
+    def change(self, do: Callable[[BanBook, int], T]) -> T | Awaitable[T]:
+        """Call a function with the book and Unix time in one step, and emit the events of the book."""
+
+    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | Awaitable[Ban | None] | None:
+        """Count strikes, and ban the key if its window is full; return the new ban, if any."""
+        return self.change(lambda book, now_us: book.strike(policy, key, weight, reason, now_us))
+
+    def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
+        """Ban a key by hand, replacing a ban that it already has; a length of None means for ever."""
+        return self.change(lambda book, now_us: book.ban(key, length_us, reason, by, now_us))
+
+    def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
+        """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
+        return self.change(lambda book, now_us: book.unban(key, by, now_us))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlencode, urlsplit
@@ -31,7 +30,6 @@ _EXAMPLES: Final = {
     "redis": "redis://localhost:6379/0",
     "redis+cluster": "redis+cluster://h1:6379,h2:6379",
 }
-_DRIVE: Final = re.compile(r"/?[A-Za-z]:([/\\]|$)")
 _REDIS: Final = re.compile("(rediss?([+](cluster|sentinel))?|unix)://", re.IGNORECASE)
 
 
@@ -70,10 +68,6 @@ def _memory(parts: SplitResult, expected: str) -> Store:
 
 
 def _lmdb(parts: SplitResult, expected: str, read_only: bool) -> Store:
-    if os.name == "nt" or _DRIVE.match(f"{parts.netloc}{parts.path}"):
-        raise ConfigurationError(
-            f"{expected}: LMDB needs Linux or macOS; on Windows use memory:// for one process, or redis://localhost:6379/0"
-        )
     if parts.netloc or not parts.path.startswith("/") or not parts.path.strip("/"):
         raise ConfigurationError(f"{expected}: write the absolute path of the directory after lmdb://")
     options = read_options(parts.query, _OPTIONS["lmdb"], expected)

@@ -344,16 +344,6 @@ def test_what_comes_last_is_synced_though_nothing_follows(machine: Machine) -> N
         until(lambda: not store._env.journal.is_unsynced, "the journal is synced")
 
 
-def test_a_level_that_gave_way_to_another_does_not_come_back(machine: Machine) -> None:
-    store = machine.store(max_bans=2)
-    for number in range(5):
-        store.bans.strike(POLICY, f"user:{number}", 1, "why")
-        machine.wall.advance("2h")
-    store = machine.restart("2")
-    levels = [store.bans.strike(POLICY, f"user:{number}", 1, "why").level for number in range(5)]
-    assert sorted(levels) == [1, 1, 1, 2, 2]
-
-
 # -- quotas ------------------------------------------------------------------------------------------------------------
 
 

@@ -117,28 +117,17 @@ class LmdbBanRows:
         """See `BanRows`."""
         rows = rows_with(self._txn, self._dbs.levels, row_of(key))
         for row, _ in rows:
-            self._remove_level(row)
+            self._txn.delete(row, b"", self._dbs.levels)
+            self._note("level", level_fields(row.rpartition(BETWEEN)[2].decode(), key, NO_LEVEL))
         return [level_of(packed) for _, packed in rows]
 
     def level_count(self) -> int:
         """See `BanRows`."""
         return int(self._txn.stat(self._dbs.levels)["entries"])
 
-    def evict_level(self) -> None:
-        """Remove a level at random."""
-        with self._txn.cursor(self._dbs.levels) as cursor:
-            row = cursor.key() if cursor.set_range(os.urandom(8)) or cursor.first() else b""
-        if row:
-            self._remove_level(row)
-
     def remove_expired(self, now_us: int, max_count: int) -> bool:
         """See `BanRows`."""
         return sweep(self._txn, self._dbs, self._dbs.ban_ends, now_us, max_count, _due_us)
-
-    def _remove_level(self, row: bytes) -> None:
-        key, _, policy = row.rpartition(BETWEEN)
-        self._txn.delete(row, b"", self._dbs.levels)
-        self._note("level", level_fields(policy.decode(), key.decode(), NO_LEVEL))
 
     def _keep_networks(self, networks: BannedNetworks) -> None:
         version = os.urandom(_VERSION_BYTES)

@@ -14,10 +14,9 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from ...core.bans.ban import Ban, BanSubject
-from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Row, from_rows
-from ...core.store import BanStore
-from ..ban_book import BanBook
+from ..ban_book import BanBook, BookBans
+from ..shared import running_loop
 from .ban_rows import ban_of
 from .batching import PAUSE_S, Batcher
 from .transaction import Transaction, Transactions
@@ -32,7 +31,7 @@ LOAD_PAUSE_S: Final = 2 * PAUSE_S
 """The pause after such a transaction, in which waiting writers get the gate."""
 
 
-class LmdbBans(BanStore):
+class LmdbBans(BookBans):
     """Bans for all processes of a host; created by `LmdbStore`.
 
     Args:
@@ -49,18 +48,6 @@ class LmdbBans(BanStore):
     def find(self, subjects: Sequence[BanSubject]) -> Ban | Awaitable[Ban | None] | None:
         """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
         return self._batcher.look(Transaction.ban_of, subjects)
-
-    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | Awaitable[Ban | None] | None:
-        """Count strikes, and ban the key if its window is full; return the new ban, if any."""
-        return self._change(lambda book, now_us: book.strike(policy, key, weight, reason, now_us))
-
-    def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
-        """Ban a key by hand, replacing a ban that it already has; a length of None means for ever."""
-        return self._change(lambda book, now_us: book.ban(key, length_us, reason, by, now_us))
-
-    def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
-        """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
-        return self._change(lambda book, now_us: book.unban(key, by, now_us))
 
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
         """Import rows of `core.bans.rows`; of two bans of a key the longer one is kept.
@@ -102,7 +89,8 @@ class LmdbBans(BanStore):
             await asyncio.sleep(LOAD_PAUSE_S)
         return len(bans)
 
-    def _change(self, do: Callable[[BanBook, int], T]) -> T | Awaitable[T]:
+    def change(self, do: Callable[[BanBook, int], T]) -> T | Awaitable[T]:
+        """See `BookBans.change`."""
         return self._batcher.run(Transaction.change_bans, do)
 
     async def _run(self, do: Callable[..., Any], *args: Any) -> Any:
@@ -125,8 +113,4 @@ def rows_from(transaction: Transaction, row: bytes) -> tuple[list[bytes], bytes 
 
 def _answer(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
     """Return a coroutine on an event loop, so that other tasks run in between; without one, its result."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    return work
+    return asyncio.run(work) if running_loop() is None else work

@@ -24,7 +24,6 @@ LEAD: Final = 4 * MIB
 """How much is taken beyond the last page. A transaction has at most `batching.MOST_TOGETHER` jobs, and copies fewer
 pages than that; `CHECK_EVERY` of them come between two checks. A row of statistics has 1 MiB at most."""
 CHECK_EVERY: Final = 16
-_PIECE: Final = MIB // 4
 _AGAIN_S: Final = 1.0
 CAN_TAKE: Final = hasattr(os, "posix_fallocate")
 
@@ -92,19 +91,11 @@ class Room:
         if not self._takes or self._taken >= until or (self.stuck and time.monotonic() < self._again_s):
             return
         try:
-            os.posix_fallocate(self._file, self._taken, until - self._taken)
+            while self._taken < until:  # other processes may have taken some steps before the disk became full
+                step = min(STEP, until - self._taken)
+                os.posix_fallocate(self._file, self._taken, step)
+                self._taken += step
+            self.stuck = ""
         except OSError as error:
             self.stuck = error.strerror or "no room"
             self._again_s = time.monotonic() + _AGAIN_S
-            self._take_pieces(until)
-        else:
-            self._taken, self.stuck = until, ""
-
-    def _take_pieces(self, until: int) -> None:
-        """Take what is there: other processes may have taken some before the disk became full."""
-        try:
-            while self._taken < until:
-                os.posix_fallocate(self._file, self._taken, min(_PIECE, until - self._taken))
-                self._taken += min(_PIECE, until - self._taken)
-        except OSError:
-            return

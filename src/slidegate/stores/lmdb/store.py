@@ -69,7 +69,7 @@ class LmdbStore(Store):
         max_keys: The most windows. Beyond it, further keys share cells, as in memory; strikes of further keys are not
             counted.
         max_bans: The most bans in force, and the most levels of bans that have ended (one for each key and policy).
-            Beyond it, automatic bans are not recorded, and some levels are forgotten.
+            Beyond it, automatic bans and levels are not recorded.
         permit_lease: How long the permits of a dead process stay taken, 1 s to 10 minutes. A process renews its lease
             three times in this time.
         read_only: Whether the store never writes: the files must exist, and every change raises `StoreUnavailable`. For

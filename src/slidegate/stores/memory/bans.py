@@ -7,20 +7,17 @@ converted to objects when they are read.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.bans.networks import BannedNetworks
-from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Row, from_rows
 from ...core.bans.strikes import Level
 from ...core.decision import Check, Decision, refused_by_ban
 from ...core.logs import Throttle
-from ...core.store import BanStore
-from ..ban_book import LOG_EVERY_US, BanBook
+from ..ban_book import LOG_EVERY_US, BanBook, BookBans
 from ..forks import ProcessLock
 from .question import MemoryQuestion
 
@@ -50,8 +47,7 @@ class MemoryBanRows:
         self.bans: dict[str, tuple[Any, ...]] = {}
         self.changes = 0
         self.networks = BannedNetworks()
-        # Not a plain dict: finding its first entry takes time proportional to the number of deleted ones before it.
-        self._levels: OrderedDict[tuple[str, str], tuple[int, ...]] = OrderedDict()
+        self._levels: dict[tuple[str, str], tuple[int, ...]] = {}
         self._policies: set[str] = set()
         # A heap of (end, policy, key). Every change adds an entry, and outdated entries are skipped.
         self._ends: list[tuple[int, str, str]] = []
@@ -97,7 +93,6 @@ class MemoryBanRows:
         self._policies.add(policy)
         self._ends_at(level.over_us, policy, key)
         self._levels[policy, key] = tuple(level)
-        self._levels.move_to_end((policy, key))
 
     def remove_levels(self, key: str) -> list[Level]:
         """See `BanRows`."""
@@ -107,10 +102,6 @@ class MemoryBanRows:
     def level_count(self) -> int:
         """See `BanRows`."""
         return len(self._levels)
-
-    def evict_level(self) -> None:
-        """Remove the level that was made first."""
-        self._levels.popitem(last=False)
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
         """See `BanRows`."""
@@ -135,7 +126,7 @@ class MemoryBanRows:
         heappush(self._ends, (end_us, policy, key))
 
 
-class MemoryBans(BanStore):
+class MemoryBans(BookBans):
     """Bans in the memory of this process; `MemoryStore` makes one.
 
     A custom store for one process may use those of a memory store, and call `decide` before it reads its windows.
@@ -196,20 +187,6 @@ class MemoryBans(BanStore):
         refusal = self.decide((), subjects)
         return None if refusal is None else refusal.ban
 
-    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
-        """Count strikes, and ban the key if its window is full; return the new ban, if any."""
-        made = self._change(lambda book, now_us: book.strike(policy, key, weight, reason, now_us))
-        self._store.tidy(self._store.time_us())
-        return made
-
-    def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
-        """Ban a key by hand, replacing a ban that it already has; a length of None means for ever."""
-        return self._change(lambda book, now_us: book.ban(key, length_us, reason, by, now_us))
-
-    def unban(self, key: str, by: str) -> bool:
-        """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
-        return self._change(lambda book, now_us: book.unban(key, by, now_us))
-
     def forget_all(self) -> None:
         """Delete all bans, levels and strikes, without events."""
         with self._lock:
@@ -239,14 +216,15 @@ class MemoryBans(BanStore):
         self._store.expect_open()
         bans = from_rows(rows, self._unix_us())  # the slowest part, which needs no lock
 
-        self._change(lambda book, _: book.take_over(bans))
+        self.change(lambda book, _: book.take_over(bans))
         return len(bans)
 
-    def _change(self, do: Callable[[BanBook, int], T]) -> T:
-        """Apply a change under the lock, then emit its events."""
+    def change(self, do: Callable[[BanBook, int], T]) -> T:
+        """See `BookBans.change`; some expired windows of strikes are swept, too."""
         self._store.expect_open()
         with self._lock:
             answer = do(self._book, self._unix_us())
             events, self._book.events = self._book.events, []
         self._store.observers.tell(*events)
+        self._store.tidy(self._store.time_us())
         return answer

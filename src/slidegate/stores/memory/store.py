@@ -61,7 +61,7 @@ class MemoryStore(Store):
         max_keys: The most windows. Beyond it, further keys share cells, see the module docstring; strikes of further
             keys are not counted.
         max_bans: The most bans in force, and the most levels of bans that have ended (one for each key and policy).
-            Beyond it, automatic bans are not recorded, and the oldest levels are forgotten.
+            Beyond it, automatic bans and levels are not recorded.
         clock: Returns microseconds; by default the monotonic clock. Tests pass `slidegate.testing.FakeClock`.
         wall_clock: Returns Unix time in microseconds, for bans and quotas; by default `clock` if one is given, else
             the system clock.
