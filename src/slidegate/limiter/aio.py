@@ -106,12 +106,6 @@ def in_background(work: Coroutine[Any, Any, object]) -> asyncio.Future[Any] | No
     return task
 
 
-async def ended(task: asyncio.Future[Any] | None, deadline_s: float) -> None:
-    """Wait for the end of a task, if it is one of this thread's event loop."""
-    if task is not None and task.get_loop() is running_loop():
-        await asyncio.wait([task], timeout=deadline_s)
-
-
 async def to_the_end(work: Awaitable[T]) -> T:
     """Await some work that continues if the caller is cancelled.
 

@@ -16,8 +16,8 @@ changed. The secret is a digest of a constant that is keyed with it: it shows on
 
 from __future__ import annotations
 
+import asyncio
 import json
-from asyncio import Future
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -31,7 +31,8 @@ from ..core.limits import check_name
 from ..core.logs import Throttle, logger
 from ..core.store import CHANGED_LIMITS, Event, StatsRow
 from ..stores.forks import ProcessLock
-from .aio import COMMAND_DEADLINE_S, ended, in_background, on_asyncio
+from ..stores.shared import running_loop
+from .aio import COMMAND_DEADLINE_S, in_background
 from .named_limits import NamedLimit, amount_in, parse_one, unknown, written
 
 if TYPE_CHECKING:
@@ -121,8 +122,7 @@ class Overrides:
         self._next_us = self._begun = self._applied = 0
         self._lock = ProcessLock()
         self._written_by = b""
-        self._looking: Future[Any] | None = None
-        self._has_differed = False
+        self._looking: asyncio.Future[Any] | None = None
         self._throttle = Throttle(_LOG_EVERY_S)
 
     def register(self, limits: Iterable[NamedLimit]) -> None:
@@ -220,7 +220,7 @@ class Overrides:
         if 0 < self._next_us - now_us <= _LONGEST_LOOK_US or not self._engine.counting:
             return
         self._next_us = now_us + _LONGEST_LOOK_US  # nobody else looks meanwhile
-        if on_asyncio() and self._rows.is_shared:
+        if self._rows.is_shared and running_loop() is not None:
             self._looking = in_background(self.look())
         elif self._engine.store.answers_threads():
             next(self.look().__await__(), None)  # it never suspends with a store that answers threads
@@ -317,8 +317,7 @@ class Overrides:
         await self._rows.write(worker, StatsRow(CHANGED_LIMITS, WORKER, value, _KEPT_US), _LOOK_DEADLINE_S)
         others = await self.others(_LOOK_DEADLINE_S)
         differing = sum(not other.same_secret for other in others)
-        if differing and not self._has_differed:
-            self._has_differed = True
+        if differing and self._throttle.left_out("secret_differs", monotonic()) is not None:
             message = (
                 f"{differing} of {len(others)} other workers on this store have another secret, so their digests of "
                 "API keys and similar values differ; set the same SLIDEGATE_SECRET, or secret=, for all"
@@ -327,7 +326,8 @@ class Overrides:
 
     async def end(self) -> None:
         """Delete the row of this worker, if it has written one; if the store does not answer, the row expires."""
-        await ended(self._looking, _LOOK_DEADLINE_S)  # it may write the row once more
+        if self._looking is not None and self._looking.get_loop() is running_loop():  # it may write the row once more
+            await asyncio.wait([self._looking], timeout=_LOOK_DEADLINE_S)
         worker, self._written_by = self._written_by, b""
         if worker == self._rows.worker:
             with suppress(StoreError):

@@ -49,16 +49,12 @@ class _Waiter:
         tenant: The tenant whose share of the permits it takes.
         is_gone: Returns whether its client has left.
         until_s: When its time is over, by the clock of its event loop.
-        refusal: Its last refusal as the first waiter; None before.
-        asks_s: When it expects room for its own cost after that refusal, by the clock of its event loop.
     """
 
     def __init__(self, tenant: str, is_gone: Callable[[], bool], wait_us: int) -> None:
         self.tenant = tenant
         self.is_gone = is_gone
         self.until_s = anyio.current_time() + wait_us / 1_000_000 + LATE_S
-        self.refusal: Decision | None = None
-        self.asks_s = 0.0
         self._event = anyio.Event()
         self._call_soon: Callable[[Callable[[], object]], object]
         if (loop := running_loop()) is not None:
@@ -83,16 +79,17 @@ class _Queue:
 
     Attributes:
         waiters: The waiters, in order of arrival.
-        asker: The waiter that was refused last.
+        refused: The waiter that was refused last, its refusal, and when it expects room for its own cost, by the clock
+            of its event loop.
     """
 
     def __init__(self) -> None:
         self.waiters: dict[_Waiter, None] = {}
-        self.asker: _Waiter | None = None
+        self.refused: tuple[_Waiter, Decision, float] | None = None
 
     def is_hopeless(self, waiter: _Waiter) -> bool:
         """Return whether the time of a waiter is over before there is room, for all that is known."""
-        asks_s = self.asker.asks_s if self.asker is not None and self.asker in self.waiters else 0.0
+        asks_s = self.refused[2] if self.refused is not None and self.refused[0] in self.waiters else 0.0
         return max(asks_s, anyio.current_time()) >= waiter.until_s
 
     def make_room(self, tenant: str) -> bool:
@@ -115,10 +112,10 @@ class _Queue:
 
     def refusal_of(self, name: Name) -> Decision | None:
         """Return the refusal of a request that never asked: what the last refusal says about the rule and its key."""
-        last = None if self.asker is None else self.asker.refusal
-        if self.asker is None or last is None:
+        if self.refused is None:
             return None
-        left_us = max(round((self.asker.asks_s - anyio.current_time()) * 1_000_000), 1)
+        _, last, asks_s = self.refused
+        left_us = max(round((asks_s - anyio.current_time()) * 1_000_000), 1)
         pairs = zip([check for check in last.checks for _ in check[0].limits], last.readings, strict=True)
         own = [(check, reading) for check, reading in pairs if (check[0].name, check[1]) == name]
         readings = [(*reading[:3], OPEN if check[0].is_permit else left_us) for check, reading in own]
@@ -235,7 +232,7 @@ class Queues:
                 if not lacking:
                     break
                 wait_s = max(state.retry_after_us or 0 for state in lacking) / 1_000_000  # 0 for a permit
-                queue.asker, waiter.refusal, waiter.asks_s = waiter, decision, anyio.current_time() + wait_s
+                queue.refused = waiter, decision, anyio.current_time() + wait_s
                 pause_s = min(wait_s or PAUSE_S, PAUSE_S)
             if queue.is_hopeless(waiter):
                 break

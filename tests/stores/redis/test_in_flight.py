@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import AsyncIterator
+from math import inf
 from typing import Any
 
 import pytest
@@ -36,10 +37,11 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 async def store(server: RedisServer, clock: FakeClock) -> AsyncIterator[RedisStore]:
-    """A store with a connection, whose next requests wait for the end of their turn."""
+    """A store with a connection, whose next requests wait for the end of their turn, and which does not poll."""
     async with store_at(server, clock=clock) as store:
         await settle(store.hit(((WIDE, "warm", 1),)))
         await asyncio.gather(*(ask(store, "warm") for _ in range(3)))
+        store.batcher()._news_s = inf
         yield store
 
 

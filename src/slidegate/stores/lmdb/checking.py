@@ -75,24 +75,20 @@ def check_files(path: Path) -> dict[Path, os.stat_result]:
     Raises:
         ConfigurationError: One is not a regular file, or its status cannot be read; or there is a file of others.
     """
-    try:
-        is_foreign = (path / _OTHER).exists()
-    except OSError as error:
-        raise unusable(path, error) from error
-    if is_foreign:
-        raise ConfigurationError(
-            f"lmdb: {path} contains {_OTHER} of another program or an earlier slidegate; choose another path; to keep "
-            "its bans, write the lines of `limiter.export_bans()` with the version that wrote it, and pass them to "
-            "`limiter.import_bans()` of this one"
-        )
     found = {}
-    for place in [place for pattern in FILES for place in path.glob(pattern)]:
+    for place in [path / _OTHER, *[place for pattern in FILES for place in path.glob(pattern)]]:
         try:
             found[place] = place.lstat()
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
             raise unusable(path, error) from error
+        if place.name == _OTHER:
+            raise ConfigurationError(
+                f"lmdb: {path} contains {_OTHER} of another program or an earlier slidegate; choose another path; to "
+                "keep its bans, write the lines of `limiter.export_bans()` with the version that wrote it, and pass "
+                "them to `limiter.import_bans()` of this one"
+            )
         mode = found[place].st_mode
         if not stat.S_ISREG(mode):
             raise ConfigurationError(

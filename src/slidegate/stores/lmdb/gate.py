@@ -94,13 +94,11 @@ class Gate:
         flags |= os.O_RDONLY if self._read_only else os.O_RDWR | os.O_CREAT
         try:
             file = os.open(place, flags, 0o600)
-        except FileNotFoundError as error:
-            if not self._read_only:
-                raise unusable(self._path, error) from error
-            raise StoreUnavailable(
-                f"lmdb: there is no store at {self._path}: {place} does not exist; the first worker creates it"
-            ) from None
         except OSError as error:
+            if self._read_only and isinstance(error, FileNotFoundError):
+                raise StoreUnavailable(
+                    f"lmdb: there is no store at {self._path}: {place} does not exist; the first worker creates it"
+                ) from None
             raise unusable(self._path, error) from error
         if os.fstat(file).st_size:
             os.close(file)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -113,9 +114,7 @@ def open_file(name: Path, gate: Gate, journal: Journal, options: Options, *, alo
     except DAMAGE as error:
         why = f"was damaged ({error})"
     if options.read_only:
-        if why:
-            raise StoreUnavailable(f"lmdb: {name} {why}; the first worker begins it anew")
-        raise StoreUnavailable(f"lmdb: there is no store at {name.parent}: {name} does not exist; a worker creates it")
+        raise StoreUnavailable(f"lmdb: {name} {why or 'does not exist'}; the first worker begins it anew")
     name.unlink(missing_ok=True)
     opened = _mapped(name, options, alone=True, create=True)
     try:
@@ -147,8 +146,9 @@ def _restarted(why: str) -> Event:
 def _mapped(name: Path, options: Options, *, alone: bool, create: bool = False) -> Opened:
     """Map a file and open its databases; without the key of its cells."""
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_RDONLY if options.read_only else os.O_RDWR)
-    file = os.open(name, flags | (os.O_CREAT if create else 0), 0o600)
-    try:
+    with ExitStack() as if_it_fails:
+        file = os.open(name, flags | (os.O_CREAT if create else 0), 0o600)
+        if_it_fails.callback(os.close, file)
         # With 0, LMDB takes the size that is written in the file; a smaller one would cut the file off.
         asked = options.max_map_size or (NEW_MAP_SIZE if create else 0)
         size = max(asked, os.fstat(file).st_size) if asked and alone and not options.read_only else 0
@@ -164,19 +164,14 @@ def _mapped(name: Path, options: Options, *, alone: bool, create: bool = False) 
             mode=0o600,
             **fixed,
         )
-        try:
-            # LMDB takes a file of zeros for a foreign one, so room is only taken now.
-            room = Room(environment, file, takes=through_map)
-            if create and room.stuck:  # a page that is written where no space was taken kills the process
-                raise OSError(errno.ENOSPC, room.stuck, str(name))
-            dbs = {database: environment.open_db(database.encode(), create=create) for database in NAMES}
-            return Opened(environment, file, Databases(**dbs, cell_key=b""), room)
-        except BaseException:
-            environment.close()
-            raise
-    except BaseException:
-        os.close(file)
-        raise
+        if_it_fails.callback(environment.close)
+        # LMDB takes a file of zeros for a foreign one, so room is only taken now.
+        room = Room(environment, file, takes=through_map)
+        if create and room.stuck:  # a page that is written where no space was taken kills the process
+            raise OSError(errno.ENOSPC, room.stuck, str(name))
+        dbs = {database: environment.open_db(database.encode(), create=create) for database in NAMES}
+        if_it_fails.pop_all()
+    return Opened(environment, file, Databases(**dbs, cell_key=b""), room)
 
 
 def _cell_key(opened: Opened, gate: Gate, *, writes: bool) -> bytes | None:

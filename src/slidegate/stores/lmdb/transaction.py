@@ -33,7 +33,6 @@ from .windows import Bound, WindowRows, bind
 if TYPE_CHECKING:
     from .store import LmdbStore
 
-SAY_FULL_EVERY_US: Final = 60_000_000
 SWEEP_STEP: Final = 16
 SWEEP_PAUSE_US: Final = 100_000
 
@@ -51,7 +50,7 @@ class Transactions:
         env: Its environment.
 
     Attributes:
-        ban_throttle: Limits the rate of events of bans that could be repeated with every strike.
+        throttle: Limits the rate of events that could be repeated with every strike or key.
         bound: A memo of the limits of each bucket, with the digests and heads of their rows.
         networks: The cached bans of networks.
     """
@@ -61,9 +60,8 @@ class Transactions:
         self.env = env
         self.bound: dict[Bucket, Bound] = {}
         self.networks = KnownNetworks()
-        self.ban_throttle = Throttle(LOG_EVERY_US)
+        self.throttle = Throttle(LOG_EVERY_US)
         self._sweep_due_us = self._next_shared_event_us = 0
-        self._throttle = Throttle(SAY_FULL_EVERY_US)
 
     def write(self, jobs: Sequence[Job]) -> list[Any] | None:
         """Run jobs in one transaction and return their answers; None while somebody else is behind the gate.
@@ -146,7 +144,7 @@ class Transactions:
         self._report_full(self.store.now_us())
 
     def _report_full(self, now_us: int) -> None:
-        if self._throttle.left_out("map_full", now_us) is not None:
+        if self.throttle.left_out("map_full", now_us) is not None:
             message = f"{self.env.path} {self.env.why_full()}, so new keys are counted in shared cells"
             self.env.pending_events.append(Event("map_full", message))
         self.tell()
@@ -268,8 +266,8 @@ class Transaction:
         """Apply a change; `do` is called with the book of bans and Unix time."""
         store = self._process.store
         if self._book is None:
-            throttle = self._process.ban_throttle
-            self._book = BanBook(self.ban_rows, self.windows, store.max_bans, store.max_keys, throttle)
+            most, throttle = (store.max_bans, store.max_keys), self._process.throttle
+            self._book = BanBook(self.ban_rows, self.windows, *most, throttle)
         return do(self._book, store.unix_us())
 
     def sweep_bans(self, max_count: int) -> bool:

@@ -54,7 +54,7 @@ class Batcher:
     def __init__(self, loop: asyncio.AbstractEventLoop, store: RedisStore) -> None:
         self.loop = loop
         self._store = store
-        self.permits = LoopPermits(store.lease_us, loop, store.packing, self.request)
+        self.permits = LoopPermits(store, self)
         self._permits_turn = asyncio.Lock()
         self._queue: deque[Request] = deque()
         self._scheduled = False

@@ -7,13 +7,15 @@ answers to all before it are known. So each call contains the true count of the 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ...core.decision import Decision
 from ..leases import HeldPermits
-from .script import Packing
+
+if TYPE_CHECKING:
+    from .batch import Batcher
+    from .store import RedisStore
 
 AT_ONCE: Final = 64
 """How many rows are renewed at once, so that requests of clients are sent in between."""
@@ -23,22 +25,17 @@ class LoopPermits(HeldPermits):
     """The permits of one event loop.
 
     Args:
-        lease_us: How long a permit stays taken without a renewal, in microseconds.
-        loop: The event loop.
-        packing: Packs requests.
-        send: Sends a request; its arguments are those of `Command` after the future.
+        store: The store.
+        batcher: Sends the requests of the event loop.
 
     Attributes:
-        loop: The argument.
+        batcher: The argument.
     """
 
-    def __init__(
-        self, lease_us: int, loop: asyncio.AbstractEventLoop, packing: Packing, send: Callable[..., asyncio.Future[Any]]
-    ) -> None:
-        super().__init__(lease_us, self.renew)
-        self.loop = loop
-        self._packing = packing
-        self._send = send
+    def __init__(self, store: RedisStore, batcher: Batcher) -> None:
+        super().__init__(store.lease_us, self.renew)
+        self.batcher = batcher
+        self._packing = store.packing
 
     def hold(self, decision: Decision) -> None:
         """Count the permits of a decision."""
@@ -57,7 +54,7 @@ class LoopPermits(HeldPermits):
         rows, failed = self.rows(), list[BaseException]()
         for first in range(0, len(rows), AT_ONCE):
             some = rows[first : first + AT_ONCE]
-            sent = [self._send(partial(self._packing.renewal, row, self), _nothing, True) for row in some]
+            sent = [self.batcher.request(partial(self._packing.renewal, row, self), _nothing, True) for row in some]
             answers = await asyncio.gather(*sent, return_exceptions=True)
             failed += [answer for answer in answers if isinstance(answer, BaseException)]
         if failed:

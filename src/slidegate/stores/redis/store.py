@@ -154,9 +154,9 @@ class RedisStore(Store):
         if not reservations:
             return False
         holders = [one.holder for one in reservations if one.holder is not None]  # of one decision, so all are one
-        if holders and holders[0].loop.is_running() and holders[0].loop is not self.batcher().loop:
+        if holders and holders[0].batcher.loop.is_running() and holders[0].batcher is not self.batcher():
             # The event loop that has the permits sends one call with permits after another.
-            elsewhere = asyncio.run_coroutine_threadsafe(self._refund_here(reservations), holders[0].loop)
+            elsewhere = asyncio.run_coroutine_threadsafe(self._refund_here(reservations), holders[0].batcher.loop)
             return asyncio.wrap_future(elsewhere)
         return self._refund(reservations)
 

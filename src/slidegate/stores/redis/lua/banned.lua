@@ -4,11 +4,6 @@
 
 local BAN = "b"
 
--- Return the end of the last ban, by the level that it has left.
-local function level_until(level)
-  return (unpack_from("<i8", level, 9))
-end
-
 -- Return a row that starts with its end, -1 for never; "" if it has ended, and then it is deleted.
 local function row_in_force(name, field, row)
   local ends = unpack_from("<i8", row)

@@ -115,7 +115,8 @@ function commands.strike(strikes, level, is_shadow, units, amount, step, span, r
   local struck = key_at(2)
   local found = redis.call("HMGET", struck, strikes, level)
   local before = found[2] or ""
-  if ban_in_force(key_at(1)) ~= "" or is_shadow == "1" and before ~= "" and level_until(before) > now then
+  -- A level starts with its own end, and then has that of the ban that has left it.
+  if ban_in_force(key_at(1)) ~= "" or is_shadow == "1" and before ~= "" and (unpack_from("<i8", before, 9)) > now then
     return { 0, before }
   end
   local limit = { amount = tonumber(amount), step = tonumber(step), span = tonumber(span), kept = 0 }
