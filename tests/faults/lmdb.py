@@ -34,10 +34,6 @@ def scene(fault: Fault, *, lives: int = 1) -> SceneMaker:
     return made
 
 
-def path_of(scene: Scene) -> str:
-    return scene.url.removeprefix("lmdb://").partition("?")[0]
-
-
 async def another(scene: Scene, act: Callable[[Any], object]) -> int:
     """Fork a worker that begins something and stands still; return its id when it has begun."""
 
@@ -84,7 +80,7 @@ async def forks(scene: Scene) -> None:
 
 
 async def a_damaged_head(scene: Scene) -> None:
-    overwrite_heads(counts_file(path_of(scene)))
+    overwrite_heads(counts_file(scene.url.removeprefix("lmdb://")))
 
 
 SCENES: Final[dict[str, SceneMaker]] = {

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -10,7 +10,8 @@ from typing import Final, TypeAlias
 from slidegate import Limiter
 from slidegate.core import Reason
 
-TASKS: Final = 16
+KEYS: Final = tuple(f"user:{number}" for number in range(16))
+"""A task hits each."""
 DEADLINE: Final = "50ms"
 SECRET: Final = b"s" * 32
 BEFORE_S: Final = 0.5
@@ -34,7 +35,6 @@ class Scene:
     Attributes:
         url: The address of the store.
         fault: Comes back when the fault is over.
-        keys: What is hit.
         lives: How often the store counts from 0, where the fault takes its data away.
         keeps_bans: Whether a ban outlives that.
         admitted: How many hits of `COUNTED` other processes have seen admitted.
@@ -42,7 +42,6 @@ class Scene:
 
     url: str
     fault: Callable[[], Awaitable[object]]
-    keys: Sequence[str] = tuple(f"user:{number}" for number in range(TASKS))
     lives: int = 1
     keeps_bans: bool = True
     admitted: int = 0
@@ -93,10 +92,10 @@ class Worker:
         await self._limiter.ban(BANNED, "1h")
         while (await self._limiter.hit(BANNED, UNBOUND)).reason is not Reason.BANNED:
             pass  # a worker of a cluster goes on to refuse whom it has refused, where it cannot ask
-        for key in scene.keys:
+        for key in KEYS:
             while (await self._limiter.hit(key, UNBOUND)).reason is Reason.UNAVAILABLE:
                 pass
-        tasks = [asyncio.create_task(one) for one in (*map(self._hit, scene.keys), self._check(), self._watch())]
+        tasks = [asyncio.create_task(one) for one in (*map(self._hit, KEYS), self._check(), self._watch())]
         await asyncio.sleep(BEFORE_S)
         await scene.fault()
         record.ended_s = time.monotonic()

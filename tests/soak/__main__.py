@@ -16,12 +16,10 @@ import random
 import sys
 from datetime import UTC, datetime
 
-from tests.redis_servers import REDIS
-
+from ..redis_servers import REDIS
 from .soaking import soak
 
 STORES = ("lmdb", "redis")
-MOST_MINUTES = 24 * 60
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,23 +28,20 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--minutes", type=float, default=2.0, help="of all parts together")
     parser.add_argument("--seed", type=int, default=None, help="of what clients do, and of the faults")
-    parser.add_argument("--workers", type=int, default=3, help="2 to 16")
+    parser.add_argument("--workers", type=int, default=3, choices=range(2, 17), metavar="2..16")
     parser.add_argument("--store", choices=STORES, default=None, help="only this one")
     options = parser.parse_args(arguments)
-    if not 0 < options.minutes <= MOST_MINUTES or not 2 <= options.workers <= 16:
-        parser.error(f"give --minutes up to {MOST_MINUTES} and 2 to 16 --workers")
     stores = [options.store] if options.store else list(STORES)
     if "redis" in stores and REDIS is None:
         parser.error("there is no redis-server; python3 dev.py test says how to get one, --store lmdb goes without")
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     print(f"seed {seed}, {datetime.now(UTC):%Y-%m-%d}, CPython {platform.python_version()}", flush=True)
-    broken = False
+    broken = list[str]()
     for store in stores:
         findings = asyncio.run(soak(store, options.minutes * 60 / len(stores), options.workers, seed))
-        print(f"\n{findings.store}: {'BROKEN' if findings.broken else 'all promises held'}")
-        for line in [*findings.broken, *findings.lines]:
-            print(f"  {line}", flush=True)
-        broken = broken or bool(findings.broken)
+        print(f"\n{findings.store}: {'BROKEN' if findings.broken else 'all promises held'}", end="")
+        print("", *findings.broken, *findings.lines, sep="\n  ", flush=True)
+        broken += findings.broken
     return 1 if broken else 0
 
 

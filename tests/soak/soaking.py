@@ -5,14 +5,13 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.redis_servers import RedisServer
-
+from ..redis_servers import RedisServer
+from ..stores.redis.stores import eventually
 from .checks import broken_bounds, grown, leaked, lost_bans
 from .crowd import Crowd
 from .record import PROMISES, Answer
@@ -28,8 +27,6 @@ LAGS_S: Final = {"lmdb": 0.0, "redis": 0.25}
 """Where a worker answers without asking Redis, its clock is behind the server's by as long as the last answer took to
 come: a few milliseconds on this machine, and more only if the worker stands still itself."""
 EXPECTED: Final = (200, 403, 404, 429, 503)
-
-Fault = Callable[[], Awaitable[str]]
 
 
 @dataclass
@@ -49,12 +46,12 @@ async def soak(store: str, seconds: float, workers: int, seed: int) -> Findings:
             server = stack.enter_context(RedisServer("--appendonly", "yes", "--appendfsync", "everysec"))
         url = server.url if server else f"lmdb://{directory / 'store'}"
         crowd = stack.enter_context(Crowd(url, workers, directory))
-        await _until(lambda: len(crowd.lives) == workers, START_S, "the workers did not start")
+        await eventually(lambda: len(crowd.lives) == workers, START_S)
         visitors = Visitors(crowd.port, chance)
         sending = asyncio.create_task(visitors.send(CLIENTS, GREEDY))
         faults = await _disturb(crowd, server, chance, time.monotonic() + seconds)
         with suppress(TimeoutError):  # slow workers need longer for the load that the verdict asks for
-            await _until(lambda: not _unseen(visitors.answers), LOAD_S, "")
+            await eventually(lambda: not _unseen(visitors.answers), LOAD_S)
         visitors.stop()
         await sending
         findings.broken += [*await _at_rest(crowd), *crowd.stop()]
@@ -95,7 +92,7 @@ async def _at_rest(crowd: Crowd) -> list[str]:
         return not found
 
     with suppress(TimeoutError):
-        await _until(rested, REST_S, "")
+        await eventually(rested, REST_S)
     return found
 
 
@@ -126,11 +123,3 @@ def _unseen(answers: list[Answer]) -> set[str]:
     """Return what the load has to bring about and has not yet."""
     kinds = {200: "admitted", 429: "refused"}
     return {"admitted", "refused", "banned"} - {"banned" if one.banned else kinds.get(one.status) for one in answers}
-
-
-async def _until(holds: Callable[[], bool], bound_s: float, otherwise: str) -> None:
-    until_s = time.monotonic() + bound_s
-    while not holds():
-        if time.monotonic() > until_s:
-            raise TimeoutError(otherwise)
-        await asyncio.sleep(0.05)

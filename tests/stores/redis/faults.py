@@ -43,6 +43,7 @@ async def on_a_server() -> AsyncIterator[Place]:
 async def behind_a_sentinel() -> AsyncIterator[Place]:
     async with on_a_server() as place:
         with Sentinel(place.proxy) as sentinel:
+            sentinel.command("SENTINEL", "SET", sentinel.name, "down-after-milliseconds", 600_000)  # faults are short
             yield replace(place, url=f"redis+sentinel://127.0.0.1:{sentinel.port}/{sentinel.name}")
 
 

@@ -17,7 +17,6 @@ from slidegate.stores.redis.script import strikes_field
 
 from ...contract.harness import bucket
 from ...contract.player import settle
-from ...redis_servers import RedisCluster, RedisServer
 
 PLENTY_S: Final = 20
 PLENTY: Final = f"{PLENTY_S}s"
@@ -60,13 +59,13 @@ async def struck(store: RedisStore, policy: BanPolicy, key: str) -> int:
 
 
 @asynccontextmanager
-async def store_at(server: RedisServer | RedisCluster, **options: Any) -> AsyncIterator[RedisStore]:
+async def store_at(server: Any, **options: Any) -> AsyncIterator[RedisStore]:
     async with workers_at(server, 1, **options) as (store,):
         yield store
 
 
 @asynccontextmanager
-async def workers_at(server: RedisServer | RedisCluster, many: int, **options: Any) -> AsyncIterator[list[RedisStore]]:
+async def workers_at(server: Any, many: int, **options: Any) -> AsyncIterator[list[RedisStore]]:
     prefix = fresh_prefix()
     stores = [store_of(server, **{"prefix": prefix, **options}) for _ in range(many)]
     try:
@@ -82,9 +81,9 @@ def address(text: str) -> Address:
     return found
 
 
-async def eventually(holds: Callable[[], object]) -> None:
+async def eventually(holds: Callable[[], object], bound_s: float = PLENTY_S) -> None:
     """Come back when something holds that a store or a server does in its own time."""
-    async with asyncio.timeout(PLENTY_S):
+    async with asyncio.timeout(bound_s):
         while not await settle(holds()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

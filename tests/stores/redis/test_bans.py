@@ -14,9 +14,9 @@ from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.bans import CHUNK
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisServer, needs_redis
-from .stores import PLENTY_S, address, hit, workers_at
+from .faults import Place
+from .stores import PLENTY_S, address, hit, store_at, workers_at
 
 pytestmark = needs_redis
 NOW_US = 1_900_000_000_000_000
@@ -42,10 +42,9 @@ async def turns_of(work: Awaitable[object]) -> int:
     return turns
 
 
-async def test_requests_are_decided_while_bans_change_with_each(server: RedisServer) -> None:
-    async with FaultProxy(server.port) as proxy, workers_at(server, 1) as (one,):
-        proxy.delay_s = 0.003
-        slow = RedisStore(f"redis://127.0.0.1:{proxy.port}/0", prefix=one._prefix, timeout=f"{PLENTY_S}s")
+async def test_requests_are_decided_while_bans_change_with_each(place: Place) -> None:
+    async with store_at(place.server) as one, store_at(place, prefix=one._prefix) as slow:
+        place.proxy.delay_s = 0.003
         over = asyncio.Event()
 
         async def change() -> None:
@@ -65,7 +64,6 @@ async def test_requests_are_decided_while_bans_change_with_each(server: RedisSer
         finally:
             over.set()
             await asyncio.gather(*changing)
-            await slow.close()
 
 
 @pytest.mark.parametrize("step_s", [-1, -3_600])
@@ -123,16 +121,16 @@ def paused(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
 
 async def test_a_ban_by_hand_that_comes_before_that_of_a_policy_stays(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    workers: list[RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with workers_at(server, 2) as (one, slow):
-        goes_on = paused(slow, monkeypatch)
-        struck = asyncio.ensure_future(slow.bans.strike(AT_ONCE, "user:eve", 1, ""))
-        await slow.bans.find(("user:eve",))
-        by_hand = await one.bans.ban("user:eve", None, "", "ann")
-        goes_on.set()
-        assert await struck is None
-        assert await one.bans.active() == [by_hand]
+    one, slow = workers
+    goes_on = paused(slow, monkeypatch)
+    struck = asyncio.ensure_future(slow.bans.strike(AT_ONCE, "user:eve", 1, ""))
+    await slow.bans.find(("user:eve",))
+    by_hand = await one.bans.ban("user:eve", None, "", "ann")
+    goes_on.set()
+    assert await struck is None
+    assert await one.bans.active() == [by_hand]
 
 
 @pytest.mark.parametrize("between", ["nothing", "an unban", "the end of the ban and a strike"])

@@ -20,7 +20,7 @@ from slidegate.testing import RecordingObserver
 from ...fault_proxy import stop_listening
 from ...redis_servers import RedisCluster as ClusterServers
 from ...redis_servers import RedisServer, needs_redis
-from .stores import PLENTY, hit, store_at, store_of
+from .stores import PLENTY, hit, store_at
 
 MANY = Retry(NoBackoff(), 5)
 
@@ -88,12 +88,11 @@ async def test_a_listener_without_tls_sees_no_byte_of_the_password(kind: str) ->
 )
 async def test_a_client_of_any_settings_is_one_to_connect_as(server: RedisServer, client: Any) -> None:
     async with client(server) as given:
-        store = store_of(given)
-        decisions = await asyncio.gather(*(hit(store, f"user:{number % 30}", "10/hour") for number in range(300)))
-        assert all(decisions)
-        await store.bans.ban("user:eve", None, "", "ann")
-        assert [ban.key for ban in await store.bans.active()] == ["user:eve"]
-        await store.close()
+        async with store_at(given) as store:
+            decisions = await asyncio.gather(*(hit(store, f"user:{number % 30}", "10/hour") for number in range(300)))
+            assert all(decisions)
+            await store.bans.ban("user:eve", None, "", "ann")
+            assert [ban.key for ban in await store.bans.active()] == ["user:eve"]
         assert await given.ping(), "it stays open"
         await given.connection_pool.disconnect()
 
@@ -120,27 +119,11 @@ async def test_a_connection_that_was_ended_while_it_was_idle_costs_nothing(
 
 
 @needs_redis
-@pytest.mark.all
-async def test_a_server_that_ends_idle_connections_after_a_second_is_no_trouble() -> None:
-    heard = RecordingObserver()
-    with RedisServer("--timeout", "1") as server:
-        async with Limiter.from_url(server.url, deadline="60s", on_error="deny", observers=[heard]) as limiter:
-            for spent in range(1, 5):
-                assert (await limiter.hit("ann", "10/hour")).remaining == 10 - spent
-                await asyncio.sleep(0.9 * spent)
-    assert heard.events == []
-
-
-@needs_redis
 async def test_a_server_that_forbids_evalsha_is_asked_by_eval(server: RedisServer) -> None:
     server.command("ACL", "SETUSER", "hosted", "reset", "on", ">pw", "~*", "+@all", "-evalsha", "-script")
-    store = store_of(server.url.replace("//", "//hosted:pw@"))
-    try:
+    async with store_at(server.url.replace("//", "//hosted:pw@")) as store:
         for spent in range(1, 4):
             assert (await hit(store)).remaining == 5 - spent
         server.command("ACL", "SETUSER", "hosted", "-eval")
         with pytest.raises(StoreUnavailable, match="no permissions to run the 'eval'"):
             await hit(store)
-    finally:
-        await store.close()
-        server.command("ACL", "DELUSER", "hosted")

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import hiredis
@@ -40,37 +40,23 @@ KNOWN: Final = {
 }
 
 
-class Connected(asyncio.Protocol):
-    """A connection to a server that answers as `reply` says once it is set up."""
-
-    def __init__(self, reply: Callable[[list[bytes]], bytes], ends: set[asyncio.Transport]) -> None:
-        self.reply, self.ends, self.commands = reply, ends, hiredis.Reader()
-
-    def connection_made(self, end: Any) -> None:
-        self.end = end
-        self.ends.add(end)
-
-    def data_received(self, data: bytes) -> None:
-        self.commands.feed(data)
-        while (command := self.commands.gets()) is not False:
-            name = b"news" if b"news" in command else command[0].upper()
-            self.end.write(KNOWN.get(name) or self.reply(command))
-
-
 @asynccontextmanager
 async def server_that_says(reply: Callable[[list[bytes]], bytes]) -> AsyncIterator[str]:
-    """Serve connections as a Redis does that answers whatever `reply` returns."""
-    ends = set[asyncio.Transport]()
-    loop = asyncio.get_running_loop()
-    listener = await loop.create_server(lambda: Connected(reply, ends), "127.0.0.1", 0)
-    try:
-        yield f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-    finally:
-        await stop_listening(listener)
-        await asyncio.sleep(0)  # who was let in at the last moment becomes known
-        for end in ends:
-            end.abort()
-        await asyncio.sleep(0)
+    """Serve connections as a Redis does that answers whatever `reply` returns once it is set up."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        commands = hiredis.Reader()
+        with suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                commands.feed(data)
+                while (command := commands.gets()) is not False:
+                    name = b"news" if b"news" in command else command[0].upper()
+                    writer.write(KNOWN.get(name) or reply(command))
+        writer.close()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    await stop_listening(listener)
 
 
 def nonsense(rng: random.Random, depth: int = 0) -> Any:

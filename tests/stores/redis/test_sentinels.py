@@ -29,11 +29,7 @@ def pair() -> Iterator[ReplicaPair]:
 @pytest.fixture
 def sentinels(pair: ReplicaPair) -> Iterator[list[Sentinel]]:
     with ExitStack() as stack:
-        sentinels = [stack.enter_context(Sentinel(pair.master)) for _ in range(3)]
-        yield sentinels
-        for sentinel in sentinels:
-            if sentinel.runs:
-                sentinel.resume()
+        yield [stack.enter_context(Sentinel(pair.master)) for _ in range(3)]
 
 
 def acquainted(sentinels: list[Sentinel]) -> None:

@@ -23,11 +23,11 @@ from slidegate.testing import FakeClock, RecordingObserver
 from ...contract import StoreContract
 from ...contract.harness import bucket
 from ...contract.player import settle
-from ...fault_proxy import FaultProxy
 from ...questions import hit_all
 from ...redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ...virtual_time import turns
 from ..transports import RandomContract
+from .faults import Place
 from .stores import PLENTY, address, eventually, fresh_prefix, hit, store_at, store_of, usual, workers_at
 from .test_replies import methods_of
 
@@ -67,8 +67,7 @@ class TestRedis(AtServer, StoreContract):
     running = "server"
 
     def make_store(self, clock: FakeClock) -> RedisStore:
-        url = url_of_user(self.server)
-        return RedisStore(url, prefix=f"slidegate:{fresh_prefix()}", timeout=PLENTY, clock=clock)
+        return store_of(url_of_user(self.server), prefix=f"slidegate:{fresh_prefix()}", clock=clock)
 
     def opener(self) -> Callable[[], RedisStore]:
         return partial(RedisStore, url_of_user(self.server), prefix=f"slidegate:{fresh_prefix()}", timeout=PLENTY)
@@ -105,17 +104,6 @@ async def test_what_another_layout_wrote_is_neither_read_nor_touched(server: Red
         await store.bans.ban("user:eve", None, "", "ann")
         await store.reset_all()
         assert theirs == {name for name in theirs if server.command("HGET", name, "x") == b"theirs"}
-
-
-async def test_scripts_that_are_forgotten_are_sent_again_and_charged_once(
-    store: RedisStore, server: RedisServer
-) -> None:
-    policy = BanPolicy("5/minute", name="p")
-    for spent in range(1, 4):
-        server.command("SCRIPT", "FLUSH")
-        assert (await hit(store, "ann")).remaining == 5 - spent
-        server.command("SCRIPT", "FLUSH")
-        await store.bans.strike(policy, "user:ann", 1, "")
 
 
 class Ahead:
@@ -287,23 +275,16 @@ async def test_a_request_that_is_given_up_leaves_nothing_charged_or_taken(
         await eventually(partial(nothing_is_left, store))
 
 
-async def is_answered(store: RedisStore) -> bool:
-    """Hit once, so that a connection is open."""
-    return bool(await hit(store, "warm"))
-
-
-async def test_an_answer_that_comes_too_late_leaves_nothing_charged_or_taken(server: RedisServer) -> None:
-    async with FaultProxy(server.port) as proxy:
-        store = RedisStore(f"redis://127.0.0.1:{proxy.port}", prefix=fresh_prefix(), permit_lease="5m")
-        limiter = Limiter(store, deadline="50ms", on_error="deny")
-        await eventually(partial(is_answered, store))
-        proxy.delay_s = 0.1
+async def test_an_answer_that_comes_too_late_leaves_nothing_charged_or_taken(place: Place) -> None:
+    store = store_of(place, permit_lease="5m")
+    async with Limiter(store, deadline="50ms", on_error="deny") as limiter:
+        await hit(store, "warm")  # a connection is open
+        place.proxy.delay_s = 0.1
         late = await asyncio.gather(*(hit_all(limiter, BOTH) for _ in range(5)))
         assert {decision.reason for decision in late} == {Reason.UNAVAILABLE}
-        proxy.delay_s = 0.0
+        place.proxy.delay_s = 0.0
 
         await eventually(partial(nothing_is_left, store))
-        await limiter.close()
 
 
 def kept(server: RedisServer, store: RedisStore) -> dict[str, int]:
@@ -372,29 +353,24 @@ async def test_an_ordinary_refusal_writes_nothing(server: RedisServer) -> None:
 
 
 async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: RedisServer) -> None:
-    store = RedisStore(url_of_user(server), prefix=f"slidegate:{fresh_prefix()}", timeout=PLENTY)
-    for name, ask in methods_of(store).items():
-        answer = await settle(ask())
-        assert answer or name not in ("read", "active"), name
-    await store.close()
+    async with store_at(url_of_user(server), prefix=f"slidegate:{fresh_prefix()}") as store:
+        for name, ask in methods_of(store).items():
+            answer = await settle(ask())
+            assert answer or name not in ("read", "active"), name
 
 
 async def test_a_connection_is_made_as_the_client_says(server: RedisServer) -> None:
     server.command("ACL", "SETUSER", "ann", "reset", "on", ">pw", "~*", "&*", "+@all")
-    try:
-        provider = UsernamePasswordCredentialProvider("ann", "pw")
-        for how in ({"username": "ann", "password": "pw"}, {"credential_provider": provider}):
-            client = Redis(host="127.0.0.1", port=server.port, db=5, client_name="middleware-test", **how)  # type: ignore[arg-type]
-            store = RedisStore(client, prefix="redis-py")
+    provider = UsernamePasswordCredentialProvider("ann", "pw")
+    for how in ({"username": "ann", "password": "pw"}, {"credential_provider": provider}):
+        async with (
+            Redis(port=server.port, db=5, client_name="middleware-test", **how) as client,  # type: ignore[arg-type]
+            store_at(client) as store,
+        ):
             await store.reset("user:ann")
             (line,) = [row for row in server.command("CLIENT", "LIST").splitlines() if b"name=middleware-test" in row]
             assert b" db=5 " in line
             assert b" user=ann " in line
-            await store.close()
-            await client.aclose()
-        wrong = RedisStore(Redis(host="127.0.0.1", port=server.port, username="ann", password="no"))
+    async with store_at(Redis(port=server.port, username="ann", password="no")) as wrong:
         with pytest.raises(StoreUnavailable, match=r"WRONGPASS|invalid username"):
             await wrong.reset("user:ann")
-        await wrong.close()
-    finally:
-        server.command("ACL", "DELUSER", "ann")
