@@ -20,10 +20,10 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, everyone, settle
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate import BanPolicy, Limiter, Networks, RateLimitMiddleware, Rule, everyone, settle
+from slidegate.testing import RecordingObserver
 
 from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
 from ..virtual_time import turns
@@ -140,16 +140,11 @@ async def test_a_status_of_any_type_strikes_as_what_it_equals(status: Any) -> No
 # -- a scope that is used twice, by a retry or a fallback further out, is two requests ---------------------------------
 
 BOUND_S = 60
-WAYS: Final = ("raises", "hangs", "answers 503", "is silent")
-"""What becomes of the first use of a scope."""
 
 
-def limiter(*observers: Any) -> Limiter:
-    return Limiter(MemoryStore(clock=FakeClock()), observers=observers)
-
-
-def retrying(way: str, rule: Rule, *observers: Any) -> ASGIApp:
-    """Return an application of which nothing good comes at first, and which is used again: with the very same dict."""
+@pytest.mark.parametrize("way", ["raises", "hangs", "answers 503", "is silent"])
+async def test_the_second_use_is_counted_gives_its_permit_back_and_its_refusal_is_told(way: str) -> None:
+    """Of the same dict, whatever has become of the first use."""
     first = cycle([True, False])
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -162,8 +157,6 @@ def retrying(way: str, rule: Rule, *observers: Any) -> ASGIApp:
         elif way == "answers 503":
             await PlainTextResponse("try again", 503)(scope, receive, send)
 
-    middleware = RateLimitMiddleware(app, rules=[rule], limiter=limiter(*observers))
-
     async def twice(scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.create_task(send_scope(middleware, scope))
         await turns(20)
@@ -171,14 +164,9 @@ def retrying(way: str, rule: Rule, *observers: Any) -> ASGIApp:
         await asyncio.gather(task, return_exceptions=True)
         await middleware(scope, receive, send)
 
-    return twice
-
-
-@pytest.mark.parametrize("way", WAYS)
-async def test_the_second_use_is_counted_gives_its_permit_back_and_its_refusal_is_told(way: str) -> None:
-    heard = RecordingObserver(without=["exceeded"])
-    app = retrying(way, Rule("*", "5/minute", concurrency=1), heard)
-    answers = [await call(app) for _ in range(3)]
+    own = Limiter(observers=[heard := RecordingObserver(without=["exceeded"])])
+    middleware = RateLimitMiddleware(app, rules=[Rule("*", "5/minute", concurrency=1)], limiter=own)
+    answers = [await call(twice) for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
     assert [re.findall(r";r=(\d)", answer.headers["ratelimit"])[0] for answer in answers] == ["3", "1", "0"]
     assert [(event.kind, event.details["status"]) for event in heard.events] == [("refused", 429)]
@@ -198,7 +186,7 @@ async def test_a_task_that_outlives_the_answer_may_settle_what_was_reserved(copy
         return PlainTextResponse("begun")
 
     rule = Rule("/", "100/hour", key=everyone, cost=lambda request: 40, cost_max=40, name="tokens")
-    app = RateLimitMiddleware(Starlette(routes=[Route("/", chat)]), rules=[rule], limiter=limiter())
+    app = RateLimitMiddleware(Starlette(routes=[Route("/", chat)]), rules=[rule])
     assert (await call(app)).headers["ratelimit"].startswith('"tokens";r=60;')
     answered.set()
     assert await asyncio.wait_for(tasks[0], BOUND_S)
@@ -207,7 +195,7 @@ async def test_a_task_that_outlives_the_answer_may_settle_what_was_reserved(copy
 
 
 async def test_a_copy_of_a_scope_is_a_request_of_its_own_where_the_first_has_ended() -> None:
-    middleware = RateLimitMiddleware(hello, rules=[Rule("*", "9/minute", name="it")], limiter=limiter())
+    middleware = RateLimitMiddleware(hello, rules=[Rule("*", "9/minute", name="it")])
     scope = scope_of()
     before = {**scope}
     assert ";r=8;" in (await send_scope(middleware, scope)).headers["ratelimit"]
