@@ -45,22 +45,7 @@ async def key_of(key: Any, limiter: Limiter | None = None, pattern: str = "*", *
 
 
 class Person(BaseUser):
-    is_authenticated = True
-
-    def __init__(self, identity: str) -> None:
-        self._identity = identity
-
-    @property
-    def display_name(self) -> str:
-        return "Pat"
-
-    @property
-    def identity(self) -> str:
-        return self._identity
-
-
-class Row:
-    id = 42
+    is_authenticated, display_name, identity = True, "Pat", "u-7"
 
 
 class Lazy:
@@ -82,9 +67,9 @@ def states(*users: object) -> list[dict[str, Any]]:
 
 
 SAME: list[tuple[list[dict[str, Any]], str]] = [
-    ([{"user": Person("u-7"), "auth": AuthCredentials()}, *states({"sub": "u-7"}, "u-7")], "user:u-7"),
+    ([{"user": Person(), "auth": AuthCredentials()}, *states({"sub": "u-7"}, "u-7")], "user:u-7"),
     ([{"user": SimpleUser("pat")}], "user:pat"),
-    (states(Row(), 42), "user:42"),
+    (states(SimpleNamespace(id=42), 42), "user:42"),
     (states(UUID(int=7), SimpleNamespace(id=UUID(int=7))), "user:00000000-0000-0000-0000-000000000007"),
     ([{"user": UnauthenticatedUser()}, {}, {"state": {}}, *states("", {}, object(), Lazy(), Lazy())], PEER),
 ]
