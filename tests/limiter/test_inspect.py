@@ -1,7 +1,6 @@
 """What is read of a limiter: a customer's windows, middlewares and limits, rows for all workers, its store's state."""
 
 import gc
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,21 +165,6 @@ async def test_rows_of_a_memory_store_that_have_ended_take_no_room(clock: FakeCl
         clock.advance("1s")
     rows: Any = limiter.engine.rows._stats
     assert len(rows.rows) == 1
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
-def test_a_forked_child_is_another_worker() -> None:
-    limiter = Limiter()
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        os.write(write, limiter.engine.rows.worker)
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(read, 8) != limiter.engine.rows.worker
-    os.close(read)
-    os.close(write)
 
 
 class Watcher(Observer):

@@ -159,26 +159,3 @@ async def test_late_calls_are_reported_once_a_minute_with_their_share_and_the_me
     told = traffic.told[1][1]
     assert told.details == {"calls": 1_000, "late": 50, "median_us": 30_000}
     assert told.message == f"50 of the last 1000 calls (5.0%) got {NAMED}; the median answer took 30 ms"
-
-
-async def test_a_long_outage_has_a_line_when_it_begins_each_minute_and_when_it_ends(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    traffic = Traffic(lambda number: QUICK_S)
-    monkeypatch.setattr("logging.time.time", lambda: (traffic.clock() - START_US) / SECOND_US)
-    monkeypatch.setattr("logging.time.time_ns", lambda: (traffic.clock() - START_US) * 1_000)  # from CPython 3.13 on
-    with monkeypatch.context() as patched:
-        patched.setattr(traffic.store, "hit", refused)
-        await traffic.run(2, 300)
-    await traffic.run(2, 4)
-    assert [(int(record.created), record.getMessage().partition(", ")[0]) for record in caplog.records] == [
-        (0, "slidegate: store_failed: the store failed"),
-        (60, "slidegate: store_failed: the store has failed for 60 s"),
-        (120, "slidegate: store_failed: the store has failed for 120 s"),
-        (150, "slidegate: store_recovered: the store answers again after 150 s"),
-    ]
-    assert [event.kind for _, event in traffic.told] == ["store_failed", "store_recovered"]
-
-
-def refused(*question: object) -> None:
-    raise ConnectionRefusedError(111, "Connection refused")

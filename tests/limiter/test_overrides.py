@@ -95,6 +95,11 @@ class Worker:
     def is_off(self) -> bool:
         return "*" in self.knows
 
+    @property
+    def ends_us(self) -> int:
+        """When the first override ends that it knows."""
+        return min((one.until_us for one in self.knows.values()), default=0)
+
     async def change(self, name: str, limit: str, seconds: int = 3_600) -> Override:
         return await self.limiter.override(name, limit, f"{seconds}s", reason="why", by="ann")
 
@@ -110,7 +115,8 @@ def text_of(name: str) -> str:
     return "{}{}".format(*LIMITS[name])
 
 
-NUMBERS = st.integers(0, 2**20)
+DUE = st.sampled_from(["", "looks_us", "writes_us", "ends_us"])
+NUMBERS = st.integers(0, 11)
 NAMES = st.sampled_from([*LIMITS, "*", "apy"])
 AMOUNTS = st.integers(0, 120).map(str) | st.sampled_from(["", "-1", "2147483648", "٣"])
 ENDS = st.sampled_from(["", "/minute", "/hour", "/1m", " per 60s", "/minute @5", "/month", "/week", "; 5/s", "/"])
@@ -143,6 +149,8 @@ class Changes(RuleBasedStateMachine):
         self.stored = dict[str, Override]()
         self.present = dict[bytes, tuple[int, str | None, set[str]]]()
         self.workers, self.slow = [Worker(self.rows)], list[Any]()
+        for place, (number, value) in enumerate(UNREADABLE):  # they are no workers and no changes
+            self.run(self.rows.write(bytes([place]), StatsRow(CHANGED_LIMITS, number, value, 10**12)))
 
     def teardown(self) -> None:
         self.patches.undo()
@@ -192,6 +200,7 @@ class Changes(RuleBasedStateMachine):
     def worker(self, number: int) -> Worker:
         return self.workers[number % len(self.workers)]
 
+    @precondition(lambda self: len(self.workers) < 4)
     @rule(names=st.sets(st.sampled_from([*LIMITS])), secret=st.sampled_from(SECRETS))
     def a_worker_starts(self, names: set[str], secret: str | None) -> None:
         self.workers.append(Worker(self.rows, *sorted(names), secret=secret))
@@ -203,20 +212,20 @@ class Changes(RuleBasedStateMachine):
             one.add(name)
             one.writes_us = 0
 
-    @rule(number=NUMBERS, due=st.sampled_from(["", "looks_us", "writes_us"]), is_early=st.booleans())
-    def a_worker_is_asked(self, number: int, due: str, is_early: bool) -> None:
-        """It looks twice a second, and writes its row every ten, or at once if it has other limits."""
-        one = self.worker(number)
-        self.rows.clock.set(max(getattr(one, due, 0) - is_early * SECOND_US // 4, self.now_us))
-        self.run(one.limiter.hit("k", "5/minute"))
-        self.run(turns())
-        if self.now_us >= one.looks_us:
-            one.looks_us = self.now_us + SECOND_US // 2
-            self.look(one)
-
-    @rule(number=NUMBERS)
-    def a_worker_forks(self, number: int) -> None:
-        self.worker(number).limiter.engine.rows.begin_anew()
+    @rule(asks=st.lists(st.tuples(NUMBERS, DUE, st.booleans(), st.integers(0, 3)), min_size=1, max_size=8))
+    def workers_are_asked(self, asks: list[tuple[int, str, bool, int]]) -> None:
+        """They look twice a second, and write their rows every ten, or at once with other limits or after a fork."""
+        for number, due, is_early, forks in asks:
+            one = self.worker(number)
+            self.rows.clock.set(max(getattr(one, due, 0) - is_early * SECOND_US // 4, self.now_us))
+            if forks == 1:
+                one.limiter.engine.rows.begin_anew()
+            self.run(one.limiter.hit("k", "5/minute"))
+            self.run(turns())
+            if self.now_us >= one.looks_us:
+                one.looks_us = self.now_us + SECOND_US // 2
+                self.look(one)
+            self.everybody_applies_what_he_knows_and_tells_of_each_amount_once()
 
     @precondition(lambda self: len(self.workers) > 1 and not self.slow)
     @rule(number=NUMBERS)
@@ -229,7 +238,7 @@ class Changes(RuleBasedStateMachine):
     def time_passes(self, quarters: int) -> None:
         self.rows.clock.advance(us=quarters * SECOND_US // 4)
 
-    @rule(error=st.sampled_from([None, None, StoreUnavailable("away"), RuntimeError("odd")]))
+    @rule(error=st.sampled_from([None, None, None, StoreUnavailable("away"), RuntimeError("odd")]))
     def the_store_fails_or_answers(self, error: Exception | None) -> None:
         self.rows.error = error
 
@@ -269,10 +278,6 @@ class Changes(RuleBasedStateMachine):
         self.read(asked)
         if self.stored.pop(name, None):
             self.read(asked)
-
-    @rule(row=st.sampled_from(UNREADABLE))
-    def a_row_is_no_worker_and_no_change(self, row: tuple[int, bytes]) -> None:
-        self.run(self.rows.write(b"stranger", StatsRow(CHANGED_LIMITS, *row, 3_600 * SECOND_US)))
 
     @precondition(lambda self: self.rows.error is None)
     @rule(number=NUMBERS)

@@ -105,7 +105,9 @@ def answers(who):
 call_other(), call_other()
 for parents in range(3):  # each child is the parent of the next one
     answers("before")
+    worker = limiter.engine.rows.worker
     child = os.fork()
+    assert (limiter.engine.rows.worker == worker) is bool(child), "a child is another worker"
     if child:
         answers(f"parent {os.getpid()}")
         ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

