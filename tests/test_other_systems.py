@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .redis_servers import RedisServer, needs_redis
+import pytest
+
+from .redis_servers import AT_REDIS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -71,9 +73,8 @@ def test_middleware_dashboard_and_command_line_work_and_lmdb_says_what_it_needs(
     assert len(out) > 4
 
 
-@needs_redis
-def test_redis_works() -> None:
-    with RedisServer() as server:
-        out, errors = run(server.url, f"bans list --store {server.url}")
+@pytest.mark.parametrize("kind", [AT_REDIS])
+def test_redis_works(url: str) -> None:
+    out, errors = run(url, f"bans list --store {url}")
     assert errors[-1] == "0", errors
     assert any("203.0.113.9" in line for line in out)

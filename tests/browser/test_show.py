@@ -5,13 +5,11 @@ The same with four workers on one host, with two servers on Redis, and in a brow
 
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from ..redis_servers import REDIS, RedisServer, until
+from ..redis_servers import AT_REDIS, until
 from .conftest import OpenPage
 from .served import Site, served
 from .site import AMOUNT, TOKEN
@@ -22,15 +20,15 @@ CLIENT = "203.0.113.7"
 REFUSED_BY_BAN = 403
 
 
-@pytest.fixture(params=["four workers on LMDB", "two servers on Redis"])
-def sites(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Site]]:
-    with ExitStack() as stack:
-        if request.param == "four workers on LMDB":
-            yield stack.enter_context(served(f"lmdb://{tmp_path / 'limits'}", workers=4))
-        else:
-            if REDIS is None:
-                pytest.skip("no redis-server")
-            yield stack.enter_context(served(stack.enter_context(RedisServer()).url, sites=2))
+@pytest.fixture(params=["lmdb", AT_REDIS])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def sites(kind: str, url: str) -> Iterator[list[Site]]:
+    with served(url, workers=4) if kind == "lmdb" else served(url, sites=2) as started:
+        yield started
 
 
 def row(page: Page, caption: str, name: str) -> Locator:

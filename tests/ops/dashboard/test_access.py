@@ -1,7 +1,6 @@
 """Only users read and change; changes come from pages of the same origin; every response has security headers."""
 
 import json
-import logging
 from itertools import product
 from typing import Any
 
@@ -195,17 +194,16 @@ async def test_a_failed_store_is_reported_without_its_password(
     observer, secret = RecordingObserver(), "s3cret-of-the-store"
     site = Site(clock, store=RedisStore(f"redis://user:{secret}@127.0.0.1:{free_port()}/0"))
     site.limiter.observe(observer)
+    caplog.set_level("DEBUG")
     async with site.limiter as limiter:
-        with caplog.at_level(logging.DEBUG):
-            views = [await site.get(view) for view in VIEWS]
-            operations = [f"api/{one}" for one in ("statistics", "client?key=203.0.113.7", "bans", "limits")]
-            answers = [await site.get(one) for one in operations]
-            answers.append(await site.send("PUT", "api/bans", BODY, content_type="application/json"))
-            with pytest.raises(SlidegateError) as raised:
-                await limiter.ban("198.51.100.7", "1h")
-        dashboard = site.dashboard
-        shown = [limiter, limiter.store, dashboard, vars(dashboard), raised.value, observer.events, caplog.text]
-        shown += [(answer.start, answer.body) for answer in [*views, *answers]]
+        views = [await site.get(view) for view in VIEWS]
+        operations = [f"api/{one}" for one in ("statistics", "client?key=203.0.113.7", "bans", "limits")]
+        answers = [await site.get(one) for one in operations]
+        answers.append(await site.send("PUT", "api/bans", BODY, content_type="application/json"))
+        with pytest.raises(SlidegateError) as raised:
+            await limiter.ban("198.51.100.7", "1h")
+        shown = [limiter, limiter.store, site.dashboard, vars(site.dashboard), raised.value, observer.events]
+        shown += [caplog.text, *((answer.start, answer.body) for answer in [*views, *answers])]
     for view in views:
         assert view.status == 200
         assert 'The store does not answer, and requests are decided by <code>on_error="local"' in view.body.decode()
