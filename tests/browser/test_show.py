@@ -20,11 +20,6 @@ CLIENT = "203.0.113.7"
 REFUSED_BY_BAN = 403
 
 
-@pytest.fixture(params=["lmdb", AT_REDIS])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 def sites(kind: str, url: str) -> Iterator[list[Site]]:
     with served(url, workers=4) if kind == "lmdb" else served(url, sites=2) as started:
@@ -37,6 +32,7 @@ def row(page: Page, caption: str, name: str) -> Locator:
     return table.get_by_role("row").filter(has=page.get_by_role("rowheader", name=re.compile(rf"^{re.escape(name)}\b")))
 
 
+@pytest.mark.parametrize("kind", ["lmdb", AT_REDIS])
 def test_operator_watches_a_flood_and_bans_its_client(sites: list[Site], opened: OpenPage) -> None:
     page = opened(sites[0], TOKEN)
 

@@ -23,6 +23,7 @@ from ...workers import ask, serving
 from .command import Command, create_store, use_store
 
 WORKERS = 2
+Texts = Callable[..., None]
 TRANSCRIPTS = Path(__file__).with_name("transcripts")
 TIMES = re.compile(r"\b(20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d)Z|\b(1[6-9]\d{8}\.\d+)")
 UNSTEADY = (
@@ -45,10 +46,11 @@ def since_now(found: re.Match[str]) -> str:
 class Terminal:
     """Runs the lines of a transcript in a directory of its own."""
 
-    def __init__(self, slidegate: Command, home: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.slidegate, self.home, self.url, self.monkeypatch = slidegate, home, url, monkeypatch
+    def __init__(self, slidegate: Command, place: Path, monkeypatch: pytest.MonkeyPatch, url: str = "") -> None:
+        self.slidegate, self.home, self.url, self.monkeypatch = slidegate, place / "home", url, monkeypatch
         self.servers, self.address = ExitStack(), ""
-        monkeypatch.chdir(home)
+        self.home.mkdir()
+        monkeypatch.chdir(self.home)
         monkeypatch.setenv("LOGNAME", "operator")
         monkeypatch.setenv("COLUMNS", "1000")
         if url:
@@ -152,25 +154,17 @@ class Terminal:
         return "\n".join(sorted(path.name for path in self.home.iterdir()))
 
 
-@pytest.fixture
-def terminal(slidegate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Terminal]:
-    """A terminal in an empty directory; the argument is the address of its store, or empty."""
-    home = tmp_path / "home"
-    home.mkdir()
-    return lambda url: Terminal(slidegate, home, url, monkeypatch)
-
-
 @pytest.mark.parametrize("name", ["bans", "limits", "explain", pytest.param("workers", marks=pytest.mark.all)])
 def test_operators_read_and_change_a_store(
-    name: str, url: str, terminal: Callable[[str], Terminal], texts: Callable[..., None]
+    name: str, url: str, slidegate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: Texts
 ) -> None:
-    opened = terminal(url)
-    with opened.servers:
-        texts(TRANSCRIPTS / f"{name}.txt", "$ ", opened.answer)
+    terminal = Terminal(slidegate, tmp_path, monkeypatch, url)
+    with terminal.servers:
+        texts(TRANSCRIPTS / f"{name}.txt", "$ ", terminal.answer)
 
 
 @pytest.mark.parametrize("name", ["usage", pytest.param("check", marks=needs_redis), "simulate"])
 def test_commands_without_a_store_and_errors_are_whole_sentences(
-    name: str, terminal: Callable[[str], Terminal], texts: Callable[..., None]
+    name: str, slidegate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: Texts
 ) -> None:
-    texts(TRANSCRIPTS / f"{name}.txt", "$ ", terminal("").answer)
+    texts(TRANSCRIPTS / f"{name}.txt", "$ ", Terminal(slidegate, tmp_path, monkeypatch).answer)
