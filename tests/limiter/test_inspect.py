@@ -68,7 +68,7 @@ async def test_callers_are_asked_in_their_order_as_long_as_they_live() -> None:
     RateLimitMiddleware(hello, limits="1/s")  # on a limiter of its own
     limited = limiter.limited("2/s", key="b", rule="function")(hello)
     assert limiter.engine.callers()[:2] == [first, second] == [*limiter.middlewares]
-    assert [bound.rule.label for bound in second.bound()] == ["a"]
+    assert [bound.rule.label for bound in second.rule_set.bound()] == ["a"]
     buckets = [bucket for caller in limiter.engine.callers() for bucket in caller.buckets()]
     assert buckets[-1].name == "function"
     assert [window.rule for window in (await limiter.inspect(PEER)).windows] == [bucket.name for bucket in buckets]

@@ -275,10 +275,11 @@ class Stage:
         self.files.write(copied, (self.files.directory / name).read_bytes())
 
     def _file(self, name: str, own: str = "") -> None:
-        limiter: dict[str, Any] = {"observers": [self.heard]} if own else {"limiter": self.limiter}
-        path = self.files.directory / name
-        self._app = RateLimitMiddleware.from_file(self._anything, path, **limiter)
+        limiter = None if own else self.limiter
+        self._app = RateLimitMiddleware.from_file(self._anything, self.files.directory / name, limiter=limiter)
         self.limiter = self._app.app.limiter
+        if own:
+            self.limiter.observe(self.heard)
 
     def _env(self, written: str) -> None:
         self.environment.setenv(*written.split("=", 1))

@@ -99,14 +99,6 @@ def test_code_goes_before_the_file_and_the_file_before_the_environment(
     assert middleware(file, plain, limiter=mine).limiter is mine
 
 
-def test_a_limiter_in_code_has_its_observers(file: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"observers: .* limiter=Limiter\(store, observers="):
-        middleware(file, 'limits = "1/hour"\n', limiter=Limiter(), observers=[print])
-    for wrong in (5, print, None):
-        with pytest.raises(ConfigurationError, match="observers: expected a list of functions that take an Event"):
-            middleware(file, 'limits = "1/hour"\n', observers=wrong)
-
-
 async def test_a_function_in_code_answers_beside_the_file(file: Path) -> None:
     answer = PlainTextResponse("slower", 420)
     app = middleware(file, 'limits = "1/hour"', on_refused=lambda request, decision: answer)

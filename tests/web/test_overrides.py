@@ -105,7 +105,7 @@ async def test_a_change_that_comes_while_a_limit_is_bound_is_not_missed(
             changing.send(None)
         return made
 
-    monkeypatch.setattr("slidegate.web.endpoints.BoundRule", made_meanwhile)
+    monkeypatch.setattr("slidegate.web.rule_set.BoundRule", made_meanwhile)
     assert (await statuses(app, 12)).count(200) == (9 if then is None else 2)
 
 

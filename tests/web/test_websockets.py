@@ -24,7 +24,7 @@ from .sockets import BYE, Client, greet, listening, texts
 async def test_without_the_extension_it_is_closed_before_accept(extensions: Any) -> None:
     middleware = RateLimitMiddleware(listening, limits="9/hour", blocklist=Networks([PEER]))
     scope = scope_of("/ws", type="websocket", extensions=extensions)
-    assert (await send_scope(middleware, scope)).messages == [{"type": "websocket.close", "code": 1008}]
+    assert (await send_scope(middleware, scope)).messages == [{"type": "websocket.close", "code": 1008, "reason": ""}]
     assert "received" not in scope, "the application never runs"
 
 

@@ -20,12 +20,10 @@ class Place(NamedTuple):
     Attributes:
         asn: The number of the operator's autonomous system; None if unknown.
         country: The ISO 3166 code of the country, two capital letters; empty if unknown.
-        name: The name of the operator; empty if unknown.
     """
 
     asn: int | None = None
     country: str = ""
-    name: str = ""
 
 
 class NetworkLookup(Protocol):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
@@ -51,6 +51,7 @@ class BanSignals:
 
     Attributes:
         policies: The policies by name.
+        by_kind: The signals for each status, and for refusals.
         keys: The keys that policies ban in place of the client.
         on_request: Whether there are signals for the path of a request.
         on_status: Whether there are signals for the status of a response.
@@ -71,7 +72,7 @@ class BanSignals:
         self._protected = [middleware.lists["allowlist"], *([client.networks] if client.trusted else ())]
         self.policies: dict[str, BanPolicy] = {}
         self._honeypots: list[tuple[RulePath, Signal]] = []
-        self._signals: defaultdict[int | str, list[Signal]] = defaultdict(list)
+        self.by_kind: defaultdict[int | str, list[Signal]] = defaultdict(list)
         given = [policies] if isinstance(policies, BanPolicy) else () if policies is None else policies
         for policy in check_list("bans", given, 'BanPolicy("20/10m", "1h") or a list of them', BanPolicy):
             if policy.name in self.policies:
@@ -88,8 +89,8 @@ class BanSignals:
         self.keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
         self._index = PathIndex(self._honeypots)
         self.on_request = bool(self._honeypots)
-        self.on_status = any(isinstance(signal, int) for signal in self._signals)
-        self.on_refusal = "refused" in self._signals
+        self.on_status = any(isinstance(signal, int) for signal in self.by_kind)
+        self.on_refusal = "refused" in self.by_kind
 
     def _read_signal(self, policy: BanPolicy, signal: int | str, weight: int) -> None:
         if isinstance(signal, str) and signal.startswith("/"):
@@ -97,11 +98,11 @@ class BanSignals:
                 (RulePath(signal, "signals"), Signal(policy, weight, clean_reason(f"path {signal}")))
             )
         elif signal == "refused":
-            self._signals[signal].append(Signal(policy, weight, signal))
+            self.by_kind[signal].append(Signal(policy, weight, signal))
         else:
             first = signal if isinstance(signal, int) else int(signal[0]) * 100  # 400 of "4xx"
             for status in {signal} if first == signal else {*range(first, first + 100)} - policy.signals.keys():
-                self._signals[status].append(Signal(policy, weight, f"status {status}"))
+                self.by_kind[status].append(Signal(policy, weight, f"status {status}"))
 
     def own_subjects(self, client_key: str, address: Address | None) -> tuple[BanSubject, ...]:
         """Return the keys and the address whose bans apply to all requests of a client; those of `keys` are further."""
@@ -118,10 +119,6 @@ class BanSignals:
         """Return the signals whose paths match that of a request, the heaviest first; none for `ANY_PATH`."""
         found = {id(signal): signal for signal in self._index.find(texts)}
         return sorted(found.values(), key=lambda signal: -signal.weight)
-
-    def are_for(self, status: Any) -> bool:
-        """Return whether the status of a response is a signal."""
-        return status in self._signals
 
     async def strike(self, signal: Signal, scope: Scope) -> Ban | None:
         """Strike the client of a request; return the ban if there is one. A disconnect does not cancel the strike.
@@ -160,7 +157,7 @@ class BanSignals:
             exchange: The request in the middleware, which strikes each policy once; None for a message.
         """
         try:
-            return await self.strike_all(self._signals.get(what, ()), scope, exchange)
+            return await self.strike_all(self.by_kind.get(what, ()), scope, exchange)
         except StoreError:  # does not change the answer to the request
             return []
 

@@ -9,7 +9,7 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import zip_longest
@@ -78,33 +78,15 @@ def switched_off(enabled: object) -> str:
     return f"{ENABLED_VARIABLE}={text}" if text in _FALSE else ""
 
 
-class StartupChecks:
-    """The findings about a middleware, each logged once.
-
-    Attributes:
-        findings: The findings that were reported.
-        left: The number of requests that are still to be checked.
-    """
-
-    def __init__(self) -> None:
-        self.findings: list[Finding] = []
-        self.left = REQUESTS_CHECKED
-
-    def report(self, found: Iterable[Finding]) -> None:
-        """Report findings that were not reported before. If a check raises, that is logged and no request fails."""
-        try:
-            for finding in found:
-                if finding not in self.findings:
-                    self.findings.append(finding)
-                    logger.warning("%s", finding)
-        except Exception:
-            logger.exception("checking for start-up findings failed")
-
-    def report_of_request(self, middleware: RateLimitMiddleware, scope: Scope) -> None:
-        """Report what one of the first requests shows."""
-        if self.left:
-            self.left -= 1
-            self.report(about_request(middleware, scope))
+def report(middleware: RateLimitMiddleware, found: Iterable[Finding]) -> None:
+    """Report findings that were not reported before. If a check raises, that is logged and no request fails."""
+    try:
+        for finding in found:
+            if finding not in middleware.findings:
+                middleware.findings.append(finding)
+                logger.warning("%s", finding)
+    except Exception:
+        logger.exception("checking for start-up findings failed")
 
 
 def about_settings(middleware: RateLimitMiddleware, off: str) -> Iterator[Finding]:
@@ -259,11 +241,10 @@ def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Findi
 
 
 def _about_unmet_rules(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
-    """Yield the findings about paths and methods that no route has. Rules that block are meant for scanners."""
-    routes = mounted_routes(app)
-    known = [route.path for route in routes]
-    paths = [(path.path, rule) for rule in rules if not rule.blocks for path in rule.rule_paths]
-    unmet = [(path, rule.label) for path, rule in paths if not _is_met(app, path, known)]
+    """Yield the findings about paths of rules that no route meets. Rules that block are meant for scanners."""
+    known = [route.path for route in mounted_routes(app)]
+    paths = [(path.path, rule.label) for rule in rules if not rule.blocks for path in rule.rule_paths]
+    unmet = [(path, label) for path, label in paths if not _is_met(app, path, known)]
     for path, label in unmet[:_MAX_NAMED]:
         tails = [path[found.start() :] for found in re.finditer("/(?!{)", path)][1:]
         below = next((tail for tail in tails if _is_met(app, tail, known)), "")
@@ -271,17 +252,6 @@ def _about_unmet_rules(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
         if below:
             remedy = f"; rules have no root_path: write {below!r}"
         yield Finding("SG123", f"path {path!r} of rule {label!r} matches no route{remedy}")
-    for path, rule in paths:
-        there = [route.label.partition(" ")[0] for route in routes if _may_meet(path, route.path)]
-        if rule.methods and there and not any(_takes(methods, rule.methods) for methods in there):
-            methods = ", ".join(sorted({*there})).replace("WS", "GET")  # of the handshake
-            yield Finding("SG123", f"no route at {path!r} takes a method of rule {rule.label!r}; write {methods}")
-
-
-def _takes(label: str, methods: Set[str]) -> bool:
-    """Return whether a route with these methods in its label takes one of some; another part may answer OPTIONS."""
-    names = {"OPTIONS", *label.split(",")}
-    return "*" in names or bool(methods & (names | {"GET", "HEAD"} if names & {"GET", "WS"} else names))
 
 
 def _is_met(app: object, path: str, known: Sequence[str]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import Parameter, signature
 from pathlib import Path
@@ -24,7 +24,6 @@ from ..core.logs import escaped
 from ..core.quotas import Quota
 from ..limiter import Limiter
 from ..limiter.keys import SECRET_VARIABLE
-from ..limiter.observers import AnyObserver
 from . import keys
 from .client_ip import ClientAddress, client_ip
 from .file_watcher import FollowedFile, read_whole
@@ -42,7 +41,7 @@ STORE_VARIABLE: Final = "SLIDEGATE_STORE"
 MAX_BYTES: Final = 2 << 20
 """The maximum size of a file. 20,000 rules are one MiB, and reading takes a hundred times the size in memory."""
 MAX_SHOWN: Final = 200
-OF_LIMITER: Final[Mapping[str, Any]] = {"store": "", "deadline": "50ms", "on_error": "local", "networks": []}
+OF_LIMITER: Final[Mapping[str, Any]] = {"store": None, "deadline": "50ms", "on_error": "local", "networks": []}
 """The options of the limiter, with their defaults."""
 OPTIONS: Final = (
     *("client", "limits", "rules", "default_limits", "key", "blocklist", "allowlist", "bans", "headers"),
@@ -61,8 +60,6 @@ MAKERS: Final[Mapping[str, Callable[..., keys.Key]]] = {
     "network": key_by,
 }
 """What the table of a key can name, each with what makes the key; its other arguments may stand beside it."""
-CONDITIONS: Final = ("mcp_tool", "network")
-"""The keys of which a rule can have a condition."""
 _MMDB: Final = 'for example "GeoLite2-ASN.mmdb"'
 _NETSET: Final = 'networks, or a file such as "blocked.netset"'
 _PARTS: Final = 'a list of keys such as ["client", { header = "X-Tenant" }]'
@@ -112,7 +109,6 @@ class ConfigReader:
             "bans": self._policies,
             "messages": lambda table: self._made(MessageLimits, table),
             "headers": lambda style: None if style == "none" else tuple(style) if isinstance(style, list) else style,
-            "store": _address,
             "networks": lambda names: [names] if isinstance(names, str) else check_list("", names, f"files, {_MMDB}"),
             "network": self._network_file,
             "combine": lambda parts: [self._key_or_client(part) for part in check_list("", parts, _PARTS)],
@@ -142,25 +138,24 @@ class ConfigReader:
         is_clear = error.option in self._code or str(error).startswith(f"cannot read {self._path}: ")
         return ConfigurationError(str(error) if is_clear else f"{self._path}: {error}")
 
-    def limiter(self, address: str, observers: Iterable[AnyObserver]) -> Limiter:
+    def limiter(self, address: str) -> Limiter:
         """Return the limiter that the file describes; call `options` before.
 
         Args:
             address: The address of a store that replaces the file's; empty for none.
-            observers: Receive its events.
 
         Raises:
             ConfigurationError: A value is invalid.
         """
         options = self.of_limiter.copy()
-        written, names = options.pop("store"), options.pop("networks")
-        found, where = written or os.environ.get(STORE_VARIABLE), "store"
-        if found != written:
-            where = f"the environment variable {STORE_VARIABLE}"
+        store, names, where = options.pop("store"), options.pop("networks"), "store"
+        if store is None and STORE_VARIABLE in os.environ:
+            store, where = os.environ[STORE_VARIABLE] or None, f"the environment variable {STORE_VARIABLE}"
+        url = address or ("memory://" if store is None else store)
         try:
             with about("networks"):
                 networks = [key_by(self._network_file(name)) for name in names]
-            return Limiter.from_url(address or found or "memory://", observers=observers, networks=networks, **options)
+            return Limiter.from_url(url, networks=networks, **options)
         except ConfigurationError as error:
             if error.option in (*OF_LIMITER, SECRET_VARIABLE) or address:
                 raise self.located(error) from error.__cause__
@@ -209,26 +204,24 @@ class ConfigReader:
                 raise ConfigurationError("is missing", name)
         return call(*[options.pop(first)] if first else (), **options, **fixed)
 
+    def _at(self, place: str | int, call: Callable[..., T], table: object, **fixed: Any) -> T:
+        """Call a class with a table among others, whose errors say which one it is."""
+        with about(place):
+            return self._made(call, table, **fixed)
+
     def _rules(self, tables: object) -> list[Rule]:
-        rules: list[Rule] = []
-        for number, table in enumerate(check_list("", tables, "tables [[rules]]")):
-            with about(number):
-                rules.append(self._made(Rule, table))
-        return rules
+        listed = check_list("", tables, "tables [[rules]]")
+        return [self._at(number, Rule, table) for number, table in enumerate(listed)]
 
     def _policies(self, tables: object) -> list[BanPolicy]:
         if not isinstance(tables, dict):
             raise ConfigurationError(f"expected tables such as [bans.scanning], not {quoted(tables)}")
-        policies: list[BanPolicy] = []
-        for name, table in tables.items():
-            with about(name):
-                policies.append(self._made(BanPolicy, table, name=name))
-        return policies
+        return [self._at(name, BanPolicy, table, name=name) for name, table in tables.items()]
 
     def _limits(self, given: Any) -> Any:
         """Return limits as code has them: a table is a quota."""
         if isinstance(given, dict):
-            return self._made(_quota, given)
+            return self._made(Quota, given, "quota")
         return [self._limits(one) for one in given] if isinstance(given, list) else given
 
     # -- keys and conditions -------------------------------------------------------------------------------------------
@@ -251,10 +244,10 @@ class ConfigReader:
         """Return the condition of a rule: is_in of mcp_tool or network."""
         table = {**given} if isinstance(given, dict) else {}
         values = table.pop("is_in", None)
-        if values is None or table.keys().isdisjoint(CONDITIONS):
+        key: Any = self._key(table) if table and values is not None else None
+        if not hasattr(key, "is_in"):
             expected = 'mcp_tool or network with is_in, for example { network = "x.mmdb", is_in = ["NL"] }'
             raise ConfigurationError(f"expected {expected}, not {quoted(given)}")
-        key: Any = self._key(table)
         condition: keys.KeyCondition = key.is_in(*self._read("is_in", values))
         return condition
 
@@ -296,10 +289,6 @@ def _parsed(content: bytes) -> dict[str, Any]:
         raise ConfigurationError(f"not TOML: {escaped(str(error), MAX_SHOWN)}") from None
 
 
-def _quota(quota: str, zone: str = "UTC", starts: int | str | None = None, name: str | None = None) -> Quota:
-    return Quota(quota, zone=zone, starts=starts, name=name)
-
-
 def _one_of(statuses: object) -> Callable[[int], bool]:
     """Return the function that tells whether a response counts, from the statuses that do."""
     listed = check_list("", statuses, "a list of statuses such as [401, 403]")
@@ -308,9 +297,3 @@ def _one_of(statuses: object) -> Callable[[int], bool]:
     if not listed:
         raise ConfigurationError("expected statuses such as [401, 403], not an empty list")
     return frozenset(listed).__contains__
-
-
-def _address(given: object) -> str:
-    if not isinstance(given, str) or not given:
-        raise ConfigurationError(f'expected an address such as "memory://", not {quoted(given)}')
-    return given

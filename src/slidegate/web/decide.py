@@ -6,7 +6,7 @@ function: it awaits no decision that is available immediately.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -67,7 +67,8 @@ class Decider:
         if plan.is_exempt:
             exchange.decided.exempt = (*exchange.decided.exempt, exchange.middleware)
         if not plan.limiting:
-            return self._uncounted(plan, exchange.scope, client)
+            may_refuse = self._limiter.store.bans.may_refuse()
+            return self._unless_banned(plan, exchange.scope, client) if may_refuse else plan.verdict
         if request is None:
             return self._engine.ask(self._question(plan, exchange.scope, client))
         question = plan.questions.get(client.who)
@@ -108,11 +109,8 @@ class Decider:
         answer = self._engine.ask(self._engine.prepare(checks, subjects))
         return answer if isinstance(answer, Decision) else await answer
 
-    def _uncounted(self, plan: Plan, scope: Scope, client: Client) -> Decision | Awaitable[Decision]:
-        """Decide a request that no limit counts: only bans and blocking rules can refuse it."""
-        return self._unless_banned(plan, scope, client) if self._limiter.store.bans.may_refuse() else plan.verdict
-
     async def _unless_banned(self, plan: Plan, scope: Scope, client: Client) -> Decision:
+        """Decide a request that no limit counts: only bans and blocking rules can refuse it."""
         decision = await self._ask((), self.subjects(scope, client))
         return plan.verdict if decision.allowed else decision
 
@@ -139,13 +137,10 @@ class Decider:
             if own and bound.rule.wait_us and queue is None:
                 queue = bound, (own[0][0].name, own[0][1])
         if not checks:
-            answer = self._uncounted(plan, request.scope, client)
-            decision = answer if isinstance(answer, Decision) else await answer
-        elif queue is None:
-            decision = await self._ask(checks, self.subjects(request.scope, client))
+            decision = await self._unless_banned(plan, request.scope, client)
         else:
-            channel = _peeked(exchange, endpoint)
-            decision = await self._in_queue(exchange, channel, client, *queue, checks, request)
+            ask = partial(self._ask, checks, self.subjects(request.scope, client))
+            decision = await (ask() if queue is None else self._in_queue(exchange, endpoint, client, *queue, ask))
         try:
             for bound in plan.shadows if decision.allowed else ():
                 await self._observe(bound, exchange, client, request)
@@ -220,20 +215,18 @@ class Decider:
     async def _in_queue(
         self,
         exchange: Exchange,
-        channel: Peeked,
+        endpoint: HTTPConnection | None,
         client: Client,
         bound: BoundRule,
         name: Name,
-        checks: Sequence[Check],
-        request: HTTPConnection,
+        ask: Callable[[], Awaitable[Decision]],
     ) -> Decision:
         """Ask about the limits of a request, which waits under its first rule with `wait`.
 
         If the client leaves meanwhile, nothing stays charged, and nobody is answered.
         """
-        queues = self._engine.queues
-        tenant = await self._tenant(bound, client, request)
-        ask = partial(self._ask, checks, self.subjects(request.scope, client))
+        queues, channel = self._engine.queues, _peeked(exchange, endpoint)
+        tenant = await self._tenant(bound, client, endpoint or request_of(exchange.scope))
         refused = None if queues.is_queued(name) else await ask()
         if refused is not None and not may_wait(refused):
             decision = refused

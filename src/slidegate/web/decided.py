@@ -23,7 +23,7 @@ EXCHANGE_KEY: Final = "slidegate.exchange"
 """The scope key of the exchange of the innermost middleware that a request is in; None outside of all."""
 UNCOUNTED: Final = (Reason.ALLOWLISTED, Reason.DISABLED)
 """Why nothing at all counts a request."""
-_EXEMPT: Final = Decision(True, Reason.EXEMPT)
+EXEMPT: Final = Decision(True, Reason.EXEMPT)
 
 
 class Decided(list[tuple["RateLimitMiddleware", Decision]]):
@@ -126,7 +126,7 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
     check_cost(units, "units")
     counted = _find(request, rule, "charge")
     if counted is None:
-        return _EXEMPT
+        return EXEMPT
     limiter, decision, index = counted
     bucket, key, _ = decision.checks[index]
     charged = await answer_of(limiter.engine.charge(((bucket, key, units),)))

@@ -6,9 +6,9 @@ at an endpoint apply in addition; `RateLimit.exempt` exempts an endpoint.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from starlette.types import Scope
 
@@ -23,6 +23,8 @@ from .rules import Limits, LimitsFunction, Rule, label_of
 if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
 
+Bind: TypeAlias = Callable[[Rule, str], BoundRule]
+"""Returns a rule with its buckets, which have the given name."""
 _NO_ROUTE: Final = "*"
 
 
@@ -49,15 +51,10 @@ class DefaultLimits:
         self.limits = self._rule.limits
         self._own_id = middleware.unique_id("per-route:")
         self._app = middleware.app
-        self._register = middleware.limiter.engine.overrides.register
         self._bound: dict[str, BoundRule] = {}
         self._is_by_path: bool | None = None
 
-    def bound(self) -> list[BoundRule]:
-        """Return the rules of the routes that were requested so far."""
-        return list(self._bound.values())
-
-    def find(self, scope: Scope) -> tuple[Sequence[BoundRule], bool]:
+    def find(self, scope: Scope, bind: Bind) -> tuple[Sequence[BoundRule], bool]:
         """Return the limits of a request, none if its endpoint is exempt.
 
         Returns:
@@ -69,23 +66,22 @@ class DefaultLimits:
             self._is_by_path = is_by_path(app)
         route = reach(app, scope)
         if route is None:
-            return self.anywhere(), False
+            return self.anywhere(bind), False
         if is_exempt(route.endpoint):
-            return self.anywhere() if is_astray(scope["path"]) else (), self._is_by_path
-        return [self._at(route.label)], self._is_by_path
+            return self.anywhere(bind) if is_astray(scope["path"]) else (), self._is_by_path
+        return [self._at(route.label, bind)], self._is_by_path
 
-    def anywhere(self) -> Sequence[BoundRule]:
+    def anywhere(self, bind: Bind) -> Sequence[BoundRule]:
         """Return the limits of requests that match no known route."""
-        return [self._at(_NO_ROUTE)]
+        return [self._at(_NO_ROUTE, bind)]
 
-    def _at(self, name: str) -> BoundRule:
+    def _at(self, name: str, bind: Bind) -> BoundRule:
         """Return the rule of a route, with its bucket."""
         bound = self._bound.get(name)
         if bound is None:
             rule = copy(self._rule)
             rule.paths = (f"per-route {name}",)
             rule.label = label_of(rule.paths)
-            bound = BoundRule(rule, f"{self._own_id}{name}")
-            self._register(bound.named)
+            bound = bind(rule, f"{self._own_id}{name}")
             remember(self._bound, name, bound)  # bounded, as routes may come and go; the counts stay in the store
         return bound

@@ -29,7 +29,7 @@ from ..core.memo import remember
 from .decided import EXCHANGE_KEY, of_request
 from .exchange import Exchange
 from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, takes_answer
-from .rule_set import BoundRule, Plan, limits_kind
+from .rule_set import Plan, limits_kind
 from .rules import MAX_LABEL, Rule
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ class RateLimit:
                 where, is_named = _place_of(endpoint)
                 rule.label = where[-MAX_LABEL:]
                 identity = f"{where if is_named else f'{where} {path}'} {_spelled(rule)}"
-            plan = middleware.plan_of_endpoint(BoundRule(rule, identity))
+            plan = middleware.rule_set.plan_of_endpoint(rule, identity)
             # The memo keeps both alive, so that no other object gets their ids.
             found = remember(self._plans, known, (plan, (middleware, endpoint)))
         return found[0]
@@ -383,9 +383,5 @@ def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:
 
 
 def is_exempt(endpoint: Any) -> bool:
-    """Return whether an endpoint, or a function that it wraps, is exempt from default limits."""
-    while endpoint is not None:
-        if EXEMPT in getattr(endpoint, "__dict__", ()):
-            return True
-        endpoint = getattr(endpoint, "__wrapped__", None)
-    return False
+    """Return whether an endpoint is exempt from default limits; `functools.wraps` copies the mark to a wrapper."""
+    return EXEMPT in getattr(endpoint, "__dict__", ())

@@ -32,7 +32,7 @@ _STARTS: Final = {
     "websocket.http.response.start": 403,
 }
 """The messages that start a response and have header fields, and the default status of each."""
-_CLOSED: Final = 403
+CLOSED: Final = 403
 """The status that servers send for a close before the handshake is accepted."""
 _LASTS: Final = (".body", ".pathsend", ".zerocopysend", "websocket.close")
 """How the kinds of messages end that end a response, unless more of the body follows. Trailers come after the end."""
@@ -124,10 +124,6 @@ class Exchange:
         self.own = (*self.own, decision)
         self.decided.append((self.middleware, decision))
 
-    def _shown(self) -> Sequence[Decision]:
-        """Return the decisions that the fields show; several may name one limit, so they are shown as one."""
-        return [joined(self.own)]
-
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of the response. Not a coroutine function: most messages need no await of their own."""
         if self.status:
@@ -140,9 +136,9 @@ class Exchange:
             for hook in self.hooks:
                 if hook.starts:
                     return self._start(message)
-            message = self.middleware.header_writer.add(message, self._shown() if self.has_several else self.own)
+            message = self.middleware.header_writer.add(message, joined(self.own) if self.has_several else self.own)
         elif kind == "websocket.close":
-            self.status = _CLOSED
+            self.status = CLOSED
             return self._start(message)
         return self.send_on(message)
 
@@ -160,7 +156,7 @@ class Exchange:
         """Call the hooks for the status, which may change what the fields say, then send the first message."""
         await self._call_starts(self.status)
         if message["type"] in _STARTS:
-            message = self.middleware.header_writer.add(message, self._shown() if self.has_several else self.own)
+            message = self.middleware.header_writer.add(message, joined(self.own) if self.has_several else self.own)
         await (self.end(None, message) if message["type"].endswith(_LASTS) else self.send_on(message))
 
     async def _call_starts(self, status: Any) -> None:

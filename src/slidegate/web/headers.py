@@ -17,7 +17,6 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.memo import remember
 from ..core.question import Question
-from ..core.quotas import Quota
 from ..limiter import system_us
 
 if TYPE_CHECKING:
@@ -34,12 +33,12 @@ MAX_FIELD: Final = 8_192
 """The most characters of a field that are read, counted from the right end, where trusted proxies append."""
 
 
-def joined(decisions: Sequence[Decision]) -> Decision:
+def joined(decisions: Sequence[Decision]) -> Sequence[Decision]:
     """Return the decisions about a request as one."""
     last, counted = decisions[-1], [decision for decision in decisions if decision.readings]
     checks = [check for decision in counted for check in decision.checks]
     readings = [reading for decision in counted for reading in decision.readings]
-    return Decision(last.allowed, last.reason, last.now_us, Question(checks), readings)
+    return (Decision(last.allowed, last.reason, last.now_us, Question(checks), readings),)
 
 
 class Rendered:
@@ -206,9 +205,6 @@ def _legacy_fields(decision: Decision) -> Fields:
         return []
     limit = state.limit
     fields = [(b"x-ratelimit-limit", b"%d" % limit.amount), (b"x-ratelimit-remaining", b"%d" % state.remaining)]
-    if isinstance(limit, Quota):
-        # Periods end on a full minute, and the decision was made slightly before now: rounding corrects for that.
-        fields.append((b"x-ratelimit-reset", b"%d" % round((system_us() + state.reset_after_us) / 1_000_000)))
-    elif not isinstance(limit, Concurrency):
+    if not isinstance(limit, Concurrency):
         fields.append((b"x-ratelimit-reset", b"%d" % (system_us() // 1_000_000 + ceil_s(state.reset_after_us))))
     return fields

@@ -24,9 +24,7 @@ from .routes import UNROUTED, RouteLabels
 from .waiting import refund
 
 if TYPE_CHECKING:
-    from ..limiter import Limiter
     from .bans import BanSignals
-    from .callbacks import UserCallbacks
     from .rule_set import BoundRule, Plan
 
 _DECISION: Final = itemgetter(1)
@@ -38,20 +36,16 @@ class CountIf(Hook):
     """Hands back the units that a rule has charged, unless its `count_if` counts the response.
 
     Args:
-        calls: Calls the `count_if`.
-        limiter: The limiter that charges.
         bound: The rule.
     """
 
-    def __init__(self, calls: UserCallbacks, limiter: Limiter, bound: BoundRule) -> None:
-        self._calls = calls
-        self._limiter = limiter
+    def __init__(self, bound: BoundRule) -> None:
         self._bound = bound
         self._count_if: Any = bound.rule.count_if
 
     async def start(self, exchange: Exchange, status: Any) -> None:
         """See `Hook.start`."""
-        rule, maker = self._bound.rule, self._bound.maker
+        rule, maker, middleware = self._bound.rule, self._bound.maker, exchange.middleware
         charged = [
             (decision, index)
             for decision in exchange.own
@@ -59,65 +53,52 @@ class CountIf(Hook):
             for index, (bucket, _, _) in enumerate(decision.checks)
             if bucket.by is maker  # and not another rule of its name
         ]
-        if charged and not await self._calls.ask(rule, status, "count_if", self._count_if, bool, True):
+        if charged and not await middleware.calls.ask(rule, status, "count_if", self._count_if, bool, True):
             for decision, index in charged:
-                await refund(self._limiter, decision.take_back(index))
+                await refund(middleware.limiter, decision.take_back(index))
 
 
 class StrikeForStatus(Hook):
-    """Strikes for the status of a response; a status that is no signal costs a look-up.
-
-    Args:
-        signals: The ban policies.
-    """
-
-    def __init__(self, signals: BanSignals) -> None:
-        self._signals = signals
+    """Strikes for the status of a response; a status that is no signal costs a look-up."""
 
     def start(self, exchange: Exchange, status: Any) -> Awaitable[object] | None:
         """See `Hook.start`."""
-        if not self._signals.are_for(status):
+        signals = exchange.middleware.signals
+        if status not in signals.by_kind:
             return None
         is_ignored = exchange.is_refused or exchange.decided.is_exempt_from(exchange.middleware)
-        return None if is_ignored else self._signals.strike_for(status, exchange.scope, exchange)
+        return None if is_ignored else signals.strike_for(status, exchange.scope, exchange)
 
 
 class Release(Hook):
-    """Releases the permits of a request, even if it is cancelled meanwhile. Of several, the first releases all.
-
-    Args:
-        limiter: The limiter that charges.
-    """
+    """Releases the permits of a request, even if it is cancelled meanwhile. Of several, the first releases all."""
 
     starts = False
     ends = True
 
-    def __init__(self, limiter: Limiter) -> None:
-        self._limiter = limiter
-
     def end(self, exchange: Exchange, error: BaseException | None) -> Awaitable[object] | None:
         """See `Hook.end`."""
-        permits, exchange.permits = exchange.permits, ()
+        limiter, permits, exchange.permits = exchange.middleware.limiter, exchange.permits, ()
         for name, tenant in permits:  # before the store, so that the right waiter asks for the permit
-            self._limiter.engine.queues.release(name, tenant)
+            limiter.engine.queues.release(name, tenant)
         reservations: list[Reservation] = []
         for decision in exchange.own:
-            reservations += self._limiter.engine.release(decision)
+            reservations += limiter.engine.release(decision)
         if not reservations:
             return None
-        released = refund(self._limiter, reservations)
+        released = refund(limiter, reservations)
         if isinstance(error, GeneratorExit):  # a coroutine that is being closed cannot await
             in_background(released)
             return None
         return released
 
 
-def hooks_of(plan: Plan, limiter: Limiter, calls: UserCallbacks, signals: BanSignals) -> list[Hook]:
+def hooks_of(plan: Plan, signals: BanSignals) -> list[Hook]:
     """Return the hooks for the responses to the requests of a plan. Permits are last: their release is awaited."""
     strikes = signals.on_status and not plan.is_exempt
-    hooks: list[Hook] = [StrikeForStatus(signals)] if strikes else []
-    hooks += [CountIf(calls, limiter, bound) for bound in plan.limiting if bound.rule.count_if is not None]
-    return [*hooks, Release(limiter)] if any(bound.permits is not None for bound in plan.limiting) else hooks
+    hooks: list[Hook] = [StrikeForStatus()] if strikes else []
+    hooks += [CountIf(bound) for bound in plan.limiting if bound.rule.count_if is not None]
+    return [*hooks, Release()] if any(bound.permits is not None for bound in plan.limiting) else hooks
 
 
 class Report(Hook):

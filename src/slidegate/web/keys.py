@@ -82,9 +82,6 @@ class _Everyone(Key):
         """See `Key.find`."""
         return "everyone"
 
-    def __repr__(self) -> str:
-        return "everyone"
-
 
 everyone: Final = _Everyone()
 """Count all requests together, for a limit on the whole service."""
@@ -383,9 +380,6 @@ class _User(Key):
         if name:
             return limiter.key_for(f"user:{name}")
         return client_key
-
-    def __repr__(self) -> str:
-        return "user"
 
 
 user: Final = _User()

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Final, Unpack
-from weakref import WeakSet
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,10 +23,10 @@ from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit
 from ..limiter.operators import NetworkLookup
+from . import checks
 from .bans import BanSignals
 from .broken import FailsAtStartup, end_start
 from .callbacks import UserCallbacks
-from .checks import StartupChecks, about_building, about_routes, about_settings, switched_off
 from .client_ip import ClientAddress, Clients, client_ip
 from .decide import Decider
 from .decided import DECIDED_KEY, EXCHANGE_KEY, UNCOUNTED, Decided
@@ -39,7 +38,7 @@ from .keys import Key, KeyFunction
 from .lists import ListFile, check_list_option
 from .responses import Refusals, Refused
 from .routes import RouteLabels
-from .rule_set import BoundRule, Plan, RuleSet, all_rules
+from .rule_set import RuleSet, all_rules
 from .rules import Limits, LimitsFunction, Rule
 from .websockets import GuardedWebSocket, MessageLimits
 
@@ -155,8 +154,6 @@ class RateLimitMiddleware(FailsAtStartup):
         self.policies = tuple(self.signals.policies.values())
         defaults = None if default_limits is None else DefaultLimits(self, default_limits)
         self.default_limits = () if defaults is None else defaults.limits
-        if any(rule.concurrency is not None for rule in self.rules):
-            self._engine.expect_permits()
         self.rule_set = RuleSet(self, defaults)
         self._always = self.rule_set.always
         self.clients = Clients(self, files)
@@ -165,18 +162,17 @@ class RateLimitMiddleware(FailsAtStartup):
         self.refusals = Refusals(self, on_refused)
         messages = expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
         self._messages = None if messages is None else Bucket(self.unique_id("messages:"), messages.limits)
-        self._at_endpoints: WeakSet[BoundRule] = WeakSet()
         for file in files:
             file.observe(self._engine.emit)
-        off = switched_off(enabled)
+        off = checks.switched_off(enabled)
         self._enabled = not off
         self._has_checked_routes = False
-        self._checks = StartupChecks()
-        self.findings = self._checks.findings
-        self._checks.report(about_settings(self, off))
+        self._unchecked = checks.REQUESTS_CHECKED
+        self.findings: list[checks.Finding] = []
+        checks.report(self, checks.about_settings(self, off))
         if limiter is None:
             given = (limits, rules, default_limits, key, client, blocklist, allowlist, bans, messages)
-            self._checks.report(about_building(self, given))
+            checks.report(self, checks.about_building(self, given))
         if self.file is None:  # else the `ReloadingMiddleware` registers the middleware that it activates
             self._engine.register(self)
 
@@ -199,8 +195,7 @@ class RateLimitMiddleware(FailsAtStartup):
             app: The application to guard.
             path: The file. Requests trigger a check for changes at most once a second.
             options: `on_refused`; and `limiter`, with which the file must not set ``store``, ``deadline``, ``on_error``
-                or ``networks``, or the `observers` of the limiter that the file describes, which also receive
-                ``config_reloaded`` and ``config_rejected``.
+                or ``networks``. Its observers receive ``config_reloaded`` and ``config_rejected``, too.
 
         Raises:
             ConfigurationError: The file is invalid; the message names the path of the key.
@@ -212,19 +207,14 @@ class RateLimitMiddleware(FailsAtStartup):
 
     # -- what others read ----------------------------------------------------------------------------------------------
 
-    def bound(self) -> list[BoundRule]:
-        """Return the rules with their buckets, including those of endpoints and routes that were requested so far."""
-        at_endpoints = {bound.identity: bound for bound in list(self._at_endpoints)}
-        return [*self.rule_set.bound(), *at_endpoints.values()]
-
     def buckets(self) -> list[Bucket]:
         """Return all buckets, including those of routes and endpoints that were requested so far."""
         messages = [] if self._messages is None else [self._messages]
-        return [*(bucket for bound in self.bound() for bucket in bound.buckets()), *messages]
+        return [*(bucket for bound in self.rule_set.bound() for bucket in bound.buckets()), *messages]
 
     def limits_by_name(self) -> list[NamedLimit]:
         """Return the limits that operators can change."""
-        return [one for bound in self.bound() for one in bound.named]
+        return [one for bound in self.rule_set.bound() for one in bound.named]
 
     def begin_anew(self) -> None:
         """Treat the next request like the first one: after a fork, a switch, or a change of an amount."""
@@ -274,14 +264,6 @@ class RateLimitMiddleware(FailsAtStartup):
         finally:
             scope[EXCHANGE_KEY] = outer  # the exchange refers to the scope
 
-    def plan_of_endpoint(self, bound: BoundRule) -> Plan:
-        """Return the plan for a limit at an endpoint."""
-        if bound.rule.concurrency is not None:
-            self._engine.expect_permits()
-        self._engine.overrides.register(bound.named)
-        self._at_endpoints.add(bound)
-        return self.rule_set.plan_of_endpoint(bound)
-
     def _report_end(self, exchange: Exchange) -> None:
         """Report the outcome of a request when it ends; the outermost middleware of a limiter does that."""
         if not exchange.decided or all(other.limiter is not self.limiter for other, _ in exchange.decided):
@@ -299,10 +281,12 @@ class RateLimitMiddleware(FailsAtStartup):
         if self._enabled and self._engine.counts:
             if not self._has_checked_routes:
                 self._has_checked_routes = True
-                self._checks.report(about_routes(self, scope.get("app", self.app)))
+                checks.report(self, checks.about_routes(self, scope.get("app", self.app)))
             if scope["type"] in _DECIDED:
-                self._checks.report_of_request(self, scope)
-                self._decided = frozenset() if self._checks.left else _DECIDED
+                if self._unchecked:
+                    self._unchecked -= 1
+                    checks.report(self, checks.about_request(self, scope))
+                self._decided = frozenset() if self._unchecked else _DECIDED
                 return True
         if scope["type"] in _DECIDED and scope.get(EXCHANGE_KEY) is None:
             await self._pass_on(scope, receive, send)

@@ -8,7 +8,6 @@ maxminddb's reader in Python, which raises at a damaged record; each client is l
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable
 from io import BytesIO
@@ -109,9 +108,6 @@ class Network(Key):
         self.by = by
         self.identity = f"network:{by}"
 
-    def __repr__(self) -> str:
-        return f"<key {self.identity} of {os.path.basename(self.file.path)}>"
-
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """See `Key.find`: ``asn:132203``, ``country:NL``, or ``asn:unknown``."""
         return f"{self.by}:{getattr(self.file.find(client_key), self.by) or UNKNOWN}"
@@ -144,8 +140,8 @@ def network(path: str | PathLike[str], *, by: Literal["asn", "country"] | None =
     """Count all addresses of one operator or one country together: ``key=network("GeoLite2-ASN.mmdb")``.
 
     The file must be in MaxMind's format and contain numbers of autonomous systems or codes of countries, such as those
-    of MaxMind, DB-IP and IPinfo. The address is that of the middleware's `client`. Private addresses, and addresses
-    that are not in the file, are ``unknown``. The method `is_in` returns conditions.
+    of MaxMind and DB-IP. The address is that of the middleware's `client`. Private addresses, and addresses that are
+    not in the file, are ``unknown``. The method `is_in` returns conditions.
 
     Args:
         path: The file. A new version is reloaded while serving.
@@ -187,22 +183,12 @@ def _parsed(value: object) -> str | int | None:
 
 
 def _place(record: Any) -> Place:
-    """Parse the record of an address in the formats of MaxMind, DB-IP and IPinfo."""
+    """Parse the record of an address as MaxMind and DB-IP write it."""
     if not isinstance(record, dict):
         return _NOWHERE
-    asn = record.get("autonomous_system_number") or record.get("asn")
-    country = record.get("country") or record.get("country_code") or record.get("registered_country")
-    name = record.get("autonomous_system_organization") or record.get("as_name") or record.get("name")
-    if isinstance(country, dict):
-        country = country.get("iso_code")
-    code = country.upper() if isinstance(country, str) and len(country) == 2 else ""
-    return Place(_number(asn), code, name[:64] if isinstance(name, str) else "")
-
-
-def _number(asn: Any) -> int | None:
-    """Return the number of an operator, also given as text, ``AS64500`` or ``64500``; None if it is invalid."""
-    found = re.fullmatch("(?:AS)?([0-9]{1,10})", asn, re.IGNORECASE | re.ASCII) if isinstance(asn, str) else None
-    return asn if isinstance(asn, int) else int(found[1]) or None if found else None
+    asn, country = record.get("autonomous_system_number"), record.get("country") or record.get("registered_country")
+    code = country.get("iso_code") if isinstance(country, dict) else None
+    return Place(asn if isinstance(asn, int) else None, code.upper() if isinstance(code, str) else "")
 
 
 def _opened(path: str) -> tuple[Reader, frozenset[str]]:

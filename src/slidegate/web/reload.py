@@ -7,17 +7,15 @@ changes nothing. `file_watcher` determines when a file is looked at and read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..core.arguments import check_list
 from ..core.errors import ConfigurationError, quoted
 from ..limiter import Limiter
-from ..limiter.observers import AnyObserver
 from .broken import FailsAtStartup, end_start
 from .checks import Finding
 from .config import ConfigReader
@@ -32,7 +30,6 @@ class FileOptions(TypedDict, total=False):
     """The options beside a file, for type checkers."""
 
     limiter: Limiter | None
-    observers: Iterable[AnyObserver]
     on_refused: Refused | None
     store: str
 
@@ -44,7 +41,6 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         app: The application to guard.
         path: The file.
         limiter: The limiter that counts; None for the one that the file describes.
-        observers: Receive the events of the limiter that the file describes.
         on_refused: As for `RateLimitMiddleware`.
         store: The address of a store that replaces the file's.
 
@@ -64,7 +60,6 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         path: str | PathLike[str],
         *,
         limiter: Limiter | None = None,
-        observers: Iterable[AnyObserver] = (),
         on_refused: Refused | None = None,
         store: str = "",
         **others: object,
@@ -79,15 +74,9 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         self.file = Path(path)
         self._below = app
         self._code = {"on_refused": on_refused} if limiter is None else {"on_refused": on_refused, "limiter": limiter}
-        listed = check_list("observers", observers, "a list of functions that take an Event")
-        if listed and limiter is not None:
-            raise ConfigurationError(
-                "observers: they are for the limiter that the file describes; pass them to the limiter given in code: "
-                "limiter=Limiter(store, observers=[function])"
-            )
         reader = ConfigReader(self.file, self._code)
         first = reader.options()
-        self.limiter = reader.limiter(store, listed) if limiter is None else limiter
+        self.limiter = reader.limiter(store) if limiter is None else limiter
         self._of_limiter = reader.of_limiter
         self.app = self._made(reader, first)
         self.limiter.engine.register(self.app)

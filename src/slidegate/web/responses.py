@@ -25,11 +25,11 @@ from ..core.logs import escaped
 from ..core.memo import remember
 from ..core.store import Event
 from .callbacks import request_of
+from .exchange import CLOSED, Exchange
 from .headers import Fields
 from .routes import UNROUTED
 
 if TYPE_CHECKING:
-    from .exchange import Exchange
     from .middleware import RateLimitMiddleware
 
 Refused: TypeAlias = Callable[[Any, Decision], Response | Awaitable[Response | None] | None]
@@ -55,8 +55,6 @@ POLICY_VIOLATION: Final = 1008
 TRY_AGAIN_LATER: Final = 1013
 """The close code of a websocket that exceeded a limit (IANA's registry of close codes)."""
 _NORMAL: Final = 1000
-_CLOSED: Final = 403
-"""The status that servers send for a close before the handshake is accepted."""
 
 
 class Answer(NamedTuple):
@@ -95,11 +93,8 @@ class Refusals:
             check_takes("on_refused", on_refused, "request", "decision")
         self._engine = middleware.limiter.engine
         self._observers = middleware.limiter.engine.observers
-        self._clients = middleware.clients
         self._on_refused = on_refused
-        self._calls = middleware.calls
         self._signals = middleware.signals
-        self._routes = middleware.route_labels
         self._writer = middleware.header_writer
         self._exceeded: dict[tuple[str, str], int] = {}
 
@@ -123,7 +118,7 @@ class Refusals:
             decision.at_least_us = max(lengths, default=0)
         answer = self.answer(decision)
         if is_news and self._observers.wants("exceeded"):
-            self._report(scope, decision, answer.status)
+            self._report(exchange.middleware, scope, decision, answer.status)
         return answer
 
     async def send(
@@ -196,24 +191,23 @@ class Refusals:
         """
         # Not the time of the decision: in an outage, another store decides, by another clock.
         now_us = self._engine.now_us()
-        labels = {bucket.name: bucket.label for bucket, _, _ in decision.checks}
         for state in decision.violated:
             known = state.rule, state.key
             last_us = self._exceeded.get(known)
             remember(self._exceeded, known, now_us)
             if last_us is None or now_us - last_us > state.limit.span_us:
-                label, key, limit = labels[state.rule], state.key, str(state.limit)
+                label, key, limit = state.label, state.key, str(state.limit)
                 message = f"{key} has exceeded {limit} under {label!r}"
                 self._observers.emit(Event("exceeded", message, {"key": key, "rule": label, "limit": limit}))
 
-    def _report(self, scope: Scope, refusal: Decision, status: int) -> None:
+    def _report(self, middleware: RateLimitMiddleware, scope: Scope, refusal: Decision, status: int) -> None:
         """Report a refused request to the observers, with the status of the default answer."""
         self.report_exceeded(refusal)
         if not self._observers.wants("refused"):
             return
-        client = self._clients.find(scope).key
+        client = middleware.clients.find(scope).key
         state, ban, wait_us = refusal.binding, refusal.ban, refusal.retry_after_us
-        label, route = label_of_refusal(refusal), self._routes.label(scope)
+        label, route = label_of_refusal(refusal), middleware.route_labels.label(scope)
         rule, by = (label, "") if state is not None or refusal.status else ("", refusal.by)
         key = state.key if state is not None else client if ban is None else ban.key
         method = escaped(str(scope.get("method", _HANDSHAKE)), _MAX_METHOD)
@@ -230,7 +224,7 @@ class Refusals:
             "method": method,
             "path": path,
             "retry_after_s": None if wait_us is None else ceil_s(wait_us),
-            "status": status if takes_answer(scope) else _CLOSED,
+            "status": status if takes_answer(scope) else CLOSED,
         }
         self._observers.emit(Event("refused", f"{key} was refused: {why}, {method} {path}", details))
 
@@ -248,7 +242,8 @@ class Refusals:
             if response is not None:
                 await response(exchange.scope, receive, send or exchange.send)
         except Exception as error:
-            self._calls.report("on_refused", label_of_refusal(decision), error, "the client gets the default answer")
+            where = label_of_refusal(decision)
+            exchange.middleware.calls.report("on_refused", where, error, "the client gets the default answer")
             if exchange.status:
                 raise
         return bool(exchange.status)
@@ -261,7 +256,7 @@ def label_of_refusal(refusal: Decision) -> str:
     """
     state, ban = refusal.binding, refusal.ban
     if state is not None:
-        return next((bucket.label for bucket, _, _ in refusal.checks if bucket.name == state.rule), state.rule)
+        return state.label
     if ban is not None and not ban.level:  # one by hand, which names its author and no policy
         return str(refusal.reason)
     return refusal.by or str(refusal.reason)
@@ -287,9 +282,7 @@ async def close_websocket(send: Send, code: int, reason: str = "") -> None:
 
     daphne accepts only 1000 and 3000 to 4999. An `OSError` means that the client has disconnected.
     """
-    message: Message = {"type": "websocket.close", "code": code}
-    if reason:
-        message["reason"] = reason
+    message: Message = {"type": "websocket.close", "code": code, "reason": reason}
     try:
         await send(message)
     except OSError:

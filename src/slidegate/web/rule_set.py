@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from copy import copy
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from starlette.types import Scope
 
@@ -22,6 +21,7 @@ from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..core.question import Question
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit, named
+from .decided import EXEMPT
 from .exchange import Hook
 from .hooks import hooks_of
 from .keys import Key, KeyFunction, PathParam, everyone, parts_of
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from .headers import Rendered
     from .middleware import RateLimitMiddleware
 
-_EXEMPT: Final = Decision(True, Reason.EXEMPT)
 _MEMO_LIMITS: Final = 256
 _PREFLIGHTS: Final = ":preflight"
 """The suffix of an identity that counts preflights."""
@@ -243,7 +242,7 @@ class Plan:
         self.limiting = () if is_blocked else tuple([bound for bound in counting if bound.rule.action == "limit"])
         self.shadows = tuple([bound for bound in counting if bound.rule.action == "shadow"])
         self.is_conditional = not kind.is_evaluated and any(bound.rule.when is not None for bound, _ in met)
-        self.verdict = _EXEMPT
+        self.verdict = EXEMPT
         if last is not None and is_blocked:
             self.verdict = Decision(False, Reason.BLOCKED, by=last.label, status=last.status)
         self.by_client = all(bound.by_client for bound in self.limiting)
@@ -267,14 +266,15 @@ class RuleSet:
 
     def __init__(self, middleware: RateLimitMiddleware, defaults: DefaultLimits | None) -> None:
         rules, prefix, unique_id = middleware.rules, middleware.prefix, middleware.unique_id
-        self._signals = signals = middleware.signals
-        self._hooks_of = partial(hooks_of, limiter=middleware.limiter, calls=middleware.calls, signals=signals)
-        self._paths = paths = PathReader(middleware.app)
+        self._signals = middleware.signals
+        self._paths = PathReader(middleware.app)
         self._defaults = defaults
+        self._engine = middleware.limiter.engine
+        self._living: WeakValueDictionary[int, BoundRule] = WeakValueDictionary()
         identities = [
             unique_id(rule.identity) if rule.name is None and rule.counts else prefix + rule.identity for rule in rules
         ]
-        self._bound = [BoundRule(rule, identity, paths) for rule, identity in zip(rules, identities, strict=True)]
+        self._bound = [self.bind(rule, identity, self._paths) for rule, identity in zip(rules, identities, strict=True)]
         self._index = PathIndex([(path, index) for index, bound in enumerate(self._bound) for path in bound.paths])
         self._anywhere = {index for index, bound in enumerate(self._bound) if not bound.paths}
         self._throttle = Throttle()
@@ -302,7 +302,7 @@ class RuleSet:
             is_lasting, texts = True, self._paths.texts(scope)
             met, is_ended = self._met(scope, texts)
             if self._defaults is not None and not is_ended:
-                defaults, is_lasting = self._defaults.find(scope)
+                defaults, is_lasting = self._defaults.find(scope, self.bind)
                 met += [(bound, False) for bound in defaults]
             strikes = self._signals.met(texts)
         except Exception as error:
@@ -311,7 +311,7 @@ class RuleSet:
                 logger.exception("selecting rules failed; every limit counts the request (suppressed=%d)", left_out)
             is_lasting, strikes = False, ()
             met, _ = self._met(scope, ANY_PATH)
-            met += [(bound, False) for bound in (() if self._defaults is None else self._defaults.anywhere())]
+            met += [(bound, False) for bound in (() if self._defaults is None else self._defaults.anywhere(self.bind))]
         if is_preflight:
             met = [(bound.for_preflights(), ends) for bound, ends in met]
         plan = self._plan_of(met, strikes, Kind(scope["type"] == "websocket", is_preflight))
@@ -328,7 +328,7 @@ class RuleSet:
             bound = self._bound[index]
             rule = bound.rule
             is_for = limits_kind(rule, kind, method)
-            ends = is_for if rule.blocks else rule.final and _ends(bound, kind, method, texts)
+            ends = is_for and (rule.blocks or (rule.final and _is_exact(bound, method, texts)))
             if ends or (is_for and not rule.exempt):
                 met.append((bound, ends))
             if ends and rule.when is None:
@@ -341,14 +341,23 @@ class RuleSet:
         plan = self._plans.get(known)
         if plan is None:
             plan = Plan(tuple(met), strikes, kind)
-            plan.hooks = () if plan.is_conditional else self._hooks_of(plan)
+            plan.hooks = () if plan.is_conditional else hooks_of(plan, self._signals)
             self._made.add(plan)
             remember(self._plans, known, plan)
         return plan
 
-    def plan_of_endpoint(self, bound: BoundRule) -> Plan:
+    def bind(self, rule: Rule, identity: str, paths: PathReader | None = None) -> BoundRule:
+        """Return a rule with its buckets, which operators can change as long as it is in use."""
+        if rule.concurrency is not None:
+            self._engine.expect_permits()
+        bound = BoundRule(rule, identity, paths)
+        self._living[id(bound)] = bound
+        self._engine.overrides.register(bound.named)
+        return bound
+
+    def plan_of_endpoint(self, rule: Rule, identity: str) -> Plan:
         """Return the plan for a limit at an endpoint."""
-        return self._plan_of(((bound, False),), (), Kind())
+        return self._plan_of(((self.bind(rule, identity), False),), (), Kind())
 
     def evaluated(self, plan: Plan, met: Sequence[Met]) -> Plan:
         """Return the plan for those rules of a conditional plan whose conditions are true."""
@@ -361,9 +370,9 @@ class RuleSet:
             plan.rendered = None
 
     def bound(self) -> list[BoundRule]:
-        """Return the counting rules in order, then the default limits of the routes that were requested so far."""
-        counting = [bound for bound in self._bound if bound.rule.counts]
-        return counting if self._defaults is None else [*counting, *self._defaults.bound()]
+        """Return the counting rules in order, then those of routes and endpoints that were requested so far."""
+        living = [ref() for ref in self._living.valuerefs()]
+        return [bound for bound in living if bound is not None and bound.rule.counts]
 
 
 def limits_kind(rule: Rule, kind: str, method: object) -> bool:
@@ -375,15 +384,12 @@ def limits_kind(rule: Rule, kind: str, method: object) -> bool:
     return rule.connection in (None, kind) and (rule.methods is None or known is None or known in rule.methods)
 
 
-def _ends(bound: BoundRule, kind: str, method: object, texts: Texts) -> bool:
-    """Return whether an exempt or final rule is for exactly this type and method, and every text of the path."""
-    rule = bound.rule
-    is_in = rule.methods is None or (isinstance(method, str) and method in rule.methods)
-    if not is_in or rule.connection not in (None, kind):
+def _is_exact(bound: BoundRule, method: object, texts: Texts) -> bool:
+    """Return whether an exempt or final rule is for exactly this method, and every text of the path."""
+    methods, paths = bound.rule.methods, bound.paths
+    if methods is not None and not (isinstance(method, str) and method in methods):
         return False
-    return not bound.paths or (
-        bool(texts) and all(any(path.is_exactly(text) for path in bound.paths) for text in texts)
-    )
+    return not paths or (bool(texts) and all(any(path.is_exactly(text) for path in paths) for text in texts))
 
 
 def _is_preflight(scope: Scope) -> bool:

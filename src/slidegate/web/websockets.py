@@ -65,9 +65,8 @@ class GuardedWebSocket:
         self._send_on = exchange.send_on
         self._engine = middleware.limiter.engine
         self._subjects = middleware.decider.subjects(exchange.scope, client)
-        self._question = None
-        if bucket is not None:
-            self._question = self._engine.prepare([(bucket, client.key, 1)], self._subjects)
+        checks = [] if bucket is None else [(bucket, client.key, 1)]
+        self._question = self._engine.prepare(checks, self._subjects)
         self._looked_us = self._engine.now_us()
         self._ended: Message | None = None
         exchange.receive, exchange.send_on = self.receive, self.send
@@ -77,7 +76,7 @@ class GuardedWebSocket:
         if self._ended is not None:
             return self._ended
         message = await self._receive()
-        if message["type"] == "websocket.receive":
+        if message["type"] == "websocket.receive" and self._question.checks:
             await self._count()
         if message["type"] != "websocket.disconnect":
             await self._end_if_banned()
@@ -97,8 +96,6 @@ class GuardedWebSocket:
 
     async def _count(self) -> None:
         """Ask the limiter for a message, and end the websocket if it is refused."""
-        if self._question is None:
-            return
         answer = self._engine.ask(self._question)
         decision = answer if isinstance(answer, Decision) else await answer
         if decision.allowed:
