@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from .record import Sample
 
@@ -38,10 +38,7 @@ class Crowd:
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         with self._process:
             self._process.kill()  # workers see that they are orphans
 

@@ -5,7 +5,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -45,7 +45,7 @@ async def soak(store: str, seconds: float, workers: int, seed: int) -> Findings:
         if store == "redis":
             server = stack.enter_context(RedisServer("--appendonly", "yes", "--appendfsync", "everysec"))
         url = server.url if server else f"lmdb://{directory / 'store'}"
-        crowd = stack.enter_context(Crowd(url, workers, directory))
+        crowd = stack.enter_context(closing(Crowd(url, workers, directory)))
         await eventually(lambda: len(crowd.lives) == workers, START_S)
         visitors = Visitors(crowd.port, chance)
         sending = asyncio.create_task(visitors.send(CLIENTS, GREEDY))

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import time
-from contextlib import suppress
 
 from .record import Answer
 
@@ -52,11 +51,12 @@ class Visitors:
             except (OSError, EOFError):
                 self.cut += 1
                 keeps = False
-            if not keeps:
-                await _leave(connection)
+            if connection is not None and not keeps:
+                connection[1].close()
                 connection = None
             await asyncio.sleep(self._chance.expovariate(1 / pause_s))
-        await _leave(connection)
+        if connection is not None:
+            connection[1].close()
 
     async def _ask(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, client: str, path: str, leaves: bool
@@ -80,10 +80,3 @@ class Visitors:
         path = path.partition("?")[0]
         self.answers.append(Answer(client, path, status, sent_s, received_s, banned, retry_after_s))
         return not leaves and fields.get(b"connection") != b"close"
-
-
-async def _leave(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None) -> None:
-    if connection is not None:
-        connection[1].close()
-        with suppress(OSError):
-            await connection[1].wait_closed()

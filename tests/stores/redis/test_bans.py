@@ -26,19 +26,11 @@ AT_ONCE = BanPolicy("1/hour", "1h", name="p")
 
 async def turns_of(work: Awaitable[object]) -> int:
     """Return how many turns an event loop takes while some work is done: in each of them others go on."""
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
-
-    counting = asyncio.create_task(count())
-    try:
-        await work
-    finally:
-        counting.cancel()
+    turns, done = 0, asyncio.ensure_future(work)
+    while not done.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await done
     return turns
 
 

@@ -1,6 +1,5 @@
 """A cluster: one node has all keys of a prefix, their slot moves, and the node dies."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 
@@ -8,10 +7,9 @@ import pytest
 
 from slidegate import Limiter
 from slidegate.core import Reason
-from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
 
-from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis, until
+from ...redis_servers import RedisCluster, RedisServer, needs_redis, until
 from .faults import FAULTS, on_a_cluster
 from .stores import ticks_until_served
 from .test_processes import most_in_any
@@ -55,10 +53,7 @@ def home_of(cluster: RedisCluster, prefix: str = "slidegate") -> tuple[int, Redi
 async def test_a_slot_on_its_way_takes_counts_and_bans_along(cluster: RedisCluster, limiter: Limiter) -> None:
     assert (await limiter.hit("key", "6/hour")).remaining == 5
     await limiter.ban("198.51.100.7", "1h")
-    for number in range(CLIENTS):
-        await limiter.hit(f"user:{number}", "6/hour")
     slot, owner, other = home_of(cluster)
-    assert [server for server in cluster.masters if server.command("KEYS", "*")] == [owner], "all is on one node"
     with cluster.migrating(slot, other):
         assert (await limiter.hit("key", "6/hour")).remaining == 4
         # Now the keys are where the slot goes to, and the slot still with its old owner, who says ASK.
@@ -72,7 +67,9 @@ async def test_a_slot_on_its_way_takes_counts_and_bans_along(cluster: RedisClust
     cluster.move_slot(slot, owner)
     assert (await limiter.hit("198.51.100.7", "6/hour")).reason is Reason.BANNED
     await limiter.unban("198.51.100.7")
-    assert (await limiter.hit("198.51.100.7", "6/hour")).allowed
+    for number in range(CLIENTS):
+        assert (await limiter.hit(f"198.51.100.{number}", "6/hour")).allowed is (number != 8)
+    assert [server for server in cluster.masters if server.command("KEYS", "*")] == [owner], "all is on one node"
 
 
 async def test_a_slot_that_nobody_serves_is_a_store_that_does_not_answer(
@@ -82,13 +79,11 @@ async def test_a_slot_that_nobody_serves_is_a_store_that_does_not_answer(
     slot, owner, _ = home_of(cluster)
     owner.command("CLUSTER", "DELSLOTS", slot)
     try:
-        async with asyncio.timeout(BOUND_S):
-            assert (await limiter.hit("key", "3/hour")).reason is Reason.UNAVAILABLE
+        assert (await limiter.hit("key", "3/hour")).reason is Reason.UNAVAILABLE
     finally:
         owner.command("CLUSTER", "ADDSLOTS", slot)
         cluster.wait_ok()
-    async with asyncio.timeout(BOUND_S):
-        assert (await limiter.hit("key", "3/hour")).remaining == 1
+    assert (await limiter.hit("key", "3/hour")).remaining == 1
 
 
 @pytest.mark.all
@@ -141,8 +136,8 @@ async def test_only_the_node_with_the_keys_matters_and_is_found_again(fault: str
     async with on_a_cluster() as place:
         for sick in (0, 1):  # the first has the keys
             heard = RecordingObserver(without=["refused"])
-            store = RedisStore(place.url)
-            async with Limiter(store, secret=SECRET, deadline="500ms", on_error="deny", observers=[heard]) as limiter:
+            limiter = Limiter.from_url(place.url, secret=SECRET, deadline="500ms", on_error="deny", observers=[heard])
+            async with limiter:
                 await ticks_until_served(limiter)
                 before = len(heard.kinds)  # a busy machine connects slowly
                 async with FAULTS[fault][0](replace(place, proxies=place.proxies[sick:])):

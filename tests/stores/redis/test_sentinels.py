@@ -1,6 +1,5 @@
 """Sentinels: any of them may be dead, hang or be out of date, and the master is found."""
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -8,11 +7,10 @@ import pytest
 
 from slidegate import Limiter
 from slidegate.core import Reason, StoreUnavailable
-from slidegate.stores.redis import RedisStore
 from slidegate.testing import RecordingObserver
 
-from ...redis_servers import BOUND_S, ReplicaPair, Sentinel, needs_redis, until
-from .stores import eventually, ticks_until_served
+from ...redis_servers import ReplicaPair, Sentinel, needs_redis, until
+from .stores import eventually, store_at, ticks_until_served
 
 pytestmark = [needs_redis, pytest.mark.all]
 
@@ -88,18 +86,15 @@ def port_of(sentinel: Sentinel) -> int:
 async def test_a_sentinel_that_is_out_of_date_is_overruled_by_what_the_server_says(pair: ReplicaPair) -> None:
     with Sentinel(pair.replica) as late, Sentinel(pair.master) as right:
         # The one that is late finds out that it watches a replica only after a while.
-        async with asyncio.timeout(BOUND_S):
-            store = RedisStore(url_of([late, right]))
-            async with Limiter(store, secret=SECRET, deadline="10s", on_error="deny") as limiter:
-                assert (await limiter.hit("user:1", LIMIT)).allowed
+        async with Limiter.from_url(url_of([late, right]), secret=SECRET, deadline="10s", on_error="deny") as limiter:
+            assert (await limiter.hit("user:1", LIMIT)).allowed
 
 
 async def test_errors_and_messages_name_the_service(sentinels: list[Sentinel]) -> None:
     url, heard = url_of(sentinels), RecordingObserver(without=["refused"])
-    store = RedisStore(url.replace("/mymaster", "/gaet"))
-    with pytest.raises(StoreUnavailable, match=r"no sentinel leads to a master of service 'gaet'.*No such master"):
-        await store.reset("user:1")
-    await store.close()
+    async with store_at(url.replace("/mymaster", "/gaet")) as store:
+        with pytest.raises(StoreUnavailable, match=r"no sentinel leads to a master of service 'gaet'.*No such master"):
+            await store.reset("user:1")
     for sentinel in sentinels:
         sentinel.kill()
     async with Limiter.from_url(url, secret=SECRET, deadline="10s", on_error="deny", observers=[heard]) as limiter:
