@@ -318,16 +318,13 @@ class Check:
     left: Windows = field(default_factory=dict)
     """What its windows had left when it was charged."""
 
-    @property
-    def charge(self) -> object:
-        return self.window, self.units, self.spelling
-
 
 @dataclass
 class Passed:
     """What a middleware and the limits within have let a request pass so far."""
 
-    charged: set[object] = field(default_factory=set)
+    charged: dict[object, int] = field(default_factory=dict)
+    reported: dict[object, int] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
 
 
@@ -394,10 +391,8 @@ class Model:
                 self._enter(depth, request, passed[depth])
             for one in self.program.asked:
                 if one.is_about(request.url.path, request.method) and self._holds(0, one, request) is not False:
-                    if one.kind == "shadow":
-                        self._report(0, one, request)
-                    else:
-                        self._ask(0, [one], request, passed[0])
+                    report, ask = self._report, self._ask
+                    report(0, one, request, passed[0]) if one.kind == "shadow" else ask(0, [one], request, passed[0])
         except Refused as refused:
             status, self.told.refused_by = refused.status, refused.names
         for depth, within in enumerate(passed):
@@ -411,7 +406,7 @@ class Model:
         self._ask(depth, [one for one in counting if one.kind != "shadow"], request, passed)
         for one in counting:
             if one.kind == "shadow":
-                self._report(depth, one, request)
+                self._report(depth, one, request, passed)
 
     def _counting(self, depth: int, request: Request) -> list[Limited]:
         found: list[Limited] = []
@@ -466,9 +461,14 @@ class Model:
         window = limiter, one.name, one.kind == "shadow", key or request.client.host
         return Check(one, window, spent, windows, tuple(windows.items()))
 
-    def _left(self, check: Check | None, charged: set[object]) -> Check | None:
-        """Return a check that is not charged yet: the same limits of a key count once at the same cost."""
-        return None if check is None or check.charge in charged else check
+    def _left(self, check: Check | None, charged: dict[object, int]) -> Check | None:
+        """Return what of a check is not charged yet: the same limits of a key count once, with the larger cost."""
+        if check is None:
+            return None
+        before = charged.get((check.window, check.spelling))
+        if before is None or before < check.units:
+            return replace(check, units=check.units - (before or 0))
+        return None
 
     def _full(self, check: Check) -> int:
         """Return the longest of its windows in which it finds no room; 0 if there is none."""
@@ -489,22 +489,24 @@ class Model:
             longest = self.told.retry_after_s = max(map(self._full, beyond))
             raise Refused({check.rule.name for check in beyond if self._full(check) == longest}, 429)
         for check in checks:
-            passed.charged.add(check.charge)
-            self._charge(check)
+            self._charge(check, passed.charged)
         passed.checks += checks
 
-    def _charge(self, check: Check) -> None:
+    def _charge(self, check: Check, charged: dict[object, int]) -> None:
+        charged[check.window, check.spelling] = charged.get((check.window, check.spelling), 0) + check.units
         for length, amount in check.windows.items():
             self.spent[check.window, length] += check.units
             check.left[length] = amount - self.spent[check.window, length]
 
-    def _report(self, depth: int, one: Limited, request: Request) -> None:
-        check = self._check(depth, one, request)
+    def _report(self, depth: int, one: Limited, request: Request, passed: Passed) -> None:
+        check = self._left(self._check(depth, one, request), passed.reported)
         if check is None:
             return
         if not self._full(check):
-            self._charge(check)
+            self._charge(check, passed.reported)
             return
+        key = (check.window, check.spelling)
+        passed.reported[key] = passed.reported.get(key, 0) + check.units
         self.told.events.append(("shadow_refused", one.name, check.window[3]))
         self._exceed(depth, (check,))
 
@@ -524,7 +526,8 @@ class Model:
                 for length in check.windows:
                     self.spent[check.window, length] -= check.units
                     check.left[length] += check.units
-        for check in passed.checks:
+        latest = {(check.window, check.spelling): check for check in passed.checks}
+        for check in latest.values():  # the same limits of a key are shown once
             for length, amount in check.windows.items():
                 name = check.rule.name + (f"_{length}" if len(check.windows) > 1 else "")
                 self.told.policies.append((name, amount, length, check.left[length]))

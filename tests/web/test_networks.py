@@ -22,8 +22,9 @@ from .network_files import ASN, OTHER, TENCENT, countries, operators, written
 @pytest.mark.parametrize(
     ("record", "by", "key"),
     [
-        ({"autonomous_system_number": 15169, "country": {"iso_code": "us"}}, None, "asn:15169"),
-        ({"autonomous_system_number": 15169, "country": {"iso_code": "us"}}, "country", "country:US"),
+        ({"asn": "AS15169", "as_name": "Google", "country_code": "US"}, None, "asn:15169"),
+        ({"asn": "AS15169", "as_name": "Google", "country_code": "US"}, "country", "country:US"),
+        ({"country": "US", "country_name": "United States"}, None, "country:US"),
         ({"country": {"iso_code": "US"}, "city": {"names": {"en": "Here"}}}, None, "country:US"),
         ({"autonomous_system_number": 15169}, None, "asn:15169"),
     ],

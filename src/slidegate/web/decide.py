@@ -6,6 +6,7 @@ function: it awaits no decision that is available immediately.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -20,9 +21,10 @@ from ..core.question import Question
 from ..core.store import Event
 from ..limiter.queues import Name, may_wait
 from .callbacks import request_of, whole_cost
-from .client_ip import Client
+from .client_ip import Client, ClientAddress
 from .exchange import Exchange
-from .keys import Key
+from .headers import windows_of
+from .keys import Key, parts_of
 from .rule_set import BoundRule, Met, Plan
 from .waiting import Peeked, refund
 
@@ -74,7 +76,7 @@ class Decider:
         question = plan.questions.get(client.who)
         if question is None:
             question = self._question(plan, request.scope, client)
-        left = _uncharged(exchange, question.checks)
+        left = _uncharged(_passed(exchange), question.checks)
         if left and left is not question.checks:
             question = self._engine.prepare(left, question.subjects)
         return self._engine.ask(question) if left else plan.verdict
@@ -132,7 +134,7 @@ class Decider:
         checks: list[Check] = []
         queue: tuple[BoundRule, Name] | None = None
         for bound in plan.limiting:
-            own = _uncharged(exchange, await self._checks(bound, client, request))
+            own = _uncharged(_passed(exchange), await self._checks(bound, client, request))
             checks += own
             if own and bound.rule.wait_us and queue is None:
                 queue = bound, (own[0][0].name, own[0][1])
@@ -198,10 +200,11 @@ class Decider:
 
     async def _observe(self, bound: BoundRule, exchange: Exchange, client: Client, request: HTTPConnection) -> None:
         """Count a request under a shadow rule, and report it if the rule would have refused it."""
-        checks = await self._checks(bound, client, request)
+        checks = _uncharged(exchange.observed, await self._checks(bound, client, request))
         if not checks:
             return
         decision = await self._ask(checks, ())
+        exchange.observed = (*exchange.observed, checks)
         if decision.allowed or decision.reason is Reason.BANNED:
             return
         label, key = bound.rule.label, checks[0][1]
@@ -260,20 +263,30 @@ class Decider:
         if fair is None:
             return ""
         if isinstance(fair, Key):
-            return fair.find(bound.routed(request.scope), self._limiter, client.key)
+            found = fair.find(bound.routed(request.scope), self._limiter, client.key)
+            asks_address = any(isinstance(key, ClientAddress) for key in parts_of(fair))
+            return found if found != client.key or asks_address else ""
         return await self._calls.ask(bound.rule, request, "fair", fair, self._key_for, None) or ""
 
 
-def _uncharged(exchange: Exchange, checks: Sequence[Check]) -> Sequence[Check]:
-    """Return the checks that the request has not passed yet: the same limits of a key count once at the same cost."""
-    charged = {_charge(check) for decision in exchange.own if decision.allowed for check in decision.checks}
-    left = [check for check in checks if _charge(check) not in charged] if charged else checks
-    return left if len(left) < len(checks) else checks
+def _passed(exchange: Exchange) -> list[Sequence[Check]]:
+    """Return the questions that a request has passed in its middleware. A refusal charges nothing."""
+    return [decision.checks for decision in exchange.own if decision.allowed and decision.checks]
 
 
-def _charge(check: Check) -> tuple[object, ...]:
-    bucket, key, cost = check
-    return bucket.name, key, cost, bucket.configured
+def _uncharged(earlier: Sequence[Sequence[Check]], checks: Sequence[Check]) -> Sequence[Check]:
+    """Return the checks without what earlier questions have charged: the same limits of a key count a request once.
+
+    Of several costs the largest one is charged, so a later question has charged what was missing.
+    """
+    if not earlier:
+        return checks
+    charged = Counter[tuple[object, ...]]()
+    for question in earlier:  # in which no window is twice
+        charged.update({windows_of(check): check[2] for check in question})
+    costs = [(check, charged.get(windows_of(check))) for check in checks]
+    left = [(check[0], check[1], check[2] - (cost or 0)) for check, cost in costs if cost is None or cost < check[2]]
+    return checks if left == [*checks] else left
 
 
 def _peeked(exchange: Exchange, endpoint: HTTPConnection | None) -> Peeked:

@@ -105,7 +105,7 @@ class RateLimit:
 
     Each endpoint function has its own count, at whichever routes it is, and also below a router or an application with
     the limit. Objects of one name share their counts, also with a `Rule` of that name. A request that meets the same
-    limit twice at the same cost is charged once.
+    limit twice is charged once, with the larger cost.
 
     A refusal raises `RateLimitExceeded`, which is a Starlette `HTTPException` with status 429 (503 under
     ``on_error="deny"``). The application answers it; see `rate_limit_exceeded`. An accepted websocket is closed with

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from ..core.decision import Decision
+from ..core.decision import Check, Decision
 from .decided import DECIDED_KEY, EXCHANGE_KEY, Decided, of_request
 from .headers import Fields, completed, joined
 
@@ -78,6 +78,8 @@ class Exchange:
     """The decisions of this middleware: about its rules, then about limits at endpoints within."""
     has_several = False
     """Whether several of these name limits."""
+    observed: tuple[Sequence[Check], ...] = ()
+    """The checks of shadow rules, of each rule by itself."""
     client: Client | None = None
     """The client, once it was looked up."""
     is_complete = False

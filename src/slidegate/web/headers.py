@@ -7,16 +7,18 @@ limits in the order of the rules. Everything but the current numbers is rendered
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from starlette.types import Message, Scope
 
 from ..core.concurrency import Concurrency
-from ..core.decision import Bucket, Decision, ceil_s, unique_name
+from ..core.decision import Bucket, Check, Decision, ceil_s, unique_name
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.memo import remember
 from ..core.question import Question
+from ..core.ring import WindowState
 from ..limiter import system_us
 
 if TYPE_CHECKING:
@@ -33,12 +35,22 @@ MAX_FIELD: Final = 8_192
 """The most characters of a field that are read, counted from the right end, where trusted proxies append."""
 
 
+def windows_of(check: Check) -> tuple[object, ...]:
+    """Return what the checks of the same windows under the same limits have in common."""
+    bucket: Bucket = check[0]
+    return bucket.name, check[1], *[(limit.same_window, limit.amount) for limit in bucket.limits]
+
+
 def joined(decisions: Sequence[Decision]) -> Sequence[Decision]:
-    """Return the decisions about a request as one."""
-    last, counted = decisions[-1], [decision for decision in decisions if decision.readings]
-    checks = [check for decision in counted for check in decision.checks]
-    readings = [reading for decision in counted for reading in decision.readings]
-    return (Decision(last.allowed, last.reason, last.now_us, Question(checks), readings),)
+    """Return the decisions about a request as one, in which no window is twice: the last reading of each counts."""
+    found: dict[object, tuple[Check, Sequence[WindowState]]] = {}
+    for decision in decisions:
+        readings = iter(decision.readings)
+        for check in decision.checks if decision.readings else ():
+            found[windows_of(check)] = check, [*islice(readings, len(check[0].limits))]
+    last, checks = decisions[-1], Question([check for check, _ in found.values()])
+    states = [state for _, read in found.values() for state in read]
+    return (Decision(last.allowed, last.reason, last.now_us, checks, states),)
 
 
 class Rendered:

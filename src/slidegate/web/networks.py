@@ -8,6 +8,7 @@ maxminddb's reader in Python, which raises at a damaged record; each client is l
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from io import BytesIO
@@ -140,8 +141,8 @@ def network(path: str | PathLike[str], *, by: Literal["asn", "country"] | None =
     """Count all addresses of one operator or one country together: ``key=network("GeoLite2-ASN.mmdb")``.
 
     The file must be in MaxMind's format and contain numbers of autonomous systems or codes of countries, such as those
-    of MaxMind and DB-IP. The address is that of the middleware's `client`. Private addresses, and addresses that are
-    not in the file, are ``unknown``. The method `is_in` returns conditions.
+    of MaxMind, DB-IP and IPinfo. The address is that of the middleware's `client`. Private addresses, and addresses
+    that are not in the file, are ``unknown``. The method `is_in` returns conditions.
 
     Args:
         path: The file. A new version is reloaded while serving.
@@ -183,12 +184,20 @@ def _parsed(value: object) -> str | int | None:
 
 
 def _place(record: Any) -> Place:
-    """Parse the record of an address as MaxMind and DB-IP write it."""
+    """Parse the record of an address in the formats of MaxMind, DB-IP and IPinfo."""
     if not isinstance(record, dict):
         return _NOWHERE
-    asn, country = record.get("autonomous_system_number"), record.get("country") or record.get("registered_country")
-    code = country.get("iso_code") if isinstance(country, dict) else None
-    return Place(asn if isinstance(asn, int) else None, code.upper() if isinstance(code, str) else "")
+    asn = record.get("autonomous_system_number") or record.get("asn")
+    country = record.get("country") or record.get("country_code") or record.get("registered_country")
+    if isinstance(country, dict):
+        country = country.get("iso_code")
+    return Place(_number(asn), country.upper() if isinstance(country, str) and len(country) == 2 else "")
+
+
+def _number(asn: Any) -> int | None:
+    """Return the number of an operator, also given as text, ``AS64500`` or ``64500``; None if it is invalid."""
+    found = re.fullmatch("(?:AS)?([0-9]{1,10})", asn, re.IGNORECASE | re.ASCII) if isinstance(asn, str) else None
+    return asn if isinstance(asn, int) else int(found[1]) or None if found else None
 
 
 def _opened(path: str) -> tuple[Reader, frozenset[str]]:

@@ -91,7 +91,7 @@ class Rule:
         wait_max: The most requests of one key that wait at a time. Those whose clients have left make room for others.
         fair: Shares permits fairly among waiting tenants: a key such as `user`, or a function of the request, as for
             `key`. A released permit goes to the tenant that holds the fewest in this process, and to its oldest
-            waiting request. Those of an address without a value are one tenant.
+            waiting request. Requests without a value form one tenant.
         on_error: How this rule decides when the store fails: ``"local"``, ``"allow"`` or ``"deny"``, as for
             `Limiter`; by default as its limiter does. If several rules apply to a request, one that denies takes
             precedence, and those that allow are ignored.
