@@ -35,6 +35,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from ...contract import StoreContract
 from ...contract.harness import bucket
 from ...contract.player import settle
+from ...hurry import PATIENCE_S
 from ...virtual_time import turns
 from ..conftest import Opened
 from ..transports import RandomContract
@@ -262,21 +263,26 @@ async def test_whoever_waits_longer_than_its_own_limiter_lets_it_is_given_up_and
 def test_a_child_can_use_and_open_stores_although_threads_were_in_a_transaction_or_opening_one(
     store: Any, tmp_path: Path
 ) -> None:
-    asked, ended = bucket("100000/hour"), threading.Event()
+    asked, begin, ended = bucket("100000/hour"), threading.Barrier(5), threading.Event()
 
-    def hit_often() -> int:
-        hits = 0
+    def often(work: Callable[[], int]) -> int:
+        done = work()
+        begin.wait(PATIENCE_S)
         while not ended.is_set():
-            hits += sum(fill(store, [1] * 10, "100000/hour"))
-        return hits
+            done += work()
+        return done
+
+    def hit() -> int:
+        return sum(fill(store, [1] * 10, "100000/hour"))
 
     def open_and_close() -> int:
-        for number in itertools.takewhile(lambda _: not ended.is_set(), itertools.cycle(range(5))):
+        for number in range(5):
             LmdbStore(tmp_path / str(number), **SMALL).close()
         return 0
 
     with ThreadPoolExecutor(4) as pool:
-        running = [pool.submit(work) for work in (hit_often, hit_often, hit_often, open_and_close)]
+        running = [pool.submit(often, work) for work in (hit, hit, hit, open_and_close)]
+        begin.wait(PATIENCE_S)
         try:
             for _ in range(15):
                 in_another_process(store, lambda own: own.hit(((asked, "user:1", 1),)))
