@@ -169,14 +169,14 @@ async def test_a_strike_without_room_for_a_window_is_not_counted_and_nobody_shar
 async def test_as_many_levels_are_kept_as_bans_and_no_others(opened: Opened) -> None:
     clock = FakeClock(10**15)
     store = opened(max_bans=4, clock=clock)
-    policy = BanPolicy("1/minute", "10m", forgive="1d")
-    for levels in ([1, 1, 1, 1, 1, 1], [2, 2, 2, 2, 1, 1]):
+    policy = BanPolicy("1/minute", "10m", factor=1, forgive="1d")
+    for levels in ([1, 1, 1, 1, 1, 1], [2, 2, 2, 2, 1, 1], [3, 3, 3, 3, 1, 1]):
         for number, level in enumerate(levels):
             ban = await settle(store.bans.strike(policy, f"user:{number}", 1, "why"))
             assert ban.level == level
             clock.advance("10m")
         assert await levels_of(store) == 4
-    clock.advance("2d")
+    clock.advance("4d")
     assert await strike(store, policy, "user:5") == [True]
     clock.advance("10m")
     assert (await settle(store.bans.strike(policy, "user:5", 1, "why"))).level == 2, "those that have fallen leave room"
