@@ -39,7 +39,6 @@ from .queues import Queues
 from .rows import Rows
 
 T = TypeVar("T")
-_NS_PER_US: Final = 1_000
 
 Ask: TypeAlias = Callable[[Any], Decision | Awaitable[Decision]]
 """A function that charges every check of a prepared question or none, as `Store.ask` does."""
@@ -277,7 +276,7 @@ all_engines: Final[WeakSet[Engine]] = WeakSet()
 def _steady_clock() -> Clock:
     """Return a clock of Unix time that follows no step of the system clock."""
     ahead_us = system_us() - monotonic_us()
-    return lambda: SYSTEM.monotonic_ns() // _NS_PER_US + ahead_us
+    return lambda: SYSTEM.monotonic_ns() // 1_000 + ahead_us
 
 
 class _Instead:

@@ -23,6 +23,7 @@ from inspect import isawaitable
 from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
+from ..core.decision import Bucket, Decision
 from ..core.limits import parse_duration_us
 from ..core.reservation import Reservation
 from .forks import InChild
@@ -86,6 +87,14 @@ class HeldPermits:
         self._rows.setdefault(row, WeakValueDictionary())[id(charge)] = charge
         if (loop := running_loop()) is not None and loop not in self._tasks:
             self._tasks[loop] = loop.create_task(self._keep_renewing(loop))
+
+    def hold(self, decision: Decision, row_of: Callable[[Bucket, str], Row]) -> None:
+        """Count the permits that a decision has charged; `row_of` returns their row for a bucket and a key."""
+        for charge in decision.reservations:
+            bucket, key, _ = charge.check
+            if bucket.is_permit:
+                charge.holder = self
+                self.add(row_of(bucket, key), charge)
 
     def rows(self) -> list[Row]:
         """Return the rows of which the worker has permits, or had some when it wrote them last."""

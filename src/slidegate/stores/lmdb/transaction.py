@@ -226,7 +226,7 @@ class Transaction:
         units = []
         for charge in reservations:
             if charge.check[0].is_permit:  # which nobody has any more
-                self.permit_rows().renew(self._permits_row(charge))
+                self.permit_rows().renew(self._permits_row(*charge.check[:2]))
             else:
                 units.append(charge)
         refs = self._find([charge.check for charge in units], create=False)
@@ -315,16 +315,13 @@ class Transaction:
             self._permits = PermitRows(self.txn, self.dbs, self.now_us, self._process.store.permits, has_room=has_room)
         return self._permits
 
-    def _permits_row(self, charge: Reservation) -> bytes:
-        bucket, key, _ = charge.check
+    def _permits_row(self, bucket: Bucket, key: str) -> bytes:
         return row_of(key, self._bound(bucket)[0].digest)
 
     def _hold_permits(self, decision: Decision) -> Decision:
         """Count the permits that a decision has charged from now on."""
         if self._permits is not None:
-            for charge in decision.reservations:
-                if charge.check[0].is_permit:
-                    self._process.store.permits.add(self._permits_row(charge), charge)
+            self._process.store.permits.hold(decision, self._permits_row)
         return decision
 
     # -- its end ------------------------------------------------------------------------------------------------------

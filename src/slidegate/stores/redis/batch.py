@@ -23,7 +23,7 @@ from redis.asyncio import RedisCluster
 from redis.exceptions import NoScriptError, ResponseError
 
 from ...core.errors import StoreError, StoreUnavailable
-from .errors import CLOSED, NONSENSE, store_error, unexpected
+from .errors import CLOSED, store_error, unexpected
 from .permits import LoopPermits
 from .requests import Command, Request
 from .script import PEEK, SCRIPT, SCRIPT_NAME, Packed, raise_failure
@@ -212,7 +212,7 @@ class Batcher:
                     raise_failure(answer)
                     request.future.set_result(request.answered(answer, now_us, sent_ns))
             except Exception as error:  # a malformed answer fails one request, and not the rest of the call
-                self._fail((request,), error if isinstance(error, StoreError) else unexpected(answer))
+                self._fail((request,), error if isinstance(error, StoreError) else unexpected(answer, "key"))
 
     def _packed(self, requests: Iterable[Request]) -> dict[Request, Packed]:
         """Pack the requests that are still awaited; if one cannot be packed, only that one fails."""
@@ -231,7 +231,7 @@ class Batcher:
         answer = await self._evalsha(line, len(keys), *keys, self._store.time.for_script(), *args)
         try:
             (now_us,) = _TIME.unpack(answer[0])
-        except NONSENSE:
+        except Exception:
             raise unexpected(answer) from None
         self._store.time.saw(now_us)
         return [now_us, *answer[1:]]

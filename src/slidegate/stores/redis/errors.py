@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from struct import error as StructError
 from typing import Final
 
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -10,8 +9,6 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ...core.errors import Concerns, StoreError, StoreTimeout, StoreUnavailable, quoted
 
 CLOSED: Final = "redis: the store is closed; create a new one"
-NONSENSE: Final = (TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError, StructError)
-"""Exceptions of parsing a malformed answer."""
 _OF_A_KEY: Final = ("WRONGTYPE", "data string too short")
 """What the script says when another program's value, or a damaged one, is at a key."""
 
@@ -33,6 +30,6 @@ def store_error(error: BaseException) -> StoreError:
     return failed
 
 
-def unexpected(answer: object) -> StoreUnavailable:
+def unexpected(answer: object, concerns: Concerns = "server") -> StoreUnavailable:
     """Return the error for an answer that has the wrong shape for its command."""
-    return StoreUnavailable(f"redis: the server sent an unexpected answer: {quoted(answer)}")
+    return StoreUnavailable(f"redis: the server sent an unexpected answer: {quoted(answer)}", concerns=concerns)

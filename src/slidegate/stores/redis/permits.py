@@ -10,7 +10,6 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from ...core.decision import Decision
 from ..leases import HeldPermits
 
 if TYPE_CHECKING:
@@ -36,14 +35,6 @@ class LoopPermits(HeldPermits):
         super().__init__(store.lease_us, self.renew)
         self.batcher = batcher
         self._packing = store.packing
-
-    def hold(self, decision: Decision) -> None:
-        """Count the permits of a decision."""
-        for charge in decision.reservations:
-            bucket, key, _ = charge.check
-            if bucket.is_permit:
-                charge.holder = self
-                self.add(self._packing.permits_row(bucket, key), charge)
 
     async def renew(self) -> None:
         """Renew all permits.

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.decision import Check, Decision, Reason, refused_by_ban
-from ...core.errors import StoreUnavailable
 from ...core.limits import Limit
 from ...core.question import Question
 from ...core.ring import Terms
 from ..leases import HeldPermits
 from .ban_rows import unpack_ban
-from .errors import NONSENSE
 from .script import BANNED, CHARGE, HIT, OK, PEEK, UNSETTLED, Packed, Packing, decision_of
 
 if TYPE_CHECKING:
@@ -133,21 +131,15 @@ class Asked:
 
     def _decision(self, answer: Any, now_us: int) -> Decision:
         """Unpack the decision; of two bans the longer one refuses."""
-        ban = longest([*self.by_network, *self._own_bans(answer)])
+        own = answer[1:] if answer[0] == BANNED else ()
+        ban = longest([*self.by_network, *map(unpack_ban, own)])
         if ban is not None:  # that of a network may have ended since it was packed
             decided_us = now_us if ban.until_us is None else min(now_us, ban.until_us - 1)
             return refused_by_ban(ban, decided_us, self.question.checks)
         decision = decision_of(answer, self.what, self.question.checks, now_us)
         if self.question.has_permits and decision.reservations:
-            self.permits.hold(decision)
+            self.permits.hold(decision, self.store.packing.permits_row)
         return decision
-
-    @staticmethod
-    def _own_bans(answer: Any) -> list[Ban]:
-        try:
-            return [unpack_ban(row) for row in answer[1:]] if answer[0] == BANNED else []
-        except NONSENSE as error:
-            raise StoreUnavailable(f"redis: the ban of a key cannot be read: {error!r}", concerns="key") from error
 
     def missed(self, answer: Any, now_us: int) -> None:
         """Refund an admitted hit that nobody awaits any more."""

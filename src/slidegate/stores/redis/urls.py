@@ -34,9 +34,7 @@ Hosts: TypeAlias = tuple[tuple[str, int], ...]
 
 EXAMPLE: Final = "redis://localhost:6379/0"
 ESCAPES: Final = "in a user or password, write : as %3A, @ as %40, / as %2F, ? as %3F and # as %23"
-SCHEMES: Final = (
-    "redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"
-)  # fmt: skip
+SCHEMES: Final = (*(f"redis{tls}{kind}" for kind in ("", "+cluster", "+sentinel") for tls in ("", "s")), "unix")
 _SHAPE: Final = re.compile(r"(?:([^/?#@:]*):([^/?#@]*)@)?([^/?#@]*)(/[^?#]*)?(?:\?([^#]*))?")
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]@]+))(?::([0-9]{1,5}))?")
 _DATABASE: Final = re.compile(r"[0-9]{1,5}")
