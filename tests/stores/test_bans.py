@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from slidegate import BanPolicy, MemoryStore
+from slidegate.core import parse_address
 from slidegate.core.bans.rows import to_rows
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -83,6 +84,17 @@ async def test_max_bans_is_how_many_automatic_bans_are_in_force(opened: Opened, 
                 wall.advance(us=span_us)
                 clock.advance(us=span_us if moved == "wait" else 0)
     assert await fill(store, AT_ONCE, most, [f"last:{number}" for number in range(most + 1)])
+
+
+@ALL
+async def test_an_imported_network_whose_ban_begins_in_the_future_lifts_no_other(opened: Opened) -> None:
+    clock = FakeClock(2 * 10**15)
+    ahead, store = opened("ahead", clock=clock), opened("store", clock=FakeClock(10**15))
+    await settle(ahead.bans.ban("192.0.0.0/8", None, "", "ann"))
+    await settle(store.bans.ban("14.0.0.0/9", 4 * SECOND_US, "", "ann"))
+    await settle(store.bans.load([*to_rows(await active(ahead))]))
+    for address in ("14.17.48.66", "192.0.2.9"):
+        assert await settle(store.bans.find([parse_address(address)])), address
 
 
 @ALL

@@ -77,7 +77,7 @@ def test_networks_whose_bans_are_over_take_no_room(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("slidegate.core.bans.networks.MAX_NETWORKS", 2)
     networks = BannedNetworks([ban("192.0.2.0/24", 100, level=0), ban("198.51.100.0/24", None, level=0)])
     with pytest.raises(ConfigurationError, match=r"already banned, which is the maximum; put 203\.0\.113\.0/24 into"):
-        networks.with_ban(ban("203.0.113.0/24", 500, level=0, since_us=99))
-    after = networks.with_ban(ban("203.0.113.0/24", 500, level=0, since_us=100))
+        networks.with_ban(ban("203.0.113.0/24", 500, level=0, since_us=99), 100)
+    after = networks.with_ban(ban("203.0.113.0/24", 500, level=0, since_us=100), 100)
     assert sorted(after.bans) == ["198.51.100.0/24", "203.0.113.0/24"]
     assert after.of(address("192.0.2.7")) == []

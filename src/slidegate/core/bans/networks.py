@@ -48,13 +48,18 @@ class BannedNetworks:
                 found.append(ban)
         return found
 
-    def with_ban(self, ban: Ban) -> BannedNetworks:
+    def with_ban(self, ban: Ban, now_us: int) -> BannedNetworks:
         """Return a copy with a ban added or replaced, without the bans that have expired when it begins.
+
+        Args:
+            ban: The ban; one that is imported may begin in the future, because a clock was set back.
+            now_us: The Unix time in microseconds.
 
         Raises:
             ConfigurationError: There are more than `MAX_NETWORKS`.
         """
-        kept = [one for one in self.bans.values() if one.key != ban.key and not one.is_over(ban.since_us)]
+        begins_us = min(ban.since_us, now_us)
+        kept = [one for one in self.bans.values() if one.key != ban.key and not one.is_over(begins_us)]
         others = BannedNetworks([*kept, ban])
         if len(others.bans) > MAX_NETWORKS:
             raise too_many_networks(ban.key)

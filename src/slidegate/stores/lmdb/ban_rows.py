@@ -67,7 +67,7 @@ class LmdbBanRows:
         """See `BanRows`."""
         networks = self.networks()
         if ban.network() is not None or ban.key in networks.bans:
-            self._keep_networks(networks.with_ban(ban))
+            self._keep_networks(networks.with_ban(ban, self._unix_us()))
         row = ban.key.encode()
         self._txn.put(row, json.dumps(ban, separators=(",", ":")).encode(), db=self._dbs.bans)
         if ban.until_us is not None:

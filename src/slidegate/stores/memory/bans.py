@@ -17,6 +17,7 @@ from ...core.bans.rows import Row, from_rows
 from ...core.bans.strikes import Level
 from ...core.decision import Check, Decision, refused_by_ban
 from ...core.logs import Throttle
+from ...core.store import Clock
 from ..ban_book import LOG_EVERY_US, BanBook, BookBans
 from ..forks import ProcessLock
 from .question import MemoryQuestion
@@ -37,13 +38,17 @@ class MemoryBanRows:
     A child that is forked in the middle of a change finds an end without its ban or level, and never one without its
     end.
 
+    Args:
+        unix_us: Returns Unix time in microseconds.
+
     Attributes:
         bans: The fields of each ban by its key.
         changes: Grows after each new ban. A question that no ban refused is not refused until then.
         networks: The bans of networks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unix_us: Clock) -> None:
+        self._unix_us = unix_us
         self.bans: dict[str, tuple[Any, ...]] = {}
         self.changes = 0
         self.networks = BannedNetworks()
@@ -67,7 +72,7 @@ class MemoryBanRows:
     def put_ban(self, ban: Ban) -> None:
         """See `BanRows`."""
         if ban.network() is not None or ban.key in self.networks.bans:
-            self.networks = self.networks.with_ban(ban)
+            self.networks = self.networks.with_ban(ban, self._unix_us())
         if ban.until_us is not None:
             self._ends_at(ban.until_us, _BAN, ban.key)
         self.bans[ban.key] = tuple(ban)
@@ -143,7 +148,7 @@ class MemoryBans(BookBans):
         self._lock = ProcessLock()
         self._store = store
         self._unix_us = store.unix_us
-        self.rows: Final = MemoryBanRows()
+        self.rows: Final = MemoryBanRows(store.unix_us)
         self._book = BanBook(self.rows, store, max_bans, store.max_keys, Throttle(LOG_EVERY_US))
 
     def may_refuse(self) -> bool:
