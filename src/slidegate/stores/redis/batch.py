@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from struct import Struct
 from time import monotonic, monotonic_ns
@@ -165,10 +165,7 @@ class Batcher:
             self._go()
         try:
             if not self._store.bans.life:  # the first answer needs the bans of networks
-                news = Command(self.loop.create_future(), self._store.bans.news, self._store.bans.heard)
-                self._news_s = monotonic() + NEWS_S
-                await self._ask(line, [news])
-                await news.future
+                await self._hear(line)
             has_permits = any(request.has_permits for request in requests)
             async with self._permits_turn if has_permits else nullcontext():
                 await self._ask(line, requests)
@@ -177,9 +174,18 @@ class Batcher:
             self._fail(requests, store_error(error) if is_error else StoreUnavailable(CLOSED))
             if not isinstance(error, Exception):
                 raise
-        if monotonic() >= self._news_s:  # with the next call; if that fails, the known bans stay in force
-            self._news_s = monotonic() + NEWS_S
-            self.request(self._store.bans.news, self._store.bans.heard).add_done_callback(retrieve_exception)
+        if monotonic() >= self._news_s:
+            with suppress(Exception):  # of whatever kind: the known bans stay in force
+                await self._hear(line)
+
+    async def _hear(self, line: Any) -> None:
+        """Poll for changes, by a call of its own: a slot that is on its way to another node serves no call with keys of
+        both.
+        """
+        self._news_s = monotonic() + NEWS_S
+        news = Command(self.loop.create_future(), self._store.bans.news, self._store.bans.heard)
+        await self._ask(line, [news])
+        await news.future
 
     def _fail(self, requests: Iterable[Request], error: StoreError) -> None:
         """Raise an error in the tasks that still await these requests."""
@@ -244,12 +250,6 @@ class Batcher:
             if not isinstance(error, NoScriptError) and "evalsha" not in str(error).lower():
                 raise
         return await _execute(line, "EVAL", SCRIPT, *args)
-
-
-def retrieve_exception(future: asyncio.Future[Any]) -> None:
-    """Mark the exception of a future that is never awaited as retrieved, so that asyncio does not log it."""
-    if not future.cancelled():
-        future.exception()
 
 
 async def _close(line: Any) -> None:

@@ -30,7 +30,7 @@ from ...core.views import Snapshot
 from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, check_clock, running_loop
 from .bans import RedisBans
-from .batch import Batcher, retrieve_exception
+from .batch import Batcher
 from .clients import open_own
 from .clock import StoreTime
 from .errors import CLOSED
@@ -222,7 +222,7 @@ class RedisStore(Store):
     def refund_in_background(self, reservations: Sequence[Reservation]) -> None:
         """Refund what nobody awaits any more, with the next call; if that fails, it stays charged."""
         with suppress(StoreError):  # the store has been closed
-            self._refund(reservations).add_done_callback(retrieve_exception)
+            self._refund(reservations).add_done_callback(_retrieve_exception)
 
     def _send(self, what: int, question: PreparedQuestion) -> asyncio.Future[Decision]:
         batcher = self.batcher()
@@ -263,3 +263,9 @@ def _check(client: object, prefix: object, max_bans: object, max_waiting: object
             f'client: expected an address, for example "redis://localhost:6379/0", or a client of redis.asyncio, '
             f"not {quoted(client)}"
         )
+
+
+def _retrieve_exception(future: asyncio.Future[Any]) -> None:
+    """Mark the exception of a future that is never awaited as retrieved, so that asyncio does not log it."""
+    if not future.cancelled():
+        future.exception()
