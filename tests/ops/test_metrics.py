@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
 from slidegate import BanPolicy, Networks, Rule, header
+from slidegate.core import StoreUnavailable
 from slidegate.ops.metrics import BOUNDS_S, MAX_NAMES
 from slidegate.otel import OtelMetrics
 from slidegate.prometheus import PrometheusMetrics
@@ -119,11 +120,12 @@ async def test_a_store_that_fails_is_down_until_it_answers(measured: Measure) ->
     value = measured(limiter=setup.limiter).value
     await setup.hit()
     assert await value("store.up") == 1
-    setup.fall_ill()
+    setup.store.error = StoreUnavailable("gone")
     for _ in range(3):
         await setup.hit()
     assert (await value("store.up"), await value("store.failures")) == (0, 3)
-    setup.recover()
+    setup.store.error = None
+    setup.clock.advance("61s")
     assert await setup.hit()
     assert (await value("store.up"), await value("store.failures")) == (1, 3)
 
