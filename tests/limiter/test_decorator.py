@@ -131,22 +131,15 @@ def test_functions_are_limited_and_wait_on_both_kinds_of_loops(backend: str) -> 
     assert anyio.run(main, backend=backend) == [1, 1]
 
 
-class Interrupt(BaseException):
-    """Stands for the end of a thread's patience, such as Ctrl-C."""
-
-
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers of POSIX")
 def test_a_thread_that_is_interrupted_in_its_wait_is_charged_nothing(real: Limiter) -> None:
     waiting = real.limited("1/hour", key="all", wait="2h", rule="hourly")(one)
     waiting()
 
-    def interrupt(*_: object) -> None:
-        raise Interrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
-        with pytest.raises(Interrupt):
+        with pytest.raises(KeyboardInterrupt):
             waiting()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

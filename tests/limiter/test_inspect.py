@@ -13,7 +13,6 @@ from starlette.testclient import TestClient
 
 from slidegate import Limiter, MemoryStore, MessageLimits, Quota, RateLimit, RateLimitMiddleware, Rule
 from slidegate.core import Concurrency
-from slidegate.core.errors import StoreUnavailable
 from slidegate.events import Event, Observer
 from slidegate.limiter.inspect import TOGETHER
 from slidegate.stores.lmdb import LmdbStore
@@ -128,15 +127,11 @@ async def test_limits_are_listed_as_configured_and_in_force() -> None:
     assert middleware.limiter is limiter
 
 
-async def test_a_limiter_says_how_its_store_is() -> None:
-    store, memory = SickStore(FakeClock()), Limiter()
-    limiter = Limiter(store, deadline="20ms", on_error="allow")
-    store.error = StoreUnavailable("away")
-    assert (limiter.is_failing, limiter.failures, limiter.deadline_us, limiter.on_error) == (False, 0, 20_000, "allow")
-    assert [(await limiter.hit("k", "5/minute")).allowed for _ in range(3)] == [True] * 3
-    assert (limiter.is_failing, limiter.failures) == (True, 3)
-    assert (memory.is_failing, memory.failures, memory.deadline_us, memory.on_error) == (False, 0, None, None)
-    assert memory.queued == 0
+def test_a_limiter_says_how_its_store_is_asked() -> None:
+    """Whether it fails, and how often it has, is shown in the model of outages."""
+    made = Limiter(SickStore(FakeClock()), deadline="20ms", on_error="allow"), Limiter()
+    shown = [(one.is_failing, one.failures, one.deadline_us, one.on_error, one.queued) for one in made]
+    assert shown == [(False, 0, 20_000, "allow", 0), (False, 0, None, None, 0)]
 
 
 class TestRowsOfAStoreWithoutSharedOnes(StatsContract):
@@ -167,42 +162,31 @@ async def test_rows_of_a_memory_store_that_have_ended_take_no_room(clock: FakeCl
     assert len(rows.rows) == 1
 
 
-class Watcher(Observer):
-    """Records when the limiter calls `end` and `forget`."""
+def test_observers_that_derive_from_observer_hear_of_a_reset_and_of_the_end_of_application_and_limiter(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls = list[str]()
 
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def event(self, event: Event, /) -> None: ...
-
-    async def end(self) -> None:
-        self.calls.append("end")
-        raise RuntimeError("nothing may depend on an observer")
-
-    def forget(self) -> None:
-        self.calls.append("forget")
-
-
-def test_an_observer_ends_with_the_application_and_with_the_limiter(caplog: pytest.LogCaptureFixture) -> None:
-    limiter, watcher = Limiter(), Watcher()
-    limiter.observe(watcher)
-    app = Starlette(middleware=[Middleware(RateLimitMiddleware, limits="5/minute", limiter=limiter)])
-    with TestClient(app):
-        assert watcher.calls == []
-    assert watcher.calls == ["end"]
-    limiter.sync.close()
-    assert watcher.calls == ["end", "end"]
-    assert "nothing may depend on an observer" in caplog.text
-
-
-async def test_a_reset_reaches_observers_that_derive_from_observer_alone() -> None:
     class Foreign:
-        event = Watcher.event
+        """Has methods of these names for a purpose of its own."""
+
+        def event(self, event: Event) -> None: ...
+
+        async def end(self) -> None:
+            calls.append("end")
+            raise RuntimeError("nothing may depend on an observer")
 
         def forget(self) -> None:
-            raise AssertionError("its own method of that name is nothing of ours")
+            calls.append("forget")
 
-    limiter, watcher = Limiter(observers=[Foreign()]), Watcher()
-    limiter.observe(watcher)
+    class Derived(Foreign, Observer):
+        pass
+
+    limiter = Limiter(observers=[Foreign(), Derived()])
+    with TestClient(Starlette(middleware=[Middleware(RateLimitMiddleware, limits="5/minute", limiter=limiter)])):
+        assert calls == []
+    assert calls == ["end"]
     limiter.engine.forget()
-    assert watcher.calls == ["forget"]
+    limiter.sync.close()
+    assert calls == ["end", "forget", "end"]
+    assert "nothing may depend on an observer" in caplog.text

@@ -34,8 +34,12 @@ from ..virtual_time import turns
 T = TypeVar("T")
 SECOND_US = 1_000_000
 LIMITS = {
-    **{"api": (10, "/1m"), "hourly": (10, "/1h"), "calm": (5, "/1m @5"), "plan": (100, "/month")},
-    **{"api-concurrency": (4, ""), "plans": (10, "/1m")},
+    "api": (10, "/1m"),
+    "hourly": (10, "/1h"),
+    "calm": (5, "/1m @5"),
+    "plan": (100, "/month"),
+    "api-concurrency": (4, ""),
+    "plans": (10, "/1m"),
 }
 FIXED = {"plans": "a function returns it"}
 SECRETS = ["0123456789abcdef", "fedcba9876543210", None]
@@ -66,7 +70,7 @@ class Worker:
         self.limiter = Limiter(store, observers=[self.heard], secret=secret)
         self.changes = self.limiter.engine.overrides
         self.knows, self.began = dict[str, Override](), dict[str, int]()
-        self.looks_us = self.writes_us = self.reads = self.applied = self.differences = 0
+        self.looks_us = self.writes_us = self.differs_us = self.reads = self.applied = self.differences = 0
         if names:
             self.limiter.engine.register(self)
         for name in names:
@@ -115,7 +119,8 @@ def text_of(name: str) -> str:
     return "{}{}".format(*LIMITS[name])
 
 
-DUE = st.sampled_from(["", "looks_us", "writes_us", "ends_us"])
+DUE = st.sampled_from(["", "looks_us", "writes_us", "ends_us", "differs_us"])
+ERRORS = st.sampled_from([None, None, None, None, StoreUnavailable("away"), RuntimeError("odd")])
 NUMBERS = st.integers(0, 11)
 NAMES = st.sampled_from([*LIMITS, "*", "apy"])
 AMOUNTS = st.integers(0, 120).map(str) | st.sampled_from(["", "-1", "2147483648", "٣"])
@@ -123,7 +128,7 @@ ENDS = st.sampled_from(["", "/minute", "/hour", "/1m", " per 60s", "/minute @5",
 TEXTS = st.tuples(AMOUNTS, ENDS).map("".join) | st.sampled_from(["off", " 7 ", "burst: 5/minute"]) | st.text(max_size=8)
 GOOD = st.tuples(st.sampled_from([*LIMITS]), st.integers(1, 99)).map(
     lambda drawn: (drawn[0], f"{drawn[1]}{LIMITS[drawn[0]][1]}")
-)
+) | st.just(("*", "off"))
 WORKER_ROW = {"version": 2, "secret": "", "limits": {"api": "10/1m"}, "fixed": {}}
 CHANGE_ROW = {"name": "calm", "limit": "6/minute", "by": "", "reason": "", "since_us": 0, "until_us": 2**51}
 ODD_ROWS = [(1, WORKER_ROW, "limits", odd) for odd in (["api", "10/1m"], {"api": ["10/1m"]}, {"api": "10 a m"})]
@@ -193,7 +198,8 @@ class Changes(RuleBasedStateMachine):
         if self.now_us >= by.writes_us or by.row not in self.present:
             by.writes_us = self.now_us + 10 * SECOND_US
             self.present[by.row] = self.now_us + 30 * SECOND_US, by.secret, {*by.began}
-            by.differences |= any(secret != by.secret for secret, _ in self.others(by))
+            if self.now_us >= by.differs_us and any(secret != by.secret for secret, _ in self.others(by)):
+                by.differences, by.differs_us = by.differences + 1, self.now_us + 600 * SECOND_US
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
@@ -212,10 +218,13 @@ class Changes(RuleBasedStateMachine):
             one.add(name)
             one.writes_us = 0
 
-    @rule(asks=st.lists(st.tuples(NUMBERS, DUE, st.booleans(), st.integers(0, 3)), min_size=1, max_size=8))
-    def workers_are_asked(self, asks: list[tuple[int, str, bool, int]]) -> None:
-        """They look twice a second, and write their rows every ten, or at once with other limits or after a fork."""
-        for number, due, is_early, forks in asks:
+    @rule(asks=st.lists(st.tuples(NUMBERS, DUE, st.booleans(), st.integers(0, 3), ERRORS), min_size=1, max_size=8))
+    def workers_are_asked(self, asks: list[tuple[int, str, bool, int, Exception | None]]) -> None:
+        """They look twice a second, and write their rows every ten, or at once with other limits or after a fork.
+
+        That others have another secret they say once in ten minutes.
+        """
+        for number, due, is_early, forks, self.rows.error in asks:
             one = self.worker(number)
             self.rows.clock.set(max(getattr(one, due, 0) - is_early * SECOND_US // 4, self.now_us))
             if forks == 1:
@@ -237,10 +246,6 @@ class Changes(RuleBasedStateMachine):
     @rule(quarters=st.sampled_from([1, 1, 2, 4, 8, 39, 40, 120, 4 * 3_600]))
     def time_passes(self, quarters: int) -> None:
         self.rows.clock.advance(us=quarters * SECOND_US // 4)
-
-    @rule(error=st.sampled_from([None, None, None, StoreUnavailable("away"), RuntimeError("odd")]))
-    def the_store_fails_or_answers(self, error: Exception | None) -> None:
-        self.rows.error = error
 
     @rule(
         number=NUMBERS,

@@ -215,11 +215,7 @@ def test_a_process_ends_without_a_warning_though_nobody_closed_its_store(url: st
     assert run(PROGRAM, url, "") == "over\n"
 
 
-class TimeIsUp(Exception):
-    """Stands for what a task queue raises in a task whose time is up."""
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeIsUp, TimeoutError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ArithmeticError, TimeoutError])
 @pytest.mark.parametrize("method", ["hit", "peek"])
 def test_a_question_is_cancelled_when_its_caller_leaves(method: str, error: type[BaseException]) -> None:
     asked, cancelled = threading.Event(), threading.Event()

@@ -88,24 +88,6 @@ def test_it_decides_as_the_asynchronous_way_does(kind: str, calls: list[Any]) ->
             assert [*done.value.value, shown(limiter.bans())] == expected
 
 
-class Inline(SickStore):
-    """A store that answers threads, or fails, at once."""
-
-    def answers_threads(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("collecting", [False, True])
-def test_threads_together_get_exactly_the_amount_while_a_store_is_away(collecting: bool) -> None:
-    for _ in range(5 if collecting else 20):
-        store = Inline(FakeClock(10**9), inline=True)
-        store.error = OSError("gone")
-        limiter = Limiter(store, on_error="local").sync
-        with hurried(collecting):  # eight threads ask for twice the amount
-            admitted = at_once(lambda _: sum(limiter.hit("all", "16/hour").allowed for _ in range(4)))  # noqa: B023
-        assert sum(admitted) == 16
-
-
 async def test_on_a_running_loop_it_says_what_to_write(limiter: Limiter) -> None:
     limited = limiter.limited("5/minute", key="user:1", rule="hit")
     function = limited(lambda: True)

@@ -16,18 +16,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from slidegate import (
-    BanPolicy,
-    Limiter,
-    MemoryStore,
-    Quota,
-    RateLimit,
-    RateLimitExceeded,
-    RateLimitMiddleware,
-    Rule,
-    charge,
-    strike,
-)
+from slidegate import BanPolicy, Limiter, MemoryStore, Quota, RateLimit, RateLimitMiddleware, Rule, strike
 from slidegate.testing import FakeClock
 
 limiter = Limiter()
@@ -48,19 +37,13 @@ async def wrong(request: Request) -> PlainTextResponse:
     return PlainTextResponse("no", 401)
 
 
-async def tokens(request: Request) -> PlainTextResponse:
-    await charge(request, 100, rule="daily")
-    return PlainTextResponse("text")
-
-
-routes = {"/": home, "/search": search, "/wrong": wrong, "/tokens": tokens, "/daily": home}
+routes = {"/": home, "/search": search, "/wrong": wrong, "/daily": home}
 app: Any = Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
 app.add_middleware(
     RateLimitMiddleware,
     limiter=limiter,
     rules=[
         Rule("/daily", Quota("2/day"), name="quota"),
-        Rule("/tokens", "100/hour", name="daily"),
         Rule("/", "2/minute"),
         Rule("/closed", block=True),
     ],
@@ -129,7 +112,7 @@ async def test_limiters_go_by_the_clock_but_for_a_store_with_a_clock_of_its_own(
 
 
 def test_nothing_is_refused_without_limits(client: TestClient, no_limits: None) -> None:
-    for path in ("/", "/search", "/daily", "/tokens"):
+    for path in ("/", "/search", "/daily"):
         assert statuses(client, path, 5) == [200] * 5
     assert statuses(client, "/wrong", 5) == [401] * 5
     assert statuses(client, "/closed", 1) == [404]
@@ -138,7 +121,4 @@ def test_nothing_is_refused_without_limits(client: TestClient, no_limits: None) 
 def test_afterwards_limits_hold_and_nothing_was_counted(client: TestClient) -> None:
     assert asyncio.run(listed()) == []
     assert statuses(client, "/", 3) == [200, 200, 429]
-    assert statuses(client, "/tokens", 2) == [200, 429]
     assert [bool(limiter.sync.hit("ann", "1/minute")) for _ in range(2)] == [True, False]
-    with limiter.limited("1/minute", key="ann"), pytest.raises(RateLimitExceeded):
-        limiter.limited("1/minute", key="ann").__enter__()

@@ -1,9 +1,8 @@
-"""The clock and the observer for tests, which must be right before other tests can rely on them."""
+"""The clock for tests, which must be right before other tests can rely on it."""
 
 from datetime import datetime, timedelta, timezone
 
-from slidegate.core import Event
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import FakeClock
 
 
 def test_a_fake_clock_stands_still_until_it_is_told_to_move() -> None:
@@ -18,10 +17,3 @@ def test_a_fake_clock_stands_still_until_it_is_told_to_move() -> None:
     assert (clock(), repr(clock)) == (12, "<FakeClock 12>")
     clock.set(datetime(1970, 1, 1, 1, 0, 7, tzinfo=timezone(timedelta(hours=1))))
     assert clock() == 7_000_000
-
-
-def test_a_recording_observer_keeps_events_in_their_order() -> None:
-    observer = RecordingObserver(without=["two"])
-    for kind in ("one", "two", "three"):
-        observer(Event(kind, "said"))
-    assert observer.kinds == ["one", "three"]
