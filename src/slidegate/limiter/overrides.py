@@ -302,7 +302,7 @@ class Overrides:
         return [_worker_of(self._engine.limits())] * is_worker + await self.others()
 
     async def _keep_own_row(self) -> None:
-        """Write the row of this worker every ten seconds, and report once if other workers have another secret.
+        """Write the row of this worker every ten seconds, and report if other workers have another secret.
 
         Raises:
             StoreError: The store does not answer.

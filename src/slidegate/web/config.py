@@ -29,7 +29,7 @@ from .client_ip import ClientAddress, client_ip
 from .file_watcher import FollowedFile, read_whole
 from .lists import ListFile, Networks
 from .mcp import mcp_tool
-from .networks import NetworkFile, key_by
+from .networks import Network, NetworkFile
 from .rules import Rule
 from .websockets import MessageLimits
 
@@ -57,7 +57,7 @@ MAKERS: Final[Mapping[str, Callable[..., keys.Key]]] = {
     "client": lambda client: client,
     "combine": lambda parts: keys.combine(*parts),
     "mcp_tool": lambda tools, validated=False: mcp_tool(*tools, validated=validated),
-    "network": key_by,
+    "network": Network,
 }
 """What the table of a key can name, each with what makes the key; its other arguments may stand beside it."""
 _MMDB: Final = 'for example "GeoLite2-ASN.mmdb"'
@@ -154,7 +154,7 @@ class ConfigReader:
         url = address or ("memory://" if store is None else store)
         try:
             with about("networks"):
-                networks = [key_by(self._network_file(name)) for name in names]
+                networks = [Network(self._network_file(name)) for name in names]
             return Limiter.from_url(url, networks=networks, **options)
         except ConfigurationError as error:
             if error.option in (*OF_LIMITER, SECRET_VARIABLE) or address:

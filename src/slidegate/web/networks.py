@@ -96,18 +96,28 @@ class NetworkFile(FollowedFile):
 class Network(Key):
     """A key by the operator or the country of the client's address; created by `network`.
 
+    Args:
+        file: The file with operators or countries.
+        by: What to count by, ``"asn"`` or ``"country"``; by default the first of them that the file contains.
+
     Attributes:
         file: The file with operators or countries.
-        by: What to count by: ``"asn"`` or ``"country"``.
+        by: What to count by.
+
+    Raises:
+        ConfigurationError: `by` is neither, or the file does not contain it.
     """
 
     shared = True
     file: NetworkFile
 
-    def __init__(self, file: NetworkFile, by: str) -> None:
+    def __init__(self, file: NetworkFile, by: str | None = None) -> None:
+        if by not in (None, *_BY):
+            raise ConfigurationError(f'expected "asn" or "country", not {quoted(by)}{closest(str(by), _BY)}', "by")
         self.file = file
-        self.by = by
-        self.identity = f"network:{by}"
+        self.by: str = by or next(one for one in _BY if one in file.has)
+        self.identity = f"network:{self.by}"
+        _check_says(file, self.by, "by")
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """See `Key.find`: ``asn:132203``, ``country:NL``, or ``asn:unknown``."""
@@ -151,22 +161,9 @@ def network(path: str | PathLike[str], *, by: Literal["asn", "country"] | None =
     Raises:
         ConfigurationError: The file cannot be read or lacks operators or countries, or `maxminddb` is not installed.
     """
-    if by not in (None, *_BY):
-        raise ConfigurationError(f'expected "asn" or "country", not {quoted(by)}{closest(str(by), _BY)}', "by")
     if not isinstance(path, (str, PathLike)) or not os.path.basename(path):
         raise ConfigurationError(f'expected a file, for example "GeoLite2-ASN.mmdb", not {quoted(path)}', "network")
-    return key_by(NetworkFile(os.fspath(path)), by)
-
-
-def key_by(file: NetworkFile, by: str | None = None) -> Network:
-    """Return the key that counts by the operators or countries of a file, see `network`.
-
-    Raises:
-        ConfigurationError: The file does not contain them.
-    """
-    chosen = by or next(one for one in _BY if one in file.has)
-    _check_says(file, chosen, "network" if by is None else "by")
-    return Network(file, chosen)
+    return Network(NetworkFile(os.fspath(path)), by)
 
 
 def _check_says(file: NetworkFile, what: str, option: str) -> None:
