@@ -248,7 +248,8 @@ def _about_unmet_rules(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
     for path, label in unmet[:_MAX_NAMED]:
         tails = [path[found.start() :] for found in re.finditer("/(?!{)", path)][1:]
         below = next((tail for tail in tails if _is_met(app, tail, known)), "")
-        remedy = f"; write it with the prefix of its router, or remove it{closest(path, known)}"
+        others = [other for other in known if other != path]  # it may be known, and hidden by a mount above it
+        remedy = f"; write it with the prefix of its router, or remove it{closest(path, others)}"
         if below:
             remedy = f"; rules have no root_path: write {below!r}"
         yield Finding("SG123", f"path {path!r} of rule {label!r} matches no route{remedy}")
