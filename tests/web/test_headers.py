@@ -1,4 +1,4 @@
-"""RateLimit and RateLimit-Policy name each limit once, and never tell of more units than a limit has."""
+"""RateLimit and RateLimit-Policy name each limit once, and tell of no more units and time than a limit has."""
 
 from contextlib import suppress
 from random import Random
@@ -31,13 +31,14 @@ from .middlewares import fields
 
 
 def check_fields(answer: Answer) -> None:
-    """Check that both fields name the same limits, each once, and tell of no more units than it has."""
+    """Check that both fields name the same limits, each once, and tell of no more units and time than it has."""
     policy, shown = (fields(answer.headers.get(name, "")) for name in ("ratelimit-policy", "ratelimit"))
     names = [name for name, _ in policy]
     assert names == [name for name, _ in shown]
     assert len({*names}) == len(names)
     for (_, limit), (_, left) in zip(policy, shown, strict=True):
         assert 0 <= left["r"] <= limit["q"]
+        assert 0 <= left["t"] <= limit["w"]
 
 
 COUNTS = [None, lambda status: status != 429, lambda status: status < 400, lambda status: False]
@@ -45,26 +46,32 @@ COUNTS = [None, lambda status: status != 429, lambda status: status < 400, lambd
 
 async def work(request: Request) -> PlainTextResponse:
     """Use as much, and answer, as the request says."""
+    request.app.state.clock.advance(request.headers.get("x-works"))
     used = int(request.headers.get("x-used", "1"))
     with_estimate = request.headers.get("x-settles") == "yes"
     await (settle(request, used, rule="r0") if with_estimate else charge(request, used, rule="r0"))
     return PlainTextResponse("done", int(request.headers.get("x-status", "200")))
 
 
-def program(random: Random, shared: Limiter) -> Any:
+def program(random: Random, shared: Limiter, clock: FakeClock) -> Any:
     endpoint: Any = work
     if random.random() < 0.7:
         endpoint = RateLimit("2/hour", name="inner", key=everyone, count_if=random.choice(COUNTS))(endpoint)
+
+    async def prepared(request: Request) -> Any:
+        clock.advance(request.headers.get("x-prepares"))
+        return await endpoint(request)
 
     async def soft(request: Request, error: Exception) -> PlainTextResponse:
         return PlainTextResponse("soft", int(request.headers.get("x-status", "200")))
 
     handlers = {RateLimitExceeded: soft} if random.random() < 0.5 else {}
-    app: Any = Starlette(routes=[Route("/", endpoint)], exception_handlers=handlers)
+    app: Any = Starlette(routes=[Route("/", prepared)], exception_handlers=handlers)
+    app.state.clock = clock
     for depth in range(random.randint(1, 2)):
         rules = [Rule("*", "5/hour", name=f"r{depth}", cost=random.choice([0, 1, 2]))]
         for number in range(random.randint(0, 2)):
-            amount = random.choice(["3/hour", "6/hour", "4/hour; 9/day"])
+            amount = random.choice(["3/hour", "6/minute", "4/hour; 9/day"])
             rules.append(Rule("*", amount, name=f"c{depth}-{number}", count_if=random.choice(COUNTS)))
         app = RateLimitMiddleware(app, rules=rules, limiter=shared)
     return app
@@ -75,6 +82,8 @@ WORK = st.fixed_dictionaries(
         "X-Status": st.sampled_from(["200", "404", "429", "500"]),
         "X-Used": st.sampled_from(["0", "1", "7"]),
         "X-Settles": st.sampled_from(["yes", "no"]),
+        "X-Prepares": st.sampled_from(["1ms", "50s", "2h"]),
+        "X-Works": st.sampled_from(["1ms", "50s", "2h"]),
     }
 )
 
@@ -83,8 +92,9 @@ WORK = st.fixed_dictionaries(
 @given(
     st.randoms(use_true_random=False), st.lists(st.tuples(WORK, st.sampled_from([PEER, "203.0.113.10"])), max_size=12)
 )
-async def test_no_answer_says_that_more_is_left_than_a_limit_has(random: Random, works: list[Any]) -> None:
-    app = program(random, Limiter(MemoryStore(clock=FakeClock())))
+async def test_no_answer_tells_of_more_units_or_time_than_a_limit_has(random: Random, works: list[Any]) -> None:
+    clock = FakeClock()
+    app = program(random, Limiter(MemoryStore(clock=clock)), clock)
     for work, client in works:
         check_fields(await call(app, headers=work, client=(client, 1234)))
 

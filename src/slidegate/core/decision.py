@@ -320,7 +320,7 @@ class Decision:
         self.readings = readings
 
     def recount(self, index: int, charged: Decision) -> None:
-        """Replace the readings of one check by those of a later charge of it.
+        """Replace the readings of one check by those of a later charge of it. Their spans are from the charge.
 
         Args:
             index: The index of the check.
@@ -329,7 +329,12 @@ class Decision:
         self.reservations = self.reservations  # made of the marks of the readings that are replaced
         first = sum([len(bucket.limits) for bucket, _, _ in self.checks[:index]])
         last = first + len(charged.readings)
-        self.readings = [*self.readings[:first], *charged.readings, *self.readings[last:]]
+        self.readings = [*self.readings[:first], *charged.readings_as_of(self.now_us), *self.readings[last:]]
+
+    def readings_as_of(self, now_us: int) -> Sequence[WindowState]:
+        """Return the readings with the same spans from another moment, perhaps one by the clock of another store."""
+        later_us = now_us - self.now_us
+        return [(spent, leaves_us + later_us, mark + later_us, wait) for spent, leaves_us, mark, wait in self.readings]
 
     @property
     def remaining(self) -> int | None:

@@ -42,10 +42,13 @@ def windows_of(check: Check) -> tuple[object, ...]:
 
 
 def joined(decisions: Sequence[Decision]) -> Sequence[Decision]:
-    """Return the decisions about a request as one, in which no window is twice: the last reading of each counts."""
+    """Return the decisions about a request as one, in which no window is twice: the last reading of each counts.
+
+    Each reading keeps its spans, which are from the decision that has made it.
+    """
     found: dict[object, tuple[Check, Sequence[WindowState]]] = {}
     for decision in decisions:
-        readings = iter(decision.readings)
+        readings = iter(decision.readings_as_of(decisions[-1].now_us))
         for check in decision.checks if decision.readings else ():
             found[windows_of(check)] = check, [*islice(readings, len(check[0].limits))]
     last, checks = decisions[-1], Question([check for check, _ in found.values()])
