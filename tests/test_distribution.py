@@ -60,7 +60,7 @@ def test_it(slidegate_clock):
 """
 
 
-def told(*command: str, cwd: Path | None = None) -> str:
+def output_of(*command: str, cwd: Path | None = None) -> str:
     """Return what a command prints, without the variables that make a Python import from elsewhere."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("COV", "PYTHON"))}
     env = {"UV_SYSTEM_CERTS": "1", **kept}
@@ -80,7 +80,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     into = tmp_path_factory.mktemp("dist")
     for line in dev.STEPS["build"].strip().splitlines():
         program, *arguments = line.replace("dist", str(into)).split()
-        told(str(Path(sys.executable).with_name(program)), *arguments, cwd=dev.ROOT)
+        output_of(str(Path(sys.executable).with_name(program)), *arguments, cwd=dev.ROOT)
     return Built(*(next(into.glob(pattern)) for pattern in ("*.whl", "*.tar.gz")))
 
 
@@ -95,8 +95,8 @@ def test_the_extra_all_brings_what_every_extra_brings(built: Built) -> None:
     for line in found.requires or ():
         for extra in re.findall(r"extra == '(\w+)'", line):
             brought.setdefault(extra, set()).add(line.replace(f"'{extra}'", ""))
-    asked = brought.pop("all")
-    assert asked == set().union(*brought.values())
+    all_extra = brought.pop("all")
+    assert all_extra == set().union(*brought.values())
     assert len(brought) > 5
 
 
@@ -118,14 +118,14 @@ def test_the_source_distribution_holds_every_file_of_the_checkout_and_nothing_el
 
 
 def install(home: Path, *what: str) -> None:
-    told(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(home / PYTHON), *what)
+    output_of(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", str(home / PYTHON), *what)
 
 
 @pytest.fixture(scope="module")
 def home(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with an environment that has the wheel and what it depends on."""
     home = tmp_path_factory.mktemp("bare")
-    told(sys.executable, "-m", "venv", "--without-pip", str(home / "venv"))
+    output_of(sys.executable, "-m", "venv", "--without-pip", str(home / "venv"))
     try:
         install(home, "starlette", "anyio")
     except AssertionError:
@@ -138,7 +138,7 @@ def home(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_alone_limits_an_application_by_its_configuration_file(home: Path) -> None:
-    said = told(str(home / PYTHON), "-I", "-W", "error", "-c", LIMITS_AN_APPLICATION, cwd=home)
+    said = output_of(str(home / PYTHON), "-I", "-W", "error", "-c", LIMITS_AN_APPLICATION, cwd=home)
     answers, whence, there = said.splitlines()
     assert answers == "(200, None) (200, None) (429, b'60')"
     assert whence.startswith(f"{__version__} {home}")
@@ -148,4 +148,4 @@ def test_the_wheel_alone_limits_an_application_by_its_configuration_file(home: P
 def test_pytest_finds_the_fixtures_of_the_wheel(home: Path) -> None:
     install(home, "pytest")
     (home / "test_it.py").write_text(USES_THE_PLUGIN, "utf-8")
-    assert "1 passed" in told(str(home / PYTHON), "-m", "pytest", "-q", "-W", "error", "test_it.py", cwd=home)
+    assert "1 passed" in output_of(str(home / PYTHON), "-m", "pytest", "-q", "-W", "error", "test_it.py", cwd=home)

@@ -83,8 +83,8 @@ async def test_functions_of_the_users(what: str, error: Any, caplog: pytest.LogC
 
 async def test_bans_strikes_and_shadows(caplog: pytest.LogCaptureFixture) -> None:
     name = f"user:{EVIL}".replace("\udcff", "")  # with half of a character, it would be refused or digested
-    heard = RecordingObserver()
-    limiter = Limiter(observers=[heard, failing(Evil)])
+    observer = RecordingObserver()
+    limiter = Limiter(observers=[observer, failing(Evil)])
 
     async def page(request: Any) -> Any:
         await strike(request, "ban", EVIL)
@@ -103,8 +103,8 @@ async def test_bans_strikes_and_shadows(caplog: pytest.LogCaptureFixture) -> Non
     for said in ("is banned until", "store_reset: x\\r\\nERROR root", "failed"):
         check(caplog, said)
     assert sum(" failed" in message for message in caplog.messages) == 2, "of both observers, once each"
-    assert {*heard.kinds} >= {"banned", "unbanned", "shadow_refused"}
-    assert all(event.message.isprintable() for event in heard.events if event.kind != "store_reset")
+    assert {*observer.kinds} >= {"banned", "unbanned", "shadow_refused"}
+    assert all(event.message.isprintable() for event in observer.events if event.kind != "store_reset")
 
 
 class Sick(RemoteStore):
@@ -113,12 +113,12 @@ class Sick(RemoteStore):
 
 
 async def test_a_store_that_fails(caplog: pytest.LogCaptureFixture) -> None:
-    heard = RecordingObserver()
-    middleware = RateLimitMiddleware(hello, limits="9/hour", limiter=Limiter(Sick(), observers=[heard]))
+    observer = RecordingObserver()
+    middleware = RateLimitMiddleware(hello, limits="9/hour", limiter=Limiter(Sick(), observers=[observer]))
     for _ in range(4):
         await call(middleware)
     check(caplog, "store_failed")
-    assert all(event.message.isprintable() for event in heard.events)
+    assert all(event.message.isprintable() for event in observer.events)
 
 
 async def test_work_that_fails_after_its_request_was_cancelled(caplog: pytest.LogCaptureFixture) -> None:

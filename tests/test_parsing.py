@@ -183,7 +183,7 @@ def given_to(annotation: str) -> Iterator[object]:
                 yield from ({value: 1} for value in values)
 
 
-@pytest.mark.parametrize("made", range(len(MADE)), ids=lambda place: f"{MADE[place][0].__qualname__}-{place}")
+@pytest.mark.parametrize("made", range(len(MADE)), ids=lambda index: f"{MADE[index][0].__qualname__}-{index}")
 def test_whatever_is_huge_is_taken_or_a_clear_error(made: int) -> None:
     make, usual = MADE[made]
     make(**usual)

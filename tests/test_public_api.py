@@ -49,13 +49,13 @@ def test_a_type_checker_reads_code_that_uses_each_name() -> None:
 
 
 def test_a_limiter_offers_these_words() -> None:
-    asked = "charge hit inspect peek refund reset reset_all"
+    counting = "charge hit inspect peek refund reset reset_all"
     bans = "ban banned bans export_bans import_bans strike unban"
     changed = "override overrides restore"
     tools = "deadline_us failures is_failing keep_row limits middlewares now_us on_error queued rows workers"
     rest = "close digest from_url engine key_for limited observe store sync"
     offered = {name for name in dir(slidegate.Limiter()) if not name.startswith("_")}
-    assert offered == {*asked.split(), *bans.split(), *changed.split(), *tools.split(), *rest.split()}
+    assert offered == {*counting.split(), *bans.split(), *changed.split(), *tools.split(), *rest.split()}
 
 
 def test_every_exception_has_one_root() -> None:

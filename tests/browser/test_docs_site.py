@@ -21,16 +21,16 @@ pytestmark = pytest.mark.all
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built from the checkout into another directory."""
-    place = tmp_path_factory.mktemp("site")
-    shutil.copytree(ROOT / "docs", place / "docs")  # the builder does not follow symbolic links
+    copy = tmp_path_factory.mktemp("site")
+    shutil.copytree(ROOT / "docs", copy / "docs")  # the builder does not follow symbolic links
     for name in ("scripts", "src"):
-        (place / name).symlink_to(ROOT / name)
+        (copy / name).symlink_to(ROOT / name)
     for file in (ROOT / "mkdocs.yml", *ROOT.glob("*.md")):
-        shutil.copy(file, place)
+        shutil.copy(file, copy)
     command = [sys.executable, "-m", "zensical", "build", "--strict"]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=5 * PATIENCE_S)
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=5 * PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
-    return place / "site"
+    return copy / "site"
 
 
 FAULTS = """() => [

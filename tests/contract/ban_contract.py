@@ -117,7 +117,7 @@ class BansContract:
     async def test_a_thousand_tasks_that_cross_the_threshold_make_one_ban(self, store: StoreHarness) -> None:
         made = await asyncio.gather(*(store.strike("user:eve") for _ in range(1_000)))
         assert [ban.level for ban in made if ban is not None] == [1]
-        assert store.heard.kinds == ["banned"]
+        assert store.observer.kinds == ["banned"]
 
     @with_store()
     async def test_threads_that_cross_the_threshold_make_one_ban(self, store: StoreHarness) -> None:
@@ -126,5 +126,5 @@ class BansContract:
             return [ban for ban in made if ban is not None]
 
         made = [ban for bans in await in_threads(strike) for ban in bans]
-        assert store.heard.kinds == ["banned"]
+        assert store.observer.kinds == ["banned"]
         assert [ban.level for ban in made] == [1]

@@ -18,7 +18,7 @@ from .programs import SECOND_US, YEAR_2100_US, Choices
 
 NewStore: TypeAlias = Callable[[FakeClock], Store | Awaitable[Store]]
 HAND = "hand"
-TOLD = ("banned", "unbanned", "shadow_banned")
+COMPARED = ("banned", "unbanned", "shadow_banned")
 
 # (a client, its key)
 CLIENTS = (
@@ -70,9 +70,9 @@ class BanPlayer:
             await settle(self.store.close())
 
     async def _open(self) -> None:
-        self.heard = RecordingObserver()
+        self.observer = RecordingObserver()
         self.store = await settle(self.new_store(self.clock))
-        self.store.observe(self.heard)
+        self.store.observe(self.observer)
 
     async def _move(self) -> None:
         """Choose and play the next move, mostly strikes."""
@@ -160,14 +160,14 @@ class BanPlayer:
         in_force = self.model.active(self.now_us)
         same(sorted(map(_shown, await settle(self.store.bans.active()))), sorted(map(_shown, in_force)))
         same(
-            [(event.kind, event.details["key"]) for event in self.heard.events if event.kind in TOLD],
+            [(event.kind, event.details["key"]) for event in self.observer.events if event.kind in COMPARED],
             self.model.changes,
         )
 
 
 def drawn_client(choices: Choices) -> tuple[str, str]:
     """Choose a client with an address of many zeros, with any address, or with a key that looks a little like one."""
-    zeros = sum(choices.pick((0, 0, 0, 1, 0xDB8)) << 16 * place for place in range(8))
+    zeros = sum(choices.pick((0, 0, 0, 1, 0xDB8)) << 16 * index for index in range(8))
     version, value = choices.pick(((6, zeros), (6, choices.below(2**128)), (4, choices.below(2**32))))
     if version == 4:
         text = format_network(4, value, 32)

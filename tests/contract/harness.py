@@ -49,8 +49,8 @@ class StoreHarness:
     def __init__(self, store: Store, clock: FakeClock) -> None:
         self.raw = store
         self.clock = clock
-        self.heard = RecordingObserver()
-        store.observe(self.heard)
+        self.observer = RecordingObserver()
+        store.observe(self.observer)
 
     @property
     def stats(self) -> SharedStats:
@@ -82,9 +82,9 @@ class StoreHarness:
         """Reset all keys."""
         return await settle(self.raw.reset_all())
 
-    async def views(self, key: str, asked: Bucket) -> list[LimitState]:
+    async def views(self, key: str, limited: Bucket) -> list[LimitState]:
         """Return the windows of a key, and check them against a peek."""
-        return await as_peek_says(self.raw, key, asked)
+        return await as_peek_says(self.raw, key, limited)
 
     async def request(self, client: str, cost: int = 1, key: str = "") -> Decision:
         """Send a request of an address or key that only a ban refuses; it is counted by `key`, if given."""

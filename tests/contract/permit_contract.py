@@ -19,30 +19,30 @@ class PermitsContract:
 
     @with_store(ability="permits_held")
     async def test_a_permit_is_taken_until_it_is_handed_back(self, store: StoreHarness) -> None:
-        asked = (permits(2), "ann", 1)
-        first = await store.hit(asked)
-        (view,) = await views_of(store.raw, "ann", asked[0])
+        check = (permits(2), "ann", 1)
+        first = await store.hit(check)
+        (view,) = await views_of(store.raw, "ann", check[0])
         assert (view.used, view.remaining, view.retry_after_us) == (1, 1, 0)
-        second = await store.hit(asked)
+        second = await store.hit(check)
         assert [(d.allowed, d.reason, d.remaining) for d in (first, second)] == [
             (True, Reason.OK, 1),
             (True, Reason.OK, 0),
         ]
-        refused = await store.hit(asked)
+        refused = await store.hit(check)
         assert (refused.allowed, refused.reason, refused.retry_after_us) == (False, Reason.LIMITED, None)
         assert (refused.retry_after, refused.reset_after_us, refused.remaining) == (None, 0, 0)
-        (view,) = await store.views("ann", asked[0])
+        (view,) = await store.views("ann", check[0])
         assert (view.used, view.remaining, view.retry_after_us) == (2, 0, None)
         assert (view.more_after_us, view.reset_after_us) == (0, 0), "nobody knows when a permit ends"
         store.clock.advance("1s")
-        assert not await store.hit(asked), "a second frees nothing"
+        assert not await store.hit(check), "a second frees nothing"
         assert await store.refund(first) is True
-        third = await store.hit(asked)
+        third = await store.hit(check)
         assert (third.allowed, third.remaining) == (True, 0)
-        assert not await store.hit(asked)
+        assert not await store.hit(check)
         assert await store.refund(refused) is False
         assert store.raw.permits_held() == 2, "a permit is held as long as its decision is there"
-        assert (await store.hit((asked[0], "bob", 1))).remaining == 1, "each key has permits of its own"
+        assert (await store.hit((check[0], "bob", 1))).remaining == 1, "each key has permits of its own"
 
     @with_store(ability="permits_held")
     async def test_a_question_may_need_several_permits_or_only_that_one_is_free(self, store: StoreHarness) -> None:
@@ -113,16 +113,16 @@ async def _play(store: StoreHarness, chance: random.Random) -> None:
         match chance.randrange(8):
             case 0 | 1 | 2 | 3:
                 key = chance.choice(("ann", "bob"))
-                asked = chance.sample(sorted(amounts), chance.randint(1, 3))
-                checks: list[Check] = [(buckets[rule], key, 1) for rule in asked]
+                rules = chance.sample(sorted(amounts), chance.randint(1, 3))
+                checks: list[Check] = [(buckets[rule], key, 1) for rule in rules]
                 if chance.random() < 0.3:
                     checks.insert(chance.randrange(len(checks) + 1), (window, key, 1))
                 looked, decision = await store.peek(*checks), await store.hit(*checks)
-                held = [place for _, taken in under_way for place in taken]
-                fits = all(held.count((rule, key)) < amounts[rule] for rule in asked)
+                held = [one for _, taken in under_way for one in taken]
+                fits = all(held.count((rule, key)) < amounts[rule] for rule in rules)
                 assert looked.allowed is decision.allowed is fits
                 if decision.allowed:
-                    under_way.append((decision, [(rule, key) for rule in asked]))
+                    under_way.append((decision, [(rule, key) for rule in rules]))
             case 4:
                 await (store.reset_all() if chance.random() < 0.3 else store.reset(chance.choice(("ann", "bob"))))
             case _ if under_way:
@@ -135,7 +135,7 @@ async def _play(store: StoreHarness, chance: random.Random) -> None:
 async def _release(store: StoreHarness, decision: Decision, *, at_once: bool = True) -> None:
     """Release the permits of a decision at once, as the middleware does if the store can, else one by one."""
     is_released = at_once and store.raw.release(decision)
-    for place, (asked, _, _) in enumerate(decision.checks):
-        if asked.is_permit:
-            assert [await store.refund(decision, place) for _ in range(2)] == [not is_released, False]
+    for index, (limited, _, _) in enumerate(decision.checks):
+        if limited.is_permit:
+            assert [await store.refund(decision, index) for _ in range(2)] == [not is_released, False]
     assert not store.raw.release(decision)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TypeAlias, TypeVar
 
 from slidegate.core import AnyLimit, Bucket, Check, Decision, Limit, LimitState, Quota, Store
-from slidegate.core import Question as Asked
+from slidegate.core import Question as Prepared
 from slidegate.core.views import view_of
 from slidegate.testing import FakeClock
 
@@ -28,16 +28,16 @@ async def settle(answer: Answered | Awaitable[Answered]) -> Answered:
     return answer
 
 
-async def views_of(store: Store, key: str, asked: Bucket) -> list[LimitState]:
+async def views_of(store: Store, key: str, limited: Bucket) -> list[LimitState]:
     """Return the windows of a key as a store reports them."""
-    now_us, unix_us, windows = await settle(store.inspect(key, (asked,)))
-    return [view_of(asked, key, at, window, now_us, unix_us) for at, window in enumerate(windows)]
+    now_us, unix_us, windows = await settle(store.inspect(key, (limited,)))
+    return [view_of(limited, key, at, window, now_us, unix_us) for at, window in enumerate(windows)]
 
 
-async def as_peek_says(store: Store, key: str, asked: Bucket) -> list[LimitState]:
+async def as_peek_says(store: Store, key: str, limited: Bucket) -> list[LimitState]:
     """Return the windows of a key, and assert that they match a peek."""
-    views = await views_of(store, key, asked)
-    decision = await settle(store.peek(((asked, key, 0),)))
+    views = await views_of(store, key, limited)
+    decision = await settle(store.peek(((limited, key, 0),)))
     for view, state, reading in zip(views, decision.states, decision.readings, strict=True):
         assert view.used == reading[0]
         shown = view.name, view.rule, view.limit, view.remaining, view.more_after_us, view.reset_after_us
@@ -71,7 +71,7 @@ class Player:
             for number, (limits, counted) in enumerate(zip(program.rules, program.count_denied, strict=True))
         ]
         self.named: set[tuple[int, str]] = set()
-        self.prepared: dict[tuple[Check, ...], Asked] = {}
+        self.prepared: dict[tuple[Check, ...], Prepared] = {}
         self.charged: list[tuple[Decision, list[Note]]] = []
         self.admitted: list[tuple[int, Decision]] = []
 
@@ -143,11 +143,11 @@ class Player:
                     checks = [
                         check for at_us, decision in self.admitted if at_us > since_us for check in decision.checks
                     ]
-                    spent = sum(cost for asked, whose, cost in checks if (asked.name, whose) == (bucket.name, key))
+                    spent = sum(cost for limited, whose, cost in checks if (limited.name, whose) == (bucket.name, key))
                     assert spent <= limit.amount, f"{spent} units of {key} are in one window of {limit}"
 
     def _ask_or_hit(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
-        return self.store.ask(checks) if isinstance(checks, Asked) else self.store.hit(checks)
+        return self.store.ask(checks) if isinstance(checks, Prepared) else self.store.hit(checks)
 
     async def _charge(self, ask: Asks, expect: Expects, question: Question, plain: bool = False) -> int | None:
         self.named.update((rule, key) for rule, key, _ in question)
@@ -190,13 +190,13 @@ class Player:
         for rule, key in sorted(self.named):
             await self._hit(((rule, key, 0),), plain=True)
 
-    async def _check_expiry(self, key: str, asked: Bucket) -> None:
+    async def _check_expiry(self, key: str, limited: Bucket) -> None:
         """Assert that the first and the last units of each window leave when it says so, and not earlier."""
-        start_us, shown = self.clock.now_us, await as_peek_says(self.store, key, asked)
+        start_us, shown = self.clock.now_us, await as_peek_says(self.store, key, limited)
         waits_us = {us for view in shown for us in (view.more_after_us, view.reset_after_us) if us}
         for span_us in sorted(wait_us - early_us for wait_us in waits_us for early_us in (1, 0)):
             self.clock.set(start_us + span_us)
-            for view, now in zip(shown, await as_peek_says(self.store, key, asked), strict=True):
+            for view, now in zip(shown, await as_peek_says(self.store, key, limited), strict=True):
                 if view.reset_after_us:
                     same(now.used < view.used, span_us >= view.more_after_us)
                     same(now.used == 0, span_us >= view.reset_after_us)

@@ -73,8 +73,8 @@ async def _admitted(store: Store) -> list[int]:
     """Return the hits that pass under each limit in this process, while another process hits too."""
     admitted = []
     for limits, amount in LIMITS.items():
-        asked = store.prepare(((bucket(limits, f"rule-{amount}"), "ann", 1),))
-        admitted.append(sum([bool(await settle(store.ask(asked))) for _ in range(amount)]))
+        question = store.prepare(((bucket(limits, f"rule-{amount}"), "ann", 1),))
+        admitted.append(sum([bool(await settle(store.ask(question))) for _ in range(amount)]))
     return admitted
 
 

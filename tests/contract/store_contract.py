@@ -194,17 +194,17 @@ class StoreContract(
 
     @with_store()
     async def test_tasks_admit_exactly_the_amount(self, store: StoreHarness) -> None:
-        asked = (bucket("50/hour; 70/day"), "ann", 1)
-        decisions = await asyncio.gather(*(store.hit(asked) for _ in range(200)))
+        check = (bucket("50/hour; 70/day"), "ann", 1)
+        decisions = await asyncio.gather(*(store.hit(check) for _ in range(200)))
         assert sum(map(bool, decisions)) == 50
 
     @with_store()
     async def test_a_look_changes_nothing_and_finds_nothing_of_strangers(self, store: StoreHarness) -> None:
-        asked = bucket("5/minute; 100/hour")
-        assert [view.used for view in await store.views("ann", asked)] == [0, 0]
-        decision = await store.hit((asked, "ann", 3))
-        assert await store.views("ann", asked) == await store.views("ann", asked)
-        assert [view.used for view in await store.views("bob", asked)] == [0, 0]
+        limited = bucket("5/minute; 100/hour")
+        assert [view.used for view in await store.views("ann", limited)] == [0, 0]
+        decision = await store.hit((limited, "ann", 3))
+        assert await store.views("ann", limited) == await store.views("ann", limited)
+        assert [view.used for view in await store.views("bob", limited)] == [0, 0]
         assert await store.refund(decision) is True
         assert await settle(store.raw.inspect("ann", ())) == (store.clock.now_us, store.clock.now_us, [])
 
@@ -215,22 +215,22 @@ class StoreContract(
     @with_store()
     async def test_a_closed_store_answers_no_question(self, store: StoreHarness) -> None:
         """Every method raises `StoreUnavailable`, even for keys that were refused or banned before."""
-        asked, full = (bucket("5/minute"), "ann", 1), (bucket("1/minute"), "bob", 1)
-        decision, rows = await store.hit(asked), await store.export()
+        first, full = (bucket("5/minute"), "ann", 1), (bucket("1/minute"), "bob", 1)
+        decision, rows = await store.hit(first), await store.export()
         await store.ban("eve")
         for _ in range(3):
             await store.hit(full)
             await store.request("eve")
-        repeated = [store.raw.prepare([check]) for check in (asked, full)]
+        repeated = [store.raw.prepare([check]) for check in (first, full)]
         for question in repeated:
             await settle(store.raw.ask(question))
         await settle(store.raw.close())
         questions: list[Callable[[], Any]] = [
-            *(partial(ask, check) for check in (asked, full) for ask in (store.hit, store.peek, store.charge)),
+            *(partial(ask, check) for check in (first, full) for ask in (store.hit, store.peek, store.charge)),
             *(partial(ask, "eve") for ask in (store.request, store.reset, store.strike, store.ban, store.unban)),
             *(store.reset_all, store.banned, store.export, partial(store.refund, decision)),
             *(lambda question=question: settle(store.raw.ask(question)) for question in repeated),
-            lambda: settle(store.raw.inspect("ann", [asked[0]])),
+            lambda: settle(store.raw.inspect("ann", [first[0]])),
             lambda: settle(store.raw.bans.find(["eve"])),
             lambda: settle(store.raw.bans.load(rows)),
         ]
@@ -241,11 +241,11 @@ class StoreContract(
     @with_store()
     async def test_no_more_than_the_amount_is_reserved_at_a_time(self, store: StoreHarness) -> None:
         inside = most = 0
-        asked = (bucket("5/hour"), "ann", 1)
+        check = (bucket("5/hour"), "ann", 1)
 
         async def work() -> None:
             nonlocal inside, most
-            decision = await store.hit(asked)
+            decision = await store.hit(check)
             if decision:
                 inside += 1
                 most = max(most, inside)
@@ -255,8 +255,8 @@ class StoreContract(
 
         await asyncio.gather(*(work() for _ in range(500)))
         assert most == 5
-        assert (await store.hit((asked[0], "ann", 5))).allowed
+        assert (await store.hit((check[0], "ann", 5))).allowed
 
 
-async def _admitted(store: StoreHarness, asked: Question) -> int:
-    return sum([bool(await settle(store.raw.ask(asked))) for _ in range(250)])
+async def _admitted(store: StoreHarness, question: Question) -> int:
+    return sum([bool(await settle(store.raw.ask(question))) for _ in range(250)])

@@ -87,8 +87,8 @@ def moments(draw: st.DrawFn) -> datetime:
 def test_periods_are_those_of_the_model(data: st.DataObject, unit: str, zone_name: str, moment: datetime) -> None:
     anchor, zone = data.draw(anchors(unit)), ZoneInfo(zone_name)
     starts = sorted(set(starts_around(unit, anchor, zone, moment)))
-    place = max(number for number, start in enumerate(starts) if start <= moment)
-    expected = tuple(map(unix_us, starts[place : place + 3]))
+    index = max(number for number, start in enumerate(starts) if start <= moment)
+    expected = tuple(map(unix_us, starts[index : index + 3]))
     calendar = Calendar(unit, anchor, zone)  # type: ignore[arg-type]
     assert calendar.period_at(unix_us(moment)) == expected
     # A calendar remembers its last period; its ends belong to the neighbours.

@@ -121,7 +121,7 @@ def test_the_tightest_limit_decides_the_header_fields(
     buckets = [Bucket("requests", parse_limits("60/minute")), Bucket("tokens", parse_limits("1000/minute"))]
     for order in (1, -1):
         checks: list[Check] = [(bucket, "ann", cost) for bucket, cost in zip(buckets, costs, strict=True)][::order]
-        seen = [(units, 9 - place, 0, 0) for place, units in enumerate(spent)][::order]
+        seen = [(units, 9 - number, 0, 0) for number, units in enumerate(spent)][::order]
         decision = Decision(True, Reason.OK, 0, checks, seen)
         assert decision.binding.name == shown
 

@@ -94,13 +94,13 @@ def test_membership_is_that_of_the_standard_library(
 
 
 @given(neighbours(), neighbours(4))
-def test_an_overlap_is_found_as_a_scan_of_all_networks_finds_it(held: list[Network], asked: list[Network]) -> None:
+def test_an_overlap_is_found_as_a_scan_of_all_networks_finds_it(held: list[Network], queried: list[Network]) -> None:
     found = Networks(held)
-    for network, (version, first, last) in zip(asked, ranges(asked), strict=True):
+    for network, (version, first, last) in zip(queried, ranges(queried), strict=True):
         assert found.overlaps(version, first, last) is any(
             network.overlaps(other) for other in held if other.version == network.version
         )
-    for one, other in pairwise(asked):
+    for one, other in pairwise(queried):
         if one.version == other.version:
             first, last = sorted((int(one[0]), int(other[-1])))
             expected = any(
@@ -127,7 +127,7 @@ def test_sets_are_equal_by_what_they_hold_and_cannot_be_changed() -> None:
     assert found != Networks(["192.0.2.0/25"])
     assert found != ["192.0.2.0/24"]
     assert pickle.loads(pickle.dumps(found)) == found
-    assert [found.find(4, 0xC000_0200 + place) for place in (0, 256)] == ["", None]
+    assert [found.find(4, 0xC000_0200 + step) for step in (0, 256)] == ["", None]
     assert repr(Networks(["192.0.2.0/24", "2001:db8::/32"])) == "<Networks: 1 IPv4 and 1 IPv6 ranges>"
     with pytest.raises(TypeError):
         found | ["192.0.2.0/24"]  # type: ignore[operator]

@@ -69,7 +69,7 @@ class Key:
         return seen
 
 
-class Asked(NamedTuple):
+class Hit(NamedTuple):
     """One question, the answer to it, and the key afterwards."""
 
     now_us: int
@@ -78,20 +78,20 @@ class Asked(NamedTuple):
     key: Key
 
 
-def run(made: Traffic) -> Iterator[Asked]:
+def run(made: Traffic) -> Iterator[Hit]:
     key = Key(made.limit, made.start_us)
     for span_us, cost in made.questions:
         key.clock.set(max(key.clock() + span_us, 0))
-        yield Asked(key.clock(), cost, key.hit(cost), key)
+        yield Hit(key.clock(), cost, key.hit(cost), key)
 
 
 @given(TRAFFIC)
 def test_no_window_holds_more_than_the_amount(made: Traffic) -> None:
     """Promise 1: no half-open interval as long as the window holds more than the amount."""
-    admitted = [asked for asked in run(made) if asked.answer]
+    admitted = [one for one in run(made) if one.answer]
     for first in admitted:
         end_us = first.now_us + made.limit.window_us
-        assert sum(asked.cost for asked in admitted if first.now_us <= asked.now_us < end_us) <= made.limit.amount
+        assert sum(one.cost for one in admitted if first.now_us <= one.now_us < end_us) <= made.limit.amount
 
 
 @given(TRAFFIC)
@@ -100,58 +100,58 @@ def test_only_what_would_break_the_bound_is_refused(made: Traffic) -> None:
     limit = made.limit
     slice_us = -(-limit.window_us // limit.resolution)
     slices = -(-limit.window_us // slice_us)
-    admitted: list[Asked] = []
-    for asked in run(made):
+    admitted: list[Hit] = []
+    for one in run(made):
         if limit.amount <= limit.resolution:
-            since_us = asked.now_us - limit.window_us + 1
+            since_us = one.now_us - limit.window_us + 1
         else:
-            since_us = (asked.now_us // slice_us - slices) * slice_us
-        if asked.answer:
-            admitted.append(asked)
+            since_us = (one.now_us // slice_us - slices) * slice_us
+        if one.answer:
+            admitted.append(one)
         else:
             recent = sum(earlier.cost for earlier in admitted if earlier.now_us >= since_us)
-            assert recent + max(asked.cost, 1) > limit.amount
-            assert asked.now_us - since_us < limit.window_us + 2 * slice_us
+            assert recent + max(one.cost, 1) > limit.amount
+            assert one.now_us - since_us < limit.window_us + 2 * slice_us
 
 
 @given(TRAFFIC)
 def test_a_refusal_says_exactly_how_long_to_wait(made: Traffic) -> None:
     """Promise 3: admitted after the wait, refused one microsecond earlier, and a cost above the amount never."""
-    for asked in run(made):
-        wait_us = asked.answer.retry_after_us
-        assert (wait_us is None) is (asked.cost > made.limit.amount)
+    for one in run(made):
+        wait_us = one.answer.retry_after_us
+        assert (wait_us is None) is (one.cost > made.limit.amount)
         if wait_us:
-            assert asked.key.look(wait_us - 1, asked.cost).retry_after_us == 1
-            assert asked.key.look(wait_us, asked.cost)
+            assert one.key.look(wait_us - 1, one.cost).retry_after_us == 1
+            assert one.key.look(wait_us, one.cost)
 
 
 @given(TRAFFIC)
 def test_a_refusal_costs_nothing(made: Traffic) -> None:
     """Promise 5: a window that was asked in vain says the same as one that was not asked."""
     spared = Key(made.limit, made.start_us)
-    for asked in run(made):
-        spared.clock.set(asked.now_us)
-        if asked.answer:
-            spared.hit(asked.cost)
+    for one in run(made):
+        spared.clock.set(one.now_us)
+        if one.answer:
+            spared.hit(one.cost)
             continue
         for later_us in (0, 1, made.limit.window_us // 3, made.limit.window_us):
             for cost in (0, 1):
-                assert asked.key.look(later_us, cost).states == spared.look(later_us, cost).states
+                assert one.key.look(later_us, cost).states == spared.look(later_us, cost).states
 
 
 @given(UNSTEADY)
 def test_no_step_of_the_clock_freezes_a_key_longer_than_k_plus_1_slices(made: Traffic) -> None:
     limit = made.limit
     longest_us = limit.window_us if limit.exact else (limit.slices + 1) * limit.slice_us
-    assert all((asked.answer.retry_after_us or 0) <= longest_us for asked in run(made))
+    assert all((one.answer.retry_after_us or 0) <= longest_us for one in run(made))
 
 
 @given(UNSTEADY)
 def test_a_step_back_never_revives_what_was_spent(made: Traffic) -> None:
     left, before_us = made.limit.amount, made.start_us
-    for asked in run(made):
-        remaining = asked.answer.remaining
+    for one in run(made):
+        remaining = one.answer.remaining
         assert remaining is not None
-        if asked.now_us < before_us:
-            assert remaining == left - (asked.cost if asked.answer else 0)
-        left, before_us = remaining, asked.now_us
+        if one.now_us < before_us:
+            assert remaining == left - (one.cost if one.answer else 0)
+        left, before_us = remaining, one.now_us

@@ -81,13 +81,13 @@ def test_a_period_ends_in_unix_time() -> None:
     st.lists(st.tuples(st.integers(0, 10**12), st.integers(-4 * DAY_US, 4 * DAY_US), st.integers(1, 3)), max_size=40)
 )
 def test_no_step_of_a_clock_exceeds_a_quota(
-    asked: list[tuple[int, int, int]],
+    hits: list[tuple[int, int, int]],
 ) -> None:
     """No offset between the two clocks is stored, so the time of the store does not matter at all."""
     quota, window, unix_us, admitted = Quota("5/day"), b"", NEW_YEAR_US, Counter[int]()
     counter = quota.counter_by(lambda: unix_us)
     latest_us = 0
-    for now_us, step_us, cost in asked:
+    for now_us, step_us, cost in hits:
         unix_us = unix_us + step_us
         end_us = quota.period_at(unix_us).end_us
         latest_us = max(latest_us, end_us)

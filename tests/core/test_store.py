@@ -33,7 +33,7 @@ class Smallest(Store):
         return self.inner.peek(checks) if refusal is None else refusal
 
     charge, refund, reset, reset_all, inspect = (
-        lambda self, *asked, name=name: getattr(self.inner, name)(*asked)  # type: ignore[misc]
+        lambda self, *arguments, name=name: getattr(self.inner, name)(*arguments)  # type: ignore[misc]
         for name in ("charge", "refund", "reset", "reset_all", "inspect")
     )
 
@@ -60,13 +60,13 @@ async def test_what_a_store_does_not_say_itself_it_cannot_do(store: Smallest) ->
 
 
 async def test_a_limiter_does_without_it(store: Smallest) -> None:
-    heard: list[Event] = []
+    events: list[Event] = []
     async with Limiter(store) as limiter:
-        limiter.observe(heard.append)
+        limiter.observe(events.append)
         assert [bool(await limiter.hit("user:ann", "2/minute")) for _ in range(3)] == [True, True, False]
         await limiter.ban("user:bob", "1h", reason="manual")
         assert not await limiter.hit("user:bob", "2/minute")
-        assert [event.kind for event in heard] == ["banned"]
+        assert [event.kind for event in events] == ["banned"]
         assert (await Statistics.of(limiter).read("5m")).workers
         with pytest.raises(ConfigurationError, match="counts no permits"):
             RateLimitMiddleware(hello, rules=[Rule("*", concurrency=1)], limiter=limiter)

@@ -6,49 +6,55 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from ..redis_servers import ReplicaPair, Sentinel, until
-from ..stores.redis.faults import Place, on_a_cluster, on_a_server
+from ..stores.redis.faults import Deployment, on_a_cluster, on_a_server
 from .playing import STOPPED_S, Scene, SceneMaker
 
 LATE_S: Final = 0.012
 
 
 def scene(
-    fault: Callable[[Place], Awaitable[None]], where: Any = on_a_server, *, by_proxy: bool = True, **of_the_scene: Any
+    fault: Callable[[Deployment], Awaitable[None]],
+    where: Any = on_a_server,
+    *,
+    by_proxy: bool = True,
+    **of_the_scene: Any,
 ) -> SceneMaker:
     @asynccontextmanager
     async def made() -> AsyncIterator[Scene]:
-        async with where() as place:
-            yield Scene(place.url if by_proxy else place.server.url, lambda: fault(place), **of_the_scene)
+        async with where() as deployment:
+            yield Scene(
+                deployment.url if by_proxy else deployment.server.url, lambda: fault(deployment), **of_the_scene
+            )
 
     return made
 
 
-async def stopped(place: Place) -> None:
+async def stopped(deployment: Deployment) -> None:
     """Stop the last server: of a cluster, not that with the keys of the store, which alone matters."""
-    place.servers[-1].pause()
+    deployment.servers[-1].pause()
     await asyncio.sleep(STOPPED_S)
-    place.servers[-1].resume()
+    deployment.servers[-1].resume()
 
 
-async def restarted(place: Place) -> None:
-    place.server.kill()
-    await asyncio.to_thread(place.server.start)
+async def restarted(deployment: Deployment) -> None:
+    deployment.server.kill()
+    await asyncio.to_thread(deployment.server.start)
 
 
-async def scripts_forgotten(place: Place) -> None:
+async def scripts_forgotten(deployment: Deployment) -> None:
     for _ in range(5):
-        place.server.command("SCRIPT", "FLUSH")
+        deployment.server.command("SCRIPT", "FLUSH")
         await asyncio.sleep(0.1)
 
 
-def resets(every_s: float, late_s: float) -> Callable[[Place], Awaitable[None]]:
+def resets(every_s: float, late_s: float) -> Callable[[Deployment], Awaitable[None]]:
     """Reset all connections again and again for two seconds; answers are late, and stay so."""
 
-    async def fault(place: Place) -> None:
-        for proxy in place.proxies:
+    async def fault(deployment: Deployment) -> None:
+        for proxy in deployment.proxies:
             proxy.delay_s = late_s
         for _ in range(round(2 / every_s)):
-            for proxy in place.proxies:
+            for proxy in deployment.proxies:
                 proxy.drop()
             await asyncio.sleep(every_s)
 

@@ -35,16 +35,16 @@ def environment(programs: Path) -> dict[str, str]:
     return {**kept, "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "TERM": "dumb"}
 
 
-def index_answers(place: Path) -> bool:
+def index_answers(checkout: Path) -> bool:
     """Return whether pip finds the package that builds slidegate."""
     ask = ["-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--timeout", "15", "--retries", "1"]
     try:
-        asked = subprocess.run(
-            [sys.executable, *ask, "--dest", str(place), "hatchling"], capture_output=True, timeout=ASK_S
+        answer = subprocess.run(
+            [sys.executable, *ask, "--dest", str(checkout), "hatchling"], capture_output=True, timeout=ASK_S
         )
     except subprocess.TimeoutExpired:
         return False
-    return asked.returncode == 0
+    return answer.returncode == 0
 
 
 def shape(text: str) -> str:
@@ -84,12 +84,12 @@ def follow(page: list[Block], shell: Shell) -> None:
 
 
 def test_the_readme_and_then_the_first_steps_work_command_by_command(tmp_path: Path) -> None:
-    if os.environ.get("CI") != "true" and not index_answers(tmp_path / "asked"):
+    if os.environ.get("CI") != "true" and not index_answers(tmp_path / "answer"):
         pytest.skip("no package index answers, and the pages install from one")
-    place = tmp_path / "place"
+    checkout = tmp_path / "checkout"
     ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text("utf-8").splitlines()]
-    shutil.copytree(ROOT, place / "slidegate", ignore=shutil.ignore_patterns(".git", *ignored))
-    hello = place / "hello"
+    shutil.copytree(ROOT, checkout / "slidegate", ignore=shutil.ignore_patterns(".git", *ignored))
+    hello = checkout / "hello"
     hello.mkdir()
     shell = Shell(hello, environment(tmp_path / "programs"), terminals=2)
     try:

@@ -169,19 +169,19 @@ def test_long_lists_of_bans_let_others_go_on_under_either_event_loop(backend: st
 
 
 async def test_events_tell_who_did_what(limiter: Limiter) -> None:
-    heard = RecordingObserver()
-    limiter.observe(heard)
+    observer = RecordingObserver()
+    limiter.observe(observer)
     await limiter.ban("2001:db8::1", "1h", by="ann")
     await limiter.unban("2001:db8::2", by="bob")
     await limiter.ban("user:42", "1h")
     await limiter.ban("user:43", "1h", by=" ", reason=" ")  # the empty fields of a form
-    assert [(event.kind, event.details["key"], event.details["by"]) for event in heard.events] == [
+    assert [(event.kind, event.details["key"], event.details["by"]) for event in observer.events] == [
         ("banned", "2001:db8::/64", "ann"),
         ("unbanned", "2001:db8::/64", "bob"),
         ("banned", "user:42", "manual"),
         ("banned", "user:43", "manual"),
     ]
-    assert heard.events[-1].message.endswith(" by manual")
+    assert observer.events[-1].message.endswith(" by manual")
 
 
 async def test_an_import_has_the_longer_the_more_lines_it_has(clock: FakeClock) -> None:

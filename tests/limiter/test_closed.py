@@ -51,8 +51,8 @@ QUESTIONS: list[Callable[[Limiter], Awaitable[object]]] = [
 
 @pytest.mark.parametrize("on_error", ["local", "allow", "deny"])
 async def test_a_closed_limiter_raises_at_every_question_and_request(store: Any, on_error: Any) -> None:
-    heard = RecordingObserver()
-    limiter = Limiter(store, on_error=on_error, observers=[heard], deadline="60s")
+    observer = RecordingObserver()
+    limiter = Limiter(store, on_error=on_error, observers=[observer], deadline="60s")
     app = RateLimitMiddleware(hello, limits="5/minute", limiter=limiter)
     assert await statuses(app, 1) == [200]
     decision = await limiter.hit("user:ann", "5/minute")
@@ -67,7 +67,7 @@ async def test_a_closed_limiter_raises_at_every_question_and_request(store: Any,
     with pytest.raises(StoreUnavailable, match=closed):
         await asyncio.to_thread(limiter.sync.hit, "user:ann", "5/minute")
     assert await limiter.refund(decision) is False, "a request may outlive its limiter"
-    assert heard.kinds == [], "nothing has failed"
+    assert observer.kinds == [], "nothing has failed"
 
 
 async def test_a_request_that_outlives_its_limiter_ends_as_it_is(store: Any) -> None:

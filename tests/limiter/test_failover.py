@@ -138,12 +138,12 @@ class Outages(RuleBasedStateMachine):
 
     def ask(self, question: Awaitable[T], ends: str = "") -> tuple[T, bool]:
         """Return the answer of the limiter, and whether it is that of the store."""
-        is_asked, calls = self.clock() >= self.model.open_until_us, self.store.asked
+        is_called, calls = self.clock() >= self.model.open_until_us, self.store.calls
         answer = self.run(question)
-        assert self.store.asked - calls == is_asked, "but for a probe a second, the store is left alone in an outage"
-        if is_asked:
+        assert self.store.calls - calls == is_called, "but for a probe a second, the store is left alone in an outage"
+        if is_called:
             self.model.end_call(ends or self.weather, self.clock())
-        return answer, is_asked and self.weather == "well"
+        return answer, is_called and self.weather == "well"
 
     @rule(weather=st.sampled_from([*WEATHER]))
     def change(self, weather: str) -> None:
@@ -291,7 +291,7 @@ async def test_a_request_whose_answer_has_come_is_let_go_of_long_before_the_dead
 
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize(("ends", "left"), [("refused", 3), ("failed", 4), ("admitted", 4)])
-async def test_the_place_of_a_request_that_is_cancelled_as_its_answer_comes_is_handed_back(
+async def test_the_permit_of_a_request_that_is_cancelled_as_its_answer_comes_is_handed_back(
     ends: str, left: int, *, waits: bool
 ) -> None:
     setup = Setup("local")
@@ -338,12 +338,12 @@ async def test_a_strike_without_an_answer_is_not_the_answer_that_nobody_is_banne
 
 async def test_an_answer_to_what_was_asked_before_an_outage_does_not_end_it() -> None:
     setup = Setup("allow")
-    (made, asked) = answers_later(setup), asyncio.create_task(setup.limiter.hit("ann", "3/hour"))
+    (made, hit) = answers_later(setup), asyncio.create_task(setup.limiter.hit("ann", "3/hour"))
     await turns(2)
     del setup.store.hit
     await setup.fail()
     made[0].set_result(Decision(True, Reason.OK))
-    assert (await asked).allowed
+    assert (await hit).allowed
     assert setup.limiter.is_failing
 
 

@@ -45,8 +45,8 @@ async def test_the_rules_of_all_gates_endpoints_and_routes_are_asked(clock: Fake
     for _ in range(2):
         assert (await call(outer, "/limited")).status == 200
     view = await limiter.inspect(PEER)
-    asked = ("at_the_endpoint", "both", "per_route_GET__limited", "plan", "short_3600", "short_60")
-    assert sorted(labels(view)) == [(name, 2) for name in asked]
+    expected = ("at_the_endpoint", "both", "per_route_GET__limited", "plan", "short_3600", "short_60")
+    assert sorted(labels(view)) == [(name, 2) for name in expected]
     assert "elsewhere" in {shown.label for shown in view.windows if not shown.used}
     assert [shown.label for shown in view.windows if isinstance(shown.limit, Concurrency)] == ["both"]
     assert (view.key, view.now_us) == (PEER, clock.now_us)

@@ -124,20 +124,20 @@ def test_a_rule_is_claimed_once_under_its_own_name_while_its_owner_lives() -> No
     [("memory://", 100_000), ("memory://?max_keys=50", 50), ("MEMORY://?max_bans=7&max_keys=00050", 50)],
 )
 async def test_a_limiter_is_made_from_an_address(url: str, max_keys: int) -> None:
-    heard = RecordingObserver()
-    async with Limiter.from_url(url, observers=[heard]) as limiter:
+    observer = RecordingObserver()
+    async with Limiter.from_url(url, observers=[observer]) as limiter:
         assert isinstance(limiter.store, MemoryStore)
         assert limiter.store.max_keys == max_keys
         for key in range(60):
             await limiter.hit(f"user:{key}", "5/minute")
-    assert heard.kinds == (["keys_shared"] if max_keys == 50 else [])
+    assert observer.kinds == (["keys_shared"] if max_keys == 50 else [])
 
 
 @pytest.mark.parametrize("cost", [-1, 1.0, 1.5, True, "1", None, float("nan")])
 async def test_a_cost_that_is_no_whole_number_is_named_whatever_was_asked_before(limiter: Limiter, cost: Any) -> None:
     for _ in range(3):
         assert await limiter.hit("ann", "100/minute")
-        for asked in (limiter.hit("ann", "100/minute", cost), limiter.peek("ann", "100/minute", cost)):
+        for call in (limiter.hit("ann", "100/minute", cost), limiter.peek("ann", "100/minute", cost)):
             with pytest.raises(ConfigurationError, match="cost: expected a whole number, 0 or more, for example 1, "):
-                await asked
+                await call
     assert (await limiter.hit("ann", "100/minute", 2)).remaining == 95

@@ -21,7 +21,7 @@ def event(number: int) -> Event:
 
 
 def numbers(events: list[Event]) -> list[object]:
-    return [heard.details["number"] for heard in events if heard.kind == "banned"]
+    return [event.details["number"] for event in events if event.kind == "banned"]
 
 
 def emit(limiter: Limiter, count: int, first: int = 0) -> None:
@@ -50,13 +50,13 @@ def test_observers_and_log_and_page_have_all_kinds(caplog: pytest.LogCaptureFixt
 
 
 def test_events_are_given_the_unix_time_of_the_limiter() -> None:
-    wall, heard = FakeClock(1_700_000_000_000_000), RecordingObserver()
-    limiter = Limiter(MemoryStore(clock=FakeClock(5), wall_clock=wall), observers=[heard])
+    wall, observer = FakeClock(1_700_000_000_000_000), RecordingObserver()
+    limiter = Limiter(MemoryStore(clock=FakeClock(5), wall_clock=wall), observers=[observer])
     given = event(1)
     limiter.engine.emit(given)
     wall.advance("1s")
     emit(limiter, 1)
-    assert [told.time_us for told in heard.events] == [1_700_000_000_000_000, 1_700_000_001_000_000]
+    assert [event.time_us for event in observer.events] == [1_700_000_000_000_000, 1_700_000_001_000_000]
     assert given.time_us == 0  # another limiter on the same store has a time of its own
     with pytest.raises(FrozenInstanceError):
         given.time_us = 1  # type: ignore[misc]
@@ -64,20 +64,20 @@ def test_events_are_given_the_unix_time_of_the_limiter() -> None:
 
 class Requests(Observer):
     def __init__(self) -> None:
-        self.heard: list[Outcome] = []
+        self.outcomes: list[Outcome] = []
 
     def request(self, outcome: Outcome, /) -> None:
-        self.heard.append(outcome)
+        self.outcomes.append(outcome)
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
 async def test_questions_without_http_have_outcomes(url: str) -> None:
-    heard = Requests()
-    async with Limiter.from_url(url, deadline="60s", observers=[heard]) as limiter:
+    requests = Requests()
+    async with Limiter.from_url(url, deadline="60s", observers=[requests]) as limiter:
         answers = [await limiter.hit("a", "3/minute", rule="some") for _ in range(5)]
         async with limiter.limited("1/day", key="b", rule="block"):
             pass
-    *hits, block = heard.heard
+    *hits, block = requests.outcomes
     assert [outcome.decisions[0] for outcome in hits] == answers
     assert [(outcome.allowed, outcome.ended) for outcome in hits] == [(True, "success")] * 3 + [(False, "refused")] * 2
     assert {(outcome.route, outcome.status, outcome.rules) for outcome in hits} == {(None, 0, ("some",))}
@@ -96,21 +96,21 @@ async def test_an_observer_that_was_removed_hears_nothing_and_outcomes_are_made_
     emit(limiter, 3, first=1)
     await limiter.hit("a", "1/day")
     assert (numbers(removed.events), numbers(other.events)) == ([0], [0, 1, 2, 3])
-    assert (len(requests.heard), limiter.engine.observers.requests) == (1, [])
+    assert (len(requests.outcomes), limiter.engine.observers.requests) == (1, [])
 
 
 def test_threads_that_emit_at_once_lose_and_repeat_nothing_and_each_is_heard_in_order_in_its_thread() -> None:
-    heard: list[tuple[int, Event]] = []
-    limiter = Limiter(observers=[lambda told: heard.append((threading.get_ident(), told))])
+    emitted: list[tuple[int, Event]] = []
+    limiter = Limiter(observers=[lambda event: emitted.append((threading.get_ident(), event))])
 
     def run(number: int) -> int:
         emit(limiter, 500, 1_000 * number)
         return threading.get_ident()
 
     for number, thread in enumerate(at_once(run, threads=6)):
-        own = [told for heard_in, told in heard if heard_in == thread]
+        own = [event for emitted_in, event in emitted if emitted_in == thread]
         assert numbers(own) == [1_000 * number + step for step in range(500)]
-    assert len(heard) == 6 * 500
+    assert len(emitted) == 6 * 500
 
 
 class Failing(Observer):
@@ -124,20 +124,20 @@ class Failing(Observer):
 async def test_an_observer_that_raises_is_logged_now_and_then_and_silences_no_other(
     caplog: pytest.LogCaptureFixture, now_s: list[float]
 ) -> None:
-    failing, heard, requests = Failing(), list[Event](), Requests()
-    limiter = Limiter(observers=[failing, heard.append, requests])
+    failing, events, requests = Failing(), list[Event](), Requests()
+    limiter = Limiter(observers=[failing, events.append, requests])
     for first, count in ((0, 50), (50, 1)):
         emit(limiter, count, first)
         assert await limiter.hit("a", "2/day"), "the decision stands"
         now_s[0] += FAILURE_EVERY_S
-    assert (numbers(heard), len(requests.heard)) == (list(range(51)), 2)
+    assert (numbers(events), len(requests.outcomes)) == (list(range(51)), 2)
     failures = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     begins = f"slidegate: observer {failing!r} failed"
     assert failures == [begins, f"{begins}, 50 times more since the last report"]
 
 
 def test_an_observer_may_stop_its_own_thread_with_an_interrupt() -> None:
-    def interrupts(told: Event) -> None:
+    def interrupts(event: Event) -> None:
         raise KeyboardInterrupt
 
     limiter = Limiter(observers=[interrupts])
@@ -149,10 +149,10 @@ def test_an_observer_may_stop_its_own_thread_with_an_interrupt() -> None:
 def test_an_observer_may_call_the_limiter_because_no_lock_is_taken(url: str) -> None:
     kinds: list[str] = []
 
-    def pardon(told: Event) -> None:
-        kinds.append(told.kind)
-        if told.kind == "banned":
-            sync.unban(str(told.details["key"]))
+    def pardon(event: Event) -> None:
+        kinds.append(event.kind)
+        if event.kind == "banned":
+            sync.unban(str(event.details["key"]))
 
     with Limiter.from_url(url, deadline="60s", observers=[pardon]).sync as sync:
         assert sync.strike("user:7", BanPolicy("1/minute", "1h"))
@@ -160,19 +160,19 @@ def test_an_observer_may_call_the_limiter_because_no_lock_is_taken(url: str) -> 
         assert not sync.banned("user:7")
 
 
-async def hears_async(told: Event) -> None: ...
+async def receives_async(event: Event) -> None: ...
 
 
 class RequestsAsync:
     async def request(self, outcome: Outcome) -> None: ...
 
 
-@pytest.mark.parametrize("bad", [hears_async, RequestsAsync()])
+@pytest.mark.parametrize("bad", [receives_async, RequestsAsync()])
 def test_a_coroutine_function_is_no_observer(bad: Any, caplog: pytest.LogCaptureFixture) -> None:
     limiter = Limiter()
     with pytest.raises(ConfigurationError, match=r"coroutine function.*run_coroutine_threadsafe"):
         limiter.observe(bad)
-    limiter.observe(lambda told: hears_async(told))
+    limiter.observe(lambda event: receives_async(event))
     emit(limiter, 1)
     assert "returned a coroutine, which nothing awaits" in caplog.text
 
@@ -223,7 +223,7 @@ def test_refusals_make_events_only_where_somebody_hears_them(caplog: pytest.LogC
     subscription = limiter.observe(everything)
     assert limiter.engine.observers.wants("refused")
     for kind in ("refused", "banned"):
-        limiter.engine.emit(Event(kind, "told"))
+        limiter.engine.emit(Event(kind, "event"))
     assert (indifferent.kinds, everything.kinds) == (["banned"], ["refused", "banned"])
     subscription.remove()
     assert not limiter.engine.observers.wants("refused")

@@ -36,8 +36,8 @@ class Server(SickStore):
     def hit(self, checks: Any, subjects: Sequence[Any] = ()) -> asyncio.Future[Decision]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Decision] = loop.create_future()
-        took_s = self._took_s(self.asked)
-        self.asked += 1
+        took_s = self._took_s(self.calls)
+        self.calls += 1
         loop.call_later(took_s, self._answer, future, checks, int(took_s * SECOND_US))
         return future
 
@@ -53,7 +53,7 @@ class Traffic:
     """Requests at a steady rate, to a store whose answers take a time that is given for each, in seconds."""
 
     def __init__(self, took_s: Callable[[int], float]) -> None:
-        self.clock, self.told = FakeClock(START_US), list[tuple[int, Event]]()
+        self.clock, self.events = FakeClock(START_US), list[tuple[int, Event]]()
         VirtualTime(self.clock)
         self.store = Server(self.clock, took_s)
         self.limiter = Limiter(self.store, on_error="allow", observers=[self])
@@ -61,10 +61,10 @@ class Traffic:
         failover._clock = self.clock
 
     def event(self, event: Event) -> None:
-        self.told.append((self.clock(), event))
+        self.events.append((self.clock(), event))
 
     def of(self, *kinds: str) -> list[tuple[int, Event]]:
-        return [(at_us, event) for at_us, event in self.told if event.kind in kinds]
+        return [(at_us, event) for at_us, event in self.events if event.kind in kinds]
 
     async def run(self, rate: int, count: int) -> None:
         async def one(number: int) -> None:
@@ -112,16 +112,16 @@ async def test_a_store_that_dies_is_reported_within_200_ms_and_one_that_pauses_f
     assert traffic.of(*OUTAGES) == []
     died_us = traffic.clock()
     await traffic.run(rate, rate // 2)
-    ((told_us, failed),) = traffic.of("store_failed")
+    ((reported_us, failed),) = traffic.of("store_failed")
     assert failed.message.endswith(NAMED)
-    assert told_us - died_us <= 200_000
+    assert reported_us - died_us <= 200_000
 
 
 async def test_an_answer_to_a_request_that_was_cancelled_is_not_late() -> None:
     traffic = Traffic(lambda number: QUICK_S)
-    asked = asyncio.create_task(traffic.limiter.hit("ann", "1000000/hour"))
+    hit = asyncio.create_task(traffic.limiter.hit("ann", "1000000/hour"))
     await asyncio.sleep(QUICK_S / 2)
-    asked.cancel()
+    hit.cancel()
     await traffic.run(20, 2)
     assert traffic.of("store_late") == []
 
@@ -139,8 +139,8 @@ async def test_half_of_the_calls_of_a_second_are_an_outage_though_others_are_ans
     assert traffic.limiter.failures == 0
     began_us = traffic.clock()
     await traffic.run(200, 300)
-    ((told_us, _),) = traffic.of("store_failed")
-    assert 900_000 <= told_us - began_us <= 1_200_000
+    ((reported_us, _),) = traffic.of("store_failed")
+    assert 900_000 <= reported_us - began_us <= 1_200_000
 
 
 async def test_a_server_that_always_needs_80_ms_is_reported_with_the_time_that_it_needs() -> None:
@@ -155,7 +155,7 @@ async def test_a_server_that_always_needs_80_ms_is_reported_with_the_time_that_i
 async def test_late_calls_are_reported_once_a_minute_with_their_share_and_the_median_answer() -> None:
     traffic = Traffic(lambda number: LATE_S if number % 20 == 10 else 0.03)
     await traffic.run(20, 20 * 150)
-    assert [(at_us - START_US) // SECOND_US for at_us, _ in traffic.told] == [0, 60, 120]
-    told = traffic.told[1][1]
-    assert told.details == {"calls": 1_000, "late": 50, "median_us": 30_000}
-    assert told.message == f"50 of the last 1000 calls (5.0%) got {NAMED}; the median answer took 30 ms"
+    assert [(at_us - START_US) // SECOND_US for at_us, _ in traffic.events] == [0, 60, 120]
+    late = traffic.events[1][1]
+    assert late.details == {"calls": 1_000, "late": 50, "median_us": 30_000}
+    assert late.message == f"50 of the last 1000 calls (5.0%) got {NAMED}; the median answer took 30 ms"

@@ -64,10 +64,10 @@ class Worker:
     """A limiter on the rows of all workers; and what the model says of it: what it knows, when it looks and writes."""
 
     def __init__(self, rows: Rows, *names: str, secret: str | None = None) -> None:
-        self.heard, self.named, self.secret = RecordingObserver(), list[NamedLimit](), secret
+        self.observer, self.named, self.secret = RecordingObserver(), list[NamedLimit](), secret
         store = MemoryStore(clock=rows.clock)
         store.shared_stats = rows
-        self.limiter = Limiter(store, observers=[self.heard], secret=secret)
+        self.limiter = Limiter(store, observers=[self.observer], secret=secret)
         self.changes = self.limiter.engine.overrides
         self.knows, self.began = dict[str, Override](), dict[str, int]()
         self.looks_us = self.writes_us = self.differs_us = self.reads = self.applied = self.differences = 0
@@ -154,8 +154,8 @@ class Changes(RuleBasedStateMachine):
         self.stored = dict[str, Override]()
         self.present = dict[bytes, tuple[int, str | None, set[str]]]()
         self.workers, self.slow = [Worker(self.rows)], list[Any]()
-        for place, (number, value) in enumerate(UNREADABLE):  # they are no workers and no changes
-            self.run(self.rows.write(bytes([place]), StatsRow(CHANGED_LIMITS, number, value, 10**12)))
+        for index, (number, value) in enumerate(UNREADABLE):  # they are no workers and no changes
+            self.run(self.rows.write(bytes([index]), StatsRow(CHANGED_LIMITS, number, value, 10**12)))
 
     def teardown(self) -> None:
         self.patches.undo()
@@ -180,9 +180,9 @@ class Changes(RuleBasedStateMachine):
         """Return the secrets and names of other workers whose rows are there."""
         return [(*one,) for who, (until_us, *one) in self.present.items() if who != of.row and until_us > self.now_us]
 
-    def having(self, asked: Worker, name: str) -> int | None:
+    def having(self, one_worker: Worker, name: str) -> int | None:
         """Return how many workers have a limit; None if there is no worker."""
-        workers = [names for _, names in self.others(asked)] + [{*asked.began}] * bool(asked.named)
+        workers = [names for _, names in self.others(one_worker)] + [{*one_worker.began}] * bool(one_worker.named)
         return sum(name == "*" or name in names for names in workers) if workers else None
 
     def read(self, by: Worker) -> None:
@@ -254,12 +254,12 @@ class Changes(RuleBasedStateMachine):
     )
     def a_limit_is_changed(self, number: int, change: tuple[str, str], seconds: int) -> None:
         """It is refused, and nothing is written, or it is in effect."""
-        asked, (name, text), before = self.worker(number), change, {**self.rows.rows}
+        one_worker, (name, text), before = self.worker(number), change, {**self.rows.rows}
         good = "off" if name == "*" else "[1-9][0-9]?" + re.escape(LIMITS[name][1]) if name in LIMITS else "nothing"
-        having = self.having(asked, name)
+        having = self.having(one_worker, name)
         is_refused = having == 0 or (having and name in FIXED)
         try:
-            made = self.run(asked.change(name, text, seconds))
+            made = self.run(one_worker.change(name, text, seconds))
         except (ConfigurationError, StoreUnavailable, RuntimeError):
             assert self.rows.error or is_refused or not re.fullmatch(good, text)
             assert self.rows.rows == before
@@ -269,33 +269,33 @@ class Changes(RuleBasedStateMachine):
         assert (made.since_us, made.until_us) == (self.now_us, self.now_us + seconds * SECOND_US)
         assert made.limit == "off" or int(made.limit.partition("/")[0]) == int(re.findall(r"\d+", text)[0])
         self.stored[name] = made
-        self.read(asked)
+        self.read(one_worker)
 
     @rule(number=NUMBERS, name=NAMES)
     def a_limit_is_restored(self, number: int, name: str) -> None:
-        asked, error = self.worker(number), self.rows.error
+        one_worker, error = self.worker(number), self.rows.error
         if error is not None:
             with pytest.raises(type(error)):
-                self.run(asked.limiter.restore(name))
+                self.run(one_worker.limiter.restore(name))
             return
         is_changed = name in self.in_force()
-        assert self.run(asked.limiter.restore(name)) is is_changed
-        self.read(asked)
+        assert self.run(one_worker.limiter.restore(name)) is is_changed
+        self.read(one_worker)
         if self.stored.pop(name, None):
-            self.read(asked)
+            self.read(one_worker)
 
     @precondition(lambda self: self.rows.error is None)
     @rule(number=NUMBERS)
     def an_operator_lists_workers_and_changes(self, number: int) -> None:
-        asked = self.worker(number)
-        found = [(one, one.workers) for one in self.run(asked.limiter.overrides())]
-        self.read(asked)
-        assert found == [(one, self.having(asked, name) or 0) for name, one in sorted(self.in_force().items())]
-        workers = [(one.same_secret, one.limits, one.fixed) for one in self.run(asked.limiter.workers())]
-        assert len(workers) == len(self.others(asked))
-        for secret, names in self.others(asked):
+        one_worker = self.worker(number)
+        found = [(one, one.workers) for one in self.run(one_worker.limiter.overrides())]
+        self.read(one_worker)
+        assert found == [(one, self.having(one_worker, name) or 0) for name, one in sorted(self.in_force().items())]
+        workers = [(one.same_secret, one.limits, one.fixed) for one in self.run(one_worker.limiter.workers())]
+        assert len(workers) == len(self.others(one_worker))
+        for secret, names in self.others(one_worker):
             fixed = {name: FIXED[name] for name in names & FIXED.keys()}
-            assert (secret == asked.secret, {name: text_of(name) for name in names}, fixed) in workers
+            assert (secret == one_worker.secret, {name: text_of(name) for name in names}, fixed) in workers
 
     @precondition(lambda self: self.rows.error is None)
     @rule(number=NUMBERS)
@@ -321,17 +321,17 @@ class Changes(RuleBasedStateMachine):
         for one in self.workers:
             assert one.changes.known == one.knows
             assert one.limiter.engine.counts is not one.is_off
-            switched = [kind for kind in one.heard.kinds if kind.startswith("switched")]
+            switched = [kind for kind in one.observer.kinds if kind.startswith("switched")]
             assert switched == ["switched_off", "switched_on"] * (len(switched) // 2) + ["switched_off"] * one.is_off
             for each in one.named:
-                told = [event.details for event in one.heard.events if event.details.get("limit") == each.name]
-                amounts = [one.began[each.name], *(of["amount"] for of in told)]
+                reported = [event.details for event in one.observer.events if event.details.get("limit") == each.name]
+                amounts = [one.began[each.name], *(of["amount"] for of in reported)]
                 assert amounts[-1] == each.limit.amount == one.amount_of(each.name)
-                assert [of["was"] for of in told] == amounts[:-1]
+                assert [of["was"] for of in reported] == amounts[:-1]
                 assert all(was != now for was, now in pairwise(amounts))
                 (copy := each.limit.own()).become(each.configured.amount)
                 assert copy == each.configured, "the amount alone has changed"
-            differ = [event.message for event in one.heard.events if event.kind == "secret_differs"]
+            differ = [event.message for event in one.observer.events if event.kind == "secret_differs"]
             assert ["set the same SLIDEGATE_SECRET" in message for message in differ] == [True] * one.differences
 
     @invariant()
@@ -428,7 +428,7 @@ async def test_each_limit_of_a_name_takes_a_change_of_its_window_and_a_worker_sa
         "'several': in the code it is '10/1h'",
     ]
     assert [one.limit.amount for one in worker.named] == [5, 7, 10, 10]
-    assert worker.heard.kinds == ["limit_overridden"]
+    assert worker.observer.kinds == ["limit_overridden"]
 
 
 async def test_a_look_that_is_under_way_at_the_end_leaves_no_row() -> None:

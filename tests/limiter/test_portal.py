@@ -218,11 +218,11 @@ def test_a_process_ends_without_a_warning_though_nobody_closed_its_store(url: st
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ArithmeticError, TimeoutError])
 @pytest.mark.parametrize("method", ["hit", "peek"])
 def test_a_question_is_cancelled_when_its_caller_leaves(method: str, error: type[BaseException]) -> None:
-    asked, cancelled = threading.Event(), threading.Event()
+    started, cancelled = threading.Event(), threading.Event()
 
     class Hanging(SlowStore):
         async def hit(self, checks: Sequence[Any], subjects: Sequence[Any] = (), **line: Any) -> Decision:
-            asked.set()
+            started.set()
             try:
                 await asyncio.Event().wait()
             finally:
@@ -235,7 +235,7 @@ def test_a_question_is_cancelled_when_its_caller_leaves(method: str, error: type
         raise error
 
     def send_signal() -> None:
-        assert asked.wait(BOUND_S)
+        assert started.wait(BOUND_S)
         # Not before: a TimeoutError that comes while asyncio wakes the loop is dropped, like one of its socket.
         until(lambda: waits(main), "the caller waits")
         signal.pthread_kill(main, signal.SIGUSR1)

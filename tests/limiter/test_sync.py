@@ -31,9 +31,9 @@ from .test_failover import LONG
 
 Make = Callable[[FakeClock, Path], Any]
 STORES: dict[str, Make] = {
-    "memory": lambda clock, place: MemoryStore(clock=clock),
-    "lmdb": lambda clock, place: LmdbStore(place, clock=clock),
-    "a store that is awaited": lambda clock, place: SlowStore(clock),
+    "memory": lambda clock, directory: MemoryStore(clock=clock),
+    "lmdb": lambda clock, directory: LmdbStore(directory, clock=clock),
+    "a store that is awaited": lambda clock, directory: SlowStore(clock),
 }
 POLICY = BanPolicy("3/10m", "1h")
 KEYS = st.sampled_from(["user:1", "user:2", "192.0.2.7", "2001:db8::7"])
@@ -75,13 +75,13 @@ async def play(limiter: Any, clock: FakeClock, calls: list[Any]) -> list[object]
 @given(calls=st.lists(CALLS, min_size=20, max_size=60))
 def test_it_decides_as_the_asynchronous_way_does(kind: str, calls: list[Any]) -> None:
     async def ask() -> list[object]:
-        async with Limiter(STORES[kind](clocks[0], Path(place, "one")), deadline="60s") as limiter:
+        async with Limiter(STORES[kind](clocks[0], Path(directory, "one")), deadline="60s") as limiter:
             return [*await play(limiter, clocks[0], calls), shown([ban async for ban in limiter.bans()])]
 
     clocks = FakeClock(10**9), FakeClock(10**9)
-    with TemporaryDirectory() as place:
+    with TemporaryDirectory() as directory:
         expected = asyncio.run(ask())
-        with Limiter(STORES[kind](clocks[1], Path(place, "two")), deadline="60s").sync as limiter:
+        with Limiter(STORES[kind](clocks[1], Path(directory, "two")), deadline="60s").sync as limiter:
             playing = play(limiter, clocks[1], calls)
             with pytest.raises(StopIteration) as done:
                 playing.send(None)
@@ -123,28 +123,28 @@ async def test_in_a_worker_thread_of_a_loop_it_works(kind: str, tmp_path: Path) 
     ("on_error", "allowed"), [("deny", [False] * 3), ("allow", [True] * 3), ("local", [True, True, False])]
 )
 def test_a_store_that_hangs_hangs_no_thread(on_error: Any, allowed: list[bool]) -> None:
-    store, heard = SickStore(FakeClock(10**9)), RecordingObserver(without=["refused"])
+    store, observer = SickStore(FakeClock(10**9)), RecordingObserver(without=["refused"])
     store.hangs = True
-    with Limiter(store, deadline="1ms", on_error=on_error, observers=[heard]).sync as limiter:
+    with Limiter(store, deadline="1ms", on_error=on_error, observers=[observer]).sync as limiter:
         assert [limiter.hit("user:1", "2/hour").allowed for _ in range(3)] == allowed
-        assert [event.kind for event in heard.events] == ["store_failed"]
+        assert [event.kind for event in observer.events] == ["store_failed"]
 
 
 def test_a_writer_that_is_stopped_hangs_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slidegate.limiter.engine.COMMAND_DEADLINE_S", 0.2)  # 30 s for commands of operators
-    heard = RecordingObserver(without=["refused"])
-    limiter = Limiter(LmdbStore(tmp_path), deadline="20ms", on_error="local", observers=[heard])
-    with limiter.sync as asked, open(tmp_path / "gate", "rb") as file:
-        assert asked.hit("user:1", "2/hour").remaining == 1
+    observer = RecordingObserver(without=["refused"])
+    limiter = Limiter(LmdbStore(tmp_path), deadline="20ms", on_error="local", observers=[observer])
+    with limiter.sync as blocking, open(tmp_path / "gate", "rb") as file:
+        assert blocking.hit("user:1", "2/hour").remaining == 1
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert asked.hit("user:1", "2/hour").remaining == 1, "counted in this process"
+        assert blocking.hit("user:1", "2/hour").remaining == 1, "counted in this process"
         with pytest.raises(StoreTimeout):
-            asked.ban("user:1", "1h")
+            blocking.ban("user:1", "1h")
         fcntl.flock(file, fcntl.LOCK_UN)
-        assert asked.hit("user:1", "2/hour").remaining == 0, "the store decides again"
-        assert heard.kinds == ["store_late"]
-        assert not asked.hit("user:1", "2/hour")
-        assert asked.peek("user:1", "2/hour").reason is Reason.LIMITED
+        assert blocking.hit("user:1", "2/hour").remaining == 0, "the store decides again"
+        assert observer.kinds == ["store_late"]
+        assert not blocking.hit("user:1", "2/hour")
+        assert blocking.peek("user:1", "2/hour").reason is Reason.LIMITED
 
 
 def test_a_loop_that_stands_still_hangs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,8 +216,8 @@ def test_event_loops_in_threads_that_call_everything_at_once(url: str, collectin
 def test_they_get_answers_while_a_store_comes_and_goes(rng: random.Random) -> None:
     class Flapping(SickStore):
         def answer(self, question: Any, *arguments: Any) -> Any:
-            is_asked = question in (self.inner.hit, self.inner.peek, self.inner.charge, self.inner.refund)
-            if is_asked and rng.random() < 0.3:  # not by `error`, which the calls of other threads would raise, too
+            may_fail = question in (self.inner.hit, self.inner.peek, self.inner.charge, self.inner.refund)
+            if may_fail and rng.random() < 0.3:  # not by `error`, which the calls of other threads would raise, too
                 raise OSError("gone")
             return super().answer(question, *arguments)
 

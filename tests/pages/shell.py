@@ -68,11 +68,11 @@ class Shell:
     """
 
     def __init__(
-        self, home: Path, environment: Mapping[str, str], places: Mapping[str, str] | None = None, terminals: int = 1
+        self, home: Path, environment: Mapping[str, str], replaced: Mapping[str, str] | None = None, terminals: int = 1
     ) -> None:
         self.home = home
         self._environment = {**environment, "HOME": str(home)}
-        self._places = places or {}
+        self._replaced = replaced or {}
         self._terminals = terminals
         self._terminal = 1
         self._servers: dict[str, Server] = {}
@@ -109,8 +109,8 @@ class Shell:
         return self.home.parent / f"terminal_{terminal}"
 
     def _bash(self, code: str, terminal: int) -> dict[str, Any]:
-        for place, ours in self._places.items():
-            code = code.replace(place, ours)
+        for directory, ours in self._replaced.items():
+            code = code.replace(directory, ours)
         for declared, server in self._servers.items():
             code = re.sub(rf"\b(?:127\.0\.0\.1|localhost):{declared}\b", f"127.0.0.1:{server.port}", code)
         state = self._state(terminal)

@@ -65,9 +65,9 @@ def does_something(block: Block) -> bool:
     )
 
 
-def fill(place: Path) -> None:
+def fill(directory: Path) -> None:
     """Make the directories with the programs, and with the files, that the reader of a page has."""
-    programs, work = place / "bin", place / "work"
+    programs, work = directory / "bin", directory / "work"
     programs.mkdir()
     work.mkdir()
     for tool in TOOLS:
@@ -103,8 +103,8 @@ def test_commands_on_the_page_run_in_its_order(page: Path, tmp_path: Path) -> No
     lib.mkdir()
     LmdbStore(lib / "slidegate").close()
     paths = {"PATH": str(tmp_path / "bin"), "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
-    places = {"/var/lib/app": str(lib), "/var/log/nginx": str(work)}
-    shell = Shell(work, {**paths, "LANG": "C.UTF-8"}, places)
+    replaced = {"/var/lib/app": str(lib), "/var/log/nginx": str(work)}
+    shell = Shell(work, {**paths, "LANG": "C.UTF-8"}, replaced)
     try:
         for block in blocks(text):
             if block.mark == "file":

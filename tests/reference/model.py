@@ -46,24 +46,24 @@ class Model:
 
     def hit(self, checks: Sequence[Check], now_us: int) -> tuple[Verdict, list[Note]]:
         """Charge every check or none; return the verdict, and the charges for `refund`."""
-        asked = self._asked(checks, now_us)
-        waits = _waits(asked, now_us)
+        asks = self._asks(checks, now_us)
+        waits = _waits(asks, now_us)
         notes: list[Note] = []
         reason = Reason.TOO_LARGE if None in waits else Reason.LIMITED if any(waits) else Reason.OK
         if reason is Reason.LIMITED:
-            denied = [ask for ask in asked if ask.count_denied]
+            denied = [ask for ask in asks if ask.count_denied]
             for ask in denied:
                 ask.window.charge(now_us, ask.cost)
-            waits = _waits(asked, now_us) if denied else waits
+            waits = _waits(asks, now_us) if denied else waits
         elif reason is Reason.OK:
-            notes = _charge(asked, now_us)
-        return _sum_up(asked, waits, reason, now_us), notes
+            notes = _charge(asks, now_us)
+        return _sum_up(asks, waits, reason, now_us), notes
 
     def charge(self, checks: Sequence[Check], now_us: int) -> tuple[Verdict, list[Note]]:
         """Charge every check, regardless of the limits."""
-        asked = self._asked(checks, now_us)
-        notes = _charge(asked, now_us)
-        return _sum_up(asked, [0] * len(asked), Reason.OK, now_us), notes
+        asks = self._asks(checks, now_us)
+        notes = _charge(asks, now_us)
+        return _sum_up(asks, [0] * len(asks), Reason.OK, now_us), notes
 
     def peek(self, checks: Sequence[Check], now_us: int) -> Verdict:
         """Return the verdict that `hit` would return, computed on a copy."""
@@ -91,15 +91,15 @@ class Model:
             window.reset()
         return had_units
 
-    def _asked(self, checks: Sequence[Check], now_us: int) -> list["Ask"]:
-        asked = [
+    def _asks(self, checks: Sequence[Check], now_us: int) -> list["Ask"]:
+        asks = [
             Ask(self._window(bucket, key, limit), limit.amount, cost, bucket.count_denied)
             for bucket, key, cost in checks
             for limit in bucket.limits
         ]
-        for ask in asked:
+        for ask in asks:
             ask.window.touch(ask.amount, now_us)
-        return asked
+        return asks
 
     def _window(self, bucket: Bucket, key: str, limit: AnyLimit) -> ModelWindow | ModelQuota:
         if isinstance(limit, Limit):
@@ -119,17 +119,17 @@ class Ask(NamedTuple):
     count_denied: bool
 
 
-def _waits(asked: Sequence[Ask], now_us: int) -> list[int | None]:
+def _waits(asks: Sequence[Ask], now_us: int) -> list[int | None]:
     """Return for each limit how long the question has to wait; None for a cost that is too large."""
-    return [ask.window.wait_us(ask.amount, ask.cost, now_us) for ask in asked]
+    return [ask.window.wait_us(ask.amount, ask.cost, now_us) for ask in asks]
 
 
-def _charge(asked: Sequence[Ask], now_us: int) -> list[Note]:
-    return [Note(ask.window, ask.amount, *ask.window.charge(now_us, ask.cost)) for ask in asked]
+def _charge(asks: Sequence[Ask], now_us: int) -> list[Note]:
+    return [Note(ask.window, ask.amount, *ask.window.charge(now_us, ask.cost)) for ask in asks]
 
 
-def _sum_up(asked: Sequence[Ask], waits: Sequence[int | None], reason: Reason, now_us: int) -> Verdict:
-    answers = [ask.window.answer(ask.amount, wait_us, now_us) for ask, wait_us in zip(asked, waits, strict=True)]
+def _sum_up(asks: Sequence[Ask], waits: Sequence[int | None], reason: Reason, now_us: int) -> Verdict:
+    answers = [ask.window.answer(ask.amount, wait_us, now_us) for ask, wait_us in zip(asks, waits, strict=True)]
     longest_us = max((wait_us for wait_us in waits if wait_us), default=0)
     retry_after_us = None if reason is Reason.TOO_LARGE else longest_us
     return Verdict(reason is Reason.OK, reason, retry_after_us, tuple(answers))

@@ -13,7 +13,7 @@ from typing import Final
 from ..redis_servers import RedisServer
 from ..stores.redis.stores import eventually
 from .checks import broken_bounds, grown, leaked, lost_bans
-from .crowd import Crowd
+from .fleet import Fleet
 from .record import PROMISES, Answer
 from .visitors import Visitors
 
@@ -45,21 +45,21 @@ async def soak(store: str, seconds: float, workers: int, seed: int) -> Findings:
         if store == "redis":
             server = stack.enter_context(RedisServer("--appendonly", "yes", "--appendfsync", "everysec"))
         url = server.url if server else f"lmdb://{directory / 'store'}"
-        crowd = stack.enter_context(closing(Crowd(url, workers, directory)))
-        await eventually(lambda: len(crowd.lives) == workers, START_S)
-        visitors = Visitors(crowd.port, chance)
+        fleet = stack.enter_context(closing(Fleet(url, workers, directory)))
+        await eventually(lambda: len(fleet.lives) == workers, START_S)
+        visitors = Visitors(fleet.port, chance)
         sending = asyncio.create_task(visitors.send(CLIENTS, GREEDY))
-        faults = await _disturb(crowd, server, chance, time.monotonic() + seconds)
+        faults = await _disturb(fleet, server, chance, time.monotonic() + seconds)
         with suppress(TimeoutError):  # slow workers need longer for the load that the verdict asks for
             await eventually(lambda: not _unseen(visitors.answers), LOAD_S)
         visitors.stop()
         await sending
-        findings.broken += [*await _at_rest(crowd), *crowd.stop()]
-        _judge(findings, visitors, crowd, faults)
+        findings.broken += [*await _at_rest(fleet), *fleet.stop()]
+        _judge(findings, visitors, fleet, faults)
     return findings
 
 
-async def _disturb(crowd: Crowd, server: RedisServer | None, chance: random.Random, until_s: float) -> Counter[str]:
+async def _disturb(fleet: Fleet, server: RedisServer | None, chance: random.Random, until_s: float) -> Counter[str]:
     """Do harm every few seconds until a moment; return what was done how often."""
     done: Counter[str] = Counter()
     while (left_s := until_s - time.monotonic()) > 0:
@@ -68,7 +68,7 @@ async def _disturb(crowd: Crowd, server: RedisServer | None, chance: random.Rand
             break
         what = chance.choice(["kill", "kill", "restart", "pause"]) if server else "kill"
         if what == "kill" or server is None:
-            crowd.kill_one(chance)
+            fleet.kill_one(chance)
         else:
             begin, end = (server.kill, server.start) if what == "restart" else (server.pause, server.resume)
             await asyncio.to_thread(begin)
@@ -78,14 +78,14 @@ async def _disturb(crowd: Crowd, server: RedisServer | None, chance: random.Rand
     return done
 
 
-async def _at_rest(crowd: Crowd) -> list[str]:
+async def _at_rest(fleet: Fleet) -> list[str]:
     """Wait until no worker has tasks and files left over; return what is left after `REST_S`."""
     quiet_s, found = time.monotonic(), ["end: a worker says nothing about itself any more"]
 
     def rested() -> bool:
         nonlocal found
-        lives = crowd.running
-        if len(lives) >= crowd.count and all(said[-1].at_s >= quiet_s for said in lives.values()):
+        lives = fleet.running
+        if len(lives) >= fleet.count and all(said[-1].at_s >= quiet_s for said in lives.values()):
             found = [
                 line for pid, samples in lives.items() for line in leaked(f"worker {pid}", samples[0], samples[-1])
             ]
@@ -96,7 +96,7 @@ async def _at_rest(crowd: Crowd) -> list[str]:
     return found
 
 
-def _judge(findings: Findings, visitors: Visitors, crowd: Crowd, faults: Counter[str]) -> None:
+def _judge(findings: Findings, visitors: Visitors, fleet: Fleet, faults: Counter[str]) -> None:
     answers = visitors.answers
     statuses = Counter(answer.status for answer in answers)
     findings.broken += [*broken_bounds(answers, PROMISES), *lost_bans(answers, LAGS_S[findings.store])]
@@ -110,7 +110,7 @@ def _judge(findings: Findings, visitors: Visitors, crowd: Crowd, faults: Counter
         "by kills or because the client left",
         "faults: " + (", ".join(f"{what} x {count}" for what, count in sorted(faults.items())) or "none"),
     ]
-    for pid, samples in crowd.lives.items():
+    for pid, samples in fleet.lives.items():
         first, last = samples[0], samples[-1]
         findings.broken += grown(f"worker {pid}", samples)
         findings.lines.append(

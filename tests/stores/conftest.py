@@ -28,17 +28,17 @@ async def opened_as(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIter
     """Open stores, given their kind and their options; all are closed at the end of the test."""
     made: list[Any] = []
 
-    def opened_as(kind: str, place: str = "store", **options: Any) -> Any:
+    def opened_as(kind: str, name: str = "store", **options: Any) -> Any:
         if kind == "memory":
             made.append(MemoryStore(**options))
         elif kind == "lmdb":
             from slidegate.stores.lmdb import LmdbStore  # Windows has none
 
-            made.append(LmdbStore(tmp_path / place, **{"max_map_size": 1 << 24, **options}))
+            made.append(LmdbStore(tmp_path / name, **{"max_map_size": 1 << 24, **options}))
         else:
             options["clock"] = options.pop("wall_clock", options.get("clock"))  # the server has one clock
             server = request.getfixturevalue("server" if kind == "redis" else kind)
-            made.append(store_of(server, **{"prefix": f"{tmp_path.name}-{place}", **options}))
+            made.append(store_of(server, **{"prefix": f"{tmp_path.name}-{name}", **options}))
         return made[-1]
 
     yield opened_as

@@ -99,13 +99,13 @@ async def test_an_imported_network_whose_ban_begins_in_the_future_lifts_no_other
 
 @ALL
 async def test_where_there_is_no_room_bans_are_made_by_hand_and_imported_alone(opened: Opened) -> None:
-    heard = RecordingObserver()
-    store, full = (opened(place, max_bans=1, clock=FakeClock(10**15)) for place in ("store", "full"))
-    store.observe(heard)
+    observer = RecordingObserver()
+    store, full = (opened(which, max_bans=1, clock=FakeClock(10**15)) for which in ("store", "full"))
+    store.observe(observer)
     assert await strike(store, AT_ONCE, "user:ann", "user:bob", "user:eve") == [True, False, False]
     await settle(store.bans.ban("user:bob", None, "", "ann"))
     assert sorted(ban.key for ban in await active(store)) == ["user:ann", "user:bob"]
-    assert heard.kinds == ["banned", "bans_full", "banned"], "what goes on and on is told once"
+    assert observer.kinds == ["banned", "bans_full", "banned"], "what goes on and on is told once"
     await settle(full.bans.ban("user:old", None, "", "ann"))
     assert await settle(full.bans.load([*to_rows(await active(store))])) == 2
     assert sorted(ban.key for ban in await active(full)) == ["user:ann", "user:bob", "user:old"]
@@ -113,10 +113,10 @@ async def test_where_there_is_no_room_bans_are_made_by_hand_and_imported_alone(o
 
 @pytest.mark.parametrize("kind", ["lmdb", AT_REDIS])
 async def test_sixteen_workers_that_strike_one_key_make_one_ban_and_an_unban_forgives_it(opened: Opened) -> None:
-    policy, heard = BanPolicy("50/10m", "1h", factor=2, forgive="1h"), RecordingObserver()
+    policy, observer = BanPolicy("50/10m", "1h", factor=2, forgive="1h"), RecordingObserver()
     stores = [opened() for _ in range(16)]
     for store in stores:
-        store.observe(heard)
+        store.observe(observer)
     for _ in range(2):
         async with asyncio.timeout(BOUND_S):
             while not (in_force := await active(stores[0])):
@@ -126,7 +126,7 @@ async def test_sixteen_workers_that_strike_one_key_make_one_ban_and_an_unban_for
         assert [await strike(store, policy, "user:eve") for store in stores] == [[False]] * 16
         assert await settle(stores[3].bans.unban("user:eve", "ann"))
         assert await active(stores[0]) == []
-    assert heard.kinds == ["banned", "unbanned"] * 2
+    assert observer.kinds == ["banned", "unbanned"] * 2
 
 
 def test_bans_that_have_ended_are_forgotten_by_counting() -> None:
@@ -141,10 +141,10 @@ def test_bans_that_have_ended_are_forgotten_by_counting() -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
-async def test_strikes_that_have_left_hold_no_places_for_those_of_other_policies(opened: Opened) -> None:
-    clock, heard = FakeClock(10**15), RecordingObserver()
+async def test_strikes_that_have_left_hold_no_room_for_those_of_other_policies(opened: Opened) -> None:
+    clock, observer = FakeClock(10**15), RecordingObserver()
     store = opened(max_keys=10, clock=clock)
-    store.observe(heard)
+    store.observe(observer)
     old, new = (BanPolicy("3/minute", "10m", name=name) for name in ("old", "new"))
     await strike(store, old, *(f"user:{number}" for number in range(4)))
     for _ in range(3):  # in memory a window goes at most two windows after its last strike
@@ -152,27 +152,27 @@ async def test_strikes_that_have_left_hold_no_places_for_those_of_other_policies
         await strike(store, old, "sweeps")
     clock.advance("2m")
     await strike(store, new, *(f"attacker:{number}" for number in range(8)), weight=2)
-    assert "strikes_dropped" not in heard.kinds
+    assert "strikes_dropped" not in observer.kinds
     assert await strike(store, new, "attacker:0") == [True]
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
 async def test_a_strike_without_room_for_a_window_is_not_counted_and_nobody_shares_one(opened: Opened) -> None:
-    heard = RecordingObserver(without=["banned", "keys_shared"])
+    observer = RecordingObserver(without=["banned", "keys_shared"])
     store = opened(max_keys=4, clock=FakeClock(10**15))
-    store.observe(heard)
+    store.observe(observer)
     one, two = (BanPolicy("2/minute", "10m", name=name) for name in ("one", "two"))
     for policy in (one, two):
         await strike(store, policy, "user:ann", "user:bob")
-    assert heard.kinds == []
+    assert observer.kinds == []
     for number in range(5_000):
         assert await strike(store, one, f"user:{number}", weight=2) == [False]
-    assert heard.kinds == ["strikes_dropped"]
-    assert heard.events[-1].details == {"max_keys": 4}
+    assert observer.kinds == ["strikes_dropped"]
+    assert observer.events[-1].details == {"max_keys": 4}
     assert (await settle(store.hit(((bucket("5/minute"), "user:eve", 1),)))).allowed, "which a shared cell counts"
     assert await settle(store.bans.unban("user:bob", "ann"))
     assert await strike(store, two, "user:dan", "user:eve") == [False, False]
-    assert heard.kinds == ["strikes_dropped"], "who is forgiven leaves room"
+    assert observer.kinds == ["strikes_dropped"], "who is forgiven leaves room"
     assert await strike(store, one, "user:ann") == [True]
     assert await strike(store, two, "user:ann", "user:dan", "user:eve") == [False, True, True]
 

@@ -31,7 +31,7 @@ UNCHECKED = {"ssl": True, "ssl_check_hostname": False}
 CREDENTIALS = {"username": "u", "password": "p"}
 
 
-def told_by(client: Any, settings: dict[str, Any]) -> tuple[Any, ...]:
+def settings_of(client: Any, settings: dict[str, Any]) -> tuple[Any, ...]:
     """Return what a client was told: hosts, path or service, database, and some of its settings."""
     if isinstance(client, RedisCluster):
         found = client.connection_kwargs
@@ -67,7 +67,7 @@ def told_by(client: Any, settings: dict[str, Any]) -> tuple[Any, ...]:
     ],
 )  # fmt: skip
 def test_an_address_is_read(url: str, read: tuple[Any, ...]) -> None:
-    assert told_by(open_client(url), read[-1]) == read
+    assert settings_of(open_client(url), read[-1]) == read
 
 
 @given(st.sampled_from(SCHEMES), st.text(max_size=12), st.text(max_size=12), st.text(max_size=12))

@@ -176,7 +176,7 @@ async def test_calls_that_are_in_flight_together_lose_no_permit(crew: Workers, r
     assert [decision.allowed for decision in held] == [True] * 7 + [False]
 
 
-async def test_a_refusal_by_places_is_never_given_from_memory(crew: Workers) -> None:
+async def test_a_refusal_by_permits_is_never_given_from_memory(crew: Workers) -> None:
     one, other = crew.hire(clock=None), crew.hire(clock=None)
     held = [await take(one, "ann", (WINDOW, "ann", 1)) for _ in range(2)]
     assert not await take(other, "ann", (WINDOW, "ann", 1))
@@ -229,7 +229,7 @@ def take_now(store: LmdbStore, key: str = "ann") -> Decision:
     return decision
 
 
-def test_a_child_holds_no_places_of_its_parent(in_file: Workers) -> None:
+def test_a_child_holds_no_permits_of_its_parent(in_file: Workers) -> None:
     store = in_file.hire()
     held = [take_now(store), take_now(store)]
 
@@ -291,11 +291,11 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
         in_file.clock.advance(us=rng.choice((0, LEASE_US // 2 + 1)))  # after which the next question renews the lease
         store.renew_permits()
         jobs = [lambda: store.hit(((TWO, "ann", 1),)), store.renew_permits, leave, fail]
-        asked, full = rng.choices(jobs, weights=(4, 2, 1, 2), k=rng.randint(2, 6)), rng.random() < 0.2
+        chosen, full = rng.choices(jobs, weights=(4, 2, 1, 2), k=rng.randint(2, 6)), rng.random() < 0.2
         wall.fails = True
-        answers = await together(store, asked)
+        answers = await together(store, chosen)
         wall.fails = False
-        for job, answer in zip(asked, answers, strict=True):
+        for job, answer in zip(chosen, answers, strict=True):
             assert job is not fail or type(answer) in (ArithmeticError, StoreUnavailable)
         held += [answer for answer in answers if isinstance(answer, Decision) and answer.allowed]
         if full:
@@ -358,7 +358,7 @@ def test_a_file_does_not_grow_by_permits_that_nobody_has(in_file: Workers) -> No
     assert used[-1] < 1.5 * used[0]
 
 
-def test_a_full_file_hands_places_back_and_takes_them_again(in_file: Workers) -> None:
+def test_a_full_file_hands_permits_back_and_takes_them_again(in_file: Workers) -> None:
     store = in_file.hire(max_map_size=2**20)
     held = [take_now(store), take_now(store)]
     hour, number = Bucket("hour", parse_limits("1000/hour")), 0
@@ -412,7 +412,7 @@ async def test_a_foreign_value_in_the_place_of_permits_stops_no_renewal_of_other
 
 
 @pytest.mark.parametrize("kind", REDIS)
-async def test_thousands_of_places_are_renewed_without_filling_the_line(opened: Opened) -> None:
+async def test_thousands_of_permits_are_renewed_without_filling_the_line(opened: Opened) -> None:
     crew = Workers(opened)
     holds, other = (crew.hire(max_waiting=200) for _ in range(2))
     many = Bucket("many", [Concurrency(700)])

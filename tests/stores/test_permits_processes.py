@@ -21,7 +21,7 @@ from ..redis_servers import AT_REDIS, needs_redis, until
 
 pytestmark = [pytest.mark.all, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 AMOUNT = 3
-ASKED = ((Bucket("render", [Concurrency(AMOUNT)]), "ann", 1),)
+CHECKS = ((Bucket("render", [Concurrency(AMOUNT)]), "ann", 1),)
 FORK = get_context("fork")
 
 
@@ -32,10 +32,10 @@ class Worker:
     back. So the sum over all workers is never more than the permits that are taken.
     """
 
-    def __init__(self, url: str, board: Any, place: int) -> None:
-        self.board, self.place = board, place
+    def __init__(self, url: str, busy_permits: Any, index: int) -> None:
+        self.busy_permits, self.index = busy_permits, index
         self.pipe, theirs = FORK.Pipe()
-        self.process = FORK.Process(target=serve, args=(url, board, place, theirs), daemon=True)
+        self.process = FORK.Process(target=serve, args=(url, busy_permits, index, theirs), daemon=True)
         self.process.start()
 
     def ask(self, order: str) -> Any:
@@ -48,13 +48,13 @@ class Worker:
     def kill(self) -> None:
         self.process.kill()
         self.process.join()
-        self.board[self.place] = 0  # its permits come back later
+        self.busy_permits[self.index] = 0  # its permits come back later
 
 
-def serve(url: str, board: Any, place: int, pipe: "Connection[Any, Any]") -> None:
+def serve(url: str, busy_permits: Any, index: int, pipe: "Connection[Any, Any]") -> None:
     async def obey() -> None:
         async with Limiter.from_url(url) as limiter:
-            holder = Holder(limiter.store, board, place)
+            holder = Holder(limiter.store, busy_permits, index)
             while True:
                 pipe.send(await getattr(holder, await asyncio.to_thread(pipe.recv))())
 
@@ -64,29 +64,29 @@ def serve(url: str, board: Any, place: int, pipe: "Connection[Any, Any]") -> Non
 class Holder:
     """What a worker does; each method is an order."""
 
-    def __init__(self, store: Any, board: Any, place: int) -> None:
-        self.store, self.board, self.place = store, board, place
+    def __init__(self, store: Any, busy_permits: Any, index: int) -> None:
+        self.store, self.busy_permits, self.index = store, busy_permits, index
         self.permits: deque[Decision] = deque()
 
     async def take(self) -> bool:
-        asked = self.store.hit(ASKED)
+        answer = self.store.hit(CHECKS)
         try:
-            decision = await settle(asked)
+            decision = await settle(answer)
         except asyncio.CancelledError:
             # As a limiter does: where the answer came in the very turn of the cancellation, nobody else knows of it.
-            if isinstance(asked, asyncio.Future) and asked.done() and not asked.cancelled():
-                self.note(asked.result())
+            if isinstance(answer, asyncio.Future) and answer.done() and not answer.cancelled():
+                self.note(answer.result())
             raise
         return self.note(decision)
 
     def note(self, decision: Decision) -> bool:
         if decision.allowed:
             self.permits.append(decision)
-            self.board[self.place] += 1
+            self.busy_permits[self.index] += 1
         return decision.allowed
 
     async def leave(self) -> bool:
-        self.board[self.place] -= 1
+        self.busy_permits[self.index] -= 1
         return bool(await settle(self.store.refund(self.permits.popleft().take_back())))
 
     async def held(self) -> int:
@@ -111,10 +111,10 @@ class Crew:
     """Workers on one store, and the board on which they write what is under way."""
 
     def __init__(self, url: str) -> None:
-        self.url, self.board, self.workers = url, FORK.RawArray("B", 256), list[Worker]()
+        self.url, self.busy_permits, self.workers = url, FORK.RawArray("B", 256), list[Worker]()
 
     def hire(self) -> Worker:
-        self.workers.append(Worker(self.url, self.board, len(self.workers)))
+        self.workers.append(Worker(self.url, self.busy_permits, len(self.workers)))
         return self.workers[-1]
 
 
@@ -141,7 +141,7 @@ def test_never_more_than_the_amount_is_under_way_while_workers_are_killed(crew: 
     for _ in range(rounds):
         end_s = time.monotonic() + chance.uniform(0.2, 0.6)
         while time.monotonic() < end_s:
-            under_way = sum(crew.board)
+            under_way = sum(crew.busy_permits)
             most = max(most, under_way)
             assert under_way <= AMOUNT
         alive.pop(chance.randrange(len(alive))).kill()
@@ -151,7 +151,7 @@ def test_never_more_than_the_amount_is_under_way_while_workers_are_killed(crew: 
     for worker in alive:
         assert False not in worker.ask("calm")
         assert worker.ask("held") == 0
-    assert sum(crew.board) == 0
+    assert sum(crew.busy_permits) == 0
     last = crew.hire()
     until(lambda: last.ask("take") and last.ask("held") == AMOUNT, "the permits of those who were killed")
 

@@ -100,7 +100,7 @@ async def test_keys_that_find_no_room_are_held_to_a_quota_in_a_shared_cell(opene
 
 
 MINUTE_US = 60_000_000
-ASKED = ((Bucket("rule", parse_limits("1000/hour")), "ann", 1),)
+CHECKS = ((Bucket("rule", parse_limits("1000/hour")), "ann", 1),)
 ANN, BOB = b"ann00000", b"bob00000"
 
 
@@ -128,13 +128,13 @@ async def test_rows_that_are_over_go_by_other_writes_alone(opened_as: Opened) ->
     assert entries(store) == 300
     clock.advance("35s")
     for _ in range(100):
-        assert (await settle(store.hit(ASKED))).allowed
+        assert (await settle(store.hit(CHECKS))).allowed
         clock.advance("100ms")
     assert entries(store) == 100, "those of which the minute is over"
     await write(store, *rows(1, 3, 299))
     clock.advance("55s")
     for _ in range(20):
-        assert (await settle(store.hit(ASKED))).allowed
+        assert (await settle(store.hit(CHECKS))).allowed
         clock.advance("100ms")
     assert entries(store) == 1, "a row that is written again is kept for longer"
 
@@ -144,12 +144,12 @@ async def test_stats_leave_a_full_file_alone(opened_as: Opened) -> None:
     for number in range(100_000):
         if store._env.room.fullness:
             break
-        await settle(store.hit(((ASKED[0][0], f"user:{number}", 1),)))
+        await settle(store.hit(((CHECKS[0][0], f"user:{number}", 1),)))
     with pytest.raises(StoreUnavailable, match="no room"):
         await write(store, *rows(1, 4_097))
     await write(store, StatsRow("limits", 0, b"off", MINUTE_US))
     assert await settle(store.shared_stats.read("limits", 0, 0)) == [(0, ANN, b"off")], "an operator's change has room"
-    assert (await settle(store.hit(ASKED))).allowed
+    assert (await settle(store.hit(CHECKS))).allowed
 
 
 async def test_large_rows_take_no_more_than_was_taken_ahead(opened_as: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ async def test_large_rows_take_no_more_than_was_taken_ahead(opened_as: Opened, m
 
     store, mib = opened_as("lmdb", max_map_size=1 << 26), 1 << 20
     for _ in range(20):  # the room has just been checked
-        await settle(store.hit(ASKED))
+        await settle(store.hit(CHECKS))
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(StoreUnavailable, match="no room for 1,048,576 bytes"):
         await write(store, *rows(16, mib))

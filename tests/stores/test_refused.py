@@ -15,7 +15,7 @@ SECRET = "hunter2"
 NAMES = {known.__name__: known for known in (Limiter, LmdbStore, MemoryStore, RedisStore)}
 
 
-def told(expression: str) -> str:
+def refusal_of(expression: str) -> str:
     """Return the message, which shows no password, nor does an error behind it."""
     if SECRET in expression:
         with pytest.raises(ConfigurationError) as caught:
@@ -26,4 +26,4 @@ def told(expression: str) -> str:
 
 
 def test_options_and_addresses_that_cannot_work_are_refused_with_what_would(texts: Callable[..., None]) -> None:
-    texts(Path(__file__).with_name("messages.txt"), ">>> ", told)
+    texts(Path(__file__).with_name("messages.txt"), ">>> ", refusal_of)

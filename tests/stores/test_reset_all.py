@@ -46,8 +46,8 @@ def test_threads_get_no_more_than_the_amount_between_two_resets() -> None:
         assert sum(by[rule] for by in admitted) <= amount * len(keys) * (resets + 1)
     store.reset_all()
     assert store.key_count() == 0
-    for asked, amount in zip(rules, amounts, strict=True):
-        assert sum(bool(store.hit(((asked, "ann", 1),))) for _ in range(amount + 10)) == amount
+    for limited, amount in zip(rules, amounts, strict=True):
+        assert sum(bool(store.hit(((limited, "ann", 1),))) for _ in range(amount + 10)) == amount
 
 
 async def spend(store: Store, rule: Bucket) -> None:
@@ -75,8 +75,8 @@ async def test_thousands_of_keys_far_away_are_forgotten_long_before_the_deadline
     async with FaultProxy(server.port) as proxy:
         store = RedisStore(f"redis://127.0.0.1:{proxy.port}", prefix=fresh_prefix(), timeout=f"{BOUND_S}s")
         async with Limiter(store) as limiter:
-            asked = [((rule, f"key-{number}", 1),) for number in range(3_000)]
-            await asyncio.gather(*(settle(store.hit(checks)) for checks in asked))
+            questions = [((rule, f"key-{number}", 1),) for number in range(3_000)]
+            await asyncio.gather(*(settle(store.hit(checks)) for checks in questions))
             proxy.delay_s = 0.02
             server.command("CONFIG", "RESETSTAT")
             assert await limiter.reset_all() is True
@@ -84,5 +84,5 @@ async def test_thousands_of_keys_far_away_are_forgotten_long_before_the_deadline
             assert calls["scan"] < 300
             assert calls["evalsha"] < 300, "one for many keys, not one for each"
             proxy.delay_s = 0.0
-            left = await asyncio.gather(*(settle(store.peek(checks)) for checks in asked))
+            left = await asyncio.gather(*(settle(store.peek(checks)) for checks in questions))
             assert {decision.remaining for decision in left} == {2}

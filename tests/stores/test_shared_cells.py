@@ -55,7 +55,7 @@ def test_what_a_flood_leaves_behind_is_gone_after_two_windows(
 ) -> None:
     cells(monkeypatch, 3)
     clock, start_us = FakeClock(), 10**12
-    store, asked = small(clock, 120), bucket("10/minute")
+    store, limited = small(clock, 120), bucket("10/minute")
     # Everybody comes back after 20 to 80 seconds, often with no window left; those of the flood never come again.
     coming = [(start_us + rng.randrange(MINUTE_US), f"honest-{number}") for number in range(100)]
     coming += [(start_us + 2 * MINUTE_US + rng.randrange(MINUTE_US), f"fresh-{number}") for number in range(1_000)]
@@ -64,7 +64,7 @@ def test_what_a_flood_leaves_behind_is_gone_after_two_windows(
     while coming[0][0] < start_us + len(refused) * MINUTE_US:
         at_us, key = heappop(coming)
         clock.set(at_us)
-        passes = hit(store, (asked, key, 1))
+        passes = hit(store, (limited, key, 1))
         if key.startswith("honest"):
             refused[(at_us - start_us) // MINUTE_US] += not passes
             heappush(coming, (at_us + rng.randrange(20 * SECOND_US, 80 * SECOND_US), key))

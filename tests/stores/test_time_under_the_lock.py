@@ -52,12 +52,12 @@ def test_who_is_stopped_with_the_time_it_has_read_lets_nobody_past_the_limit(
 ) -> None:
     """Its old time moves units that others have spent since back to it, so that they leave too early."""
     clock = StoppingClock()
-    store, asked = opened(clock=clock), Bucket("rule", parse_limits(limits))
-    amount = asked.limits[0].amount
-    one = ((asked, "ann", 1),)
+    store, limited = opened(clock=clock), Bucket("rule", parse_limits(limits))
+    amount = limited.limits[0].amount
+    one = ((limited, "ann", 1),)
     stopped = threading.Thread(target=lambda: getattr(store, what)(one))
     admitted: list[Decision] = []
-    others = threading.Thread(target=lambda: admitted.append(store.hit(((asked, "ann", amount - 1),))))
+    others = threading.Thread(target=lambda: admitted.append(store.hit(((limited, "ann", amount - 1),))))
     clock.stops_at = 1
     stopped.start()
     assert clock.was_read.wait(PATIENCE_S)
@@ -77,9 +77,9 @@ def test_who_is_stopped_with_the_time_it_has_read_lets_nobody_past_the_limit(
 
 @HERE
 def test_threads_together_admit_no_more_than_the_amount_in_any_window(opened: Opened) -> None:
-    store, asked = opened(), Bucket("rule", parse_limits("5/20ms"))
+    store, limited = opened(), Bucket("rule", parse_limits("5/20ms"))
     with hurried(collecting=False):
-        decisions = at_once(lambda _: [store.hit(((asked, "ann", 1),)) for _ in range(300)])
+        decisions = at_once(lambda _: [store.hit(((limited, "ann", 1),)) for _ in range(300)])
     moments = sorted(decision.now_us for made in decisions for decision in made if decision.allowed)
     assert len(moments) >= 5
     within = [later - first for first, later in zip(moments, moments[5:], strict=False)]

@@ -63,16 +63,16 @@ async def test_a_step_of_the_wall_clock_moves_the_end_of_a_quota_and_never_what_
     opened: Opened, rng: random.Random
 ) -> None:
     quota, wall = Quota("50/year"), FakeClock(NOW_US + 100 * DAY_US)
-    store, asked = opened(clock=FakeClock(7), wall_clock=wall), Bucket("plan", parse_limits(quota))
+    store, limited = opened(clock=FakeClock(7), wall_clock=wall), Bucket("plan", parse_limits(quota))
     end_us = quota.period_at(wall.now_us).end_us
     for spent in range(1, 51):
-        decision = await settle(store.hit(((asked, "ann", 1),)))
+        decision = await settle(store.hit(((limited, "ann", 1),)))
         assert (decision.remaining, decision.reset_after_us) == (50 - spent, end_us - wall.now_us)
         wall.set(end_us - rng.choice((1, HOUR_US, rng.randrange(1, 1_000 * DAY_US))))
-    refused = await settle(store.hit(((asked, "ann", 1),)))
+    refused = await settle(store.hit(((limited, "ann", 1),)))
     assert refused.retry_after_us == end_us - wall.now_us
     wall.set(end_us)
-    assert (await settle(store.hit(((asked, "ann", 1),)))).remaining == 49
+    assert (await settle(store.hit(((limited, "ann", 1),)))).remaining == 49
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
@@ -80,12 +80,12 @@ async def test_a_step_of_the_wall_clock_moves_no_window(opened: Opened, rng: ran
     clocks = [FakeClock(), FakeClock()]
     walls = [FakeClock(NOW_US), FakeClock(NOW_US)]
     stores = [opened(f"store-{at}", clock=clocks[at], wall_clock=walls[at]) for at in range(2)]
-    asked = ((bucket("5/minute"), "ann", 1), (bucket("100/10m", "other"), "ann", 7))
+    checks = ((bucket("5/minute"), "ann", 1), (bucket("100/10m", "other"), "ann", 7))
     for _ in range(100):
         span_us = rng.choice((1, SECOND_US, 20 * SECOND_US))
         for clock, wall in zip(clocks, walls, strict=True):
             clock.advance(us=span_us)
             wall.advance(us=span_us)
         walls[1].advance(us=rng.choice((-DAY_US, -1, 0, HOUR_US, DAY_US)))
-        steady, stepped = [await settle(store.hit(asked)) for store in stores]
+        steady, stepped = [await settle(store.hit(checks)) for store in stores]
         assert (steady.reason, steady.states) == (stepped.reason, stepped.states)

@@ -78,7 +78,7 @@ class FollowedFiles:
         self.directory = directory
         self.clock = FakeClock()
         file_watcher.now_s = self.seconds
-        self.heard = RecordingObserver(without=["refused", "exceeded"])
+        self.observer = RecordingObserver(without=["refused", "exceeded"])
         self._written = 0
 
     def seconds(self) -> float:

@@ -252,7 +252,7 @@ class Program(Short):
     """Whether the middlewares have lists, ban policies and the like too, which no request meets."""
 
     @property
-    def asked(self) -> list[Limited]:
+    def limits_in_order(self) -> list[Limited]:
         order = ["router", "dependency", "decorator"]
         if self.endpoint_kind == "class":
             return [replace(one, form="decorator") for one in self.endpoint]
@@ -269,7 +269,7 @@ PROGRAMS = st.builds(
 
 
 @dataclass(frozen=True, repr=False)
-class Asked(Short):
+class Sent(Short):
     """A request: what functions of the user's read in it, and the status of the answer; the endpoint raises for 500."""
 
     path: str = "/a"
@@ -290,7 +290,7 @@ class Asked(Short):
 
 
 REQUESTS = st.builds(
-    Asked,
+    Sent,
     path=st.sampled_from(PATHS),
     method=st.sampled_from(METHODS),
     client=st.sampled_from([(PEER, 1), (PEER, 2), ("192.0.2.1", 1)]),
@@ -329,7 +329,7 @@ class Passed:
 
 
 @dataclass
-class Told:
+class Expected:
     """What becomes of a request, and what observers hear and the log says of it."""
 
     status: int = 0
@@ -383,25 +383,25 @@ class Model:
 
     # -- one request ---------------------------------------------------------------------------------------------------
 
-    def decide(self, request: Request, status: int, key_of: Callable[[str], str]) -> Told:
-        self.told, self.key_of = Told(), key_of
+    def decide(self, request: Request, status: int, key_of: Callable[[str], str]) -> Expected:
+        self.expected, self.key_of = Expected(), key_of
         passed = [Passed() for _ in self.program.layers]
         try:
             for depth in reversed(range(len(self.program.layers))):
                 self._enter(depth, request, passed[depth])
-            for one in self.program.asked:
+            for one in self.program.limits_in_order:
                 if one.is_about(request.url.path, request.method) and self._holds(0, one, request) is not False:
                     report, ask = self._report, self._ask
                     report(0, one, request, passed[0]) if one.kind == "shadow" else ask(0, [one], request, passed[0])
         except Refused as refused:
-            status, self.told.refused_by = refused.status, refused.names
+            status, self.expected.refused_by = refused.status, refused.names
         for depth, within in enumerate(passed):
             self._settle(depth, within, status)
-        self.told.status = status
-        return self.told
+        self.expected.status = status
+        return self.expected
 
     def _enter(self, depth: int, request: Request, passed: Passed) -> None:
-        self.told.limiters.add(self.program.layers[depth].limiter)
+        self.expected.limiters.add(self.program.layers[depth].limiter)
         counting = self._counting(depth, request)
         self._ask(depth, [one for one in counting if one.kind != "shadow"], request, passed)
         for one in counting:
@@ -433,7 +433,7 @@ class Model:
         """Return what a function of the user's says."""
         given: Given = getattr(one, what)
         if given.function is fails:
-            self.told.failed.add((self.worker, depth, what, one.name))
+            self.expected.failed.add((self.worker, depth, what, one.name))
             return otherwise
         return given.function(request)
 
@@ -481,12 +481,12 @@ class Model:
 
     def _ask(self, depth: int, limited: list[Limited], request: Request, passed: Passed) -> None:
         """Charge all or none."""
-        asked = [self._left(self._check(depth, one, request), passed.charged) for one in limited]
-        checks = [check for check in asked if check is not None]
+        spent = [self._left(self._check(depth, one, request), passed.charged) for one in limited]
+        checks = [check for check in spent if check is not None]
         beyond = [check for check in checks if self._full(check)]
         if beyond:
             self._exceed(depth, beyond)
-            longest = self.told.retry_after_s = max(map(self._full, beyond))
+            longest = self.expected.retry_after_s = max(map(self._full, beyond))
             raise Refused({check.rule.name for check in beyond if self._full(check) == longest}, 429)
         for check in checks:
             self._charge(check, passed.charged)
@@ -507,7 +507,7 @@ class Model:
             return
         key = (check.window, check.spelling)
         passed.reported[key] = passed.reported.get(key, 0) + check.units
-        self.told.events.append(("shadow_refused", one.name, check.window[3]))
+        self.expected.events.append(("shadow_refused", one.name, check.window[3]))
         self._exceed(depth, (check,))
 
     def _exceed(self, depth: int, checks: Sequence[Check]) -> None:
@@ -515,13 +515,13 @@ class Model:
             known = self.worker, depth, check.window
             if known not in self.exceeded:
                 self.exceeded.add(known)
-                self.told.events.append(("exceeded", check.rule.name, check.window[3]))
+                self.expected.events.append(("exceeded", check.rule.name, check.window[3]))
 
     def _settle(self, depth: int, passed: Passed, status: int) -> None:
         for check in passed.checks:
             judge = check.rule.count_if
             if judge is fails:
-                self.told.failed.add((self.worker, depth, "count_if", check.rule.name))
+                self.expected.failed.add((self.worker, depth, "count_if", check.rule.name))
             elif judge is not None and not judge(status):
                 for length in check.windows:
                     self.spent[check.window, length] -= check.units
@@ -530,4 +530,4 @@ class Model:
         for check in latest.values():  # the same limits of a key are shown once
             for length, amount in check.windows.items():
                 name = check.rule.name + (f"_{length}" if len(check.windows) > 1 else "")
-                self.told.policies.append((name, amount, length, check.left[length]))
+                self.expected.policies.append((name, amount, length, check.left[length]))

@@ -53,7 +53,7 @@ ODD_FLOATS = ["-1.5E_+0", "+_inf"]
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where something of a tree stands, such as a handler.
 
     Attributes:
@@ -68,7 +68,7 @@ class Place:
     is_mounted: bool = False
     reads_apart: bool = False
 
-    def below(self, path: str) -> "Place":
+    def below(self, path: str) -> "Location":
         return replace(self, path=self.path + path, inner=None if self.inner is None else self.inner + path)
 
 
@@ -90,7 +90,7 @@ class Tree:
     roots: bool = True
     mixed: bool = False
     dots: bool = False
-    handlers: dict[str, Place] = field(default_factory=dict)
+    handlers: dict[str, Location] = field(default_factory=dict)
     endpoints: dict[str, Any] = field(default_factory=dict)
     served: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     shared: set[str] = field(default_factory=set)
@@ -107,29 +107,29 @@ class Tree:
             return Response()
 
         self._shared = shared
-        self.app = self._application(Place(), self.random.randint(0, 3 if self.mixed or self.dots else 12))
+        self.app = self._application(Location(), self.random.randint(0, 3 if self.mixed or self.dots else 12))
 
-    def _application(self, place: Place, depth: int) -> Any:
-        kinds = ["starlette", "fastapi", "fastapi", "router"] if place.is_mounted else ["starlette", "fastapi"]
+    def _application(self, at: Location, depth: int) -> Any:
+        kinds = ["starlette", "fastapi", "fastapi", "router"] if at.is_mounted else ["starlette", "fastapi"]
         kind, redirects = self.random.choice(kinds), self.random.random() < 0.6
         if kind == "fastapi":
-            return self._fastapi(place, depth, redirects)
-        routes = self._routes(place, depth)
+            return self._fastapi(at, depth, redirects)
+        routes = self._routes(at, depth)
         return Starlette(routes=routes) if kind == "starlette" else Router(routes, redirect_slashes=redirects)
 
-    def _fastapi(self, place: Place, depth: int, redirects: bool) -> FastAPI:
-        of_none = [""] * (8 if place.is_mounted else 3)  # an application that is mounted has seldom one of its own
+    def _fastapi(self, at: Location, depth: int, redirects: bool) -> FastAPI:
+        of_none = [""] * (8 if at.is_mounted else 3)  # an application that is mounted has seldom one of its own
         app = with_root(self.random.choice([*of_none, "/api", "/v1"] if self.roots else [""]))
         app.router.redirect_slashes = redirects
-        inside = replace(place, reads_apart=place.reads_apart or bool(app.root_path and place.is_mounted))
+        inside = replace(at, reads_apart=at.reads_apart or bool(app.root_path and at.is_mounted))
         app.router.routes.extend(self._routes(inside, depth))
         for _ in range(self.random.randint(0, 2)):
             self._include(app, inside, self.random.randint(0, 3))
         return app
 
-    def _include(self, app: Any, place: Place, depth: int) -> None:
+    def _include(self, app: Any, at: Location, depth: int) -> None:
         prefix = self._named(self.random.choice(["", "/v1", "/a", "/{}"]))
-        router, inside = APIRouter(), place.below(prefix)
+        router, inside = APIRouter(), at.below(prefix)
         for _ in range(self.random.randint(1, 2)):
             path = self._path([path for path in PATHS if path != "/a\n"])
             router.add_api_route(path, self._page(self._add(inside.below(path))), methods=["GET", "POST"])
@@ -140,11 +140,11 @@ class Tree:
             self._include(router, inside, depth - 1)
         app.include_router(router, prefix=prefix)
 
-    def _number(self, router: APIRouter, place: Place, kind: type) -> None:
+    def _number(self, router: APIRouter, at: Location, kind: type) -> None:
         """Add a route that makes a number of a parameter itself, and is known to rules as one of a number."""
         written = kind.__name__.lower()
         path = self._named(f"/{written}s/{{}}")
-        name = self._add(place.below(path.replace("}", f":{written}}}")))
+        name = self._add(at.below(path.replace("}", f":{written}}}")))
         page = self._page(name)
 
         async def numbered(request: Request, number: Any) -> Any:
@@ -155,17 +155,17 @@ class Tree:
         self.endpoints[name] = numbered
         router.add_api_route(path, numbered)
 
-    def _routes(self, place: Place, depth: int) -> list[BaseRoute]:
-        routes = [self._route(place) for _ in range(self.random.randint(1, 3))]
+    def _routes(self, at: Location, depth: int) -> list[BaseRoute]:
+        routes = [self._route(at) for _ in range(self.random.randint(1, 3))]
         if depth:
-            routes.insert(self.random.randint(0, len(routes)), self._mount(place, depth))
+            routes.insert(self.random.randint(0, len(routes)), self._mount(at, depth))
         if depth and self.random.random() < 0.15:
             host = self.random.choice(["{sub}.example.org", "api.example.org"])
-            routes.insert(0, Host(host, self._application(replace(place, is_mounted=True), min(depth - 1, 2))))
+            routes.insert(0, Host(host, self._application(replace(at, is_mounted=True), min(depth - 1, 2))))
         if self.random.random() < (0.6 if self.dots else 0.1):
-            routes.append(self._foreign(place, "/files", "/a.js", StaticFiles(directory=self.files)))
+            routes.append(self._foreign(at, "/files", "/a.js", StaticFiles(directory=self.files)))
         if self.random.random() < 0.1:
-            routes.append(self._foreign(place, "/other", "/x", unknown))
+            routes.append(self._foreign(at, "/other", "/x", unknown))
         return routes
 
     def _path(self, paths: Sequence[str]) -> str:
@@ -173,10 +173,10 @@ class Tree:
             return self._named(template(self.random, 4))
         return self._named(self.random.choice([*paths, *TYPED]))
 
-    def _mount(self, place: Place, depth: int) -> Mount:
+    def _mount(self, at: Location, depth: int) -> Mount:
         path = self._named(self.random.choice(MOUNTS))
-        inside = replace(place.below(path.rstrip("/")), is_mounted=True)
-        has_middleware = self.random.random() < 0.2 and place.inner is None
+        inside = replace(at.below(path.rstrip("/")), is_mounted=True)
+        has_middleware = self.random.random() < 0.2 and at.inner is None
         before = len(self.handlers)
         below = self._application(replace(inside, inner="") if has_middleware else inside, depth - 1)
         if not has_middleware:
@@ -185,9 +185,9 @@ class Tree:
         rules = [Rule(one.inner, PLENTY, name=f"inner_{name}") for name, one in handlers if one.inner]
         return Mount(path, below, middleware=[Middleware(RateLimitMiddleware, rules=rules)])
 
-    def _foreign(self, place: Place, path: str, served: str, app: ASGIApp) -> Mount:
+    def _foreign(self, at: Location, path: str, served: str, app: ASGIApp) -> Mount:
         """Return a mount of an application without routes that serves one path, also with a slash behind it."""
-        name = self._add(place.below(path + served))
+        name = self._add(at.below(path + served))
 
         async def noting(scope: Scope, receive: Receive, send: Send) -> None:
             values = dict(scope["path_params"])
@@ -201,10 +201,10 @@ class Tree:
 
         return Mount(path, noting)
 
-    def _route(self, place: Place) -> BaseRoute:
+    def _route(self, at: Location) -> BaseRoute:
         path = self._path(PATHS)
         is_websocket = self.random.random() < 0.15
-        name = self._add(place.below(path))
+        name = self._add(at.below(path))
         if is_websocket:
             return WebSocketRoute(path, self._socket(name))
         if self.random.random() < 0.2:
@@ -218,9 +218,9 @@ class Tree:
     def _named(self, path: str) -> str:
         return named(path, self.numbers)
 
-    def _add(self, place: Place) -> str:
+    def _add(self, at: Location) -> str:
         name = f"h{len(self.handlers)}"
-        self.handlers[name] = place
+        self.handlers[name] = at
         return name
 
     def _page(self, name: str) -> Any:
@@ -260,7 +260,7 @@ class Tree:
     def _changed(self, path: str) -> str:
         random = self.random
         at = random.choice([index for index, sign in enumerate(path) if sign == "/"] or [0])
-        place = random.randint(0, len(path))
+        index = random.randint(0, len(path))
         if self.dots and random.random() < 0.2:
             return f"{path[:at]}/../{self.files.name}{path[at:]}"
         return random.choice(
@@ -275,7 +275,7 @@ class Tree:
                 lambda: f"{path[:at]};m=1{path[at:]}",
                 lambda: f"{path};m",
                 lambda: f"{path}/",
-                lambda: path[:place] + random.choice(ODD_SIGNS) + path[place:],
+                lambda: path[:index] + random.choice(ODD_SIGNS) + path[index:],
                 lambda: path[:at] + path,
                 lambda: path[at:],
                 lambda: path.swapcase(),

@@ -138,11 +138,11 @@ def softened(app: ASGIApp) -> ASGIApp:
 class Stage:
     """Carries out the lines of a scenario."""
 
-    def __init__(self, virtual: VirtualTime, directory: Path, place: str = "") -> None:
-        self.place, self.virtual = place, virtual
+    def __init__(self, virtual: VirtualTime, directory: Path, position: str = "") -> None:
+        self.position, self.virtual = position, virtual
         self.names = {**NAMES, "asn": operators(directory), "country": countries(directory)}
         self.clock = FakeClock(1_800_000_000_000_000)
-        self.heard, self.log = Listener(without=["store_late"]), Log()
+        self.observer, self.log = Listener(without=["store_late"]), Log()
         self.remote, self.sockets = SickStore(self.clock), dict[str, sockets.Client]()
         self.limiter = self._limiter()
         self.options: dict[str, Any] = {}
@@ -181,7 +181,7 @@ class Stage:
 
     def _limiter(self, remote: bool = False, **options: Any) -> Limiter:
         store = self.remote if remote else MemoryStore(clock=self.clock, wall_clock=self.clock)
-        return Limiter(store, observers=[self.heard], deadline="60s", **options)
+        return Limiter(store, observers=[self.observer], deadline="60s", **options)
 
     # -- how the site is made ------------------------------------------------------------------------------------------
 
@@ -190,12 +190,12 @@ class Stage:
         self.limiter = self._limiter(remote, networks=networks, on_error=on_error)
 
     def _everywhere(self, limits: Any, exception_handlers: Any = None, middleware: Any = None, **options: Any) -> None:
-        if self.place == "rule":
+        if self.position == "rule":
             self.inside = starlette(page)
             self.rules.append(Rule("*", limits, **options))
         else:
             about_app = {"exception_handlers": exception_handlers, "middleware": middleware}
-            self.inside = FORMS[self.place](RateLimit(limits=limits, **options), page, **about_app)
+            self.inside = FORMS[self.position](RateLimit(limits=limits, **options), page, **about_app)
 
     _forms = _everywhere
 
@@ -279,7 +279,7 @@ class Stage:
         self._app = RateLimitMiddleware.from_file(self._anything, self.files.directory / name, limiter=limiter)
         self.limiter = self._app.app.limiter
         if own:
-            self.limiter.observe(self.heard)
+            self.limiter.observe(self.observer)
 
     def _env(self, written: str) -> None:
         self.environment.setenv(*written.split("=", 1))
@@ -374,7 +374,7 @@ class Stage:
         await self._say("talk", given["sends"])
         self.sockets["talk"].coming.put_nowait(sockets.BYE)
         await turns()
-        return self._heard("talk")
+        return self._received("talk")
 
     async def _open(self, name: str, *words: str) -> None:
         given = dict(word.split("=", 1) for word in words)
@@ -386,16 +386,16 @@ class Stage:
         for text in sockets.texts(int(count)):
             self.sockets[name].coming.put_nowait(text)
         await turns(50)
-        return self._heard(name)
+        return self._received(name)
 
     async def _hear(self, name: str) -> str:
         try:
             await self.sockets[name].scope["send"]({"type": "websocket.send", "text": "hi"})
         except OSError as error:
             return f"OSError: {error}"
-        return self._heard(name)
+        return self._received(name)
 
-    def _heard(self, name: str) -> str:
+    def _received(self, name: str) -> str:
         client = self.sockets[name]
         texts = [message for message in client.received if message["type"] == "websocket.receive"]
         ends = [f", then a disconnect with {message['code']}" for message in client.received[len(texts) :]]
@@ -522,8 +522,8 @@ class Stage:
         return str((await self.limiter.peek(key, rule.limits, 0, rule=name)).remaining)
 
     def _events(self, *kinds: str) -> str:
-        said = [event for event in self.heard.events if not kinds or event.kind.startswith(kinds)]
-        self.heard.events.clear()
+        said = [event for event in self.observer.events if not kinds or event.kind.startswith(kinds)]
+        self.observer.events.clear()
         return "\n".join(
             " ".join(str(one) for one in (event.kind, event.details.get("rule"), event.details.get("key")) if one)
             for event in said
@@ -531,17 +531,17 @@ class Stage:
 
     def _outcomes(self) -> str:
         said = []
-        for one in self.heard.outcomes:
+        for one in self.observer.outcomes:
             reason, rules = one.reason if one.decisions else "undecided", ", ".join(one.rules) or "none"
             shadows = f", shadows {', '.join(one.shadow_rules)}" if one.shadow_rules else ""
             said.append(f"{reason} by {rules}, {one.route}, {one.status}, {one.ended}{shadows}")
-        self.heard.outcomes.clear()
+        self.observer.outcomes.clear()
         return "\n".join(said)
 
     def _refusals(self) -> str:
         """Return what observers hear of each refused request."""
-        said = [event.details for event in self.heard.events if event.kind == "refused"]
-        self.heard.events.clear()
+        said = [event.details for event in self.observer.events if event.kind == "refused"]
+        self.observer.events.clear()
         return "\n".join(" ".join(f"{name}={value}" for name, value in one.items() if value) for one in said)
 
     def _outage(self, said: str = "gone", concerns: Any = "server") -> None:

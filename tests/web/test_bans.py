@@ -32,7 +32,7 @@ def site(limits: str, policy: BanPolicy, at: str, limiter: Limiter) -> ASGIApp:
     return RateLimitMiddleware(app, limiter=limiter, rules=rules, bans=policy)
 
 
-PLACES = st.sampled_from(["rule", "inner", "dependency", "decorator"])
+POSITIONS = st.sampled_from(["rule", "inner", "dependency", "decorator"])
 KINDS = st.sampled_from(["http", "websocket"])
 LIMITS = st.builds("{}/{}s".format, st.integers(1, 4), st.sampled_from([2, 5, 60]))
 BANS = st.builds(
@@ -45,7 +45,7 @@ BANS = st.builds(
 )
 
 
-@given(LIMITS, BANS, PLACES, KINDS, st.lists(st.integers(0, 3), max_size=12))
+@given(LIMITS, BANS, POSITIONS, KINDS, st.lists(st.integers(0, 3), max_size=12))
 async def test_a_limits_refusal_says_when_the_client_is_let_in_again_also_if_its_strike_bans(
     limits: str, policy: BanPolicy, at: str, kind: str, waits: list[int]
 ) -> None:
@@ -53,15 +53,15 @@ async def test_a_limits_refusal_says_when_the_client_is_let_in_again_also_if_its
 
     async def played(*then_s: int) -> Any:
         """Return the last answer and its events, or, so much later, whether another request passes."""
-        clock, heard = FakeClock(), RecordingObserver()
-        app = site(limits, policy, at, Limiter(MemoryStore(clock=clock), observers=[heard]))
+        clock, observer = FakeClock(), RecordingObserver()
+        app = site(limits, policy, at, Limiter(MemoryStore(clock=clock), observers=[observer]))
         for wait_s in (0, *waits, *then_s):
             clock.advance(us=wait_s * 1_000_000)
-            heard.events.clear()
+            observer.events.clear()
             answer = await send_scope(app, scope_of(type=kind, headers={"X-API-Key": "k1"}, extensions=DENIAL))
         first = answer.messages[0]
         passes = first["type"] == "websocket.accept" or first.get("status") == 200
-        return passes if then_s else (passes, answer, heard.events)
+        return passes if then_s else (passes, answer, observer.events)
 
     passes, answer, events = await played()
     if passes:

@@ -45,11 +45,11 @@ TEXTS: dict[bytes, tuple[str, dict[Read, Any]]] = {
 }
 
 
-def served(place: str, limit: RateLimit, read: Read) -> RateLimitMiddleware:
+def served(where: str, limit: RateLimit, read: Read) -> RateLimitMiddleware:
     async def endpoint(request: Request) -> JSONResponse:
         return JSONResponse(await read(request))
 
-    return RateLimitMiddleware(FORMS[place](limit, endpoint))
+    return RateLimitMiddleware(FORMS[where](limit, endpoint))
 
 
 async def post(app: Any, kind: str, parts: list[bytes]) -> tuple[int, Any]:
@@ -65,9 +65,9 @@ async def post(app: Any, kind: str, parts: list[bytes]) -> tuple[int, Any]:
     return answer.status_code, answer.json() if answer.status_code == 200 else None
 
 
-@given(data=st.data(), place=st.sampled_from([*FORMS]), text=st.sampled_from(sorted(TEXTS)))
+@given(data=st.data(), where=st.sampled_from([*FORMS]), text=st.sampled_from(sorted(TEXTS)))
 async def test_whatever_reads_the_body_before_the_endpoint_reads_all_of_it(
-    data: st.DataObject, place: str, text: bytes
+    data: st.DataObject, where: str, text: bytes
 ) -> None:
     kind, values = TEXTS[text]
     reads = st.sampled_from([*values, as_stream, not_at_all])
@@ -85,22 +85,22 @@ async def test_whatever_reads_the_body_before_the_endpoint_reads_all_of_it(
 
     limit = RateLimit("3/hour", key=function("key", "k"), cost=function("cost", 3), when=function("when", True))
     parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    app = served(place, limit, how["endpoint"])
+    app = served(where, limit, how["endpoint"])
     assert await post(app, kind, parts) == (200, expected[how["endpoint"]])
     assert seen == {name: expected[how[name]] for name in seen}
     assert set(seen) == {"key", "cost", "when"}
     assert (await post(app, kind, parts))[0] == 429
 
 
-@pytest.mark.parametrize("place", FORMS)
+@pytest.mark.parametrize("where", FORMS)
 @pytest.mark.parametrize("read", [as_body, as_stream])
 async def test_a_body_above_max_body_fails_the_function_and_reaches_the_endpoint_whole(
-    place: str, read: Read, caplog: pytest.LogCaptureFixture
+    where: str, read: Read, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def key(request: Request) -> str:
         return str((await request.body())[:1])
 
-    app = served(place, RateLimit("1/hour", key=key, max_body="1KB", name="all"), read)
+    app = served(where, RateLimit("1/hour", key=key, max_body="1KB", name="all"), read)
     assert await post(app, "text/plain", [b"a" * 1_000]) == (200, "a" * 1_000)
     assert await post(app, "text/plain", [b"a" * 600, b"a" * 600, b"b"]) == (200, "a" * 1_200 + "b")
     assert "write RateLimit(..., max_body=" in caplog.text
@@ -115,17 +115,17 @@ async def by_json(account: Annotated[str, Body(embed=True)]) -> str:
     return account
 
 
-@pytest.mark.parametrize("place", ["dependency", "decorator"])
+@pytest.mark.parametrize("where", ["dependency", "decorator"])
 @pytest.mark.parametrize(
     ("endpoint", "read"), [(by_json, as_json), (by_form, as_form), (by_form, as_body), (by_form, as_json)]
 )
 def test_what_fastapi_has_read_is_read_again_but_a_form_as_a_form_alone(
-    place: str, endpoint: Any, read: Read, caplog: pytest.LogCaptureFixture
+    where: str, endpoint: Any, read: Read, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def key(request: Request) -> str:
         return str(await read(request))
 
-    client = TestClient(RateLimitMiddleware(FORMS[place](RateLimit("2/hour", key=key), endpoint)))
+    client = TestClient(RateLimitMiddleware(FORMS[where](RateLimit("2/hour", key=key), endpoint)))
     sent = "json" if endpoint is by_json else "data"
     answers = [client.post("/", **{sent: {"account": account}}) for account in "aaab"]
     fails = endpoint is by_form and read is not as_form

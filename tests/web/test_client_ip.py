@@ -138,11 +138,11 @@ class Model:
 
 @given(OPTIONS, st.lists(SCOPES, max_size=12))
 async def test_a_request_without_a_peer_is_one_bucket_unless_its_connection_must_be_gone(
-    options: dict[str, Any], asked: list[tuple[str | None, Any, bool]]
+    options: dict[str, Any], connections: list[tuple[str | None, Any, bool]]
 ) -> None:
     limiter, model = Limiter(MemoryStore(clock=FakeClock())), Model(options)
     app = RateLimitMiddleware(hello, limits=f"{AMOUNT}/hour", limiter=limiter, **options)
-    for client, server, mentioned in asked:
+    for client, server, mentioned in connections:
         scope = scope_of(client=client and (client, 1), server=server)
         if client is None and not mentioned:
             del scope["client"]

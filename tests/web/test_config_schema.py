@@ -148,31 +148,33 @@ scalars = st.booleans() | st.integers() | st.floats() | texts | st.sampled_from(
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3))
 
 
-def places(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+def key_paths(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
     """Return the paths of all values in a document."""
     items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(inner for key, one in items for inner in places(one, (*path, key)))][not path :]
+    return [path, *(inner for key, one in items for inner in key_paths(one, (*path, key)))][not path :]
 
 
-@given(st.sampled_from(places(WHOLE)), st.sampled_from(["replace", "delete", "rename"]), values, st.sampled_from(KEYS))
+@given(
+    st.sampled_from(key_paths(WHOLE)), st.sampled_from(["replace", "delete", "rename"]), values, st.sampled_from(KEYS)
+)
 @settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_file_with_one_change_is_read_or_refused_with_its_place(
-    tmp_path: Path, place: tuple[str | int, ...], change: str, value: Any, other: str
+    tmp_path: Path, key_path: tuple[str | int, ...], change: str, value: Any, other: str
 ) -> None:
     document = deepcopy(WHOLE)
     table: Any = document
-    for part in place[:-1]:
+    for part in key_path[:-1]:
         table = table[part]
     if change == "replace":
-        table[place[-1]] = value
+        table[key_path[-1]] = value
     else:
-        old = table.pop(place[-1])
+        old = table.pop(key_path[-1])
         if change == "rename" and isinstance(table, dict):
             table[other] = old
     said = mistake(document, tmp_path)
     known = "|".join(SCHEMA["properties"])
-    place_of_it = rf"({known})\b|unknown option |not TOML: |expected limits"
-    assert not said or re.fullmatch(f"({place_of_it})[^\n]*", said), said
+    location = rf"({known})\b|unknown option |not TOML: |expected limits"
+    assert not said or re.fullmatch(f"({location})[^\n]*", said), said
 
 
 @given(st.integers(0, len(EXAMPLE)), st.binary(max_size=8), st.integers(0, 40))

@@ -31,8 +31,8 @@ async def test_what_was_used_is_what_is_counted(url: str, limits: Any, rng: rand
 
     async def left_after(estimate: int, used: list[int]) -> int:
         """Return what the limit with the least room has left after a request, by the request that follows it."""
-        for asked in (f"estimate={estimate}&used={used}", "estimate=0&used=[]"):
-            answer = await call(app, query_string=asked.encode())
+        for query in (f"estimate={estimate}&used={used}", "estimate=0&used=[]"):
+            answer = await call(app, query_string=query.encode())
             assert answer.status == 200
         return int(answer.headers["ratelimit"].partition(";r=")[2].partition(";")[0])
 

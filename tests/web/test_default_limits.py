@@ -99,15 +99,15 @@ LABELS: list[tuple[str, str]] = [
 """Requests, and the bucket in which each counts; none where it is exempt."""
 
 
-@pytest.mark.parametrize(("asked", "label"), LABELS, ids=[asked[:40] for asked, _ in LABELS])
-@pytest.mark.parametrize("place", ["around", "around a stack", "within"])
-async def test_each_route_is_a_bucket_unless_it_is_exempt(asked: str, label: str, place: str) -> None:
+@pytest.mark.parametrize(("request_line", "label"), LABELS, ids=[request_line[:40] for request_line, _ in LABELS])
+@pytest.mark.parametrize("position", ["around", "around a stack", "within"])
+async def test_each_route_is_a_bucket_unless_it_is_exempt(request_line: str, label: str, position: str) -> None:
     """Also where the application alone tells its routes, because something between hides them."""
-    stack: list[Any] = {"around": [], "around a stack": [GZipMiddleware], "within": [limited, GZipMiddleware]}[place]
+    stack: list[Any] = {"around": [], "around a stack": [GZipMiddleware], "within": [limited, GZipMiddleware]}[position]
     app = Starlette(routes=ROUTES, middleware=[*map(Middleware, stack)])
-    method, _, target = asked.partition(" ")
+    method, _, target = request_line.partition(" ")
     host, _, path = target.partition("/")
-    middleware = app if place == "within" else limited(app)
+    middleware = app if position == "within" else limited(app)
     found = await counted(middleware, f"/{path}", method, headers={"host": host or "example.com"})
     assert [one.removeprefix("per-route ") for one in found] == [label.replace(":", "|")] * bool(label)
 

@@ -109,18 +109,18 @@ def test_an_answer_goes_out_as_it_came_whatever_it_is_made_of(
 ) -> None:
     given_fields = list(start.get("headers", ()))
     out = asyncio.run(played([*before, start, *after], options, client))
-    place = len(before)
-    others = out[:place] + out[place + 1 :]
+    index = len(before)
+    others = out[:index] + out[index + 1 :]
     assert all(sent is message for sent, message in zip(others, [*before, *after], strict=True))
-    told = dict(out[place])
+    start_sent = dict(out[index])
     assert list(start.get("headers", ())) == given_fields, "a message that is sent again collects no fields"
-    fields = list(told.pop("headers", ()))
+    fields = list(start_sent.pop("headers", ()))
     assert fields[: len(given_fields)] == given_fields
     assert all(sent is own for sent, own in zip(fields, given_fields, strict=False))
     assert {name for name, _ in fields[len(given_fields) :]} <= OURS
     assert bool(fields[len(given_fields) :]) is (options["headers"] is not None)
-    assert told == {name: value for name, value in start.items() if name != "headers"}
-    assert told["status"] is start["status"]
+    assert start_sent == {name: value for name, value in start.items() if name != "headers"}
+    assert start_sent["status"] is start["status"]
 
 
 @pytest.mark.parametrize("status", NO_INTS)
@@ -129,11 +129,11 @@ async def test_a_status_of_any_type_strikes_as_what_it_equals(status: Any) -> No
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body"})
 
-    own, asked = Limiter(), []
-    rule = Rule("*", "9/hour", count_if=lambda status: asked.append(status))
+    own, settled = Limiter(), []
+    rule = Rule("*", "9/hour", count_if=lambda status: settled.append(status))
     middleware = RateLimitMiddleware(app, rules=[rule], limiter=own, bans=BanPolicy("1/m", signals={404: 1}))
     assert (await call(middleware)).start["status"] is status
-    assert asked == [status or 200]
+    assert settled == [status or 200]
     assert (await own.banned(PEER) is not None) is (status == 404)
 
 
@@ -164,12 +164,12 @@ async def test_the_second_use_is_counted_gives_its_permit_back_and_its_refusal_i
         await asyncio.gather(task, return_exceptions=True)
         await middleware(scope, receive, send)
 
-    own = Limiter(observers=[heard := RecordingObserver(without=["exceeded"])])
+    own = Limiter(observers=[observer := RecordingObserver(without=["exceeded"])])
     middleware = RateLimitMiddleware(app, rules=[Rule("*", "5/minute", concurrency=1)], limiter=own)
     answers = [await call(twice) for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
     assert [re.findall(r";r=(\d)", answer.headers["ratelimit"])[0] for answer in answers] == ["3", "1", "0"]
-    assert [(event.kind, event.details["status"]) for event in heard.events] == [("refused", 429)]
+    assert [(event.kind, event.details["status"]) for event in observer.events] == [("refused", 429)]
 
 
 @pytest.mark.parametrize("copy", [False, True])

@@ -96,11 +96,11 @@ def test_the_size_is_bounded_to_the_byte(tmp_path: Path) -> None:
 def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "some"
     path.write_text("192.0.2.0/24\n")
-    fstat, asked = os.fstat, []
+    fstat, calls = os.fstat, []
 
     def writes_between(number: int) -> os.stat_result:
-        asked.append(number)
-        if len(asked) == 2:
+        calls.append(number)
+        if len(calls) == 2:
             path.write_text("192.0.2.0/24\n198.51.100.0/24\n")
         return fstat(number)
 
@@ -141,7 +141,7 @@ class Followed(FollowedFiles):
     def follow(self) -> None:
         """Make the middleware."""
         files = [network(self.path)] if self.kind == "operators" else []
-        limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.heard], networks=files)
+        limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.observer], networks=files)
         if self.kind == "config":
             self.app: Any = RateLimitMiddleware.from_file(hello, self.path, limiter=limiter)
             return
@@ -178,8 +178,8 @@ class Followed(FollowedFiles):
         if self.kind == "config":
             policy = (await call(self.app)).headers["ratelimit-policy"]
             return sorted({int(amount) - MANY for amount in re.findall(r"q=(\d+)", policy)})
-        asked = [(await call(self.app, client=(f"198.51.100.{one}", 1))).status for one in versions]
-        return [one for one, status in zip(versions, asked, strict=True) if status == 403]
+        statuses = [(await call(self.app, client=(f"198.51.100.{one}", 1))).status for one in versions]
+        return [one for one, status in zip(versions, statuses, strict=True) if status == 403]
 
 
 class Watched(RuleBasedStateMachine):
@@ -199,7 +199,7 @@ class Watched(RuleBasedStateMachine):
         """Its version, and whether that can be used; None where it is gone."""
         self.versions = self.at_work = 1
         self.seen = self.decided = self.disk
-        self.told: list[str] = []
+        self.expected: list[str] = []
         self.meanwhile, self.is_read = "reads" if at_first else "", False
         self.file.follow()
         self.next_look_s = self.file.seconds() + 1
@@ -258,11 +258,11 @@ class Watched(RuleBasedStateMachine):
                 self.decided = self.disk
                 is_usable = self.disk is not None and self.disk[1]
                 self.at_work = self.disk[0] if self.disk is not None and is_usable else self.at_work
-                self.told.append("reloaded" if is_usable else "rejected")
+                self.expected.append("reloaded" if is_usable else "rejected")
         anyio.run(self.visit, {before, self.at_work}, backend=self.backend)
         kind = "config_" if self.file.kind == "config" else "list_"
-        found = [one.removeprefix(kind) for one in self.file.heard.kinds if one.startswith(kind)]
-        assert found == self.told
+        found = [one.removeprefix(kind) for one in self.file.observer.kinds if one.startswith(kind)]
+        assert found == self.expected
 
     async def visit(self, versions: set[int]) -> None:
         async def request() -> None:
@@ -274,8 +274,8 @@ class Watched(RuleBasedStateMachine):
             for _ in range(20):
                 tasks.start_soon(request)
         end_of_looks()
-        asked = {self.at_work, *versions, *range(1, self.versions + 1)[-3:]}
-        assert await self.file.at_work(*asked) == [self.at_work]
+        candidates = {self.at_work, *versions, *range(1, self.versions + 1)[-3:]}
+        assert await self.file.at_work(*candidates) == [self.at_work]
 
 
 def test_a_file_that_is_followed_is_as_the_model_says() -> None:

@@ -150,15 +150,15 @@ class Hostile:
         await hello(scope, receive, send)
 
 
-def around(hostile: Any, place: int) -> tuple[Any, dict[str, Any]]:
+def around(hostile: Any, position: int) -> tuple[Any, dict[str, Any]]:
     """Return an application with something hostile in it, and what else is in the scope of its requests."""
-    if place == 0:
+    if position == 0:
         return hostile, {}
-    if place == 1:
+    if position == 1:
         return hello, {"app": hostile, "router": hostile}
-    if place == 2:
+    if position == 2:
         return Starlette(routes=[Mount("/", hostile)]), {}
-    if place == 3:
+    if position == 3:
         return Starlette(routes=[Route("/items/{n:int}", page), hostile]), {}
     app = FastAPI()
     app.add_api_route("/items/{n:int}", page)
@@ -168,11 +168,11 @@ def around(hostile: Any, place: int) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("options", ANY, ids=str)
-@given(seed=st.integers(0, 10_000), place=st.integers(0, 4))
+@given(seed=st.integers(0, 10_000), position=st.integers(0, 4))
 async def test_an_application_that_breaks_when_looked_at_is_served_and_counted(
-    options: dict[str, Any], seed: int, place: int
+    options: dict[str, Any], seed: int, position: int
 ) -> None:
-    app, more = around(Hostile(str(seed)), place)
+    app, more = around(Hostile(str(seed)), position)
     middleware = RateLimitMiddleware(app, **options)
     found = [(await send_scope(middleware, {**scope_of("/items/5"), **more})).status for _ in range(3)]
     assert found == [200, 200, 429]

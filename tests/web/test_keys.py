@@ -208,9 +208,9 @@ async def test_addresses_users_and_parts_of_paths_have_keys_too(address: str) ->
         scope = {**scope_of(), "client": (address, 1)}
         await send_scope(app, scope)
         assert scope["slidegate"].decision.states[0].key == limiter.key_for(key)
-        asked = {"headers": [(b"x-api-key", b"k")], "client": (address, 1)}
+        sent = {"headers": [(b"x-api-key", b"k")], "client": (address, 1)}
         both = combine(client, user, header("X-API-Key"))
-        assert await key_of(both, limiter, user="ann", **asked) == limiter.key_for(both.of(key, "user:ann", "k"))
+        assert await key_of(both, limiter, user="ann", **sent) == limiter.key_for(both.of(key, "user:ann", "k"))
     assert await key_of(user, limiter, user="ann") == limiter.key_for("user:ann") == "user:ann"
     assert await key_of(everyone, limiter) == limiter.key_for("everyone")
     tenant = path_param("tenant")

@@ -30,7 +30,7 @@ def files(tmp_path: Path) -> FollowedFiles:
 
 
 def following(files: FollowedFiles, networks: Networks) -> RateLimitMiddleware:
-    limiter = Limiter(MemoryStore(), observers=[files.heard])
+    limiter = Limiter(MemoryStore(), observers=[files.observer])
     return RateLimitMiddleware(hello, limits="900/hour", blocklist=networks, limiter=limiter)
 
 
@@ -51,8 +51,8 @@ async def test_no_way_of_writing_everybody_makes_a_list_of_everybody(files: Foll
         app = following(files, half)
         files.write("half.netset", "\n".join(chosen))
         await files.visit(app)
-        assert files.heard.kinds == ["list_rejected"]
-        assert "half.netset: covers half of all" in files.heard.events.pop().message
+        assert files.observer.kinds == ["list_rejected"]
+        assert "half.netset: covers half of all" in files.observer.events.pop().message
         assert half == Networks(chosen[::2])
 
 
@@ -95,7 +95,7 @@ async def test_no_lookup_waits_for_a_file_that_is_read(files: FollowedFiles, mon
     go_on.set()
     await asyncio.to_thread(end_of_looks)
     assert read == 1, "nor is it read twice at a time"
-    assert files.heard.kinds == ["list_reloaded"]
+    assert files.observer.kinds == ["list_reloaded"]
     assert networks == Networks(["198.51.100.0/24"])
     assert app.lists["blocklist"] is networks, "it has its file for who looks at the configuration"
 
@@ -147,7 +147,7 @@ async def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_th
             thread.join()
         sys.setswitchinterval(interval)
     assert set(seen) == {(True, True, True), (False, False, True)}, "it raced, and never saw a half"
-    assert files.heard.kinds == ["list_reloaded"] * 16
+    assert files.observer.kinds == ["list_reloaded"] * 16
 
 
 PLAIN = """\

@@ -98,17 +98,17 @@ def test_the_middleware_runs_on_trio_as_well() -> None:
 
 
 async def test_a_condition_of_several_rules_is_asked_once_for_each_request() -> None:
-    asked: list[str] = []
+    paths: list[str] = []
 
     def when(request: Any) -> bool:
-        asked.append(request.url.path)
+        paths.append(request.url.path)
         return True
 
     rules = [Rule("/a", exempt=True, when=lambda request: False)]
     rules += [Rule("*", "9/hour", when=when, name=name) for name in ("one", "two")]
     app = RateLimitMiddleware(hello, rules=rules, bans=BanPolicy(signals={"refused": 1, "4xx": 1, "/honey": 1}))
     assert [await statuses(app, 1, path) for path in ("/a", "/b", "/b")] == [[200]] * 3
-    assert asked == ["/a", "/b", "/b"]
+    assert paths == ["/a", "/b", "/b"]
 
 
 async def test_an_answer_that_breaks_after_its_start_is_not_started_twice() -> None:

@@ -33,14 +33,14 @@ from ..asgi import Answer, attempt, scope_of
 from ..ops.shared_rows import SharedRows
 from .limited import answer, class_of
 from .middlewares import Listener, Log, fields
-from .model import METHODS, PATHS, PROGRAMS, REQUESTS, Asked, Model, Program, Told
+from .model import METHODS, PATHS, PROGRAMS, REQUESTS, Expected, Model, Program, Sent
 
 WORKERS = 2
 
 
 def endpoint_of(program: Program) -> ASGIApp:
     """Return an application whose endpoint has the limits of a program, each in its form."""
-    limits = [(one.form, RateLimit(**one.options())) for one in program.asked]
+    limits = [(one.form, RateLimit(**one.options())) for one in program.limits_in_order]
 
     def of(form: str) -> list[Any]:
         return [Depends(limit) for at, limit in limits if at == form]
@@ -105,44 +105,44 @@ class Middleware(RuleBasedStateMachine):
             app = RateLimitMiddleware(app, rules=rules, limiter=limiters[layer.limiter], **more)
         return app
 
-    @rule(worker=st.integers(0, WORKERS - 1), asked=st.lists(REQUESTS, min_size=1, max_size=6))
-    def requests(self, worker: int, asked: list[Asked]) -> None:
-        for one in asked:
+    @rule(worker=st.integers(0, WORKERS - 1), requests=st.lists(REQUESTS, min_size=1, max_size=6))
+    def requests(self, worker: int, requests: list[Sent]) -> None:
+        for one in requests:
             self.request(worker, one)
 
-    def request(self, worker: int, asked: Asked) -> None:
+    def request(self, worker: int, sent: Sent) -> None:
         self.listener.events.clear()
         self.listener.outcomes.clear()
         self.model.worker = worker
         key_of = self.workers[worker][0].key_for
-        request = Request(scope_of(**asked.fields()))
-        told = self.model.decide(request, int(asked.status), lambda name: key_of(header("X-User").of(name)))
-        self.failed |= told.failed
-        found, error = self.runner.run(attempt(self.apps[worker], **asked.fields()))
-        assert found.status == told.status
-        assert (error is None) is (told.status != 500)
-        self.check_fields(found, told)
-        self.check_events(told)
+        request = Request(scope_of(**sent.fields()))
+        foreseen = self.model.decide(request, int(sent.status), lambda name: key_of(header("X-User").of(name)))
+        self.failed |= foreseen.failed
+        found, error = self.runner.run(attempt(self.apps[worker], **sent.fields()))
+        assert found.status == foreseen.status
+        assert (error is None) is (foreseen.status != 500)
+        self.check_fields(found, foreseen)
+        self.check_events(foreseen)
 
-    def check_fields(self, found: Answer, told: Told) -> None:
-        if told.status in (403, 429):
-            assert found.headers.get("retry-after") == (told.retry_after_s and str(told.retry_after_s))
+    def check_fields(self, found: Answer, foreseen: Expected) -> None:
+        if foreseen.status in (403, 429):
+            assert found.headers.get("retry-after") == (foreseen.retry_after_s and str(foreseen.retry_after_s))
             return
         policy, left = (fields(found.headers.get(name, "")) for name in ("ratelimit-policy", "ratelimit"))
         shown = [(name, one["q"], one["w"], rest["r"]) for (name, one), (_, rest) in zip(policy, left, strict=True)]
         # In the fields of one middleware the second limit of a name has a number.
-        assert sorted((name.removesuffix("_2"), *rest) for name, *rest in shown) == sorted(told.policies)
+        assert sorted((name.removesuffix("_2"), *rest) for name, *rest in shown) == sorted(foreseen.policies)
         if len(self.program.layers) == 1:
             assert len({name for name, *_ in shown}) == len(shown)
 
-    def check_events(self, told: Told) -> None:
-        heard = [(event.kind, event.details["rule"], event.details["key"]) for event in self.listener.events]
-        assert [one for one in heard if one[0] != "refused"] == told.events
-        refused = [name for kind, name, _ in heard if kind == "refused"]
-        assert len(refused) == bool(told.refused_by)
-        assert {*refused} <= told.refused_by
+    def check_events(self, foreseen: Expected) -> None:
+        emitted = [(event.kind, event.details["rule"], event.details["key"]) for event in self.listener.events]
+        assert [one for one in emitted if one[0] != "refused"] == foreseen.events
+        refused = [name for kind, name, _ in emitted if kind == "refused"]
+        assert len(refused) == bool(foreseen.refused_by)
+        assert {*refused} <= foreseen.refused_by
         outcomes = [(one.status, one.ended) for one in self.listener.outcomes]
-        assert outcomes == [(told.status, "refused" if refused else "success")] * len(told.limiters)
+        assert outcomes == [(foreseen.status, "refused" if refused else "success")] * len(foreseen.limiters)
 
     @precondition(lambda self: self.model.changeable())
     @rule(data=st.data(), amount=st.sampled_from([1, 2, 4, 7]))

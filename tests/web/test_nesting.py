@@ -39,8 +39,8 @@ async def test_a_middleware_that_has_returned_is_above_nothing_any_more() -> Non
     assert await statuses(app, 2, method="POST") == [429, 429]
 
 
-ASKED: dict[str, dict[str, Any]] = {
-    "named": {"limits": "2/minute", "name": "asked"},
+NAMING: dict[str, dict[str, Any]] = {
+    "named": {"limits": "2/minute", "name": "named"},
     "unnamed": {"limits": "2/minute"},
     "by a function": {"limits": lambda request: "2/minute"},
     "everyone": {"limits": "2/minute", "key": everyone, "cost": lambda request: 1},
@@ -49,12 +49,12 @@ PAUSES = st.lists(st.sampled_from([1, 10, 30, 60]), max_size=4)
 
 
 @pytest.mark.parametrize("at", ["rule", "dependency", "checked"])
-@pytest.mark.parametrize("how", ASKED)
+@pytest.mark.parametrize("how", NAMING)
 @given(requests=st.lists(PAUSES, max_size=8))
 async def test_a_refused_request_that_asks_again_is_decided_again(at: str, how: str, requests: list[list[int]]) -> None:
     clock, spent, ear = FakeClock(), list[int](), Listener()
     limiter = Limiter(MemoryStore(clock=clock), observers=[ear])
-    within = limited(at, limiter=limiter, **ASKED[how]) if at == "rule" else FORMS[at](RateLimit(**ASKED[how]), page)
+    within = limited(at, limiter=limiter, **NAMING[how]) if at == "rule" else FORMS[at](RateLimit(**NAMING[how]), page)
     pauses: list[int] = []
 
     async def patient(scope: Scope, receive: Receive, send: Send) -> None:

@@ -54,7 +54,7 @@ async def test_another_version_takes_over_and_one_that_cannot_be_used_changes_no
     files = FollowedFiles(tmp_path)
     records = OTHER, TENCENT, {"country": {"iso_code": "NL"}}
     other, banned, country = (written(tmp_path / "made", {"8.8.8.0/24": one}).read_bytes() for one in records)
-    limiter = Limiter(networks=[network(files.write("asn.mmdb", other))], observers=[files.heard])
+    limiter = Limiter(networks=[network(files.write("asn.mmdb", other))], observers=[files.observer])
     app = RateLimitMiddleware(hello, limits="100/hour", limiter=limiter)
     await limiter.ban("asn:132203", "1d")
 
@@ -66,7 +66,7 @@ async def test_another_version_takes_over_and_one_that_cannot_be_used_changes_no
     assert [await status(content) for content in (other, banned)] == [200, 403]
     for content in (b"", b"no database", banned[:-200], banned[:60], country):
         assert await status(content) == 403, "nor does a file without operators take the place of one that has them"
-    kinds = [kind for kind in files.heard.kinds if kind.startswith("list_")]
+    kinds = [kind for kind in files.observer.kinds if kind.startswith("list_")]
     assert kinds == ["list_reloaded", "list_reloaded", *["list_rejected"] * 5]
     assert await status(other) == 200
 

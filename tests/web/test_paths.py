@@ -101,8 +101,8 @@ async def test_a_scope_with_odd_values_is_counted_by_all_that_could_mean_it(
         Rule("/a", "9/minute", when=lambda request: True, name="when"),
         Rule("*", "9/minute", methods=["GET", "POST"], name="all"),
     ]
-    heard = RecordingObserver()
-    limiter, bans = Limiter(observers=[heard]), BanPolicy(signals={"/trap": "ban"})
+    observer = RecordingObserver()
+    limiter, bans = Limiter(observers=[observer]), BanPolicy(signals={"/trap": "ban"})
     middleware = RateLimitMiddleware(hello, rules=rules, default_limits="9/minute", limiter=limiter, bans=bans)
     scopes, later = [scope_of("/a", type=kind) for _ in range(4)], time.monotonic() + 61
     for scope in scopes:
@@ -115,7 +115,7 @@ async def test_a_scope_with_odd_values_is_counted_by_all_that_could_mean_it(
     *before, last = [scope["slidegate"].decision.reason for scope in scopes]
     assert before == ["ok", "ok", "limited"]
     assert last == "banned" or "client" in odd
-    assert "refused" in heard.kinds
+    assert "refused" in observer.kinds
     left_out = re.findall(r"selecting rules failed.*suppressed=(\d+)", caplog.text)
     assert left_out == (["0", "2"] if left_out or "path" in odd else []), "odd requests fill no log"
 

@@ -19,7 +19,7 @@ from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule, path_param
 
 from ..asgi import scope_of, send_scope
 from .middlewares import checks
-from .route_trees import PLENTY, Place, Tree, filled, parameters
+from .route_trees import PLENTY, Location, Tree, filled, parameters
 
 ORDINARY = re.compile(r"(?:/(?!\.\.?(?:/|$))[^/;\s]+)+/?")
 """Paths of which no router makes anything else than they say."""
@@ -68,7 +68,7 @@ def exactly(written: str, text: str) -> bool:
     return compile_path(written)[0].fullmatch(text) is not None
 
 
-class Asked(NamedTuple):
+class Sent(NamedTuple):
     """A request, and the labels and keys by which limits counted it."""
 
     kind: str
@@ -87,8 +87,8 @@ class Asked(NamedTuple):
 
     def names(self, rule: Rule, method: str) -> bool:
         """Tell whether a rule names its type and a method, as they are written."""
-        asked = method if self.kind == "http" else "GET"
-        return rule.connection in (None, self.kind) and (rule.methods is None or asked in rule.methods)
+        method = method if self.kind == "http" else "GET"
+        return rule.connection in (None, self.kind) and (rule.methods is None or method in rule.methods)
 
     def is_free(self, rule: Rule, text: str, reached: str) -> bool:
         """Tell whether a rule may end the list before it: as it stands, not as it could be read."""
@@ -96,13 +96,13 @@ class Asked(NamedTuple):
         return named and exactly(rule.paths[0], text) and exactly(rule.paths[0], reached)
 
 
-def reads_apart(handler: Place, tree: Tree, asked: Asked) -> bool:
+def reads_apart(handler: Location, tree: Tree, sent: Sent) -> bool:
     """Return whether the application of a handler reads another path than the one directly behind the middleware.
 
     It does if it is mounted, and has a root path of its own, or the path does not begin with that of the server.
     """
-    own = getattr(tree.app, "root_path", "") or asked.root
-    return handler.reads_apart or (handler.is_mounted and own != "" and not f"{asked.path}/".startswith(f"{own}/"))
+    own = getattr(tree.app, "root_path", "") or sent.root
+    return handler.reads_apart or (handler.is_mounted and own != "" and not f"{sent.path}/".startswith(f"{own}/"))
 
 
 def generous(path: str) -> re.Pattern[str]:
@@ -147,17 +147,17 @@ class Judge:
 
     async def judge(self, spellings: int) -> "Judge":
         for _ in range(spellings):
-            asked = await self.ask()
-            found = [(name, one) for name, values in self.tree.served for one in self.lacking(name, values, asked)]
-            if not self.tree.roots and asked.path.startswith(f"{asked.root}/") and not ODD.search(asked.path):
-                found += self.misread(asked.keys)
-                if asked.root in ("", "/api") and asked.method != "post":
-                    found += self.unlike_patterns(asked)
+            sent = await self.ask()
+            found = [(name, one) for name, values in self.tree.served for one in self.lacking(name, values, sent)]
+            if not self.tree.roots and sent.path.startswith(f"{sent.root}/") and not ODD.search(sent.path):
+                found += self.misread(sent.keys)
+                if sent.root in ("", "/api") and sent.method != "post":
+                    found += self.unlike_patterns(sent)
             self.ran += len(self.tree.served)
-            self.wrong += [f"{asked}: {self.tree.handlers.get(name)} {problem}" for name, problem in found]
+            self.wrong += [f"{sent}: {self.tree.handlers.get(name)} {problem}" for name, problem in found]
         return self
 
-    async def ask(self) -> Asked:
+    async def ask(self) -> Sent:
         tree, random = self.tree, self.tree.random
         tree.served.clear()
         path, root = tree.spelling(random.choice([0, 1, None])), random.choice(ROOTS)
@@ -166,35 +166,35 @@ class Judge:
         headers = {"host": random.choice(["api.example.org", "x.example.org"])}
         scope = scope_of(path, method, raw_path=b"/", root_path=root, type=kind, headers=headers, subprotocols=[])
         await send_scope(self.app, scope)
-        return Asked(kind, method, path, root, [(bucket.label, key) for bucket, key, _ in checks(scope)])
+        return Sent(kind, method, path, root, [(bucket.label, key) for bucket, key, _ in checks(scope)])
 
-    def lacking(self, name: str, values: dict[str, str], asked: Asked) -> list[str]:
+    def lacking(self, name: str, values: dict[str, str], sent: Sent) -> list[str]:
         """Return the limits that a request which reached a handler was not counted on."""
-        tree, handler, counted, lacking = self.tree, self.tree.handlers[name], asked.counted, list[str]()
-        text = asked.text(tree.app)
+        tree, handler, counted, lacking = self.tree, self.tree.handlers[name], sent.counted, list[str]()
+        text = sent.text(tree.app)
         # A router reads 5 from 05: what it has read is written as it was spelled, if the spelling reveals it.
         reached = text if exactly(handler.path, text) else filled(handler.path, values)
-        at = next(place for place, rule in enumerate(self.rules) if rule.name == name)
-        ends = [asked.is_free(rule, text, reached) for rule in self.rules]
-        if asked.names(self.rules[at], asked.method.upper()) and name not in counted and not any(ends[:at]):
+        at = next(index for index, rule in enumerate(self.rules) if rule.name == name)
+        ends = [sent.is_free(rule, text, reached) for rule in self.rules]
+        if sent.names(self.rules[at], sent.method.upper()) and name not in counted and not any(ends[:at]):
             lacking.append("its rule")
         if handler.inner is not None and f"inner_{name}" not in counted:
             lacking.append("the rule of a middleware within")
-        if lacking and reads_apart(handler, tree, asked):
+        if lacking and reads_apart(handler, tree, sent):
             self.apart, lacking = self.apart + 1, []
         if name in tree.shared and not any(one.endswith("shared") for one in counted):
             lacking.append("the limit at the endpoint")
         # What a mounted application makes of the path is its own: a rule ends the list for the path that it is given.
-        is_free = handler.is_mounted and any(asked.is_free(rule, text, text) for rule in self.rules)
-        if not self.is_routed(name, asked, is_free or any(ends)):
+        is_free = handler.is_mounted and any(sent.is_free(rule, text, text) for rule in self.rules)
+        if not self.is_routed(name, sent, is_free or any(ends)):
             lacking.append("the limit of its route")
         return [f"is not counted on {one}" for one in lacking]
 
-    def is_routed(self, name: str, asked: Asked, is_ended: bool) -> bool:
+    def is_routed(self, name: str, sent: Sent, is_ended: bool) -> bool:
         """Tell whether the default limits count a request once, as one to the route of a handler."""
-        routes = [label for label in asked.counted if label.startswith("per-route ")]
+        routes = [label for label in sent.counted if label.startswith("per-route ")]
         if name in self.exempt:  # what readers make several texts of is no request to it
-            return routes == ["per-route *"] * bool(ODD.search(asked.path)) or (is_ended and routes == [])
+            return routes == ["per-route *"] * bool(ODD.search(sent.path)) or (is_ended and routes == [])
         if routes == []:
             return is_ended
         return routes == [self.routes.setdefault(name, routes[0])] != ["per-route *"]
@@ -212,9 +212,9 @@ class Judge:
             found += [(name, f"with {values} is counted by {own}")] * (own not in ([], [expected]))
         return found
 
-    def unlike_patterns(self, asked: Asked) -> list[tuple[str, str]]:
+    def unlike_patterns(self, sent: Sent) -> list[tuple[str, str]]:
         """Return what an ordinary path is counted on against the patterns that rules are written in."""
-        path = asked.path[len(asked.root) :]
+        path = sent.path[len(sent.root) :]
         if not ORDINARY.fullmatch(path) or "/files/" in path or "/other/" in path:
             return []
         may = [path, path.removesuffix("/") if path[-1] == "/" else f"{path}/"]
@@ -222,13 +222,13 @@ class Judge:
             may.append(f"{path}/")
         expected, allowed = [], set()
         for rule, pattern, most in self.patterns:
-            named = asked.names(rule, asked.method)
+            named = sent.names(rule, sent.method)
             matched = named and pattern.fullmatch(path) is not None
             expected += [rule.name] * (matched and not rule.exempt)
             allowed |= {rule.name} if named and any(map(most.fullmatch, may)) else set()
             if matched and rule.final:
                 break
-        outer = [name for name in asked.counted if re.fullmatch(r"[hf]\d+", name)]
+        outer = [name for name in sent.counted if re.fullmatch(r"[hf]\d+", name)]
         is_right = [name for name in outer if name in expected] == expected and allowed.issuperset(outer)
         return [] if is_right else [("", f"counted on {outer}, and not on {expected} and at most {allowed}")]
 

@@ -55,11 +55,11 @@ def bounded() -> Iterator[None]:
         sys.setprofile(before)
 
 
-def circle(framework: Any, *places: str) -> Any:
+def circle(framework: Any, *prefixes: str) -> Any:
     """Return an application that is mounted in itself at each of some places."""
     app = framework()
     app.router.routes.append(Route("/x", RateLimit("900/minute")(page)))
-    app.router.routes += [Mount(place, app) for place in places]
+    app.router.routes += [Mount(prefix, app) for prefix in prefixes]
     app.router.routes.append(Host("{name}.example.org", app))
     return app
 
@@ -81,16 +81,16 @@ OPTIONS: list[dict[str, Any]] = [
 
 @pytest.mark.interpreted("the calls of compiled functions are not seen")
 @pytest.mark.parametrize("framework", [Starlette, FastAPI, Still])
-@pytest.mark.parametrize("places", [("", ""), ("/a", "/b"), ("/{a}", "/{b}")])
+@pytest.mark.parametrize("prefixes", [("", ""), ("/a", "/b"), ("/{a}", "/{b}")])
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(reversed(options)))
 async def test_an_application_mounted_twice_in_itself_is_served_and_counted_and_no_way_followed_twice(
-    framework: Any, places: tuple[str, ...], options: Any
+    framework: Any, prefixes: tuple[str, ...], options: Any
 ) -> None:
-    if framework is not Still and "" in places:
+    if framework is not Still and "" in prefixes:
         return  # their own routers never end
     path = "/a/b" * 40 if framework is Still else "/a/b/x"
     with bounded():
-        middleware = RateLimitMiddleware(circle(framework, *places), **options)
+        middleware = RateLimitMiddleware(circle(framework, *prefixes), **options)
         assert await statuses(middleware, 3, path) == [200, 200, 429]
 
 

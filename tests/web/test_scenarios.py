@@ -10,7 +10,7 @@ from .limited import FORMS
 from .stage import Stage
 
 SCENARIOS = Path(__file__).with_name("scenarios")
-PLACES = {"site": [""], "forms": [*FORMS], "everywhere": ["rule", *FORMS]}
+POSITIONS = {"site": [""], "forms": [*FORMS], "everywhere": ["rule", *FORMS]}
 """Where a scenario is played, by its first verb."""
 
 
@@ -20,20 +20,23 @@ def lines_of(path: Path) -> list[str]:
 
 async def played(scenario: list[str], virtual: VirtualTime, directory: Path) -> list[str]:
     """Return the answers to the lines of one scenario; where places differ, those of each."""
-    places = PLACES[scenario[0].partition(" ")[0]]
+    positions = POSITIONS[scenario[0].partition(" ")[0]]
     found = []
-    for place in places:
-        async with Stage(virtual, directory, place) as stage:
+    for position in positions:
+        async with Stage(virtual, directory, position) as stage:
             found.append(await stage.play(*scenario))
     return [
-        answers[0] if len(set(answers)) == 1 else differing(places, answers) for answers in zip(*found, strict=True)
+        answers[0] if len(set(answers)) == 1 else differing(positions, answers) for answers in zip(*found, strict=True)
     ]
 
 
-def differing(places: list[str], answers: tuple[str, ...]) -> str:
+def differing(positions: list[str], answers: tuple[str, ...]) -> str:
     """Return each answer behind the places where it is given."""
-    said = {answer: [place for place, own in zip(places, answers, strict=True) if own == answer] for answer in answers}
-    return "\n".join(f"{', '.join(places)}: {answer}" for answer, places in said.items())
+    said = {
+        answer: [position for position, own in zip(positions, answers, strict=True) if own == answer]
+        for answer in answers
+    }
+    return "\n".join(f"{', '.join(positions)}: {answer}" for answer, positions in said.items())
 
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.txt")), ids=lambda path: path.stem)
@@ -41,7 +44,7 @@ async def test_scenarios(path: Path, tmp_path: Path, texts: Callable[..., None])
     virtual, answers = VirtualTime(), list[str]()
     scenario: list[str] = []
     for line in [*lines_of(path), "site"]:
-        if line.split(" ", 1)[0] in PLACES and scenario:
+        if line.split(" ", 1)[0] in POSITIONS and scenario:
             answers += await played(scenario, virtual, tmp_path)
             scenario = []
         scenario.append(line)

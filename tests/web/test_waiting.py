@@ -52,7 +52,7 @@ class Losing:
 
     def __init__(self, *messages: Message) -> None:
         self.messages = list(messages)
-        self.heard = b""
+        self.received = b""
         self.lost = 0
 
     async def receive(self) -> Message:
@@ -66,11 +66,11 @@ class Losing:
         return taken
 
     async def send(self, message: Message) -> None:
-        self.heard += message.get("body") or message.get("text", "").encode()
+        self.received += message.get("body") or message.get("text", "").encode()
 
 
 @pytest.mark.parametrize("kind", ["http", "websocket"])
-@pytest.mark.parametrize("at", ["window", "place", "endpoint"])
+@pytest.mark.parametrize("at", ["window", "permit", "endpoint"])
 async def test_a_server_that_loses_messages_when_a_read_is_cancelled_loses_none(at: str, kind: str) -> None:
     async def read(request: Any) -> PlainTextResponse:
         return PlainTextResponse(await request.body())
@@ -81,7 +81,7 @@ async def test_a_server_that_loses_messages_when_a_read_is_cancelled_loses_none(
         await socket.send_text(await socket.receive_text())
         await socket.close()
 
-    options: Any = {"concurrency": 1} if at == "place" else {"limits": "1/20ms"}
+    options: Any = {"concurrency": 1} if at == "permit" else {"limits": "1/20ms"}
     limit = RateLimit(**options, wait="10s") if at == "endpoint" else RateLimit("99/s")
     rules = [] if at == "endpoint" else [Rule("*", **options, wait="10s")]
     app = Starlette(routes=[Route("/", limit(read), methods=["POST"]), WebSocketRoute("/", talk)])
@@ -95,7 +95,7 @@ async def test_a_server_that_loses_messages_when_a_read_is_cancelled_loses_none(
         await asyncio.gather(
             *(middleware(scope_of("/", "POST", type=kind), server.receive, server.send) for server in servers)
         )
-    assert [(server.heard, server.lost) for server in servers] == [(b"ab", 0)] * 4
+    assert [(server.received, server.lost) for server in servers] == [(b"ab", 0)] * 4
 
 
 @pytest.mark.parametrize("at", ["rule", "decorator"])
@@ -158,15 +158,15 @@ async def test_a_body_is_there_after_two_limits_waited_at_once(again: bool) -> N
     one, other = RateLimit("1/50ms", wait="10s", name="one"), RateLimit("1/60ms", wait="10s", name="other")
 
     async def page(request: Any) -> Response:
-        asked = Request(request.scope, request.receive) if again else request
-        await asyncio.gather(one.check(request), other.check(asked))
-        return PlainTextResponse(await asked.body())
+        own_request = Request(request.scope, request.receive) if again else request
+        await asyncio.gather(one.check(request), other.check(own_request))
+        return PlainTextResponse(await own_request.body())
 
     middleware = RateLimitMiddleware(starlette(page), rules=[], limiter=Limiter())
     servers = [Losing(*_body(b"a", b"b")) for _ in range(2)]
     posts = (middleware(scope_of(method="POST"), server.receive, server.send) for server in servers)
     await asyncio.wait_for(asyncio.gather(*posts), 60)
-    assert [server.heard for server in servers] == [b"ab", b"ab"]
+    assert [server.received for server in servers] == [b"ab", b"ab"]
 
 
 def _body(*pieces: bytes) -> list[Message]:

@@ -40,14 +40,14 @@ def test_what_is_exported_is_imported_as_it_was_without_what_is_over(exported: l
 
 
 @given(st.integers(0, 2), st.none() | st.integers() | st.sampled_from([[], {}, "ban", ["ban"]]), st.data())
-def test_a_row_that_is_none_or_lacks_a_field_is_named(place: int, row: Any, data: st.DataObject) -> None:
+def test_a_row_that_is_none_or_lacks_a_field_is_named(index: int, row: Any, data: st.DataObject) -> None:
     assert from_rows(rows()[:1], NOW_US) == []
     spoiled: list[Any] = rows()
     if data.draw(st.booleans()):
-        spoiled[place] = row
+        spoiled[index] = row
     else:
-        del spoiled[place][data.draw(st.sampled_from([*spoiled[place]]))]
-    with pytest.raises(ConfigurationError, match=f"^bans, row {place + 1}: cannot be read: "):
+        del spoiled[index][data.draw(st.sampled_from([*spoiled[index]]))]
+    with pytest.raises(ConfigurationError, match=f"^bans, row {index + 1}: cannot be read: "):
         from_rows(spoiled, NOW_US)
 
 

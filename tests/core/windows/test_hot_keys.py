@@ -39,7 +39,7 @@ def streams(draw: st.DrawFn) -> Stream:
 @given(streams(), st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 30))
 def test_hot_keys_are_those_over_the_threshold_within_the_error(made: Stream, several: list[int], most: int) -> None:
     keys = hot_keys(made.capacity, made.threshold, made.slices * made.slice_us, made.slices)
-    exact, now_us, hot, told = Plain[str](made.slice_us, made.slices + 1), 1_000, set[str](), set[str]()
+    exact, now_us, hot, reported = Plain[str](made.slice_us, made.slices + 1), 1_000, set[str](), set[str]()
     for number, (span_us, key) in enumerate(made.hits):
         now_us = max(now_us + span_us, 0)
         hits = several[number % len(several)]
@@ -57,8 +57,8 @@ def test_hot_keys_are_those_over_the_threshold_within_the_error(made: Stream, se
             assert found.keys() >= {name for name in looked_at if recent[name] > made.threshold + error - slack}
         for name, least in found.items():
             assert made.threshold - slack < least <= recent[name] <= least + error
-        told.update([key] if became_hot else ())
-        assert found.keys() <= told, "who is hot was said to become so"
+        reported.update([key] if became_hot else ())
+        assert found.keys() <= reported, "who is hot was said to become so"
         assert not became_hot or recent[key] > made.threshold - slack
         assert top == sorted(top, key=lambda entry: (-entry[1], entry[0]))
         for name, least in top:
@@ -97,12 +97,12 @@ def test_room_is_made_among_the_hot_before_it_runs_out() -> None:
 
 
 def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing() -> None:
-    keys, rounds, told = hot_keys(10, 10, 100_000, slices=50), 50, list[str]()
+    keys, rounds, reported = hot_keys(10, 10, 100_000, slices=50), 50, list[str]()
 
     def hit(number: int, thread: int) -> None:
         if keys.hit(f"t{thread % 4}", number * keys.slice_us):
-            told.append(f"t{thread % 4}")
+            reported.append(f"t{thread % 4}")
 
     race(hit, rounds)
     assert keys.hot((rounds - 1) * keys.slice_us) == {f"t{thread}": 2 * rounds for thread in range(THREADS // 2)}
-    assert sorted(told) == [f"t{thread}" for thread in range(4)], "each is told to one of them"
+    assert sorted(reported) == [f"t{thread}" for thread in range(4)], "each is told to one of them"

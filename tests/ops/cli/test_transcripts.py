@@ -46,8 +46,8 @@ def since_now(found: re.Match[str]) -> str:
 class Terminal:
     """Runs the lines of a transcript in a directory of its own."""
 
-    def __init__(self, slidegate: Command, place: Path, monkeypatch: pytest.MonkeyPatch, url: str = "") -> None:
-        self.slidegate, self.home, self.url, self.monkeypatch = slidegate, place / "home", url, monkeypatch
+    def __init__(self, slidegate: Command, directory: Path, monkeypatch: pytest.MonkeyPatch, url: str = "") -> None:
+        self.slidegate, self.home, self.url, self.monkeypatch = slidegate, directory / "home", url, monkeypatch
         self.servers, self.address = ExitStack(), ""
         self.home.mkdir()
         monkeypatch.chdir(self.home)

@@ -99,8 +99,8 @@ class Site:
         fields.update({name.replace("_", "-"): value for name, value in headers.items()})
         sent = {name: value for name, value in fields.items() if value is not None}
         path, _, query = path.partition("?")
-        place: dict[str, Any] = {"query_string": query.encode(), "client": ("192.0.2.1", 99)}
-        answer = await call(self.app, f"/slidegate/{path}", method, body, headers=sent, **place)
+        sender: dict[str, Any] = {"query_string": query.encode(), "client": ("192.0.2.1", 99)}
+        answer = await call(self.app, f"/slidegate/{path}", method, body, headers=sent, **sender)
         assert {name: answer.headers.get(name) for name in SECURITY} == SECURITY
         assert SECRET not in f"{answer.start} {answer.body.decode()}"
         return answer

@@ -86,13 +86,13 @@ CHOICES: dict[str, list[Any]] = {
 WHO = {"bearer": f"Bearer {TOKEN}", "basic": basic(TOKEN), "wrong": f"Bearer {'w' * 20}", "nobody": None}
 
 
-def may_change(asked: dict[str, Any]) -> bool:
+def may_change(request: dict[str, Any]) -> bool:
     """Return, as a simple model, whether a request may change something."""
-    host = str(asked["host"])
-    own = [f"https://{host}"] + [f"http://{host}"] * (asked["scheme"] == "http")
-    of_page = asked["site"] == "same-origin" or (asked["site"] is None and asked["origin"] in own)
-    known = asked["who"] == "bearer" or (asked["who"] == "basic" and of_page)
-    return known and asked["body"] == BODY and asked["type"] in CHOICES["type"][:2]
+    host = str(request["host"])
+    own = [f"https://{host}"] + [f"http://{host}"] * (request["scheme"] == "http")
+    of_page = request["site"] == "same-origin" or (request["site"] is None and request["origin"] in own)
+    known = request["who"] == "bearer" or (request["who"] == "basic" and of_page)
+    return known and request["body"] == BODY and request["type"] in CHOICES["type"][:2]
 
 
 async def test_every_pair_of_conditions_changes_what_the_model_allows(
@@ -104,13 +104,13 @@ async def test_every_pair_of_conditions_changes_what_the_model_allows(
     good = {name: choices[0] for name, choices in CHOICES.items()}
     for one, other in product(CHOICES, CHOICES):
         for who, first, second in product(WHO, CHOICES[one], CHOICES[other]):
-            asked = {**good, "who": who, one: first, other: second}
-            fields = {"host": asked["host"], "origin": asked["origin"], "sec-fetch-site": asked["site"]}
-            fields |= {"content-type": asked["type"], "authorization": WHO[asked["who"]]}
+            request = {**good, "who": who, one: first, other: second}
+            fields = {"host": request["host"], "origin": request["origin"], "sec-fetch-site": request["site"]}
+            fields |= {"content-type": request["type"], "authorization": WHO[request["who"]]}
             headers = {name: value for name, value in fields.items() if value is not None}
-            await call(site.dashboard, "/api/bans", "PUT", asked["body"], headers=headers, scheme=asked["scheme"])
-            assert await changed(site) == may_change(asked), asked
-            count += may_change(asked)
+            await call(site.dashboard, "/api/bans", "PUT", request["body"], headers=headers, scheme=request["scheme"])
+            assert await changed(site) == may_change(request), request
+            count += may_change(request)
     assert count > 50
 
 

@@ -48,8 +48,8 @@ def test_chart_of_any_numbers_is_well_formed_and_inside_its_place(steps: list[di
         titles = [title.text or "" for title in lines.iter("title")]
         assert len(titles) == len(chart.rows) == len(done)
         for title, (when, texts) in zip(titles, chart.rows, strict=True):
-            told = [f"{name} {text}" for name, text in zip(chart.names, texts, strict=True)]
-            said = [one for one in told if not one.endswith((" 0", f" {charts.NOTHING}"))]
+            legend = [f"{name} {text}" for name, text in zip(chart.names, texts, strict=True)]
+            said = [one for one in legend if not one.endswith((" 0", f" {charts.NOTHING}"))]
             assert title == f"{when}: {', '.join(said) or 'none'}"
         labels = list(tree[2].iter("text"))
         assert len(labels) <= charts.MAX_TICKS
@@ -63,8 +63,8 @@ def test_areas_are_stacked_in_the_order_of_the_legend(steps: list[dict[str, Any]
     for path in ET.fromstring(f"<div>{chart.drawing}</div>")[1].iter("path"):
         if path.attrib["class"].startswith("line"):
             tops[path.attrib["class"].split()[1]] = [y for _, y in points(path.attrib["d"])]
-    drawn = [tops[f"s{place}"] for place in range(len(COUNTS)) if f"s{place}" in tops]
-    assert {f"s{place}" for place, name in enumerate(COUNTS) if any(step[name] for step in steps[:-1])} == {*tops}
+    drawn = [tops[f"s{index}"] for index in range(len(COUNTS)) if f"s{index}" in tops]
+    assert {f"s{index}" for index, name in enumerate(COUNTS) if any(step[name] for step in steps[:-1])} == {*tops}
     for below, above in pairwise(drawn):
         assert all(high <= low + 0.01 for low, high in zip(below, above, strict=True))
 

@@ -49,9 +49,9 @@ def requests(name: str) -> list[AccessRecord]:
     return found
 
 
-def read(place: Path, content: bytes) -> tuple[AccessLogs, list[AccessRecord]]:
+def read(directory: Path, content: bytes) -> tuple[AccessLogs, list[AccessRecord]]:
     """Read a file with a content."""
-    file = place / "some.log"
+    file = directory / "some.log"
     file.write_bytes(content)
     logs = AccessLogs([str(file)])
     return logs, list(logs)
@@ -263,7 +263,7 @@ def test_records_within_the_buffer_are_sorted_and_none_is_lost(
     late = sum(map(int.__gt__, itertools.accumulate(found, max), found))
     assert logs.late == late
     orders = [sorted(range(len(part)), key=part.__getitem__) for part in (seconds[at::files] for at in range(files))]
-    if all(abs(place - before) <= buffered // 2 for order in orders for place, before in enumerate(order)):
+    if all(abs(position - before) <= buffered // 2 for order in orders for position, before in enumerate(order)):
         assert found == sorted(seconds)
 
 

@@ -12,18 +12,18 @@ from ..conftest import Opened
 
 
 @pytest.fixture
-def heard() -> RecordingObserver:
+def observer() -> RecordingObserver:
     """What the stores of a test tell."""
     return RecordingObserver()
 
 
 @pytest.fixture
-def opened(opened_as: Opened, heard: RecordingObserver) -> Opened:
+def opened(opened_as: Opened, observer: RecordingObserver) -> Opened:
     """Open LMDB stores; all are closed at the end of the test."""
 
-    def opened(place: str = "store", **options: Any) -> Any:
-        store = opened_as("lmdb", place, **options)
-        store.observe(heard)
+    def opened(name: str = "store", **options: Any) -> Any:
+        store = opened_as("lmdb", name, **options)
+        store.observe(observer)
         return store
 
     return opened

@@ -96,7 +96,7 @@ def test_without_an_event_loop_many_bans_are_imported_too(store: Any, clock: Fak
 
 
 def test_each_event_of_threads_that_ban_at_once_is_told_once(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[object] = []
+    emitted: list[object] = []
     events = Transaction.events
 
     def slowly(transaction: Transaction) -> Any:
@@ -104,7 +104,7 @@ def test_each_event_of_threads_that_ban_at_once_is_told_once(store: Any, monkeyp
         return events(transaction)
 
     monkeypatch.setattr(Transaction, "events", slowly)
-    store.observe(lambda event: told.append(event.details["key"]))
+    store.observe(lambda event: emitted.append(event.details["key"]))
     keys = [[f"user:{thread}-{number}" for number in range(50)] for thread in range(4)]
 
     def ban(thread: int) -> None:
@@ -114,7 +114,7 @@ def test_each_event_of_threads_that_ban_at_once_is_told_once(store: Any, monkeyp
 
     with hurried():
         at_once(ban, threads=len(keys))
-    assert sorted(map(str, told)) == sorted(key for some in keys for key in some)
+    assert sorted(map(str, emitted)) == sorted(key for some in keys for key in some)
 
 
 # -- commands of operators, which have more time than requests, whoever asks in between --------------------------------

@@ -17,7 +17,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from .processes import SMALL, child
 
 HOUR_US = 3_600_000_000
-ASKED = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
+CHECKS = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
 PLAN = ((Bucket("plan", parse_limits(Quota("5/year"))), "user:ann", 2),)
 POLICY = BanPolicy("1/minute", "1h", factor=2, forgive="400d")
 
@@ -26,13 +26,13 @@ class Machine:
     """A machine that can be started again, and its stores, which tell what happens to them."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.path, self.boot, self.heard = path, "1", RecordingObserver()
+        self.path, self.boot, self.observer = path, "1", RecordingObserver()
         self.wall, self.stores = FakeClock(10**15), list[Any]()
         monkeypatch.setattr(opening, "boot_id", lambda: self.boot)
 
     def store(self, **options: Any) -> Any:
         self.stores.append(LmdbStore(self.path, wall_clock=self.wall, **SMALL, **options))
-        self.stores[-1].observe(self.heard)
+        self.stores[-1].observe(self.observer)
         return self.stores[-1]
 
     def close(self) -> None:
@@ -43,7 +43,7 @@ class Machine:
         """Restart it with another boot id, as it is seen; return a store."""
         self.close()
         self.boot = boot
-        self.heard.events.clear()
+        self.observer.events.clear()
         return self.store()
 
     @property
@@ -71,12 +71,12 @@ def test_on_macos_the_boot_id_is_that_of_the_session(said: str, known: bool, mon
 
 
 def test_a_restart_of_the_workers_keeps_windows_and_a_reboot_begins_them_anew(machine: Machine) -> None:
-    machine.store().hit(ASKED)
-    assert machine.restart("1").hit(ASKED).remaining == 3
-    assert machine.heard.kinds == []
-    assert machine.restart("2").hit(ASKED).remaining == 4
-    assert machine.heard.kinds == ["counts_restarted"]
-    assert "is of an earlier start of the machine" in machine.heard.events[0].message
+    machine.store().hit(CHECKS)
+    assert machine.restart("1").hit(CHECKS).remaining == 3
+    assert machine.observer.kinds == []
+    assert machine.restart("2").hit(CHECKS).remaining == 4
+    assert machine.observer.kinds == ["counts_restarted"]
+    assert "is of an earlier start of the machine" in machine.observer.events[0].message
     assert machine.files == [f"counts-{LAYOUT}-2.mdb"]
 
 
@@ -84,18 +84,18 @@ def test_who_sees_another_boot_id_joins_those_who_live(machine: Machine) -> None
     def begin() -> Any:
         machine.boot = "theirs"
         own = LmdbStore(machine.path, **SMALL)
-        own.hit(ASKED)
+        own.hit(CHECKS)
         return own
 
     with child(begin):
         store = machine.store()
         assert machine.files == [f"counts-{LAYOUT}-theirs.mdb"]
-        assert store.hit(ASKED).remaining == 3
+        assert store.hit(CHECKS).remaining == 3
         store._env.failure(lmdb.PanicError("its own error"))
-        assert [store.hit(ASKED).remaining for _ in range(2)] == [2, 1], "it joins them again"
+        assert [store.hit(CHECKS).remaining for _ in range(2)] == [2, 1], "it joins them again"
     store._env.failure(lmdb.PanicError("its own error"))
-    assert store.hit(ASKED).remaining == 0, "although nobody else lives now"
-    assert machine.heard.kinds == []
+    assert store.hit(CHECKS).remaining == 0, "although nobody else lives now"
+    assert machine.observer.kinds == []
 
 
 @pytest.mark.parametrize("others_live", [True, False])
@@ -104,17 +104,17 @@ def test_without_a_boot_id_a_file_is_joined_while_somebody_lives_and_else_begun_
 ) -> None:
     machine.boot = ""
     first = machine.store()
-    first.hit(ASKED)
+    first.hit(CHECKS)
     first.bans.ban("user:eve", None, "by request", "ann")
     if others_live:
-        with child(lambda: LmdbStore(machine.path, **SMALL).hit(ASKED)):
+        with child(lambda: LmdbStore(machine.path, **SMALL).hit(CHECKS)):
             store = machine.restart("")
-            assert store.hit(ASKED).remaining == 2
-            assert machine.heard.kinds == []
+            assert store.hit(CHECKS).remaining == 2
+            assert machine.observer.kinds == []
     else:
         store = machine.restart("")
-        assert store.hit(ASKED).remaining == 4
-        assert machine.heard.kinds == ["counts_restarted"]
+        assert store.hit(CHECKS).remaining == 4
+        assert machine.observer.kinds == ["counts_restarted"]
     assert [ban.key for ban in store.bans.active()] == ["user:eve"]
 
 
@@ -136,17 +136,17 @@ def test_another_layout_is_refused_while_its_workers_live_and_else_begun_anew(
     store = machine.store()
     assert [ban.key for ban in store.bans.active()] == ["user:eve"], "its journal is read"
     assert machine.files == [f"counts-{LAYOUT}-1.mdb"]
-    assert machine.heard.kinds == ["counts_restarted"]
+    assert machine.observer.kinds == ["counts_restarted"]
 
 
 def test_whoever_only_reads_keeps_nobody_from_beginning_anew(machine: Machine) -> None:
-    machine.store().hit(ASKED)
+    machine.store().hit(CHECKS)
     machine.close()
     reader = machine.store(read_only=True)
-    assert reader.peek(ASKED).remaining == 3
+    assert reader.peek(CHECKS).remaining == 3
     with child(lambda: _restarted(machine)):
         reader._env._examine_at_s = 0.0
-        assert reader.peek(ASKED).remaining == 4
+        assert reader.peek(CHECKS).remaining == 4
 
 
 def _restarted(machine: Machine) -> Any:
@@ -175,10 +175,10 @@ def test_the_size_of_the_map_is_that_in_the_file_unless_a_larger_one_is_asked_fo
     store = LmdbStore(path, max_map_size=8 * mib)
     for most in (4 * mib, 16 * mib):
         with child(beside(most)):
-            assert store.hit(ASKED)
+            assert store.hit(CHECKS)
     store.close()
     for most, size in ((4 * mib, 8 * mib), (None, 8 * mib), (16 * mib, 16 * mib), (2 * mib, 16 * mib)):
         store = LmdbStore(path, max_map_size=most)  # a tool does not know the size, and gives none
         assert size_of(store) == size
-        assert store.peek(ASKED).remaining == 2  # type: ignore[union-attr]
+        assert store.peek(CHECKS).remaining == 2  # type: ignore[union-attr]
         store.close()

@@ -47,15 +47,15 @@ from .processes import (
 from .test_processes import mounted
 
 HOUR_US = 3_600_000_000
-ASKED = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
+CHECKS = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def store_path(tmp_path: Path) -> Path:
     """Return an environment with one hit, a ban, and a ban that was taken back."""
     path = tmp_path / "store"
     store = LmdbStore(path, **SMALL)
-    store.hit(ASKED)
+    store.hit(CHECKS)
     for key in ("user:eve", "192.0.2.0/24"):
         store.bans.ban(key, HOUR_US, "by request", "ann")
     store.bans.ban("user:bob", None, "by request", "ann")
@@ -85,7 +85,7 @@ def test_who_reads_while_another_thread_closes_the_files_is_answered_or_told_by_
                 name.unlink(missing_ok=True)
             store._env._examine_at_s = 0.0
             for _ in range(2):
-                store.hit(((ASKED[0][0], f"user:{number}", 1),))
+                store.hit(((CHECKS[0][0], f"user:{number}", 1),))
         ended.set()
         return 0
 
@@ -93,7 +93,7 @@ def test_who_reads_while_another_thread_closes_the_files_is_answered_or_told_by_
         answered = 0
         while not ended.is_set():
             with suppress(StoreError):
-                answered += store.peek(ASKED).allowed
+                answered += store.peek(CHECKS).allowed
         return answered
 
     try:
@@ -115,17 +115,17 @@ def test_a_disk_without_room_is_an_error_at_start(opened: Opened, monkeypatch: p
 
 @pytest.mark.parametrize("locked", ["counts-*", "gate", "users", "."])
 def test_files_of_somebody_else_are_an_error_that_names_them(
-    place: Path, locked: str, monkeypatch: pytest.MonkeyPatch
+    store_path: Path, locked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir("/")
-    for directory in (place, *place.parents[:-2]):
-        if directory.owner() == place.owner() and directory != Path("/tmp"):
+    for directory in (store_path, *store_path.parents[:-2]):
+        if directory.owner() == store_path.owner() and directory != Path("/tmp"):
             directory.chmod(0o755)
-    for file in place.iterdir():
+    for file in store_path.iterdir():
         file.chmod(0o644)
         if locked == ".":
             file.unlink()
-    shut = place / name_in(place, locked)
+    shut = store_path / name_in(store_path, locked)
     shut.chmod(0o500 if locked == "." else 0o000)
 
     def as_nobody(writing: int) -> None:
@@ -133,12 +133,12 @@ def test_files_of_somebody_else_are_an_error_that_names_them(
             os.setgid(65_534)
             os.setuid(65_534)
         with pytest.raises(ConfigurationError) as caught:
-            LmdbStore(place, **SMALL)
+            LmdbStore(store_path, **SMALL)
         os.write(writing, str(caught.value).encode())
 
     message = outcome(*actor(as_nobody))[0].decode()
     shut.chmod(0o700)
-    assert str(place) in message
+    assert str(store_path) in message
     assert "Permission denied" in message
     assert re.search(r"belongs to user \d+ \(.{10}\), and this process is user \d+: give it to that user", message)
 
@@ -155,8 +155,8 @@ NO_STORE = """
 def test_a_file_system_that_is_read_only_is_an_error_that_says_so(tmp_path: Path, is_there: bool) -> None:
     if is_there:
         LmdbStore(tmp_path / "lmdb", **SMALL).close()
-    place = shlex.quote(str(tmp_path))
-    before = mounted(f"mount --bind {place} {place} && mount -o remount,bind,ro {place}")
+    store_path = shlex.quote(str(tmp_path))
+    before = mounted(f"mount --bind {store_path} {store_path} && mount -o remount,bind,ro {store_path}")
     said = python(NO_STORE, tmp_path / "lmdb", before=before)
     assert "Read-only file system; mount its file system for writing, or choose another path" in said
 
@@ -170,10 +170,10 @@ def bound_socket(path: Path) -> None:
 NAMES = ("gate", "users", "kept.jsonl", "counts-*")
 
 
-def name_in(place: Path, pattern: str) -> str:
+def name_in(store_path: Path, pattern: str) -> str:
     """Return the name of our file in a directory, or of the directory itself."""
-    (found,) = [place] if pattern == "." else place.glob(pattern)
-    return "." if found == place else found.name
+    (found,) = [store_path] if pattern == "." else store_path.glob(pattern)
+    return "." if found == store_path else found.name
 
 
 STRANGE: dict[str, Callable[[Path], object]] = {
@@ -186,10 +186,10 @@ STRANGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("what", STRANGE)
-def test_what_is_no_file_is_refused_by_what_it_is_and_hangs_nobody(place: Path, what: str) -> None:
+def test_what_is_no_file_is_refused_by_what_it_is_and_hangs_nobody(store_path: Path, what: str) -> None:
     refused = []
     for number, pattern in enumerate(NAMES):
-        path = shutil.copytree(place, place.with_name(str(number)))
+        path = shutil.copytree(store_path, store_path.with_name(str(number)))
         name = path / name_in(path, pattern)
         name.unlink()
         (path / "victim").write_bytes(b"precious")
@@ -207,8 +207,8 @@ def test_what_is_no_file_is_refused_by_what_it_is_and_hangs_nobody(place: Path, 
                 except (ConfigurationError, StoreUnavailable) as error:
                     print(error)
     """
-    assert python(code, place.parent).splitlines() == refused
-    assert all((place.with_name(str(number)) / "victim").read_bytes() == b"precious" for number in range(4))
+    assert python(code, store_path.parent).splitlines() == refused
+    assert all((store_path.with_name(str(number)) / "victim").read_bytes() == b"precious" for number in range(4))
 
 
 @pytest.mark.parametrize("name", [".", *NAMES])
@@ -216,9 +216,9 @@ def test_what_is_no_file_is_refused_by_what_it_is_and_hangs_nobody(place: Path, 
     ("mode", "who", "remedy"), [(0o020, f"group {os.getegid()}", "g-w"), (0o002, "every user", "o-w")]
 )
 def test_what_others_may_write_to_is_refused_with_what_to_do(
-    place: Path, opened: Opened, name: str, mode: int, who: str, remedy: str
+    store_path: Path, opened: Opened, name: str, mode: int, who: str, remedy: str
 ) -> None:
-    shared = (place / name_in(place, name)).resolve()
+    shared = (store_path / name_in(store_path, name)).resolve()
     shared.chmod(shared.stat().st_mode | mode)
     with pytest.raises(ConfigurationError, match=f"{who} may write to {shared}, and .*; chmod {remedy} {shared}"):
         opened()
@@ -228,19 +228,21 @@ def test_what_others_may_write_to_is_refused_with_what_to_do(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
 def test_a_directory_of_somebody_else_is_refused_for_its_owner_could_cut_the_file_off(
-    place: Path, opened: Opened
+    store_path: Path, opened: Opened
 ) -> None:
-    os.chown(place, 65_534, 65_534)
-    message = f"{place} belongs to user 65534 .drwx------., and this process is user 0: give it to that user, run as"
+    os.chown(store_path, 65_534, 65_534)
+    message = (
+        f"{store_path} belongs to user 65534 .drwx------., and this process is user 0: give it to that user, run as"
+    )
     with pytest.raises(ConfigurationError, match=message):
         opened()
     opened(read_only=True)  # who only looks on trusts the workers
 
 
-def test_nobody_else_may_read_the_files(place: Path) -> None:
-    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in place.iterdir()}
-    assert modes == dict.fromkeys((name_in(place, name) for name in NAMES), 0o600)
-    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+def test_nobody_else_may_read_the_files(store_path: Path) -> None:
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in store_path.iterdir()}
+    assert modes == dict.fromkeys((name_in(store_path, name) for name in NAMES), 0o600)
+    assert stat.S_IMODE(store_path.stat().st_mode) == 0o700
 
 
 def mounts(kind: str) -> list[str]:
@@ -283,12 +285,12 @@ def test_a_directory_is_made_where_its_parent_is_there_and_nothing_else_is_in_it
 
 POLICY = BanPolicy("3/minute", "10m")
 QUESTIONS: dict[str, Callable[[LmdbStore], object]] = {
-    "hit": lambda store: store.hit(ASKED),
-    "peek": lambda store: store.peek(ASKED),
-    "charge": lambda store: store.charge(ASKED),
+    "hit": lambda store: store.hit(CHECKS),
+    "peek": lambda store: store.peek(CHECKS),
+    "charge": lambda store: store.charge(CHECKS),
     "reset": lambda store: store.reset("user:ann"),
     "reset_all": lambda store: store.reset_all(),
-    "inspect": lambda store: store.inspect("user:ann", [ASKED[0][0]]),
+    "inspect": lambda store: store.inspect("user:ann", [CHECKS[0][0]]),
     "renew_permits": lambda store: store.renew_permits(),
     "find": lambda store: store.bans.find(["user:ann"]),
     "strike": lambda store: store.bans.strike(POLICY, "user:ann", 1, "why"),
@@ -349,7 +351,7 @@ def test_whatever_call_of_lmdb_fails_the_error_is_that_of_a_store_and_the_next_q
 ) -> None:
     failures: list[str] = []
     for fails_at in (*range(1, 5), *rng.sample(range(5, 40), 8)):
-        store.hit(ASKED)
+        store.hit(CHECKS)
         # From some of LMDB's own errors a store recovers by itself.
         fault = partial(OSError, 5) if fails_at == 1 else rng.choice(FAULTS)
         inner = store._env._opened
@@ -361,7 +363,7 @@ def test_whatever_call_of_lmdb_fails_the_error_is_that_of_a_store_and_the_next_q
             failures.append(str(raised))
         if store._env._opened is not None and store._env._opened.lmdb is faulty:
             store._env._opened = inner
-        assert store.hit(((ASKED[0][0], "user:free", 1),)), (fails_at, faulty.error)
+        assert store.hit(((CHECKS[0][0], "user:free", 1),)), (fails_at, faulty.error)
         store.reset_all()
     assert failures
     assert all("as a fault" in failure for failure in failures), failures
@@ -373,47 +375,49 @@ def test_where_no_room_can_be_taken_beforehand_nothing_is_written_through_the_ma
     monkeypatch.setattr(opening, "CAN_TAKE", False)
     monkeypatch.delattr(os, "posix_fallocate")
     store = opened()
-    asked = ASKED[0][0]
-    assert all(store.hit(((asked, f"user:{number}", 1),)) for number in range(1_000))
+    limited = CHECKS[0][0]
+    assert all(store.hit(((limited, f"user:{number}", 1),)) for number in range(1_000))
     assert counts_file(store._env.path).stat().st_size < 1 << 20
-    in_another_process(store, lambda own: own.hit(ASKED))
-    assert store.hit(ASKED).remaining == 3
+    in_another_process(store, lambda own: own.hit(CHECKS))
+    assert store.hit(CHECKS).remaining == 3
 
 
 def test_files_that_are_taken_away_are_made_again(
-    place: Path, store: Any, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    store_path: Path, store: Any, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.bans.ban("198.51.100.0/24", None, "by request", "ann")
-    shutil.rmtree(place)
+    shutil.rmtree(store_path)
     monkeypatch.setattr(store._env, "_examine_at_s", 0)
-    assert [store.hit(ASKED, ((4, 0xC6336407),)).remaining for _ in range(2)] == [4, 3]
-    assert opened().hit(ASKED).remaining == 2
-    assert counts_file(place)
+    assert [store.hit(CHECKS, ((4, 0xC6336407),)).remaining for _ in range(2)] == [4, 3]
+    assert opened().hit(CHECKS).remaining == 2
+    assert counts_file(store_path)
 
 
 @pytest.mark.parametrize("broken", [".", "counts-*"])
-def test_files_that_become_unusable_are_an_error_of_a_store_that_says_why(place: Path, store: Any, broken: str) -> None:
+def test_files_that_become_unusable_are_an_error_of_a_store_that_says_why(
+    store_path: Path, store: Any, broken: str
+) -> None:
     if broken == ".":
-        shutil.rmtree(place)
-        place.write_bytes(b"")
+        shutil.rmtree(store_path)
+        store_path.write_bytes(b"")
     else:
-        counts = counts_file(place)
+        counts = counts_file(store_path)
         counts.unlink()
         counts.mkdir()
     store._env._examine_at_s = 0
     store.keep_deadline(5.0)
     with pytest.raises(StoreUnavailable, match="is a file" if broken == "." else "Is a directory"):
-        store.hit(ASKED)
+        store.hit(CHECKS)
 
 
 def test_a_file_that_was_used_behind_another_gate_is_begun_anew(
-    place: Path, opened: Opened, heard: RecordingObserver
+    store_path: Path, opened: Opened, observer: RecordingObserver
 ) -> None:
-    (place / "gate").rename(place / "old")  # somebody may still be behind it
+    (store_path / "gate").rename(store_path / "old")  # somebody may still be behind it
     store = opened()
-    assert heard.kinds == ["counts_restarted"]
-    assert "was used behind another gate" in heard.events[0].message
-    assert store.hit(ASKED).remaining == 4
+    assert observer.kinds == ["counts_restarted"]
+    assert "was used behind another gate" in observer.events[0].message
+    assert store.hit(CHECKS).remaining == 4
     assert len(store.bans.active()) == 2
 
 
@@ -425,8 +429,8 @@ def random_bytes(data: Path) -> None:
 
 
 ASKS: dict[str, Callable[[Any], Any]] = {
-    "hit": lambda store: store.hit(ASKED),
-    "peek": lambda store: store.peek(ASKED),
+    "hit": lambda store: store.hit(CHECKS),
+    "peek": lambda store: store.peek(CHECKS),
     "bans": lambda store: store.bans.active(),
 }
 
@@ -434,63 +438,63 @@ ASKS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("damage", [zeroed, overwrite_heads, heads_replaced, random_bytes])
 @pytest.mark.parametrize("ask", ASKS)
 def test_a_file_that_is_damaged_in_use_is_begun_anew_with_its_bans(
-    place: Path, store: Any, heard: RecordingObserver, damage: Callable[[Path], None], ask: str
+    store_path: Path, store: Any, observer: RecordingObserver, damage: Callable[[Path], None], ask: str
 ) -> None:
     """One of those who use it says so, and each has at most two errors of the store."""
-    damage(counts_file(place))
+    damage(counts_file(store_path))
     for question in (ask, ask, "hit", "hit"):
         with suppress(StoreUnavailable):
             ASKS[question](store)
-    assert store.hit(ASKED).remaining < 5
-    assert heard.kinds == ["counts_restarted"]
-    assert "was damaged (" in heard.events[0].message
+    assert store.hit(CHECKS).remaining < 5
+    assert observer.kinds == ["counts_restarted"]
+    assert "was damaged (" in observer.events[0].message
     assert sorted(ban.key for ban in store.bans.active()) == ["192.0.2.0/24", "user:eve"]
     in_another_process(store, lambda own: len(own.bans.active()) == 2)
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 4_096, b"not a database\n", bytes(4_096), bytes(100_000)])
 def test_what_is_no_file_of_ours_is_begun_anew_at_the_start(
-    place: Path, opened: Opened, heard: RecordingObserver, content: bytes
+    store_path: Path, opened: Opened, observer: RecordingObserver, content: bytes
 ) -> None:
-    counts_file(place).write_bytes(content)
+    counts_file(store_path).write_bytes(content)
     store = opened()
-    assert heard.kinds == ([] if content == b"" else ["counts_restarted"])
-    assert store.hit(ASKED).remaining == 4
+    assert observer.kinds == ([] if content == b"" else ["counts_restarted"])
+    assert store.hit(CHECKS).remaining == 4
     assert len(store.bans.active()) == 2
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if not issubclass(fault, opening.DAMAGE)])
 def test_an_error_of_one_worker_leaves_the_counts_of_the_others(
-    store: Any, heard: RecordingObserver, fault: type[Exception]
+    store: Any, observer: RecordingObserver, fault: type[Exception]
 ) -> None:
     for _ in range(2):
-        store.hit(ASKED)
+        store.hit(CHECKS)
     inner = store._env._opened
     store._env._opened = inner._replace(lmdb=Faulty(inner.lmdb, 2, fault("as a fault")))
     with pytest.raises(StoreUnavailable, match=r"as a fault|read"):
-        store.hit(ASKED)
+        store.hit(CHECKS)
     if store._env._opened is not None:
         store._env._opened = inner
-    in_another_process(store, lambda own: own.hit(ASKED))
-    assert store.hit(ASKED).remaining == 1
-    assert "counts_restarted" not in heard.kinds
+    in_another_process(store, lambda own: own.hit(CHECKS))
+    assert store.hit(CHECKS).remaining == 1
+    assert "counts_restarted" not in observer.kinds
 
 
 def test_a_worker_without_memory_is_an_error_and_the_file_stays(
-    place: Path, opened: Opened, heard: RecordingObserver
+    store_path: Path, opened: Opened, observer: RecordingObserver
 ) -> None:
-    LmdbStore(place, max_map_size=1 << 30).close()
+    LmdbStore(store_path, max_map_size=1 << 30).close()
     store = opened()
     most = "import resource; resource.setrlimit(resource.RLIMIT_AS, (700 << 20, 700 << 20))\n"
-    assert "cannot be opened" in python(most + dedent(NO_STORE), place)
-    assert store.hit(ASKED).remaining == 3
-    assert heard.kinds == []
+    assert "cannot be opened" in python(most + dedent(NO_STORE), store_path)
+    assert store.hit(CHECKS).remaining == 3
+    assert observer.kinds == []
 
 
-def test_commands_whose_files_were_replaced_are_not_acknowledged(place: Path, store: Any) -> None:
+def test_commands_whose_files_were_replaced_are_not_acknowledged(store_path: Path, store: Any) -> None:
     """The rows would be in a file that nobody else has, and the line would speak of a ban that refuses nobody."""
-    counts_file(place).unlink()
-    in_another_process(store, lambda own: own.hit(ASKED))
+    counts_file(store_path).unlink()
+    in_another_process(store, lambda own: own.hit(CHECKS))
     store._env._examine_at_s = math.inf  # it looks about once a second
     with pytest.raises(StoreUnavailable, match="were replaced"):
         store.bans.ban("user:zoe", None, "by request", "ann")
@@ -517,12 +521,12 @@ def test_the_files_of_another_program_are_left_alone(tmp_path: Path, name: str) 
 
 
 async def test_who_starts_beside_a_stopped_worker_waits_as_those_who_ask(
-    place: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    store_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "START_S", 0.02)
 
     def begin() -> object:
-        own = LmdbStore(place, **SMALL)
+        own = LmdbStore(store_path, **SMALL)
         return own, own._env.begin()
 
     with child(begin, signal.SIGSTOP) as pid:
@@ -531,16 +535,16 @@ async def test_who_starts_beside_a_stopped_worker_waits_as_those_who_ask(
         assert [(await limiter.hit("user:zoe", "1/hour")).allowed for _ in range(2)] == [True, False]
         os.kill(pid, signal.SIGKILL)
     store.keep_deadline(10.0)
-    assert (await settle(store.hit(ASKED))).remaining == 3
+    assert (await settle(store.hit(CHECKS))).remaining == 3
 
 
 def test_a_child_keeps_no_gate_closed_that_its_killed_parent_was_behind(
-    place: Path, store: Any, monkeypatch: pytest.MonkeyPatch
+    store_path: Path, store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "FORK_S", 0.02)
 
     def begin() -> object:
-        own = LmdbStore(place, **SMALL)
+        own = LmdbStore(store_path, **SMALL)
         txn = own._env.begin()
         if not fork():
             signal.alarm(10)
@@ -549,11 +553,11 @@ def test_a_child_keeps_no_gate_closed_that_its_killed_parent_was_behind(
 
     with child(begin, signal.SIGKILL):
         store.keep_deadline(5.0)  # less than for which the child lives
-        assert store.hit(ASKED).remaining == 3
+        assert store.hit(CHECKS).remaining == 3
 
 
 def test_a_child_closes_what_it_has_inherited_and_counts_with_its_parent(
-    place: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    store_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for thread in threading.enumerate():
         if thread.name == "slidegate-journal":
@@ -563,10 +567,10 @@ def test_a_child_closes_what_it_has_inherited_and_counts_with_its_parent(
     store.bans.ban("user:zoe", None, "by request", "ann")
 
     def work(writing: int) -> None:
-        os.write(writing, f"{files_open_in(place)}".encode())
-        assert store.hit(ASKED).remaining == 3
+        os.write(writing, f"{files_open_in(store_path)}".encode())
+        assert store.hit(CHECKS).remaining == 3
         assert store.bans.ban("user:yan", None, "by request", "ann")
 
     assert outcome(*actor(work)) == (b"[]", 0)
-    assert store.hit(ASKED).remaining == 2
+    assert store.hit(CHECKS).remaining == 2
     assert len(store.bans.active()) == 4

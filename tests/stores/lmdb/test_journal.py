@@ -29,7 +29,7 @@ from ...contract.programs import Choices, drawn
 from ...redis_servers import until
 from ...reference.ban_model import Made
 from .processes import SMALL, actor, keys_in, outcome
-from .test_boot import ASKED, HOUR_US, Machine
+from .test_boot import CHECKS, HOUR_US, Machine
 
 POLICY = BanPolicy("1/minute", "1h", factor=2, forgive="400d")
 PLAN = Bucket("plan", parse_limits(Quota("60/year")))
@@ -321,7 +321,7 @@ def test_it_is_synced_and_written_anew_about_once_a_second_in_a_thread(
     store, background, synced = machine.store(), list[Any](), list[int]()
     monkeypatch.setattr("slidegate.stores.lmdb.environment.in_background", background.append)
     monkeypatch.setattr(journal.os, "fdatasync", synced.append)
-    store.hit(ASKED)
+    store.hit(CHECKS)
     assert background == []
     ban(store, *(f"user:{number}" for number in range(40)))
     size = (machine.path / JOURNAL).stat().st_size
@@ -333,7 +333,7 @@ def test_it_is_synced_and_written_anew_about_once_a_second_in_a_thread(
         assert len(synced) == 1
     assert time.monotonic() >= store._env._housekeep_at_s
     assert (machine.path / JOURNAL).stat().st_size < size / 10
-    store.hit(ASKED)
+    store.hit(CHECKS)
     assert len(background) == 2, "nothing is new"
 
 
@@ -352,22 +352,22 @@ def spent_lines(machine: Machine) -> list[int]:
 
 
 def test_a_quota_has_a_line_at_each_64th_of_its_amount_and_where_the_last_is_a_minute_old(machine: Machine) -> None:
-    store, asked = machine.store(), ((Bucket("plan", parse_limits(Quota("640/year"))), "user:ann", 1),)
-    charged = [store.hit(asked) for _ in range(35)]
+    store, checks = machine.store(), ((Bucket("plan", parse_limits(Quota("640/year"))), "user:ann", 1),)
+    charged = [store.hit(checks) for _ in range(35)]
     assert spent_lines(machine) == [1, 10, 20, 30]
     machine.wall.advance(us=60_000_000)
-    store.hit(asked)
-    store.hit(asked)
+    store.hit(checks)
+    store.hit(checks)
     assert spent_lines(machine)[4:] == [36]
     for decision in charged[-8:]:
         store.refund(decision.take_back())
     assert spent_lines(machine)[5:] == [29]
-    store.hit(asked)
+    store.hit(checks)
     machine.wall.now_us -= 3_600_000_000
-    store.hit(asked)
-    store.hit(asked)
+    store.hit(checks)
+    store.hit(checks)
     assert spent_lines(machine)[6:] == [30, 31], "no line can be from later than now"
-    assert machine.restart("2").hit(asked).remaining == 640 - 32
+    assert machine.restart("2").hit(checks).remaining == 640 - 32
 
 
 def test_all_quotas_together_have_no_more_lines_than_allowed_in_a_second(
@@ -385,15 +385,15 @@ def test_all_quotas_together_have_no_more_lines_than_allowed_in_a_second(
 
 
 def test_a_quota_of_a_period_that_is_over_does_not_come_back(machine: Machine) -> None:
-    store, asked = machine.store(), ((Bucket("plan", parse_limits(Quota("5/day"))), "user:ann", 1),)
-    store.hit(asked)
+    store, checks = machine.store(), ((Bucket("plan", parse_limits(Quota("5/day"))), "user:ann", 1),)
+    store.hit(checks)
     machine.wall.advance("26h")
     store = machine.restart("2")
-    assert store.hit(asked).remaining == 4
+    assert store.hit(checks).remaining == 4
     clock = FakeClock(10**9)
     other = LmdbStore(machine.path, clock=clock, wall_clock=machine.wall, max_map_size=1 << 24)
     for _ in range(3):
-        other.hit(ASKED)
+        other.hit(CHECKS)
         clock.advance("1s")
     assert keys_in(other) == 2
     other.close()

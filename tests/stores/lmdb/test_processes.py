@@ -43,9 +43,9 @@ def test_killed_processes_never_let_more_in(path: Path, kills: int, amount: int)
     chance, admitted = random.Random(kills), 0
 
     def act(_: int) -> None:
-        store, asked = LmdbStore(path), hits(amount)
+        store, checks = LmdbStore(path), hits(amount)
         while True:
-            if store.hit(asked):  # type: ignore[arg-type]
+            if store.hit(checks):  # type: ignore[arg-type]
                 os.write(writing, b"x")
 
     actors = [actor(act) for _ in range(4)]
@@ -74,16 +74,16 @@ def test_killed_processes_never_let_more_in(path: Path, kills: int, amount: int)
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_processes_that_start_at_once_make_one_environment(path: Path, is_damaged: bool, rounds: int) -> None:
     for turn in range(rounds):
-        place = path.with_name(f"lmdb-{turn}")
+        directory = path.with_name(f"lmdb-{turn}")
         if is_damaged:
-            LmdbStore(place).close()
-            overwrite_heads(counts_file(place))
+            LmdbStore(directory).close()
+            overwrite_heads(counts_file(directory))
         waiting, go = os.pipe()
 
-        def act(writing: int, place: Path = place, waiting: int = waiting, go: int = go) -> None:
+        def act(writing: int, directory: Path = directory, waiting: int = waiting, go: int = go) -> None:
             os.close(go)
             os.read(waiting, 1)
-            store: Any = LmdbStore(place)
+            store: Any = LmdbStore(directory)
             os.write(writing, b"x" * sum(bool(store.hit(hits(20))) for _ in range(10)))
 
         actors = [actor(act) for _ in range(8)]
@@ -178,10 +178,10 @@ def test_on_a_full_disk_known_keys_keep_their_limits_and_nobody_is_killed(path: 
 
 def fill_a_disk(path: str) -> None:
     """Fill a small disk with the counts of new keys, and then with something else, until there is room again."""
-    heard, ballast = RecordingObserver(), Path(path, "ballast")
+    observer, ballast = RecordingObserver(), Path(path, "ballast")
     store = LmdbStore(os.path.join(path, "lmdb"), max_keys=10**6)
     ballast.write_bytes(bytes(3 << 20))
-    limiter = Limiter(store, on_error="deny", observers=[heard], deadline="60s").sync
+    limiter = Limiter(store, on_error="deny", observers=[observer], deadline="60s").sync
     passed = 0
     for turn in range(20):
         passed += sum(limiter.hit(f"known:{key:>050}", "15/hour").allowed for key in range(60))
@@ -194,7 +194,7 @@ def fill_a_disk(path: str) -> None:
     with pytest.raises(StoreError):  # what the journal cannot keep is not acknowledged
         limiter.ban("user:eve", "1h")
     assert store._env.room.stuck == "No space left on device"
-    assert {"keys_shared", "map_full"} <= {*heard.kinds}
+    assert {"keys_shared", "map_full"} <= {*observer.kinds}
     ballast.unlink()
     until_s = time.monotonic() + 30
     while store._env.room.fullness and time.monotonic() < until_s:
@@ -217,7 +217,7 @@ def test_processes_in_process_namespaces_of_their_own_count_together(path: Path)
         assert sum(int(said) for said in pool.map(lambda _: python(code, path, before=before), range(3))) == 400
 
 
-class Crowd:
+class Processes:
     """Processes that hit old and new keys of a file that grows, and what happens to them and to it."""
 
     AMOUNT = 300
@@ -284,17 +284,17 @@ class Crowd:
     [(4, 12, 1), *(pytest.param(8, 60, seed, marks=pytest.mark.deep) for seed in range(4))],
 )
 def test_after_faults_every_process_answers_from_the_store(path: Path, processes: int, rounds: int, seed: int) -> None:
-    crowd, done = Crowd(path, processes, random.Random(seed)), []
+    crew, done = Processes(path, processes, random.Random(seed)), []
     for _ in range(rounds):
-        time.sleep(crowd.chance.uniform(0.02, 0.2))
-        done.append(crowd.fault())
-        for _, pipe in crowd.actors:
-            crowd.answered(pipe)
-    last_s, silent = time.monotonic(), {pipe for _, pipe in crowd.actors}
+        time.sleep(crew.chance.uniform(0.02, 0.2))
+        done.append(crew.fault())
+        for _, pipe in crew.actors:
+            crew.answered(pipe)
+    last_s, silent = time.monotonic(), {pipe for _, pipe in crew.actors}
     while silent and time.monotonic() < last_s + 30:
-        silent -= {pipe for pipe in silent if crowd.answered(pipe)}
+        silent -= {pipe for pipe in silent if crew.answered(pipe)}
         time.sleep(0.001)
-    assert crowd.leave() == [], f"somebody ended by itself after {done}"  # SIGABRT is -6, SIGBUS is -7
+    assert crew.leave() == [], f"somebody ended by itself after {done}"  # SIGABRT is -6, SIGBUS is -7
     assert not silent, done
     # Whoever has not noticed yet that the path has another file counts in the old one, up to a second.
-    assert crowd.admitted <= crowd.AMOUNT * 2 * crowd.files, done
+    assert crew.admitted <= crew.AMOUNT * 2 * crew.files, done

@@ -99,14 +99,14 @@ async def test_what_arrives_in_one_turn_of_the_loop_is_one_transaction(
 @pytest.mark.parametrize("limits", ["5/minute", "100/minute", Quota("5/day")])
 def test_a_refusal_writes_nothing(opened: Opened, limits: Any) -> None:
     ticks, wall = FakeClock(10**12), FakeClock(10**15)
-    store, asked = opened(clock=ticks, wall_clock=wall), ((Bucket("rule", parse_limits(limits)), "ann", 1),)
-    while store.hit(asked):
+    store, checks = opened(clock=ticks, wall_clock=wall), ((Bucket("rule", parse_limits(limits)), "ann", 1),)
+    while store.hit(checks):
         pass
     written = store._env._opened.lmdb.info()["last_txnid"]
     for _ in range(10):
         ticks.advance(us=3)
         wall.advance(us=7)
-        assert not opened(clock=ticks, wall_clock=wall).hit(asked), "which was not asked before"
+        assert not opened(clock=ticks, wall_clock=wall).hit(checks), "which was not asked before"
     assert store._env._opened.lmdb.info()["last_txnid"] == written
 
 
@@ -142,23 +142,23 @@ async def test_a_clock_that_fails_in_any_way_holds_nobody_else_up(opened: Opened
 
 
 def fill(store: Any, keys: Sequence[int], limits: str = "5/hour") -> list[bool]:
-    asked = bucket(limits)
-    return [bool(store.hit(((asked, f"user:{number:>054}", 1),))) for number in keys]
+    limited = bucket(limits)
+    return [bool(store.hit(((limited, f"user:{number:>054}", 1),))) for number in keys]
 
 
 async def test_in_a_full_file_keys_that_are_known_keep_their_limits(opened: Opened) -> None:
     """New ones share cells, and only where there is no room for these either does `on_error` decide, for them alone."""
-    heard, known, told = RecordingObserver(), Counter[int](), Counter[Reason]()
-    limiter = Limiter(opened(max_map_size=1 << 20), on_error="allow", observers=[heard])
+    observer, known, reasons = RecordingObserver(), Counter[int](), Counter[Reason]()
+    limiter = Limiter(opened(max_map_size=1 << 20), on_error="allow", observers=[observer])
     for turn in range(20):
         for key in range(150):
             decision = await limiter.hit(f"known:{key:>050}", "15/hour")
             assert decision.reason is not Reason.UNAVAILABLE, key
             known[key] += decision.allowed
-        told.update([(await limiter.hit(f"new:{turn}-{number:>050}", "5/hour")).reason for number in range(200)])
+        reasons.update([(await limiter.hit(f"new:{turn}-{number:>050}", "5/hour")).reason for number in range(200)])
     assert {*known.values()} == {15}
-    assert told.total() - told[Reason.UNAVAILABLE] > 1_000
-    assert "map_full" in heard.kinds
+    assert reasons.total() - reasons[Reason.UNAVAILABLE] > 1_000
+    assert "map_full" in observer.kinds
     ban = await limiter.ban("known:0", "1h")
     assert ban in [other async for other in limiter.bans()]
 
@@ -206,14 +206,14 @@ async def test_a_closed_store_opens_its_files_no_more_and_leaves_its_path_to_oth
 
 
 def test_a_file_with_more_keys_than_it_may_have_now_takes_no_further_ones(
-    opened: Opened, heard: RecordingObserver
+    opened: Opened, observer: RecordingObserver
 ) -> None:
     store = opened(max_keys=9)
     fill(store, range(3))
     store.close()
     store = opened(max_keys=2)
     fill(store, range(2, 5))
-    assert (keys_in(store), heard.kinds) == (3, ["keys_shared"])
+    assert (keys_in(store), observer.kinds) == (3, ["keys_shared"])
 
 
 @pytest.mark.parametrize("key", ["a\0b", "\xff" * 32, "é" * 32])
@@ -263,7 +263,7 @@ async def test_whoever_waits_longer_than_its_own_limiter_lets_it_is_given_up_and
 def test_a_child_can_use_and_open_stores_although_threads_were_in_a_transaction_or_opening_one(
     store: Any, tmp_path: Path
 ) -> None:
-    asked, begin, ended = bucket("100000/hour"), threading.Barrier(5), threading.Event()
+    limited, begin, ended = bucket("100000/hour"), threading.Barrier(5), threading.Event()
 
     def often(work: Callable[[], int]) -> int:
         done = work()
@@ -285,11 +285,11 @@ def test_a_child_can_use_and_open_stores_although_threads_were_in_a_transaction_
         begin.wait(PATIENCE_S)
         try:
             for _ in range(15):
-                in_another_process(store, lambda own: own.hit(((asked, "user:1", 1),)))
+                in_another_process(store, lambda own: own.hit(((limited, "user:1", 1),)))
         finally:
             ended.set()
         hits = sum(each.result() for each in running)
-    assert store.peek(((asked, f"user:{1:>054}", 0),)).remaining == 100_000 - hits
+    assert store.peek(((limited, f"user:{1:>054}", 0),)).remaining == 100_000 - hits
 
 
 async def test_closing_tells_all_who_wait(opened: Opened) -> None:

@@ -51,8 +51,8 @@ class Scene:
         self.clock, self.wall = FakeClock(now_us), FakeClock(NEW_YEAR_US)
         self.store = MemoryStore(max_bans=max_bans, max_keys=max_keys, clock=self.clock, wall_clock=self.wall)
         self.bans = self.store.bans
-        self.heard = RecordingObserver()
-        self.store.observe(self.heard)
+        self.observer = RecordingObserver()
+        self.store.observe(self.observer)
 
     def advance(self, span: str | None = None, *, us: int = 0) -> None:
         """Let time go on by both clocks."""
@@ -102,7 +102,7 @@ def test_a_flood_of_bans_pushes_none_out_and_holds_no_more_than_it_may() -> None
     assert not scene.hit("2001:db8::7")
     unbanned = format_network(6, first + (strikes - 1 << 64), 64)
     assert [scene.hit(unbanned).reason for _ in range(6)] == [Reason.OK] * 5 + [Reason.LIMITED]
-    kinds = Counter(scene.heard.kinds)
+    kinds = Counter(scene.observer.kinds)
     assert kinds == {"banned": max_bans + 2, "bans_full": 1, "strikes_dropped": 1, "keys_shared": 1}
 
 
@@ -124,7 +124,7 @@ def test_strikes_that_are_over_are_let_go_also_behind_keys_that_were_banned() ->
     for number in range(5_000):
         scene.strike(f"user:{number}", PLAIN)
         scene.advance("1s")
-    assert "strikes_dropped" not in scene.heard.kinds
+    assert "strikes_dropped" not in scene.observer.kinds
     assert scene.strike("banned:0", PLAIN, 3) == 2
 
 
@@ -144,7 +144,7 @@ def test_bans_come_and_go_while_threads_ask() -> None:
 
     with hurried(collecting=False):
         at_once(work)
-    assert (scene.heard.kinds, scene.active()) == (["banned", "unbanned"] * 300, [])
+    assert (scene.observer.kinds, scene.active()) == (["banned", "unbanned"] * 300, [])
 
 
 def test_bans_and_unbans_are_told_with_who_and_why() -> None:
@@ -153,12 +153,12 @@ def test_bans_and_unbans_are_told_with_who_and_why() -> None:
     scene.bans.ban("192.0.2.0/24", None, "by request", "eve")
     scene.bans.unban("ann", "bob")
     scene.bans.unban("ann", "bob")
-    assert [(event.kind, event.message) for event in scene.heard.events] == [
+    assert [(event.kind, event.message) for event in scene.observer.events] == [
         ("banned", "ann is banned until 2100-01-01T00:10:00Z by abuse: why"),
         ("banned", "192.0.2.0/24 is banned for ever by eve: by request"),
         ("unbanned", "ann was unbanned by bob"),
     ]
-    details = [dict(event.details) for event in scene.heard.events]
+    details = [dict(event.details) for event in scene.observer.events]
     assert details[0].pop("until") == datetime(2100, 1, 1, 0, 10, tzinfo=UTC)
     assert details == [
         {"key": "ann", "by": "abuse", "reason": "why", "ban_level": 1},
@@ -174,15 +174,17 @@ def test_that_there_is_no_room_is_told_once_a_minute(kind: str) -> None:
     for number in range(300):
         scene.strike(f"user:{number}", policy)
         scene.advance(us=SECOND_US // 2)  # two and a half minutes
-    told = [event for event in scene.heard.events if event.kind == kind]
-    assert len(told) == 3
+    reported = [event for event in scene.observer.events if event.kind == kind]
+    assert len(reported) == 3
     scene.wall.advance(us=-DAY_US)
     scene.strike("user:later", policy)
-    assert len([event for event in scene.heard.events if event.kind == kind]) == 4, "also where the clock is set back"
+    assert len([event for event in scene.observer.events if event.kind == kind]) == 4, (
+        "also where the clock is set back"
+    )
     most = "max_bans" if kind == "bans_full" else "max_keys"
-    assert told[0].details[most] == 5
-    assert told[0].message.startswith(f"all 5 {most[4:]} are in use")
-    assert told[0].message.endswith(f"raise {most}")
+    assert reported[0].details[most] == 5
+    assert reported[0].message.startswith(f"all 5 {most[4:]} are in use")
+    assert reported[0].message.endswith(f"raise {most}")
 
 
 def test_the_garbage_collector_walks_no_bans_or_strikes() -> None:

@@ -58,14 +58,14 @@ def test_sixteen_threads_that_ask_for_many_keys_at_once_wait_for_nobody_for_ever
     def work(thread: int) -> None:
         dice = random.Random(seeds[thread])
         for number in range(150):
-            asked = dice.sample(keys, dice.randint(1, 4))
-            decision = store.hit([(together, key, 1) for key in asked])
-            store.hit(((bucket("1/second", f"rule-{number}"), asked[0], 1),))
+            chosen = dice.sample(keys, dice.randint(1, 4))
+            decision = store.hit([(together, key, 1) for key in chosen])
+            store.hit(((bucket("1/second", f"rule-{number}"), chosen[0], 1),))
             if decision and dice.random() < 0.3:
                 assert store.refund(decision.take_back())
             elif decision:
                 with counting:
-                    admitted.update(asked)
+                    admitted.update(chosen)
 
     with hurried(collecting=False):
         at_once(work, threads=16)
@@ -104,8 +104,8 @@ async def test_a_thousand_tasks_cancelled_at_random_lose_and_leak_nothing(rng: r
 
 def test_a_clock_that_fails_leaves_the_store_free() -> None:
     fails = False
-    store, asked = MemoryStore(clock=lambda: 1 // (not fails)), bucket("5/minute")
-    decision = store.hit(((asked, "ann", 1),))
+    store, limited = MemoryStore(clock=lambda: 1 // (not fails)), bucket("5/minute")
+    decision = store.hit(((limited, "ann", 1),))
     charged = decision.take_back()
     calls = (lambda: store.hit(decision.checks), lambda: store.peek(decision.checks), lambda: store.refund(charged))
     for call in calls:
@@ -118,12 +118,12 @@ def test_a_clock_that_fails_leaves_the_store_free() -> None:
 
 def test_a_flood_of_one_hit_keys_stays_within_max_keys_and_is_told() -> None:
     clock, observer = FakeClock(), RecordingObserver()
-    store, asked = MemoryStore(max_keys=1_000, clock=clock), bucket("5/minute")
+    store, limited = MemoryStore(max_keys=1_000, clock=clock), bucket("5/minute")
     store.observe(observer)
     admitted: Counter[str] = Counter()
     for number in range(120_000):
         key = f"client-{number}"
-        if store.hit(((asked, key, 1),)) and number >= 1_000:
+        if store.hit(((limited, key, 1),)) and number >= 1_000:
             admitted[cell_of(key, store._secret)] += 1
     assert store.key_count() == 1_000
     assert max(admitted.values()) == 5  # strangers who meet in a cell share its bound, and nobody gets past it
@@ -133,90 +133,90 @@ def test_a_flood_of_one_hit_keys_stays_within_max_keys_and_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "told"),
+    ("limit", "reports"),
     [(Limit(1_000, "1ms"), 2), (Concurrency(1_000), 2), (Limit(1_000, "500ms"), 2), (Limit(1_000, "2s"), 1)],
 )
-def test_that_keys_are_shared_is_told_once_a_window_and_once_a_second_at_most(limit: AnyLimit, told: int) -> None:
+def test_that_keys_are_shared_is_told_once_a_window_and_once_a_second_at_most(limit: AnyLimit, reports: int) -> None:
     clock, observer = FakeClock(), RecordingObserver()
-    store, asked = MemoryStore(max_keys=1, clock=clock), Bucket("rule", [limit])
+    store, limited = MemoryStore(max_keys=1, clock=clock), Bucket("rule", [limit])
     store.observe(observer)
-    assert store.hit(((asked, "ann", 1),))
+    assert store.hit(((limited, "ann", 1),))
     for number in range(200):
-        assert store.hit(((asked, f"client-{number}", 1), (asked, "ann", 1)))
+        assert store.hit(((limited, f"client-{number}", 1), (limited, "ann", 1)))
         clock.advance(us=10_000)
-    assert observer.kinds == ["keys_shared"] * told
+    assert observer.kinds == ["keys_shared"] * reports
 
 
 def test_a_sweep_lets_no_live_window_go_where_the_clock_ran_back() -> None:
     clock = FakeClock()
-    store, asked = MemoryStore(clock=clock), bucket("1/10s")
-    store.hit(((asked, "first", 1),))
+    store, limited = MemoryStore(clock=clock), bucket("1/10s")
+    store.hit(((limited, "first", 1),))
     clock.advance("18s")
     keys = [f"client-{number}" for number in range(100)]
-    assert store.hit([(asked, key, 1) for key in keys])  # all shards are due, and this call sweeps one
+    assert store.hit([(limited, key, 1) for key in keys])  # all shards are due, and this call sweeps one
     for step_s in (-6, 11):
         clock.advance(us=step_s * SECOND_US)
         for _ in range(50):
             store.hit(((COMMON, "all", 1),))
-    assert not any(store.peek(((asked, key, 1),)) for key in keys), "they count until second 28; it is second 23"
+    assert not any(store.peek(((limited, key, 1),)) for key in keys), "they count until second 28; it is second 23"
 
 
 def test_a_permit_that_was_taken_in_a_shared_cell_is_free_when_it_is_handed_back() -> None:
-    clock, asked = FakeClock(), Bucket("rule", [Concurrency(1)])
+    clock, limited = FakeClock(), Bucket("rule", [Concurrency(1)])
     store = MemoryStore(max_keys=1, clock=clock)
-    ann, bob = (store.hit(((asked, key, 1),)) for key in ("ann", "bob"))
+    ann, bob = (store.hit(((limited, key, 1),)) for key in ("ann", "bob"))
     assert store.permits_held() == 2
     store.refund(ann.take_back())
     for _ in range(2):  # ann's window goes, so there is room for bob's
         clock.advance("2s")
         store.hit(())
-    assert not store.hit(((asked, "bob", 1),)), "the permit counts as long as it is held"
+    assert not store.hit(((limited, "bob", 1),)), "the permit counts as long as it is held"
     assert store.refund(bob.take_back())
-    assert store.hit(((asked, "bob", 1),))
+    assert store.hit(((limited, "bob", 1),))
     assert (store.permits_held(), store.key_count()) == (1, 1)
 
 
 @pytest.mark.parametrize("order", ["5/second; 1000/hour", "1000/hour; 5/second"])
 def test_idle_keys_of_a_long_window_go_although_a_short_one_empties_again_and_again(order: str) -> None:
     clock = FakeClock()
-    store, asked = MemoryStore(clock=clock), bucket(order)
+    store, limited = MemoryStore(clock=clock), bucket(order)
     for number in range(5_000):
-        store.hit(((asked, f"client-{number}", 1),))
+        store.hit(((limited, f"client-{number}", 1),))
     for _ in range(4_000):  # 133 minutes: a window goes once nobody has asked for it during its life
         clock.advance("2s")
-        store.hit(((asked, "ann", 1),))
+        store.hit(((limited, "ann", 1),))
     assert store.key_count() <= 2
 
 
 def test_the_number_of_keys_is_without_shared_cells() -> None:
-    store, asked = MemoryStore(max_keys=2, clock=FakeClock()), bucket("5/minute; 100/hour")
+    store, limited = MemoryStore(max_keys=2, clock=FakeClock()), bucket("5/minute; 100/hour")
     assert repr(store) == "<MemoryStore 0 of 2 keys>"
-    store.hit(((asked, "ann", 1),))
-    store.hit(((asked, "bob", 1),))
+    store.hit(((limited, "ann", 1),))
+    store.hit(((limited, "bob", 1),))
     assert store.key_count() == 2
     assert repr(store) == "<MemoryStore 2 of 2 keys>"
 
 
 def test_looking_and_handing_back_make_no_windows() -> None:
-    store, asked = MemoryStore(clock=FakeClock(0)), bucket("5/minute")
-    store.peek(((asked, "ann", 1),))
-    assert store.refund(store.hit(((asked, "bob", 9),)).take_back()) is False, "it was refused"
+    store, limited = MemoryStore(clock=FakeClock(0)), bucket("5/minute")
+    store.peek(((limited, "ann", 1),))
+    assert store.refund(store.hit(((limited, "bob", 9),)).take_back()) is False, "it was refused"
     assert store.reset("eve") is False
     assert store.key_count() <= 1
-    assert store.refund(store.hit(((asked, "bob", 1),)).take_back()) is True, "also what is charged at time zero"
+    assert store.refund(store.hit(((limited, "bob", 1),)).take_back()) is True, "also what is charged at time zero"
 
 
 def test_steps_of_the_wall_clock_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     steady_ns = FakeClock(10**15)
     monkeypatch.setattr(SYSTEM, "monotonic_ns", steady_ns)
-    plain, asked = MemoryStore(), bucket("10/minute")
+    plain, limited = MemoryStore(), bucket("10/minute")
     answers = []
     for step_s in (0, -3_600, 3_600, 86_400 * 365, -(10**9)):
         moved_ns = 10**18 + step_s * 10**9
         monkeypatch.setattr(time, "time", lambda moved_ns=moved_ns: moved_ns / 10**9)
         for clocks in (time, SYSTEM):
             monkeypatch.setattr(clocks, "time_ns", lambda moved_ns=moved_ns: moved_ns)
-        answers.append([plain.hit(((asked, "ann", 1),)).retry_after_us for _ in range(6)])
+        answers.append([plain.hit(((limited, "ann", 1),)).retry_after_us for _ in range(6)])
         steady_ns.set(steady_ns() + 10 * 10**9)
     assert answers == [[0] * 6, [0] * 4 + [50_000_000] * 2, [40_000_000] * 6, [30_000_000] * 6, [20_000_000] * 6]
 
@@ -240,9 +240,9 @@ def calls_of(store: MemoryStore, question: tuple[Any, ...]) -> int:
 @pytest.mark.parametrize("limit", [Limit(5, "1m"), Quota("5/day"), Concurrency(5)], ids=repr)
 def test_no_hit_looks_at_many_keys_to_find_those_that_go(limit: AnyLimit) -> None:
     clock = FakeClock(10**15)
-    store, asked = MemoryStore(max_keys=6_000, clock=clock), Bucket("rule", [limit])
+    store, limited = MemoryStore(max_keys=6_000, clock=clock), Bucket("rule", [limit])
     for number in range(9_000):  # a third of them count in shared cells
-        decision = store.hit(((asked, f"client-{number}", 1),))
+        decision = store.hit(((limited, f"client-{number}", 1),))
         assert store.refund(decision.take_back()) or decision.reason is Reason.LIMITED
     longest = 0
     for _ in range(40):

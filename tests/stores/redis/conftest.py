@@ -8,7 +8,7 @@ from slidegate.limiter import breaker
 from slidegate.stores.redis import RedisStore
 
 from ...redis_servers import RedisServer
-from .faults import Place, on_a_server
+from .faults import Deployment, on_a_server
 from .stores import store_at, workers_at
 
 
@@ -26,9 +26,9 @@ async def workers(server: RedisServer) -> AsyncIterator[list[RedisStore]]:
 
 
 @pytest.fixture
-async def place() -> AsyncIterator[Place]:
-    async with on_a_server() as place:
-        yield place
+async def deployment() -> AsyncIterator[Deployment]:
+    async with on_a_server() as deployment:
+        yield deployment
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from ...redis_servers import RedisCluster, RedisServer, Sentinel, until, version
 
 
 @dataclass
-class Place:
+class Deployment:
     """Where a store has its data: an address, servers, and proxies that lead to them; the first have the data."""
 
     url: str
@@ -33,22 +33,22 @@ class Place:
 
 
 @asynccontextmanager
-async def on_a_server() -> AsyncIterator[Place]:
+async def on_a_server() -> AsyncIterator[Deployment]:
     with RedisServer() as server:
         async with FaultProxy(server.port) as proxy:
-            yield Place(f"redis://127.0.0.1:{proxy.port}/0", [server], [proxy])
+            yield Deployment(f"redis://127.0.0.1:{proxy.port}/0", [server], [proxy])
 
 
 @asynccontextmanager
-async def behind_a_sentinel() -> AsyncIterator[Place]:
-    async with on_a_server() as place:
-        with Sentinel(place.proxy) as sentinel:
+async def behind_a_sentinel() -> AsyncIterator[Deployment]:
+    async with on_a_server() as deployment:
+        with Sentinel(deployment.proxy) as sentinel:
             sentinel.command("SENTINEL", "SET", sentinel.name, "down-after-milliseconds", 600_000)  # faults are short
-            yield replace(place, url=f"redis+sentinel://127.0.0.1:{sentinel.port}/{sentinel.name}")
+            yield replace(deployment, url=f"redis+sentinel://127.0.0.1:{sentinel.port}/{sentinel.name}")
 
 
 @asynccontextmanager
-async def on_a_cluster() -> AsyncIterator[Place]:
+async def on_a_cluster() -> AsyncIterator[Deployment]:
     with RedisCluster(fronted=True) as cluster:
         keeper = cluster.owner(cluster.slot_of("slidegate"))
         servers = sorted(cluster.servers, key=lambda server: server is not keeper)
@@ -56,26 +56,28 @@ async def on_a_cluster() -> AsyncIterator[Place]:
             proxies = [FaultProxy(server.port, server.front) for server in servers]
             for proxy in proxies:
                 await stack.enter_async_context(proxy)
-            yield Place("redis+cluster://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies), servers, proxies)
+            yield Deployment(
+                "redis+cluster://" + ",".join(f"127.0.0.1:{proxy.port}" for proxy in proxies), servers, proxies
+            )
 
 
-PLACES: Final = {"server": on_a_server, "sentinel": behind_a_sentinel, "cluster": on_a_cluster}
+DEPLOYMENTS: Final = {"server": on_a_server, "sentinel": behind_a_sentinel, "cluster": on_a_cluster}
 
 
-Fault: TypeAlias = Callable[[Place], AbstractAsyncContextManager[None]]
-Act: TypeAlias = Callable[[Place], object]
+Fault: TypeAlias = Callable[[Deployment], AbstractAsyncContextManager[None]]
+Act: TypeAlias = Callable[[Deployment], object]
 
 
 def between(begins: Act, ends: Act) -> Fault:
     """Make a fault of what begins it and what puts it right."""
 
     @asynccontextmanager
-    async def fault(place: Place) -> AsyncIterator[None]:
-        await begun(begins(place))
+    async def fault(deployment: Deployment) -> AsyncIterator[None]:
+        await begun(begins(deployment))
         try:
             yield
         finally:
-            await begun(ends(place))
+            await begun(ends(deployment))
 
     return fault
 
@@ -85,77 +87,77 @@ async def begun(answer: object) -> None:
         await answer
 
 
-def late(place: Place, delay_s: float) -> None:
-    place.proxy.delay_s = delay_s
+def late(deployment: Deployment, delay_s: float) -> None:
+    deployment.proxy.delay_s = delay_s
 
 
-def drop_and_thaw(place: Place) -> None:
-    place.proxy.drop()
-    place.proxy.thaw()
+def drop_and_thaw(deployment: Deployment) -> None:
+    deployment.proxy.drop()
+    deployment.proxy.thaw()
 
 
-def take_memory(place: Place) -> None:
-    place.server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
-    place.server.command("CONFIG", "SET", "maxmemory", 1)
+def take_memory(deployment: Deployment) -> None:
+    deployment.server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    deployment.server.command("CONFIG", "SET", "maxmemory", 1)
 
 
 def replica_of(*master: object) -> Act:
-    return lambda place: place.server.command("REPLICAOF", *master)
+    return lambda deployment: deployment.server.command("REPLICAOF", *master)
 
 
 def rights(change: str) -> Act:
-    return lambda place: place.server.command("ACL", "SETUSER", "default", change)
+    return lambda deployment: deployment.server.command("ACL", "SETUSER", "default", change)
 
 
-def take_password(place: Place, password: str | None) -> None:
-    place.server.command("CONFIG", "SET", "requirepass", password or "")
-    place.server.password = password
+def take_password(deployment: Deployment, password: str | None) -> None:
+    deployment.server.command("CONFIG", "SET", "requirepass", password or "")
+    deployment.server.password = password
     if password:
-        place.server.command("CLIENT", "KILL", "TYPE", "normal")
+        deployment.server.command("CLIENT", "KILL", "TYPE", "normal")
 
 
 @asynccontextmanager
-async def busy(place: Place) -> AsyncIterator[None]:
+async def busy(deployment: Deployment) -> AsyncIterator[None]:
     """A script of somebody else does not end."""
-    place.server.command("CONFIG", "SET", "lua-time-limit", 1)
+    deployment.server.command("CONFIG", "SET", "lua-time-limit", 1)
 
     def loop() -> None:
         with suppress(redis.ResponseError):  # it is killed in the end
-            place.server.command("EVAL", "while true do end", 0)
+            deployment.server.command("EVAL", "while true do end", 0)
 
     thread = threading.Thread(target=loop)
     thread.start()
-    until(lambda: _error_of(place, "PING").startswith("BUSY"), "the script is long enough to be called busy")
+    until(lambda: _error_of(deployment, "PING").startswith("BUSY"), "the script is long enough to be called busy")
     try:
         yield
     finally:
-        place.server.command("SCRIPT", "KILL")
+        deployment.server.command("SCRIPT", "KILL")
         thread.join()
 
 
 @asynccontextmanager
-async def loading(place: Place) -> AsyncIterator[None]:
+async def loading(deployment: Deployment) -> AsyncIterator[None]:
     """The server has just started, and reads what it saved."""
-    place.server.command("CONFIG", "SET", "rdbcompression", "no")
-    place.server.command("DEBUG", "POPULATE", 8_000, "filler", 5_000)
-    place.server.command("SAVE")
-    place.server.kill()
+    deployment.server.command("CONFIG", "SET", "rdbcompression", "no")
+    deployment.server.command("DEBUG", "POPULATE", 8_000, "filler", 5_000)
+    deployment.server.command("SAVE")
+    deployment.server.kill()
     # Redis 6.2 looks up from loading every 2 MB, newer ones more often if they are told to.
-    often = ("--loading-process-events-interval-bytes", "1024") if version_of(place.server.program) >= (7,) else ()
-    place.server.start("--key-load-delay", "300", *often, wait=False)
-    until(lambda: _error_of(place, "GET", "key").startswith("LOADING"), "the server loads")
+    often = ("--loading-process-events-interval-bytes", "1024") if version_of(deployment.server.program) >= (7,) else ()
+    deployment.server.start("--key-load-delay", "300", *often, wait=False)
+    until(lambda: _error_of(deployment, "GET", "key").startswith("LOADING"), "the server loads")
     try:
         yield
     finally:
-        place.server.kill()
-        (place.server.directory / "dump.rdb").unlink()
-        place.server.start()
+        deployment.server.kill()
+        (deployment.server.directory / "dump.rdb").unlink()
+        deployment.server.start()
 
 
-def _error_of(place: Place, *words: str) -> str:
+def _error_of(deployment: Deployment, *words: str) -> str:
     """Return what the server says instead of an answer."""
     try:
-        place.server.command(*words, bound_s=1.0)
+        deployment.server.command(*words, bound_s=1.0)
     except redis.BusyLoadingError as error:
         return f"LOADING {error}"
     except redis.RedisError as error:

@@ -46,8 +46,8 @@ async def hit(
     cost: int = 1,
     subjects: Sequence[BanSubject] = (),
 ) -> Decision:
-    asked = usual(limits) if isinstance(limits, str) else limits
-    return await settle(store.hit(((asked, key, cost),), subjects))
+    limited = usual(limits) if isinstance(limits, str) else limits
+    return await settle(store.hit(((limited, key, cost),), subjects))
 
 
 async def struck(store: RedisStore, policy: BanPolicy, key: str) -> int:

@@ -18,7 +18,7 @@ from slidegate.stores.redis.batch import MAX_SENDERS
 from ...contract.player import settle
 from ...questions import hit_all
 from ...redis_servers import needs_redis
-from .faults import PLACES, Place
+from .faults import DEPLOYMENTS, Deployment
 from .stores import eventually, struck, ticks_until_served
 
 pytestmark = needs_redis
@@ -30,14 +30,14 @@ NEVER_TICKS: Final = 3_000
 """A minute: a worker that is not back by then never will be. On a busy machine many requests outlast their deadline."""
 
 
-class Crowd:
+class Load:
     """Requests, and a strike for nine of them, each with a key and a cost of its own: its number.
 
     Attributes:
         answered: Whether each was answered, by its number.
     """
 
-    BUCKET = Bucket("asked", parse_limits("1000000000/hour"))
+    BUCKET = Bucket("load", parse_limits("1000000000/hour"))
     POLICY = BanPolicy("1000/hour", "1h", name="strikes")
 
     def __init__(self, rng: random.Random) -> None:
@@ -84,18 +84,18 @@ async def ended(tasks: list[asyncio.Task[None]]) -> None:
 
 
 @asynccontextmanager
-async def workers(place: Place, count: int, deadline: str) -> AsyncIterator[Sequence[Limiter]]:
+async def workers(deployment: Deployment, count: int, deadline: str) -> AsyncIterator[Sequence[Limiter]]:
     async with AsyncExitStack() as stack:
-        limiters = [Limiter(RedisStore(place.url), deadline=deadline, on_error="deny") for _ in range(count)]
+        limiters = [Limiter(RedisStore(deployment.url), deadline=deadline, on_error="deny") for _ in range(count)]
         for limiter in limiters:
             await stack.enter_async_context(limiter)
         yield limiters
 
 
-async def rage(place: Place, rng: random.Random, moves: int) -> None:
+async def rage(deployment: Deployment, rng: random.Random, moves: int) -> None:
     """Let everything happen between workers and servers for a while, and end with all well but some latency."""
     for _ in range(moves):
-        proxy = rng.choice(place.proxies)
+        proxy = rng.choice(deployment.proxies)
         proxy.delay_s = rng.uniform(0.001, 0.012)
         match rng.randrange(8):
             case 0:
@@ -108,58 +108,58 @@ async def rage(place: Place, rng: random.Random, moves: int) -> None:
                 await proxy.refuse()
                 await proxy.accept()
             case 4:
-                place.server.command("SCRIPT", "FLUSH")
+                deployment.server.command("SCRIPT", "FLUSH")
         await asyncio.sleep(rng.uniform(0.0, 0.05))
         if rng.random() < 0.5:
-            for other in place.proxies:
+            for other in deployment.proxies:
                 other.thaw()
-    for proxy in place.proxies:
+    for proxy in deployment.proxies:
         proxy.cut_no_more()
         proxy.thaw()
         proxy.delay_s = 0.001
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.all if kind != "server" else ()) for kind in PLACES]
+    "kind", [pytest.param(kind, marks=pytest.mark.all if kind != "server" else ()) for kind in DEPLOYMENTS]
 )
 @pytest.mark.parametrize(("rounds", "most"), [(3, NEVER_TICKS), pytest.param(60, BACK_TICKS, marks=pytest.mark.deep)])
 async def test_amid_faults_answers_are_true_and_every_worker_is_back_after_the_last_one(
     kind: str, rounds: int, most: int, rng: random.Random
 ) -> None:
-    async with PLACES[kind]() as place:
+    async with DEPLOYMENTS[kind]() as deployment:
         for _ in range(rounds):
-            crowd, begun = Crowd(rng), list[asyncio.Task[None]]()
-            async with workers(place, 6, "50ms") as limiters:
-                raging = asyncio.create_task(rage(place, rng, 24))
+            load, begun = Load(rng), list[asyncio.Task[None]]()
+            async with workers(deployment, 6, "50ms") as limiters:
+                raging = asyncio.create_task(rage(deployment, rng, 24))
                 while not raging.done():
-                    begun += crowd.begin(rng.choice(limiters), 20, 0.5, 0.05)
+                    begun += load.begin(rng.choice(limiters), 20, 0.5, 0.05)
                     await asyncio.sleep(0.005)
                 await asyncio.gather(raging, ended(begun))
                 late = await asyncio.gather(*(ticks_until_served(limiter, most) for limiter in limiters))
                 assert -1 not in late, late
-            async with workers(place, 1, "60s") as (well,):
-                counted = await crowd.counted(well.store)
-            odd = {number: times for number, times in counted.items() if times not in (crowd.answered[number], 1)}
+            async with workers(deployment, 1, "60s") as (well,):
+                counted = await load.counted(well.store)
+            odd = {number: times for number, times in counted.items() if times not in (load.answered[number], 1)}
             assert odd == {}, "a request that was not answered is charged once or not at all, others once"
-            assert any(crowd.answered.values())
+            assert any(load.answered.values())
 
 
 @pytest.mark.all
 async def test_requests_given_up_on_a_slow_wire_are_refunded_and_hold_no_connection(rng: random.Random) -> None:
-    crowd = Crowd(rng)
-    async with PLACES["server"]() as place, workers(place, 1, "10s") as (limiter,):
-        await crowd.act(limiter)
-        place.proxy.delay_s = 0.05
+    load = Load(rng)
+    async with DEPLOYMENTS["server"]() as deployment, workers(deployment, 1, "10s") as (limiter,):
+        await load.act(limiter)
+        deployment.proxy.delay_s = 0.05
         for _ in range(10):
-            await ended(crowd.begin(limiter, 100, 1.0, 0.06))
-        assert not all(crowd.answered.values())
-        place.proxy.delay_s = 0.0
+            await ended(load.begin(limiter, 100, 1.0, 0.06))
+        assert not all(load.answered.values())
+        deployment.proxy.delay_s = 0.0
         for _ in range(1_000):
-            await crowd.act(limiter)
+            await load.act(limiter)
 
         async def only_requests_that_were_answered_are_charged() -> bool:
-            counted = await crowd.counted(limiter.store)
-            return all(times == crowd.answered[number] for number, times in counted.items() if number % 10)
+            counted = await load.counted(limiter.store)
+            return all(times == load.answered[number] for number, times in counted.items() if number % 10)
 
         await eventually(only_requests_that_were_answered_are_charged)
-        assert place.proxy.accepted <= MAX_SENDERS
+        assert deployment.proxy.accepted <= MAX_SENDERS

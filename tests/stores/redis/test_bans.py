@@ -15,7 +15,7 @@ from slidegate.stores.redis.bans import CHUNK
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...redis_servers import RedisServer, needs_redis
-from .faults import Place
+from .faults import Deployment
 from .stores import PLENTY_S, address, hit, store_at, workers_at
 
 pytestmark = needs_redis
@@ -34,9 +34,9 @@ async def turns_of(work: Awaitable[object]) -> int:
     return turns
 
 
-async def test_requests_are_decided_while_bans_change_with_each(place: Place) -> None:
-    async with store_at(place.server) as one, store_at(place, prefix=one._prefix) as slow:
-        place.proxy.delay_s = 0.003
+async def test_requests_are_decided_while_bans_change_with_each(deployment: Deployment) -> None:
+    async with store_at(deployment.server) as one, store_at(deployment, prefix=one._prefix) as slow:
+        deployment.proxy.delay_s = 0.003
 
         async def change() -> None:
             for number in itertools.count():
@@ -45,8 +45,8 @@ async def test_requests_are_decided_while_bans_change_with_each(place: Place) ->
         changing = [asyncio.create_task(change()) for _ in range(4)]
         async with asyncio.timeout(PLENTY_S):
             for _ in range(100):
-                asked = (hit(slow, f"user:{n}", PLENTY, subjects=[address("192.0.2.7")]) for n in range(5))
-                assert {answer.reason for answer in await asyncio.gather(*asked)} == {Reason.OK}
+                hits = (hit(slow, f"user:{n}", PLENTY, subjects=[address("192.0.2.7")]) for n in range(5))
+                assert {answer.reason for answer in await asyncio.gather(*hits)} == {Reason.OK}
         assert not any(task.done() for task in changing)
         for task in changing:
             task.cancel()
@@ -98,9 +98,9 @@ def paused(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Have a store wait for an event when it has found the strikes of a key full, before it bans."""
     goes_on, ban_next = asyncio.Event(), store.bans._ban_next
 
-    async def later(*asked: Any) -> Any:
+    async def later(*hits: Any) -> Any:
         await goes_on.wait()
-        return await ban_next(*asked)
+        return await ban_next(*hits)
 
     monkeypatch.setattr(store.bans, "_ban_next", later)
     return goes_on
@@ -127,9 +127,9 @@ async def test_of_two_workers_that_find_the_strikes_full_at_once_one_bans(
     """Whatever has happened since: the slower one finds the strikes gone, or another level."""
     clock, policy = FakeClock(NOW_US), BanPolicy("3/hour", "10m", factor=2, name="p", shadow=shadow)
     async with workers_at(server, 2, clock=clock) as (fast, slow):
-        heard = RecordingObserver()
+        observer = RecordingObserver()
         for store in (fast, slow):
-            store.observe(heard)
+            store.observe(observer)
         goes_on = paused(slow, monkeypatch)
         await fast.bans.strike(policy, "user:eve", 2, "")
         struck = asyncio.ensure_future(slow.bans.strike(policy, "user:eve", 1, ""))
@@ -143,5 +143,5 @@ async def test_of_two_workers_that_find_the_strikes_full_at_once_one_bans(
             assert await fast.bans.strike(policy, "user:eve", 1, "") is None
         goes_on.set()
         assert await struck is None
-        assert [kind for kind in heard.kinds if kind.endswith("banned")].count(f"{'shadow_' * shadow}banned") == 1
+        assert [kind for kind in observer.kinds if kind.endswith("banned")].count(f"{'shadow_' * shadow}banned") == 1
         assert len(await fast.bans.active()) == (between == "nothing" and not shadow)

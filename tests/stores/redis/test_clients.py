@@ -71,8 +71,8 @@ async def test_a_listener_without_tls_sees_no_byte_of_the_password(kind: str) ->
     await store.close()
     await stop_listening(listener)
     assert seen
-    assert all(told.startswith(b"\x16\x03") for told in seen), "the greeting of TLS, and nothing else"
-    assert not any(b"s3cret" in told or b"AUTH" in told for told in seen)
+    assert all(sent.startswith(b"\x16\x03") for sent in seen), "the greeting of TLS, and nothing else"
+    assert not any(b"s3cret" in sent or b"AUTH" in sent for sent in seen)
 
 
 @needs_redis
@@ -103,19 +103,22 @@ async def test_a_client_of_any_settings_is_one_to_connect_as(server: RedisServer
 async def test_a_connection_that_was_ended_while_it_was_idle_costs_nothing(
     running: str, idle_s: float, request: pytest.FixtureRequest
 ) -> None:
-    place = request.getfixturevalue(running)
-    heard = RecordingObserver()
-    async with store_at(place) as store, Limiter(store, deadline="60s", on_error="deny", observers=[heard]) as limiter:
+    deployment = request.getfixturevalue(running)
+    observer = RecordingObserver()
+    async with (
+        store_at(deployment) as store,
+        Limiter(store, deadline="60s", on_error="deny", observers=[observer]) as limiter,
+    ):
         for spent in range(1, 4):
             assert (await limiter.hit("ann", "10/hour")).remaining == 10 - spent
             await asyncio.sleep(0.01)  # until nothing is on its way
-            for each in place.masters if isinstance(place, ClusterServers) else [place]:
+            for each in deployment.masters if isinstance(deployment, ClusterServers) else [deployment]:
                 each.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             if idle_s:
                 time.sleep(idle_s)  # noqa: ASYNC251 - the loop learns of nothing meanwhile
             else:
                 await asyncio.sleep(0.05)
-        assert heard.events == []
+        assert observer.events == []
 
 
 @needs_redis

@@ -133,16 +133,18 @@ def test_processes_together_get_exactly_the_amount_while(
 @pytest.mark.parametrize("fault", ["refused connection", "half-open sockets"])
 @pytest.mark.all
 async def test_only_the_node_with_the_keys_matters_and_is_found_again(fault: str) -> None:
-    async with on_a_cluster() as place:
+    async with on_a_cluster() as deployment:
         for sick in (0, 1):  # the first has the keys
-            heard = RecordingObserver(without=["refused"])
-            limiter = Limiter.from_url(place.url, secret=SECRET, deadline="500ms", on_error="deny", observers=[heard])
+            observer = RecordingObserver(without=["refused"])
+            limiter = Limiter.from_url(
+                deployment.url, secret=SECRET, deadline="500ms", on_error="deny", observers=[observer]
+            )
             async with limiter:
                 await ticks_until_served(limiter)
-                before = len(heard.kinds)  # a busy machine connects slowly
-                async with FAULTS[fault][0](replace(place, proxies=place.proxies[sick:])):
+                before = len(observer.kinds)  # a busy machine connects slowly
+                async with FAULTS[fault][0](replace(deployment, proxies=deployment.proxies[sick:])):
                     served = [(await limiter.hit("user:1", "1000/hour")).reason is Reason.OK for _ in range(10)]
                     assert served == [sick == 1] * 10
                 await ticks_until_served(limiter)
-            told = [kind for kind in heard.kinds[before:] if kind != "store_late"]
-            assert told[:1] + told[-1:] == ([] if sick else ["store_failed", "store_recovered"])
+            emitted = [kind for kind in observer.kinds[before:] if kind != "store_late"]
+            assert emitted[:1] + emitted[-1:] == ([] if sick else ["store_failed", "store_recovered"])

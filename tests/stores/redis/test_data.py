@@ -76,9 +76,9 @@ async def test_what_cannot_be_read_of_a_key_says_nothing_about_the_server(server
         await fill(store)
         for key in ("ann", "bob"):
             for value in damage(server, f"{{{prefix}}}:w:{key}".encode()):
-                asked = asyncio.ensure_future(settle(store.hit(((LAST, key, 1),), (key,))))
-                await asyncio.wait([asked])
-                error = asked.exception()
+                answer = asyncio.ensure_future(settle(store.hit(((LAST, key, 1),), (key,))))
+                await asyncio.wait([answer])
+                error = answer.exception()
                 assert error is None or (isinstance(error, StoreUnavailable) and error.concerns == "key"), value
                 assert await settle(store.hit(((HELD, f"{value} at {key}"[:60], 1),))), "nobody else is stopped"
 
@@ -108,9 +108,9 @@ async def hit(store: RedisStore, key: str = "user:ann") -> Decision:
 
 
 def listen(store: RedisStore) -> RecordingObserver:
-    heard = RecordingObserver()
-    store.observe(heard)
-    return heard
+    observer = RecordingObserver()
+    store.observe(observer)
+    return observer
 
 
 async def banned(store: RedisStore) -> list[str]:
@@ -123,7 +123,7 @@ async def test_idle_workers_and_a_new_one_share_a_limit_after_a_loss_and_say_how
     with RedisServer() as server:
         async with workers_at(server, 4) as workers:
             *old, new = workers
-            heard = [listen(store) for store in workers]
+            observer = [listen(store) for store in workers]
             for key in ("user:eve", "user:dan"):
                 await old[0].bans.ban(key, None, "", "ann")
             for store in old:
@@ -137,12 +137,12 @@ async def test_idle_workers_and_a_new_one_share_a_limit_after_a_loss_and_say_how
             admitted = [await hit(store) for store in (new, *old) for _ in range(10)]
             assert sum(map(bool, admitted)) == 10
             async with asyncio.timeout(PLENTY_S):
-                while not all("store_reset" in each.kinds for each in heard[:3]):
+                while not all("store_reset" in each.kinds for each in observer[:3]):
                     for store in old:
                         await hit(store, "user:later")  # it is asked once a second what has changed
                     await asyncio.sleep(0.01)
-            told = [[event.details for event in each.events if event.kind == "store_reset"] for each in heard]
-            assert told == [[{"bans": 2}]] * 3 + [[]]
+            reported = [[event.details for event in each.events if event.kind == "store_reset"] for each in observer]
+            assert reported == [[{"bans": 2}]] * 3 + [[]]
             for store in workers:
                 assert await banned(store) == []
                 assert await hit(store, f"user:{how}")
@@ -176,15 +176,15 @@ async def test_whoever_connects_to_a_server_that_evicts_tells_of_it_once_and_of_
             workers_at(server, 1) as (other,),
             workers_at(unbounded, 1) as (third,),
         ):
-            heard, unheard = listen(one), listen(other)
+            observer, unheard = listen(one), listen(other)
             third.observe(unheard)
             for _ in range(3):
                 await hit(one)
                 await hit(other)
                 await hit(third)
-            assert heard.kinds == ["store_evicts"]
-            assert heard.events[0].details["policy"] == "allkeys-lru"
-            assert "(maxmemory-policy allkeys-lru)" in heard.events[0].message
+            assert observer.kinds == ["store_evicts"]
+            assert observer.events[0].details["policy"] == "allkeys-lru"
+            assert "(maxmemory-policy allkeys-lru)" in observer.events[0].message
             assert unheard.kinds == []
 
 

@@ -52,9 +52,9 @@ class Held:
         self._come: deque[asyncio.Future[None]] = deque()
         real = Batcher._eval
 
-        async def held(*asked: Any) -> Any:
-            answer, released = await real(*asked), asyncio.get_running_loop().create_future()
-            if asked[4:5] in ((), (b"reset",)):  # the first argument of a command
+        async def held(*call: Any) -> Any:
+            answer, released = await real(*call), asyncio.get_running_loop().create_future()
+            if call[4:5] in ((), (b"reset",)):  # the first argument of a command
                 self._come.append(released)
                 await released
             return answer
@@ -74,10 +74,10 @@ class Held:
         for _ in range(count):
             self._come.popleft().set_result(None)
 
-    async def answer(self, asked: asyncio.Future[Any]) -> Any:
+    async def answer(self, answer: asyncio.Future[Any]) -> Any:
         await self.come(1)
         self.release(1)
-        return await asked
+        return await answer
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ def held(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> Held:
     return Held(monkeypatch)
 
 
-def ask(store: RedisStore, key: str, asked: Bucket = WIDE, cost: int = 1) -> asyncio.Future[Decision]:
-    return asyncio.ensure_future(settle(store.hit(((asked, key, cost),))))
+def ask(store: RedisStore, key: str, limited: Bucket = WIDE, cost: int = 1) -> asyncio.Future[Decision]:
+    return asyncio.ensure_future(settle(store.hit(((limited, key, cost),))))
 
 
 async def all_of(futures: list[asyncio.Future[Decision]]) -> list[Any]:
@@ -116,7 +116,7 @@ async def test_answers_are_those_of_one_request_after_the_other(
 ) -> None:
     memory, charged, reset_us = MemoryStore(clock=clock), list[tuple[Decision, Decision]](), dict[str, int]()
     for _ in range(400):
-        asked, ours = list[tuple[str, str, Any]](), list[asyncio.Future[Any]]()
+        expected, ours = list[tuple[str, str, Any]](), list[asyncio.Future[Any]]()
         whats = rng.choices(("hit", "peek", "charge", "refund", "reset"), (12, 1, 1, 1, 1), k=rng.choice((1, 2, 4, 40)))
         for what in whats:
             key = rng.choice(("ann", "bob"))
@@ -131,11 +131,11 @@ async def test_answers_are_those_of_one_request_after_the_other(
                 given = [each.take_back() for each in charged.pop(rng.randrange(len(charged)))]
             else:
                 continue
-            asked.append((what, key, await settle(getattr(memory, what)(given[1]))))
+            expected.append((what, key, await settle(getattr(memory, what)(given[1]))))
             ours.append(asyncio.ensure_future(settle(getattr(store, what)(given[0]))))
         async with asyncio.timeout(PLENTY_S):
             answers = await asyncio.gather(*ours)
-        for mine, (what, key, theirs) in zip(answers, asked, strict=True):
+        for mine, (what, key, theirs) in zip(answers, expected, strict=True):
             if isinstance(mine, Decision):
                 check(mine, theirs)
             elif what == "refund":

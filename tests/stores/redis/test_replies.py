@@ -188,10 +188,10 @@ async def test_closing_tells_everybody_who_waits_at_any_moment(
             if rng.random() < 0.7:
                 await store.hit(CHECKS)
             await other.bans.ban(f"user:{rng.random()}", 10_000_000, "", "ann")  # news for the store
-            asked = [asyncio.create_task(outcome(rng.choice([*methods_of(store).values()]))) for _ in range(20)]
+            calls = [asyncio.create_task(outcome(rng.choice([*methods_of(store).values()]))) for _ in range(20)]
             await asyncio.sleep(rng.choice([0.0, 0.0, rng.random() * 0.01]))
             await store.close()
             async with asyncio.timeout(BOUND_S):
-                for found in await asyncio.gather(*asked):
+                for found in await asyncio.gather(*calls):
                     assert not isinstance(found, asyncio.CancelledError)
             await other.close()

@@ -91,14 +91,14 @@ async def test_a_sentinel_that_is_out_of_date_is_overruled_by_what_the_server_sa
 
 
 async def test_errors_and_messages_name_the_service(sentinels: list[Sentinel]) -> None:
-    url, heard = url_of(sentinels), RecordingObserver(without=["refused"])
+    url, observer = url_of(sentinels), RecordingObserver(without=["refused"])
     async with store_at(url.replace("/mymaster", "/gaet")) as store:
         with pytest.raises(StoreUnavailable, match=r"no sentinel leads to a master of service 'gaet'.*No such master"):
             await store.reset("user:1")
     for sentinel in sentinels:
         sentinel.kill()
-    async with Limiter.from_url(url, secret=SECRET, deadline="10s", on_error="deny", observers=[heard]) as limiter:
+    async with Limiter.from_url(url, secret=SECRET, deadline="10s", on_error="deny", observers=[observer]) as limiter:
         assert (await limiter.hit("user:1", LIMIT)).reason is Reason.UNAVAILABLE
-    message = heard.events[0].message
+    message = observer.events[0].message
     assert "service 'mymaster'" in message
     assert "6379" not in message

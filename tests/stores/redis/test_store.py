@@ -27,7 +27,7 @@ from ...questions import hit_all
 from ...redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ...virtual_time import turns
 from ..transports import RandomContract
-from .faults import Place
+from .faults import Deployment
 from .stores import PLENTY, address, eventually, fresh_prefix, hit, store_at, store_of, usual, workers_at
 from .test_replies import methods_of
 
@@ -196,8 +196,8 @@ async def test_strikes_share_calls_as_hits_do_and_a_ban_is_one_call_more(
     store: RedisStore, server: RedisServer
 ) -> None:
     policy = BanPolicy("100/minute", name="p")
-    heard = RecordingObserver()
-    store.observe(heard)
+    observer = RecordingObserver()
+    store.observe(observer)
 
     async def flood() -> None:
         struck = (store.bans.strike(policy, "user:eve", 1, "") for _ in range(99))
@@ -210,7 +210,7 @@ async def test_strikes_share_calls_as_hits_do_and_a_ban_is_one_call_more(
     await hit(store, "warm")
     assert await counted(server, flood) == -(-99 // MAX_IN_CALL)
     assert await counted(server, ban) == 2
-    assert heard.kinds == ["banned"]
+    assert observer.kinds == ["banned"]
 
 
 @pytest.mark.parametrize("banned", ["192.0.2.0/24", "192.0.2.9"])
@@ -218,8 +218,8 @@ async def test_strikes_share_calls_as_hits_do_and_a_ban_is_one_call_more(
 async def test_what_one_worker_bans_and_unbans_is_known_to_the_others_as_soon_as_they_hear_of_it(
     running: str, banned: str, request: pytest.FixtureRequest
 ) -> None:
-    place, subjects = request.getfixturevalue(running), (address("192.0.2.9"),)
-    async with workers_at(place, 2) as (store, other):
+    deployment, subjects = request.getfixturevalue(running), (address("192.0.2.9"),)
+    async with workers_at(deployment, 2) as (store, other):
         plenty = usual("100000/minute")
 
         async def passes() -> bool:
@@ -275,14 +275,14 @@ async def test_a_request_that_is_given_up_leaves_nothing_charged_or_taken(
         await eventually(partial(nothing_is_left, store))
 
 
-async def test_an_answer_that_comes_too_late_leaves_nothing_charged_or_taken(place: Place) -> None:
-    store = store_of(place, permit_lease="5m")
+async def test_an_answer_that_comes_too_late_leaves_nothing_charged_or_taken(deployment: Deployment) -> None:
+    store = store_of(deployment, permit_lease="5m")
     async with Limiter(store, deadline="50ms", on_error="deny") as limiter:
         await hit(store, "warm")  # a connection is open
-        place.proxy.delay_s = 0.1
+        deployment.proxy.delay_s = 0.1
         late = await asyncio.gather(*(hit_all(limiter, BOTH) for _ in range(5)))
         assert {decision.reason for decision in late} == {Reason.UNAVAILABLE}
-        place.proxy.delay_s = 0.0
+        deployment.proxy.delay_s = 0.0
 
         await eventually(partial(nothing_is_left, store))
 

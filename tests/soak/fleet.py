@@ -18,7 +18,7 @@ ROOT: Final = Path(__file__).parents[2]
 FAILURE: Final = re.compile(r"^Traceback.*?\n(\S.*?)$|^Fatal Python error.*?$", re.MULTILINE | re.DOTALL)
 
 
-class Crowd:
+class Fleet:
     """Workers on one socket of the loopback interface.
 
     Args:
