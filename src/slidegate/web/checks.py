@@ -232,7 +232,7 @@ def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Findi
     behind = visible_app(middleware.app, {"app": app})
     if routes_of(behind) is not None:
         yield from _about_unmet_rules(middleware.rules, behind)
-    elif middleware.default_limits:
+    elif middleware.default_rule is not None:
         yield Finding(
             "SG126",
             "default_limits are around an unknown application, whose routes cannot be read: all requests of a "

@@ -36,7 +36,7 @@ class DefaultLimits:
         limits: The limits, applied to each route separately, or a function of the request that returns them.
 
     Attributes:
-        limits: The parsed limits.
+        rule: The rule of each route, for all paths.
 
     Raises:
         ConfigurationError: The limits cannot be parsed.
@@ -44,11 +44,10 @@ class DefaultLimits:
 
     def __init__(self, middleware: RateLimitMiddleware, limits: Limits | LimitsFunction) -> None:
         try:
-            self._rule = Rule("*", limits, key=middleware.key)
+            self.rule = Rule("*", limits, key=middleware.key)
         except ConfigurationError as error:
             text = error.text if error.option == "limits" else str(error)
             raise ConfigurationError(text, "default_limits") from None
-        self.limits = self._rule.limits
         self._own_id = middleware.unique_id("per-route:")
         self._app = middleware.app
         self._bound: dict[str, BoundRule] = {}
@@ -79,7 +78,7 @@ class DefaultLimits:
         """Return the rule of a route, with its bucket."""
         bound = self._bound.get(name)
         if bound is None:
-            rule = copy(self._rule)
+            rule = copy(self.rule)
             rule.paths = (f"per-route {name}",)
             rule.label = label_of(rule.paths)
             bound = bind(rule, f"{self._own_id}{name}")

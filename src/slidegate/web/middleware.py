@@ -86,7 +86,7 @@ class RateLimitMiddleware(FailsAtStartup):
         client: Determines the client's address.
         prefix: What stands in front of the names of its rules.
         rules: The rules of the middleware.
-        default_limits: The limits that apply to each route; empty if there are none.
+        default_rule: The rule of each route, made from `default_limits`; None if there is none.
         key: What `default_limits` count by; None for the client's address.
         lists: Its blocklist and its allowlist, by option name.
         policies: Its ban policies.
@@ -153,7 +153,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self.signals = BanSignals(self, bans)
         self.policies = tuple(self.signals.policies.values())
         defaults = None if default_limits is None else DefaultLimits(self, default_limits)
-        self.default_limits = () if defaults is None else defaults.limits
+        self.default_rule = None if defaults is None else defaults.rule
         self.rule_set = RuleSet(self, defaults)
         self._always = self.rule_set.always
         self.clients = Clients(self, files)

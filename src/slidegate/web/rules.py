@@ -256,7 +256,7 @@ class Rule:
     @property
     def counts(self) -> bool:
         """Whether the rule counts requests; one that exempts or blocks them does not."""
-        return not (self.exempt or self.blocks)
+        return bool(self.all_limits)
 
     @property
     def all_limits(self) -> tuple[AnyLimit, ...]:

@@ -17,6 +17,7 @@ from slidegate import (
     Limiter,
     MemoryStore,
     Networks,
+    Quota,
     RateLimit,
     RateLimitMiddleware,
     Rule,
@@ -39,9 +40,19 @@ RULES = [
     Rule("/login", "2/minute", methods=["POST"], count_if=lambda status: status == 401, name="login"),
     Rule("/items/{id}", "3/10s; 8/minute", name="items"),
     Rule("/items/{id}", "2/10s", shadow=True, name="stricter"),
+    Rule("/items/{id}", concurrency=1, methods=["PUT"], final=True, name="uploads"),
     Rule("*", "20/minute", key=header("X-API-Key"), name="keys"),
-    Rule("*", "70/hour"),
+    Rule(
+        "*",
+        ["6/10s", Quota("30/day")],
+        when=lambda request: "user-agent" in request.headers,
+        count_denied=True,
+        name="tools",
+    ),
+    Rule("*", lambda request: f"{len(request.url.path)}/hour", name="by path"),
+    Rule("*", "7/hour"),
 ]
+DEFAULTS = ("3/hour", lambda request: "2/hour" if "x-api-key" in request.headers else "1/minute")
 RECORDS = st.lists(
     st.builds(
         AccessRecord,
@@ -55,17 +66,18 @@ RECORDS = st.lists(
     min_size=1,
     max_size=120,
 )
-
-
-def options() -> dict[str, Any]:
-    """Return the options of a middleware that uses most of what a replay must decide alike."""
-    return {
-        "rules": RULES,
-        "client": client_ip(trusted=["203.0.113.9"]),
-        "blocklist": Networks(["198.51.100.3"]),
-        "allowlist": Networks(["192.0.2.64/26"]),
-        "bans": BanPolicy("6/10m", "5m", signals={404: 1, "refused": 1, "/.env": "ban"}),
-    }
+OPTIONS = st.fixed_dictionaries(
+    {"rules": st.lists(st.sampled_from(RULES), unique=True)},
+    optional={
+        "default_limits": st.sampled_from(DEFAULTS),
+        "key": st.just(header("X-API-Key")),
+        "client": st.just(client_ip(trusted=["203.0.113.9"])),
+        "blocklist": st.just(Networks(["198.51.100.3"])),
+        "allowlist": st.just(Networks(["192.0.2.64/26"])),
+        "bans": st.just(BanPolicy("6/10m", "5m", signals={404: 1, "refused": 1, "/.env": "ban"})),
+        "name": st.just("outer"),
+    },
+)
 
 
 def at_times(gaps: list[AccessRecord]) -> list[AccessRecord]:
@@ -89,14 +101,15 @@ def record(second: float, client: str = "192.0.2.7", path: str = "/", **more: An
     return AccessRecord(at_us, client, "GET", path, 200)._replace(**more)
 
 
-@given(RECORDS)
-async def test_a_replay_decides_as_the_live_application_does(gaps: list[AccessRecord]) -> None:
+@given(RECORDS, OPTIONS)
+async def test_a_replay_decides_as_the_live_application_does(gaps: list[AccessRecord], options: dict[str, Any]) -> None:
     async def answer(request: Request) -> Response:
         return Response(status_code=int(request.headers["x-status"]))
 
-    replay, clock = Replay.of(**options()), FakeClock()
+    clock = FakeClock()
     app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST", "PUT"])])
-    middleware = RateLimitMiddleware(app, limiter=Limiter(MemoryStore(clock=clock)), **options())
+    middleware = RateLimitMiddleware(app, limiter=Limiter(MemoryStore(clock=clock)), **options)
+    replay = Replay([middleware])
     for record in at_times(gaps):
         clock.set(record.time_us)
         scope = scope_of(record)

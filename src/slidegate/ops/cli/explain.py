@@ -40,7 +40,7 @@ async def explain(limiter: Limiter, key: str, value: str | None, rules: str | No
     in_code = [_named_rule(text) for text in named]
     if of_file is None and not in_code:
         note("name the rules with --rules FILE or --rule NAME=LIMITS to see windows")
-    elif of_file is not None and of_file.default_limits:
+    elif of_file is not None and of_file.default_rule is not None:
         note("default_limits count each route by itself and are not shown")
     written, lists = ([], {}) if of_file is None else (of_file.rules, of_file.lists)
     # Limiters have weak references to their middlewares.

@@ -135,12 +135,11 @@ class _LoggedAnswer:
 
 
 def _copied(one: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> RateLimitMiddleware:
-    # A rule with only permits cannot refuse anything in a replay.
-    rules = [_without_wait(rule) for rule in one.rules if rule.concurrency is None or rule.limits]
+    default = one.default_rule
     return RateLimitMiddleware(
         app,
-        rules=rules,
-        default_limits=one.default_limits or None,
+        rules=[_without_wait(rule) for rule in one.rules],
+        default_limits=None if default is None else default.limits_function or default.limits,
         key=one.key,
         limiter=limiter,
         client=one.client,
@@ -153,7 +152,7 @@ def _copied(one: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> RateLim
 
 
 def _without_wait(rule: Rule) -> Rule:
-    """Return a copy of a rule that refuses instead of waiting and has no permits."""
+    """Return a copy of a rule that refuses instead of waiting and has no permits; it may still end the list."""
     copied = copy(rule)
     copied.concurrency = None
     copied.wait_us = copied.wait_max = 0

@@ -71,7 +71,7 @@ class Simulated:
         self.requests = self._first_us = 0
         self.clients: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
-        rules = [rule for middleware in replay.middlewares for rule in middleware.rules if not rule.exempt]
+        rules = [rule for middleware in replay.middlewares for rule in middleware.rules if rule.counts or rule.blocks]
         self.rows: defaultdict[tuple[str, str], Row] = defaultdict(Row)
         self.rows.update({(rule.action, rule.label): Row() for rule in rules})
 
