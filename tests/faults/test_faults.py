@@ -4,14 +4,13 @@ import asyncio
 
 import pytest
 
-from .__main__ import SCENES
-from .playing import played
+from .__main__ import SCENES, played
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.all if "LMDB" in name else pytest.mark.deep) for name in SCENES]
 )
 def test_no_decision_amid_faults_is_wrong(name: str) -> None:
-    record = asyncio.run(played(SCENES[name]))
+    record = asyncio.run(played(name))
     assert record.wrong == 0
     assert record.hits > len(record.undecided_s)
