@@ -42,6 +42,10 @@ class NamedLimit:
         """Whether `Limiter.override` can change it."""
         return not self.fixed
 
+    def with_amount(self, amount: int | str) -> str:
+        """Return the text of the configured limit with another amount, as `Limiter.override` takes it."""
+        return f"{amount}{_window_of(self.configured)}"
+
 
 def named(bucket: Bucket, fixed: str = "", *, shadow: bool = False) -> list[NamedLimit]:
     """Return the limits of a bucket by their names."""

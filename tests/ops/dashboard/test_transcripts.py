@@ -55,7 +55,7 @@ class Visitor:
             Rule("/old", block=True, status=410, name="old"),
             Rule("/free", exempt=True, name="free"),
         ]
-        plan = Rule("*", ["9/minute", Quota("10/day")], concurrency=4, name="plan")
+        plan = Rule("*", ["100/minute @7", "9/second", Quota("10/day")], concurrency=4, name="plan")
         options: dict[str, dict[str, Any]] = {
             "": {},
             "read-only": {"changes": False},

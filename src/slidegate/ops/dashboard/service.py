@@ -15,9 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 import anyio
 from starlette.exceptions import HTTPException
 
-from ... import ConfigurationError, Limiter, Quota, StoreError
-from ...core import AnyLimit, Concurrency
-from ...core.durations import format_duration
+from ... import ConfigurationError, Limiter, StoreError
 from ...core.errors import closest, quoted
 from ...core.logs import logger
 from ..rows import check_key, key_of, named, row_of_ban, row_of_change, row_of_window
@@ -240,8 +238,8 @@ class Service:
         The name ``*`` with the limit ``off`` switches all workers off.
         """
         if limit.strip().isdigit():
-            known = next((one.configured for one in self.limiter.limits() if one.name == name), None)
-            limit = limit if known is None else _with_amount(known, limit.strip())
+            known = next((one for one in self.limiter.limits() if one.name == name), None)
+            limit = limit if known is None else known.with_amount(limit.strip())
         return row_of_change(await self.limiter.override(name, limit, duration, reason=reason, by=by))
 
     async def restore(self, name: str) -> dict[str, Any]:
@@ -320,10 +318,3 @@ def _traffic(traffic: Traffic) -> dict[str, Any]:
 def _event(event: LoggedEvent) -> dict[str, Any]:
     details = {**dict.fromkeys(_DETAILS, ""), **event.details}
     return {"at": event.time_us / _S, **named(event, "kind", "message", "worker"), "details": details}
-
-
-def _with_amount(limit: AnyLimit, amount: str) -> str:
-    """Return the text of a limit with another amount, as an override takes it."""
-    if isinstance(limit, Concurrency):
-        return amount
-    return f"{amount}/{limit.unit if isinstance(limit, Quota) else format_duration(limit.span_us)}"
