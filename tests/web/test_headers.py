@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from slidegate import (
     Limiter,
     MemoryStore,
+    Quota,
     RateLimit,
     RateLimitExceeded,
     RateLimitMiddleware,
@@ -26,7 +27,7 @@ from slidegate import (
 )
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, Answer, call
+from ..asgi import PEER, Answer, call, hello
 from .middlewares import fields
 
 
@@ -97,6 +98,23 @@ async def test_no_answer_tells_of_more_units_or_time_than_a_limit_has(random: Ra
     app = program(random, Limiter(MemoryStore(clock=clock)), clock)
     for work, client in works:
         check_fields(await call(app, headers=work, client=(client, 1234)))
+
+
+@given(
+    st.sampled_from(["5/2s", "5/1500ms", "7/2s @2", Quota("5/day")]),
+    st.lists(st.integers(1, 900_000), min_size=1, max_size=5),
+)
+async def test_at_the_reset_of_the_older_fields_everything_spent_has_left(limits: Any, pauses_us: list[int]) -> None:
+    clock = FakeClock(1_800_000_000_000_000)
+    app = RateLimitMiddleware(hello, limits=limits, limiter=Limiter(MemoryStore(clock=clock)), headers="legacy")
+    for pause_us in pauses_us:
+        clock.advance(us=pause_us)
+        answer = await call(app)
+    reset_us = int(answer.headers["x-ratelimit-reset"]) * 1_000_000
+    assert clock.now_us < reset_us
+    clock.set(reset_us)
+    answer = await call(app)
+    assert int(answer.headers["x-ratelimit-remaining"]) == int(answer.headers["x-ratelimit-limit"]) - 1
 
 
 LIMIT = RateLimit("1/hour")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..core.bans.ban import MAX_KEY_BYTES
-from ..stores.system_clock import system_us
 from .inspect import KeyView
 from .limiter import Limiter, check_cost
 from .overrides import Override, Worker
@@ -15,5 +14,4 @@ __all__ = [
     "Override",
     "Worker",
     "check_cost",
-    "system_us",
 ]

@@ -19,7 +19,7 @@ from ..core.limits import AnyLimit
 from ..core.memo import remember
 from ..core.question import Question
 from ..core.ring import WindowState
-from ..limiter import system_us
+from ..core.store import Clock
 
 if TYPE_CHECKING:
     from .responses import Answer
@@ -107,9 +107,10 @@ class _OneWindow(Rendered):
 class _InStyles(Rendered):
     """The same for any styles, or for no fields at all."""
 
-    def __init__(self, buckets: Sequence[Bucket], styles: Sequence[HeaderStyle]) -> None:
+    def __init__(self, buckets: Sequence[Bucket], styles: Sequence[HeaderStyle], unix_us: Clock) -> None:
         super().__init__(buckets)
         self._styles = styles
+        self._unix_us = unix_us
 
     def append_to(self, fields: list[Field], decision: Decision) -> None:
         """Append them; X-RateLimit-* of the limit that refuses, or that admits the fewest further requests.
@@ -119,7 +120,7 @@ class _InStyles(Rendered):
         if "draft" in self._styles:
             super().append_to(fields, decision)
         if "legacy" in self._styles and all(lowered(field[0]) != b"x-ratelimit-limit" for field in fields):
-            fields += _legacy_fields(decision)
+            fields += _legacy_fields(decision, self._unix_us())
 
 
 class HeaderWriter:
@@ -128,12 +129,14 @@ class HeaderWriter:
     Args:
         style: ``"draft"`` for RateLimit and RateLimit-Policy, ``"legacy"`` for X-RateLimit-Limit, -Remaining and
             -Reset (Unix seconds), both in a tuple, or None for no fields.
+        unix_us: Returns Unix time in microseconds.
 
     Raises:
         ConfigurationError: There is no such style.
     """
 
-    def __init__(self, style: HeaderStyles | None) -> None:
+    def __init__(self, style: HeaderStyles | None, unix_us: Clock) -> None:
+        self._unix_us = unix_us
         self._styles: Sequence[Any] = style if isinstance(style, (list, tuple)) else (style,)
         if not self._styles or (style is not None and any(one not in ("draft", "legacy") for one in self._styles)):
             expected = 'expected "draft", "legacy", ("draft", "legacy") or None'
@@ -162,7 +165,7 @@ class HeaderWriter:
 
     def _made(self, buckets: Sequence[Bucket]) -> Rendered:
         if {*self._styles} != {"draft"}:
-            return _InStyles(buckets, self._styles)
+            return _InStyles(buckets, self._styles, self._unix_us)
         limits = [limit for bucket in buckets for limit in bucket.limits]
         is_window = len(limits) == 1 and not isinstance(limits[0], Concurrency)
         return (_OneWindow if is_window else Rendered)(buckets)
@@ -213,7 +216,7 @@ def _policy_item(name: str, limit: AnyLimit, unit: str | None) -> str:
     return item if limit.window_s is None else f"{item};w={limit.window_s}"
 
 
-def _legacy_fields(decision: Decision) -> Fields:
+def _legacy_fields(decision: Decision, unix_us: int) -> Fields:
     """Return the X-RateLimit-* fields; -Reset is omitted for permits, whose release time is unknown."""
     state = decision.binding
     if state is None:
@@ -221,5 +224,5 @@ def _legacy_fields(decision: Decision) -> Fields:
     limit = state.limit
     fields = [(b"x-ratelimit-limit", b"%d" % limit.amount), (b"x-ratelimit-remaining", b"%d" % state.remaining)]
     if not isinstance(limit, Concurrency):
-        fields.append((b"x-ratelimit-reset", b"%d" % (system_us() // 1_000_000 + ceil_s(state.reset_after_us))))
+        fields.append((b"x-ratelimit-reset", b"%d" % ceil_s(unix_us + state.reset_after_us)))
     return fields

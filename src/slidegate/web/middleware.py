@@ -139,9 +139,9 @@ class RateLimitMiddleware(FailsAtStartup):
         self.client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
         self.rules = tuple(all_rules(limits, rules, key))
         self.key = key
-        self.header_writer = HeaderWriter(headers)
-        self.calls = UserCallbacks()
         self._engine = self.limiter.engine
+        self.header_writer = HeaderWriter(headers, self._engine.unix_us)
+        self.calls = UserCallbacks()
         self._observers = self._engine.observers
         self.route_labels = RouteLabels()  # not `routes`: applications have those
         self._report = Report(self._engine, self.route_labels)
