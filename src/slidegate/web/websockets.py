@@ -8,6 +8,7 @@ costs nothing while it is silent. A websocket that is closed here looks to the a
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final
 
 from starlette.types import Message
@@ -122,5 +123,6 @@ class GuardedWebSocket:
         """Close the websocket; the application gets a disconnect from now on."""
         if self._ended is None:
             self._ended = {"type": "websocket.disconnect", "code": code, "reason": reason}
-            await close_websocket(self._send_on, code, reason)
+            with suppress(OSError):  # the client has left, which the application learns in the same way
+                await close_websocket(self._send_on, code, reason)
             await self._exchange.end(None)
