@@ -12,9 +12,11 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from slidegate import Limiter, MemoryStore, MessageLimits, Networks, RateLimit, RateLimitMiddleware
-from slidegate.testing import FakeClock
+from slidegate.testing import FakeClock, limits_clock
 
 from ..asgi import PEER, scope_of, send_scope
+from ..remote_stores import SlowStore
+from ..virtual_time import turns
 from .sockets import BYE, Client, greet, listening, texts
 
 # -- the handshake -----------------------------------------------------------------------------------------------------
@@ -98,6 +100,34 @@ async def test_the_application_gets_a_disconnect_and_no_error_where_the_client_h
     client = await Left(*texts(3)).run(RateLimitMiddleware(listening, messages=MessageLimits("1/hour")))
     assert client.received[1:] == [{"type": "websocket.disconnect", "code": 1013, "reason": "message limit exceeded"}]
     assert tried == [1013]
+
+
+@given(st.lists(st.integers(0, 30), max_size=8), st.booleans())
+def test_no_message_is_lost_or_counted_twice_when_a_read_is_given_up(patience: list[int], looks: bool) -> None:
+    """As with a timeout around a read, while a store is asked about its message."""
+    clock = FakeClock(10**9)
+    limiter = Limiter(SlowStore(clock))
+
+    async def impatient(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        scope["received"] = []
+        for count in [*patience, *[99] * 4]:
+            if looks:  # for a ban of the client, at each message
+                clock.advance("10s")
+            read = asyncio.create_task(receive())
+            await turns(count)
+            read.cancel()
+            scope["received"] += [one for one in await asyncio.gather(read, return_exceptions=True) if type(one) is dict]
+
+    async def run() -> None:
+        app = RateLimitMiddleware(impatient, messages=MessageLimits("9/hour"), limiter=limiter)
+        with limits_clock(clock):
+            client = await Client(*texts(3), BYE).run(app)
+        assert client.received[:4] == [*texts(3), BYE]
+        assert [one.used for one in (await limiter.inspect(PEER)).windows] == [3]
+
+    asyncio.run(run())
 
 
 def test_under_trio_messages_are_counted_too() -> None:

@@ -7,6 +7,7 @@ costs nothing while it is silent. A websocket that is closed here looks to the a
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
@@ -70,17 +71,22 @@ class GuardedWebSocket:
         self._question = self._engine.prepare(checks, self._subjects)
         self._looked_us = self._engine.now_us()
         self._ended: Message | None = None
+        self._again: deque[Message] = deque()
         exchange.receive, exchange.send_on = self.receive, self.send
 
     async def receive(self) -> Message:
         """Return the next message, or a disconnect if the websocket is closed for it."""
         if self._ended is not None:
             return self._ended
-        message = await self._receive()
-        if message["type"] == "websocket.receive" and self._question.checks:
-            await self._count()
-        if message["type"] != "websocket.disconnect":
-            await self._end_if_banned()
+        message = self._again.popleft() if self._again else await self._receive()
+        try:
+            if message["type"] != "websocket.disconnect":
+                await self._end_if_banned()
+            if message["type"] == "websocket.receive" and self._question.checks and self._ended is None:
+                await self._count()
+        except BaseException:  # this read is given up, for example after a timeout, and the next one gets the message
+            self._again.append(message)
+            raise
         return self._ended or message
 
     async def send(self, message: Message) -> None:
