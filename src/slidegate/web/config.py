@@ -98,6 +98,7 @@ class ConfigReader:
         self._path = path
         self._code = code
         self._client: ClientAddress = client_ip()
+        self._has_key = False
         self._opened: dict[str, NetworkFile] = {}
         self._readers: Mapping[str, Callable[[Any], Any]] = {
             **dict.fromkeys(("limits", "default_limits", "fallback_limits"), self._limits),
@@ -174,6 +175,7 @@ class ConfigReader:
         if not _LIMITING & data.keys():
             raise ConfigurationError('expected limits = "100/minute", or rules, or default_limits')
         options: dict[str, Any] = {}
+        self._has_key = "key" in data
         for name in [name for name in OPTIONS if name in data]:
             options[name] = self._read(name, data[name])
             if name == "client":
@@ -211,7 +213,9 @@ class ConfigReader:
 
     def _rules(self, tables: object) -> list[Rule]:
         listed = check_list("", tables, "tables [[rules]]")
-        return [self._at(number, Rule, table) for number, table in enumerate(listed)]
+        rules = [(self._at(number, Rule, table), table) for number, table in enumerate(listed)]
+        # "client" is no key, but here it has to replace the file's.
+        return [rule.keyed(self._client) if "key" in table and self._has_key else rule for rule, table in rules]
 
     def _policies(self, tables: object) -> list[BanPolicy]:
         if not isinstance(tables, dict):
