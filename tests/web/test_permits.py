@@ -6,12 +6,19 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
+from slidegate.core import StoreUnavailable
+from slidegate.testing import FakeClock
 
 from ..asgi import call, hello, scope_of, send_scope, statuses
 from ..redis_servers import AT_REDIS, BOUND_S, needs_redis
+from ..remote_stores import SickStore
 from .permits_traffic import AMOUNTS, play
 
 
@@ -83,3 +90,25 @@ async def test_a_permit_is_held_until_the_last_byte(end: str) -> None:
     middleware = RateLimitMiddleware(app, limiter=Limiter(store), rules=[Rule("*", concurrency=1)])
     await send_scope(middleware, scope_of(type=messages[0]["type"].partition(".")[0]))
     assert seen == held
+
+
+async def test_each_store_gets_its_permit_back_where_one_of_two_limits_was_asked_in_an_outage() -> None:
+    store = SickStore(FakeClock())
+    limiter = Limiter(store)
+    local: Any = limiter.engine.failover.local  # type: ignore[union-attr]
+    held = []
+
+    @RateLimit(concurrency=1)
+    async def page(request: Request) -> PlainTextResponse:
+        store.error = None
+        held.append((store.permits_held(), local.permits_held()))
+        return PlainTextResponse("page")
+
+    async def fails_first(request: Request) -> PlainTextResponse:
+        store.error = StoreUnavailable("gone")
+        return await page(request)
+
+    site = Starlette(routes=[Route("/", fails_first)])
+    app = RateLimitMiddleware(site, rules=[Rule("*", concurrency=1)], limiter=limiter)
+    assert await statuses(app, 3) == [200] * 3
+    assert [*held, (store.permits_held(), local.permits_held())] == [(1, 1)] * 3 + [(0, 0)]

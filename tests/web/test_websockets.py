@@ -118,7 +118,9 @@ def test_no_message_is_lost_or_counted_twice_when_a_read_is_given_up(patience: l
             read = asyncio.create_task(receive())
             await turns(count)
             read.cancel()
-            scope["received"] += [one for one in await asyncio.gather(read, return_exceptions=True) if type(one) is dict]
+            scope["received"] += [
+                one for one in await asyncio.gather(read, return_exceptions=True) if type(one) is dict
+            ]
 
     async def run() -> None:
         app = RateLimitMiddleware(impatient, messages=MessageLimits("9/hour"), limiter=limiter)

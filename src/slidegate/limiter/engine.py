@@ -156,14 +156,21 @@ class Engine:
         """Return the limits with which this process counts."""
         return [one for caller in self.callers() for one in caller.limits_by_name()]
 
-    async def refund(self, reservations: Sequence[Reservation]) -> bool:
-        """Refund what a decision charged; False if nothing could be refunded, or the limiter is closed."""
-        if self._closed or not reservations:
-            return False
-        try:
-            return await answer_of((self.failover or self.store).refund(reservations))
-        finally:
-            self.queues.refunded(one.check for one in reservations)
+    async def refund(self, *charges: Sequence[Reservation]) -> bool:
+        """Refund what decisions charged; False if nothing could be refunded, or the limiter is closed.
+
+        Args:
+            charges: The reservations of each decision, which are refunded by themselves: in an outage, another store
+                may have charged one of them.
+        """
+        has_refunded = False
+        for reservations in charges:
+            if reservations and not self._closed:
+                try:
+                    has_refunded |= await answer_of((self.failover or self.store).refund(reservations))
+                finally:
+                    self.queues.refunded(one.check for one in reservations)
+        return has_refunded
 
     def release(self, decision: Decision) -> Sequence[Reservation]:
         """Return the permits of a decision; the result is what has to be refunded for that, nothing in most stores."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Decision
-from ..core.reservation import Reservation
 from ..limiter.aio import in_background
 from ..limiter.engine import Engine
 from ..limiter.observers import Ended, Outcome, tell
@@ -81,12 +80,10 @@ class Release(Hook):
         limiter, permits, exchange.permits = exchange.middleware.limiter, exchange.permits, ()
         for name, tenant in permits:  # before the store, so that the right waiter asks for the permit
             limiter.engine.queues.release(name, tenant)
-        reservations: list[Reservation] = []
-        for decision in exchange.own:
-            reservations += limiter.engine.release(decision)
-        if not reservations:
+        charges = [limiter.engine.release(decision) for decision in exchange.own]
+        if not any(charges):
             return None
-        released = refund(limiter, reservations)
+        released = refund(limiter, *charges)
         if isinstance(error, GeneratorExit):  # a coroutine that is being closed cannot await
             in_background(released)
             return None

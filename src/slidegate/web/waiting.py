@@ -83,8 +83,8 @@ class Peeked(Hook):
             self._early.append(await receive())
 
 
-async def refund(limiter: Limiter, reservations: Sequence[Reservation]) -> None:
-    """Hand back reservations, even if the caller is cancelled meanwhile."""
-    answer = limiter.engine.refund(reservations)
+async def refund(limiter: Limiter, *charges: Sequence[Reservation]) -> None:
+    """Hand back reservations, those of each decision by themselves, even if the caller is cancelled meanwhile."""
+    answer = limiter.engine.refund(*charges)
     # The former never suspends, so it cannot be cancelled.
-    await (answer if limiter.engine.per_process or not reservations else to_the_end(answer))
+    await (answer if limiter.engine.per_process or not any(charges) else to_the_end(answer))
