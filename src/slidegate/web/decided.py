@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from starlette.requests import HTTPConnection
 
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closest, quoted
+from ..core.reservation import Reservation
 from ..limiter import Limiter, check_cost
 from ..limiter.aio import answer_of, to_the_end
+from .headers import windows_of
 
 if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
@@ -127,7 +130,7 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
     counted = _find(request, rule, "charge")
     if counted is None:
         return EXEMPT
-    limiter, decision, index = counted
+    limiter, (*_, (decision, index)) = counted
     bucket, key, _ = decision.checks[index]
     charged = await answer_of(limiter.engine.charge(((bucket, key, units),)))
     decision.recount(index, charged)
@@ -158,38 +161,56 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
     counted = _find(request, rule, "settle")
     if counted is None:
         return False
-    limiter, decision, index = counted
-    bucket, key, estimate = decision.checks[index]
-    own = [reservation for reservation in decision.reservations if reservation.index == index]
-    if not own or own[0].ended:
+    limiter, charges = counted
+    open_charges = [
+        (decision, index, reservation)
+        for decision, index in charges
+        for reservation in decision.reservations
+        if reservation.index == index and not reservation.ended
+    ]
+    if not open_charges:
         return False
-    unused = decision.take_back(index, max(estimate - used, 0))
-    for reservation in own:
+    missing, unused = used, list[Sequence[Reservation]]()
+    for decision, index, reservation in open_charges:
+        bucket, key, cost = decision.checks[index]
+        kept = min(cost, missing)
+        missing -= kept
+        unused.append(decision.take_back(index, cost - kept))
         reservation.ended = True
-    if used > estimate:
-        decision.recount(index, await to_the_end(answer_of(limiter.engine.charge(((bucket, key, used - estimate),)))))
-    elif unused:
-        await to_the_end(limiter.engine.refund(unused))
+    if missing:
+        decision.recount(index, await to_the_end(answer_of(limiter.engine.charge(((bucket, key, missing),)))))
+    else:
+        await to_the_end(limiter.engine.refund(*unused))
     return True
 
 
-def _find(request: HTTPConnection, rule: str | None, what: str) -> tuple[Limiter, Decision, int] | None:
-    """Return the limiter, the decision and the index of the check that counted a request for a rule; None if none did.
+_Counted: TypeAlias = tuple[Limiter, Sequence[tuple[Decision, int]]]
+
+
+def _find(request: HTTPConnection, rule: str | None, what: str) -> _Counted | None:
+    """Return the limiter, and each decision that counted a request for a rule, with the index of its check.
+
+    There are several if a later one has charged what was missing from a larger cost. None if the rule counts it not.
 
     Raises:
         ConfigurationError: There is no middleware around the endpoint, no such rule, or several that must be named.
     """
     decided: Decided = of_request(request, DECIDED_KEY, what)
     counted = {
-        bucket.label: (middleware.limiter, decision, index)
+        bucket.label: (middleware, check)
         for middleware, decision in decided
-        for index, (bucket, _, _) in enumerate(decision.checks)
-        if not bucket.is_permit
+        for check in decision.checks
+        if not (bucket := check[0]).is_permit
     }
     if rule is None and len(counted) == 1:
         (rule,) = counted
     if rule in counted:
-        return counted[rule]
+        middleware, check = counted[rule]
+        own = [
+            (decision, at) for other, decision in decided if other is middleware for at in range(len(decision.checks))
+        ]
+        windows = windows_of(check)
+        return middleware.limiter, [(one, at) for one, at in own if windows_of(one.checks[at]) == windows]
     # Exempt, allowlisted or on an unlimited plan: an uncounted request is not charged later either.
     names_above = {bucket.label for middleware, _ in decided for bucket in middleware.buckets()}
     is_uncounted = any(decision.reason in UNCOUNTED for _, decision in decided)
