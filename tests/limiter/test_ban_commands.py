@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate import combine, cookie, header, path_param, query
+from slidegate import client_ip, combine, cookie, header, path_param, query
 from slidegate.core import ConfigurationError, InvalidKey, Reason, StoreTimeout
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.limiter import Limiter
@@ -91,6 +91,14 @@ async def test_a_network_is_refused_by_the_bans_of_wider_ones(limiter: Limiter) 
     assert await limiter.banned("198.51.100.0/24") == wider
     for widest, own in (("198.0.0.0/8", "198.51.100.0/24"), ("2001::/19", "2001:db8::/64")):
         ban = await limiter.ban(widest, "2h")
+        assert await limiter.banned(own) == ban
+
+
+async def test_an_address_is_refused_by_the_ban_of_a_network_that_a_policy_counts(limiter: Limiter) -> None:
+    policy = BanPolicy("1/10m", "1h", key=client_ip(ipv4_prefix=24, ipv6_prefix=56))
+    for network, own in (("203.0.113.0/24", "203.0.113.7"), ("2001:db8::/56", "2001:db8::7")):
+        ban = await limiter.strike(network, policy)
+        assert ban is not None
         assert await limiter.banned(own) == ban
 
 

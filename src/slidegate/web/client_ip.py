@@ -86,11 +86,13 @@ class ClientAddress(Key):
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """See `Key.find`. Without trusted proxies, the middleware's client is truncated to the prefixes of this key."""
-        if self.trusted:
-            return self.locate(scope)[0]
-        network = network_of(client_key)
+        return self.locate(scope)[0] if self.trusted else self.truncated(client_key)
+
+    def truncated(self, key: str) -> str:
+        """Return the key of the client that has an address or is within a network; any other key unchanged."""
+        network = network_of(key)
         if network is None:
-            return client_key
+            return key
         version, first, last = network
         return format_network(version, first, min(prefix_length(version, first, last), self.prefixes[version]))
 

@@ -95,7 +95,8 @@ class Terminal:
                 app = RateLimitMiddleware(hello, rules=[Rule("*", limits, name=name)], limiter=limiter)
             else:
                 of_file = RateLimitMiddleware.from_file(hello, rules, store="memory://").app
-                app = RateLimitMiddleware(hello, rules=of_file.rules, limiter=limiter)
+                rules_of, client, bans = of_file.rules, of_file.client, of_file.policies
+                app = RateLimitMiddleware(hello, rules=rules_of, client=client, bans=bans, limiter=limiter)
             await limiter.overrides()
             await limiter.reset(PEER)
             return " ".join(map(str, await statuses(app, int(times))))

@@ -208,8 +208,8 @@ def hand_ban_key(key: object) -> str:
 
 
 def with_wider_networks(key: str) -> list[str]:
-    """Return the canonical key of a ban; if it is a network, after those of all networks that contain it."""
-    network = network_of(key) if "/" in key else None
+    """Return the canonical key of a ban, after those of all networks that contain it."""
+    network = network_of(key)
     if network is None:
         return [key]
     version, first, last = network

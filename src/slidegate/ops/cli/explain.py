@@ -48,7 +48,7 @@ async def explain(limiter: Limiter, key: str, value: str | None, rules: str | No
     ban = await limiter.banned(client)
     changes = await limiter.overrides()  # reads them, and the middleware applies them
     off = next((one.until.timestamp() for one in changes if one.name == "*"), None)
-    view = await limiter.inspect(client)
+    view = await limiter.inspect(client if of_file is None or value is not None else of_file.client.truncated(client))
     shadow = {limit.name for limit in limiter.limits() if limit.shadow}
     del middleware
     listed = {kind: networks is not None and key in networks for kind, networks in lists.items()}
