@@ -410,9 +410,7 @@ async def test_off_lets_everything_pass_counts_nothing_and_is_reported_once(
         assert not await limiter.hit("k", "1/minute")
 
 
-async def test_each_limit_of_a_name_takes_a_change_of_its_window_and_a_worker_says_why_others_keep_theirs(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_each_limit_of_a_name_takes_a_change_of_its_window_and_others_keep_theirs() -> None:
     rows = Rows()
     script, worker = Worker(rows), Worker(rows, "calm")
     for limit, fixed in (("10/minute", ""), ("10/hour", ""), ("10/minute", "a function returns it")):
@@ -420,13 +418,7 @@ async def test_each_limit_of_a_name_takes_a_change_of_its_window_and_a_worker_sa
         worker.named.append(NamedLimit("several", configured.own(), configured, limit, fixed))
     for name, limit in (("apy", "5/minute"), ("calm", "500/hour"), ("several", "7/minute")):
         await script.change(name, limit)
-    for _ in range(3):
-        await worker.changes.refresh()
-    logged = [record.getMessage() for record in caplog.records if "not applied" in record.getMessage()]
-    assert [line.partition("limit ")[2].partition(", and its")[0] for line in logged] == [
-        "'calm': in the code it is '5/1m @5'",
-        "'several': in the code it is '10/1h'",
-    ]
+    await worker.changes.refresh()
     assert [one.limit.amount for one in worker.named] == [5, 7, 10, 10]
     assert worker.observer.kinds == ["limit_overridden"]
 

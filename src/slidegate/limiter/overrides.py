@@ -129,8 +129,7 @@ class Overrides:
         """Apply the overrides in effect to limits with which this process counts from now on."""
         self.due_s = 0.0
         with self._lock:
-            _, refused = self._apply(limits)
-        self._log(refused)
+            self._apply(limits)
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
@@ -255,41 +254,32 @@ class Overrides:
             known, self.known = self.known, {one.name: one for one in found}
             if not known and not self.known:
                 return
-            changes, refused = self._apply(self._engine.limits())
+            changes = self._apply(self._engine.limits())
             if (ALL in known) is not self.is_off:
                 changes[ALL] = 0, 0, self.known.get(ALL)
                 self._engine.restart_middlewares()
             self._engine.rebuild()
-        self._log(refused)
         for name, (was, amount, applied) in changes.items():
             if override := applied or known.get(name) or self.known.get(name):
                 self._engine.emit(_event_of(name, was, amount, override, ended=applied is None))
 
-    def _apply(self, limits: Iterable[NamedLimit]) -> tuple[Changes, list[str]]:
-        """Set the amounts of limits; return what has changed, and why overrides do not apply to some."""
+    def _apply(self, limits: Iterable[NamedLimit]) -> Changes:
+        """Set the amounts of limits, and return what has changed. An override applies to limits of its window alone."""
         changes: Changes = {}
-        refused: list[str] = []
         for one in limits:
             override, amount = self.known.get(one.name), one.configured.amount
             if override is not None and one.changeable:
                 try:
                     amount = amount_in(override.limit, one.name, one.configured)
-                except ConfigurationError as error:
+                except ConfigurationError:
                     override = None
-                    refused.append(str(error))
             if amount != one.limit.amount:
                 changes[one.name] = one.limit.amount, amount, override
                 one.limit.become(amount)
         if changes:  # waiting requests ask again, and middlewares read the amounts anew
             self._engine.queues.wake()
             self._engine.restart_middlewares()
-        return changes, refused
-
-    def _log(self, refused: Iterable[str]) -> None:
-        """Log why overrides do not apply to limits; call it without the lock."""
-        for error in refused:
-            if self._throttle.left_out(error, monotonic()) is not None:
-                logger.warning("an override was not applied: %s", error)
+        return changes
 
     async def _write(self, override: Override, kept_us: int) -> None:
         digest = blake2b(override.name.encode(), digest_size=8).digest()
