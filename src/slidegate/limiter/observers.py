@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import date
 from inspect import iscoroutine, iscoroutinefunction
 from time import monotonic
 from typing import Any, Final, Literal, TypeAlias
@@ -16,7 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 from ..core.arguments import check_list, check_takes
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, quoted
-from ..core.logs import Throttle, escaped, logger
+from ..core.logs import Throttle, logger
 from ..core.store import Clock, Event
 from ..stores.forks import ProcessLock
 
@@ -24,8 +23,6 @@ FAILURE_EVERY_S: Final = 10.0
 """The least time between two tracebacks of a failing observer, which may fail at every refusal of a flood."""
 LINE_EVERY_S: Final = 1.0
 """The least time between two log lines of the same kind and rule."""
-_MAX_VALUE: Final = 256
-
 
 LEVELS: Final[dict[str, int]] = {
     **dict.fromkeys(("refused", "exceeded", "shadow_refused", "pause_ignored", "pause_unshared"), logging.INFO),
@@ -239,10 +236,7 @@ class ObserverHub:
         tell(self._refusals if event.kind == "refused" else self._events, event)
 
     def _log(self, event: Event) -> None:
-        """Log an event: at most one line a second for each kind and rule, with the number of omitted events.
-
-        A record has the fields `kind` and `details`, for structlog and JSON formatters.
-        """
+        """Log an event: at most one line a second for each kind and rule, with the number of omitted events."""
         level = LEVELS.get(event.kind, logging.WARNING)
         if not logger.isEnabledFor(level):
             return
@@ -251,8 +245,7 @@ class ObserverHub:
         if left_out is None:
             return
         more = f" (and {left_out} more since the last such line)" if left_out else ""
-        fields = {"kind": event.kind, "details": {name: _shown(value) for name, value in event.details.items()}}
-        logger.log(level, "%s: %s%s", event.kind, event.message, more, extra=fields)
+        logger.log(level, "%s: %s%s", event.kind, event.message, more)
 
     async def end(self) -> None:
         """Await the method `end` of observers, and log its exceptions."""
@@ -286,10 +279,3 @@ def tell(receivers: Iterable[tuple[Subscription, Callable[[Any], object]]], what
                 raise TypeError("it returned a coroutine, which nothing awaits; observers are not async")
         except Exception as error:
             subscription.log(error)
-
-
-def _shown(value: object) -> object:
-    """Return a value as a field of a log record: a number, or printable text."""
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    return value.isoformat() if isinstance(value, date) else escaped(str(value), _MAX_VALUE)
