@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 from ..core.arguments import check_list, names_checked
 from ..core.bans.ban import MANUAL, Ban, ban_key, clean_reason
-from ..core.bans.policy import BanPolicy, NetworkSet, hand_ban_key, may_ban, with_wider_networks
+from ..core.bans.policy import BanPolicy, hand_ban_key, may_ban, with_wider_networks
 from ..core.bans.rows import to_rows
 from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError, quoted
@@ -359,9 +359,7 @@ class Limiter:
         async for ban in in_turns(await self.engine.command(self.store.bans.active)):
             yield ban
 
-    async def strike(
-        self, key: AnyKey, policy: BanPolicy, weight: int = 1, reason: str = "", *, protected: NetworkSet | None = None
-    ) -> Ban | None:
+    async def strike(self, key: AnyKey, policy: BanPolicy, weight: int = 1, reason: str = "") -> Ban | None:
         """Count a strike of `key` under a policy, and return the ban if it caused one.
 
         Nothing is counted while the key is banned, for an address that the policy may not ban, or for a network wider
@@ -373,7 +371,6 @@ class Limiter:
             policy: The policy under which the strike counts.
             weight: The number of strikes that it counts as, 1 or more.
             reason: For the operator, if the strike bans.
-            protected: Networks that must not be banned.
 
         Raises:
             ConfigurationError: The key, the policy or the weight is invalid.
@@ -383,12 +380,9 @@ class Limiter:
             raise ConfigurationError(
                 f'strike: expected a policy such as BanPolicy("20/10m", "1h"), not {quoted(policy)}'
             )
-        if protected is not None and not hasattr(protected, "overlaps"):
-            example = 'for example Networks(["192.0.2.0/24"])'
-            raise ConfigurationError(f"strike: protected: expected networks, {example}, not {quoted(protected)}")
         check_whole(weight, 1, 2**31 - 1, "strike: weight", "for example 1")
         spelled = self._ban_key(key)
-        if not may_ban(policy, spelled, protected):
+        if not may_ban(policy, spelled):
             return None
         return await answer_of(self.engine.strike(policy, spelled, weight, clean_reason(reason)))
 
