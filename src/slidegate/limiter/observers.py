@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from inspect import iscoroutine, iscoroutinefunction
+from inspect import iscoroutinefunction
 from time import monotonic
 from typing import Any, Final, Literal, TypeAlias
 
@@ -273,9 +273,6 @@ def tell(receivers: Iterable[tuple[Subscription, Callable[[Any], object]]], what
     """Call methods of observers, and log their exceptions."""
     for subscription, method in receivers:
         try:
-            answer = method(what)
-            if answer is not None and iscoroutine(answer):
-                answer.close()
-                raise TypeError("it returned a coroutine, which nothing awaits; observers are not async")
+            method(what)
         except Exception as error:
             subscription.log(error)
