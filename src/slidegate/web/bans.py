@@ -147,17 +147,20 @@ class BanSignals:
         return all(may_ban(policy, key, listed) for listed in self._protected)
 
     async def strike_for(
-        self, what: int | Literal["refused"], scope: Scope, exchange: Exchange | None = None
+        self, what: int | Literal["refused"], scope: Scope, exchange: Exchange, *, is_message: bool = False
     ) -> list[Ban]:
         """Strike for the status of the application's response or for a refusal; return the resulting bans.
 
         Args:
             what: The status, or that it was refused.
             scope: The request.
-            exchange: The request in the middleware, which strikes each policy once; None for a message.
+            exchange: The request in the middleware, which strikes each policy once, and none if a rule exempts it.
+            is_message: Whether it is a message of a websocket, each of which strikes.
         """
+        if exchange.decided.is_exempt_from(exchange.middleware):
+            return []
         try:
-            return await self.strike_all(self.by_kind.get(what, ()), scope, exchange)
+            return await self.strike_all(self.by_kind.get(what, ()), scope, None if is_message else exchange)
         except StoreError:  # does not change the answer to the request
             return []
 

@@ -63,10 +63,9 @@ class StrikeForStatus(Hook):
     def start(self, exchange: Exchange, status: Any) -> Awaitable[object] | None:
         """See `Hook.start`."""
         signals = exchange.middleware.signals
-        if status not in signals.by_kind:
+        if status not in signals.by_kind or exchange.is_refused:
             return None
-        is_ignored = exchange.is_refused or exchange.decided.is_exempt_from(exchange.middleware)
-        return None if is_ignored else signals.strike_for(status, exchange.scope, exchange)
+        return signals.strike_for(status, exchange.scope, exchange)
 
 
 class Release(Hook):

@@ -112,7 +112,7 @@ class Refusals:
         decided, signals = exchange.decided, self._signals
         is_news = not (exchange.is_refused or exchange.status or decided.has_left)
         exchange.is_refused = True
-        if is_news and signals.on_refusal and decision.readings and not decided.is_exempt_from(exchange.middleware):
+        if is_news and signals.on_refusal and decision.readings:
             bans = await signals.strike_for("refused", scope, exchange)
             lengths = [ban.until_us - ban.since_us for ban in bans if ban.until_us is not None]
             decision.at_least_us = max(lengths, default=0)

@@ -109,7 +109,8 @@ class GuardedWebSocket:
             return
         exchange, is_banned = self._exchange, decision.reason is Reason.BANNED
         if decision.reason is Reason.LIMITED:
-            is_banned = bool(await exchange.middleware.signals.strike_for("refused", exchange.scope))
+            signals = exchange.middleware.signals
+            is_banned = bool(await signals.strike_for("refused", exchange.scope, exchange, is_message=True))
         await self._end(*((POLICY_VIOLATION, "banned") if is_banned else (TRY_AGAIN_LATER, "message limit exceeded")))
 
     async def _end_if_banned(self) -> None:
