@@ -3,7 +3,9 @@
 import gc
 import random
 import sys
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -30,6 +32,7 @@ from slidegate import (
 )
 
 from ..asgi import hello, page, scope_of, send_scope
+from .middlewares import FollowedFiles
 
 TEXT = 60_000
 REQUESTS = 60
@@ -144,3 +147,17 @@ async def test_however_many_values_clients_choose_few_of_them_are_remembered(mon
     assert 100 < max(len(one) for one in remembered if isinstance(one, (dict, list, set))) <= 4_096
     paths = [one for one in reached(middleware.rule_set).values() if isinstance(one, str) and one.startswith("/paths/")]
     assert 50 < len(paths) <= 101, "of all kinds of requests"
+
+
+async def test_of_a_file_that_changes_only_the_newest_middleware_is_kept(tmp_path: Path) -> None:
+    files = FollowedFiles(tmp_path)
+    site = Starlette(routes=[Route("/", RateLimit("9000/hour")(page))])
+    app = RateLimitMiddleware.from_file(site, files.write("it.toml", 'default_limits = "900/hour"'))
+    made = []
+    for number in range(3):
+        assert (await send_scope(app, scope_of())).status == 200
+        made.append(weakref.ref(app.app))
+        files.write("it.toml", f'default_limits = "{number + 9}/hour"')
+        await files.visit(app)
+    gc.collect()
+    assert [one() for one in made] == [None] * 3

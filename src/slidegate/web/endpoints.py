@@ -155,7 +155,6 @@ class RateLimit:
             raise ConfigurationError(f"RateLimit: {unknown_option(option, known)}")
         self.rule = _EndpointRule("*", _limits_of(written, limits), **options)
         self.rule.max_body = _bytes_of(max_body)
-        self._plans: dict[object, tuple[Plan, object]] = {}
         # FastAPI inspects the instance's `__call__` and signature. If `__call__` were not a coroutine function there,
         # FastAPI would not await its result, and no request would ever be limited.
         vars(self)["__call__"] = self.check
@@ -234,8 +233,8 @@ class RateLimit:
     def _plan(self, middleware: RateLimitMiddleware, scope: Scope, endpoint: Any) -> Plan:
         """Return the plan of the requests to an endpoint."""
         path = getattr(scope.get("route"), "path", "")
-        known = id(middleware), id(endpoint), path
-        found = self._plans.get(known)
+        known, plans = (id(self), id(endpoint), path), middleware.rule_set.at_endpoints
+        found = plans.get(known)
         if found is None:
             rule = copy(self.rule)
             identity = rule.identity
@@ -245,7 +244,7 @@ class RateLimit:
                 identity = f"{where if is_named else f'{where} {path}'} {_spelled(rule)}"
             plan = middleware.rule_set.plan_of_endpoint(rule, identity)
             # The memo keeps both alive, so that no other object gets their ids.
-            found = remember(self._plans, known, (plan, (middleware, endpoint)))
+            found = remember(plans, known, (plan, (self, endpoint)))
         return found[0]
 
 

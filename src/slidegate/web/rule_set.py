@@ -262,6 +262,7 @@ class RuleSet:
 
     Attributes:
         always: The plan of all HTTP requests but preflights, if they match the same rules; else None.
+        at_endpoints: The plans of limits at endpoints, which end with the middleware, as a reloaded file replaces it.
     """
 
     def __init__(self, middleware: RateLimitMiddleware, defaults: DefaultLimits | None) -> None:
@@ -280,6 +281,7 @@ class RuleSet:
         self._throttle = Throttle()
         self._by_request: dict[tuple[str, str, str, str], Plan] = {}
         self._plans: dict[object, Plan] = {}
+        self.at_endpoints: dict[object, tuple[Plan, object]] = {}
         self._made: WeakSet[Plan] = WeakSet()
         self.always: Plan | None = None
         if defaults is None and not self._signals.on_request and all(rule.always for rule in rules):
