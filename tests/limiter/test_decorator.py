@@ -113,6 +113,19 @@ def test_a_block_is_limited_in_a_thread_and_on_a_loop(limiter: Limiter) -> None:
     assert not limiter.sync.peek("github", "2/10s", rule="limited")
 
 
+def test_the_blocks_of_a_rule_are_one_limit_that_operators_change_whatever_objects_they_use(limiter: Limiter) -> None:
+    def block() -> int | None:
+        with limiter.limited("9/10s", key="mail", rule="mail") as decision:
+            return decision.remaining
+
+    assert outcomes(block, 2) == [8, 7]
+    assert [(one.name, one.limit.amount) for one in limiter.limits()] == [("mail", 9)]
+    assert len(limiter.engine.callers()) == 1
+    changed = asyncio.run(limiter.override("mail", "3/10s", "1h"))
+    assert changed.workers == 1
+    assert outcomes(block, 2) == [0, 10.0]
+
+
 def test_a_call_waits_for_its_turn_or_is_refused(real: Limiter) -> None:
     assert outcomes(real.limited("1/50ms", key="all", wait="20s")(one), 4) == [1] * 4
     hourly = outcomes(real.limited("1/hour", key="hourly", wait="20s")(one), 2)

@@ -12,6 +12,7 @@ from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
 from ..core.limits import MAX_NAME, check_name, check_whole, parse_duration_us, parse_limits
+from ..core.memo import remember
 from .aio import answer_of
 from .engine import Engine
 from .inspect import BucketCaller
@@ -28,6 +29,8 @@ LimitedKey: TypeAlias = str | Callable[..., str]
 DEFAULT_RULE: Final = "limited"
 MAX_WAITING: Final = 10_000
 """The most calls of one key that may wait at the same time."""
+MAX_BLOCKS: Final = 256
+"""How many different limits of blocks are remembered."""
 
 
 class Limited:
@@ -130,11 +133,12 @@ class Limited:
 
     @cached_property
     def _block(self) -> BucketCaller:
-        """The caller of all blocks; a decorator has none."""
-        return self._caller(DEFAULT_RULE)
+        """The caller of all blocks with these limits, whose objects may exist for one block each."""
+        blocks, known = self._engine.blocks, (self._rule or DEFAULT_RULE, self._limits)
+        return blocks.get(known) or remember(blocks, known, self._caller(DEFAULT_RULE), MAX_BLOCKS)
 
     def _caller(self, rule: str) -> BucketCaller:
-        """Return a caller whose limits operators can change, as long as this object or the limited function exists."""
+        """Return a caller whose limits operators can change as long as it exists."""
         caller = BucketCaller(Bucket(self._rule or rule, self._limits))
         self._engine.register(caller)
         return caller

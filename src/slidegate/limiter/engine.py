@@ -28,7 +28,7 @@ from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, monotonic_us, system_us
 from .aio import COMMAND_DEADLINE_S, answer_of, within
 from .failover import Failover, OnError, check_failure_policy
-from .inspect import Caller
+from .inspect import BucketCaller, Caller
 from .keys import Keys
 from .named_limits import NamedLimit
 from .observers import AnyObserver, ObserverHub, outcome_of_question, tell
@@ -73,6 +73,7 @@ class Engine:
         keys: Normalizes keys.
         failover: Queries a store that can fail; None for a memory store.
         queues: The queues of waiting requests.
+        blocks: The callers of limited blocks, by rule and limits.
         rows: What the workers of the store keep for each other.
         overrides: The limits that operators have changed temporarily.
         portal: Runs coroutines for threads without an event loop.
@@ -108,6 +109,7 @@ class Engine:
         self.keys = Keys(secret)
         self.queues = Queues()
         self._callers: WeakValueDictionary[int, Caller] = WeakValueDictionary()
+        self.blocks: dict[object, BucketCaller] = {}
         self.rows = Rows(self)
         self.overrides = Overrides(self)
         self.portal = Portal()

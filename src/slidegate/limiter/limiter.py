@@ -466,7 +466,7 @@ class Limiter:
         return None if self.engine.failover is None else self.engine.failover.on_error
 
     def limits(self) -> list[NamedLimit]:
-        """Return the limits of this process: those of rules, and of routes, functions and transports used so far."""
+        """Return the limits of this process: those of rules, and of routes, functions, blocks and transports so far."""
         return list({(one.rule, one.name): one for one in self.engine.limits()}.values())
 
     async def workers(self) -> list[Worker]:
