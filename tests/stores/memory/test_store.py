@@ -14,7 +14,7 @@ import pytest
 
 from slidegate import Limiter, MemoryStore, Quota
 from slidegate.core import AnyLimit, Bucket, Concurrency, Limit, Reason, parse_limits
-from slidegate.stores.memory.shard import cell_of
+from slidegate.stores.memory.shard import Table, cell_of
 from slidegate.stores.system_clock import SYSTEM
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -308,6 +308,18 @@ def test_a_new_table_wakes_the_sweep(way: str) -> None:
         clock.advance("1s")
         ask(((slow, "ann", 1),))
     assert store.key_count() == 1
+
+
+def test_a_rule_that_is_idle_and_used_again_leaves_no_tables_behind(rng: random.Random) -> None:
+    clock = FakeClock()
+    store, busy, rare = MemoryStore(clock=clock), bucket("5/10s", "busy"), bucket("5/minute", "rare")
+    for chance in [*[0.05] * 5_000, *[1] * 100]:
+        store.hit(((busy, "ann", 1),))
+        if rng.random() < chance:
+            store.hit(((rare, "ann", 1),))
+        clock.advance("10s")
+    tables = [thing for thing in gc.get_objects() if isinstance(thing, Table) and thing.room is store._room]
+    assert len(tables) == sum(map(len, store._tables.values()))
 
 
 # -- debts and refusals that count: bounds, and memory -----------------------------------------------------------------

@@ -419,8 +419,10 @@ class MemoryStore(Store):
     def _drop(self, table: Table) -> bool:
         """Delete the tables of a limit that has no windows in any shard; return whether they are deleted."""
         tables = self._tables.get(table.identity)
-        if tables is None or tables[self._mask] is not table:  # only the last table triggers the check of all
-            return tables is None
+        if tables is None or table not in tables:  # of others, which were made since
+            return True
+        if tables[self._mask] is not table:  # only the last table triggers the check of all
+            return False
         with self._all:
             if any(tables):
                 return False
