@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate import client_ip, combine, cookie, header, path_param, query
+from slidegate import client_ip, cookie, header, path_param, query
 from slidegate.core import ConfigurationError, InvalidKey, Reason, StoreTimeout
 from slidegate.core.bans.policy import BanPolicy
 from slidegate.limiter import Limiter
@@ -237,7 +237,8 @@ async def test_what_a_client_sends_is_banned_by_its_digest_and_refused_if_it_is_
 
 
 async def test_keys_of_several_parts_are_banned() -> None:
-    limiter, key = Limiter(), combine(header("a"), cookie("b")).of("1", "2")
+    limiter = Limiter()
+    key = limiter.digest("combined", b"of two parts")
     await limiter.ban(key, "1h")
     assert not await limiter.hit(key, "5/minute")
 

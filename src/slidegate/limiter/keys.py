@@ -10,7 +10,7 @@ asking a store.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
@@ -30,18 +30,18 @@ class KeyOf:
     It is computed when a method uses it, because a digest needs that limiter's secret. Its repr hides the value.
 
     Args:
-        shown: The kind of the value.
-        spell: Returns the key.
+        kind: The kind of the value.
+        value: The value.
     """
 
-    __slots__ = ("_shown", "spell")
+    __slots__ = ("kind", "value")
 
-    def __init__(self, shown: str, spell: Callable[[Keys], str]) -> None:
-        self._shown = shown
-        self.spell = spell
+    def __init__(self, kind: str, value: bytes) -> None:
+        self.kind = kind
+        self.value = value
 
     def __repr__(self) -> str:
-        return f"<key {self._shown} of a value>"
+        return f"<key {self.kind} of a value>"
 
 
 AnyKey: TypeAlias = str | KeyOf
@@ -83,7 +83,7 @@ class Keys:
             InvalidKey: `key` is not text, or empty.
         """
         if isinstance(key, KeyOf):
-            return key.spell(self), ()
+            return self.digest(key.kind, key.value), ()
         if not isinstance(key, str) or not key:
             raise InvalidKey(f'key: expected text that is not empty, for example "user:42", not {quoted(key)}')
         if (found := self.known.get(key)) is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
@@ -20,7 +20,7 @@ from starlette.types import Scope
 from ..core.errors import ConfigurationError, InvalidKey, quoted
 from ..core.logs import Throttle, logger
 from ..limiter import Limiter
-from ..limiter.keys import AnyKey, KeyOf
+from ..limiter.keys import KeyOf
 from .paths import spelled_value
 
 _OF_HEADER: Final = "a header's value that is not empty, as one line of Latin-1 text or as the bytes on the wire"
@@ -145,7 +145,7 @@ class Value(Key):
             if isinstance(value, (str, bytes)):
                 shown += f" of {len(value)}"
             raise InvalidKey(f"{self._kind}: expected {self._expected}, not this {shown}")
-        return KeyOf(self._kind, lambda keys: keys.digest(self._kind, encoded))
+        return KeyOf(self._kind, encoded)
 
 
 def _credentials(value: bytes) -> bytes:
@@ -187,34 +187,14 @@ class Combined(Key):
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """See `Key.find`."""
-        return limiter.digest("combined", _joined(key.find(scope, limiter, client_key) for key in self.keys))
-
-    def of(self, *values: Any) -> KeyOf:
-        """Return the key for one value per part, for the methods of a limiter.
-
-        Args:
-            values: The values of headers, cookies and parameters, see `Value.of`; of other parts the keys themselves,
-                such as ``"user:ann"`` or an address.
-
-        Raises:
-            InvalidKey: The number of values is wrong, or no request can have one of them.
-        """
-        if len(values) != len(self.keys):
-            expected = f"{len(self.keys)} values, one for each of {', '.join(key.identity for key in self.keys)}"
-            raise InvalidKey(f"combine: expected {expected}, not {len(values)}")
-        pairs = zip(self.keys, values, strict=True)
-        parts: list[AnyKey] = [key.of(value) if isinstance(key, Value) else value for key, value in pairs]
-        return KeyOf(self.identity, lambda keys: keys.digest("combined", _joined(keys.learn(one)[0] for one in parts)))
+        parts = [utf8(key.find(scope, limiter, client_key)) for key in self.keys]
+        # With the length of each: otherwise "a" and "bc" would equal "ab" and "c".
+        return limiter.digest("combined", b"".join(b"%d:%b" % (len(part), part) for part in parts))
 
 
 def utf8(text: str) -> bytes:
     """Encode a text that may contain lone surrogates."""
     return text.encode(errors="surrogatepass")
-
-
-def _joined(parts: Iterable[str]) -> bytes:
-    """Join parts with length prefixes; otherwise "a" and "bc" would equal "ab" and "c"."""
-    return b"".join(b"%d:%b" % (len(part), part) for part in map(utf8, parts))
 
 
 def header(name: str, *, fallback: Key | None = None) -> Value:
