@@ -52,7 +52,7 @@ LIMITS: Final = any_of(TEXT, ref("Quotas"), list_of(any_of(TEXT, ref("Quotas")),
 LIST: Final = any_of(TEXT, list_of(TEXT))
 WRITTEN: Final[Mapping[str, dict[str, Any]]] = {
     **dict.fromkeys(("limits", "fallback_limits", "default_limits"), LIMITS),
-    **dict.fromkeys(("fair", "fallback"), KEY),
+    "fair": KEY,
     "key": {**KEY, "default": "client"},
     **dict.fromkeys(("blocklist", "allowlist"), LIST),
     "when": ref("Conditions"),
@@ -93,7 +93,6 @@ SOURCES: Final = {
     "combine": 'Each combination of several keys, such as ["client", { header = "X-Tenant" }].',
     "mcp_tool": 'Each of these tools of an MCP server, such as ["search", "export"].',
     "network": 'Each operator or country, from a file beside this one such as "GeoLite2-ASN.mmdb".',
-    "fallback": "The key if the value is missing; by default the client.",
     "validated": "The server rejects requests whose header fields and body differ.",
     "by": 'What to count by if the file has both, "asn" or "country"; by default the operator.',
     "is_in": 'Some of the tools, such as ["export"]; or countries and operators, such as ["NL", 64500].',

@@ -197,7 +197,7 @@ RateLimitMiddleware(
     app,
     rules=[
         Rule("/basket", "5/minute", key=cookie("session")),
-        Rule("/feed", "5/minute", key=query("token", fallback=user)),
+        Rule("/feed", "5/minute", key=query("token")),
         Rule("/{tenant}", Quota("10000/month", zone="Europe/Berlin"), key=path_param("tenant")),
         Rule("*", "5/minute", key=combine(header("X-API-Key"), user)),
     ],

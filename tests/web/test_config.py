@@ -43,7 +43,7 @@ def test_everything_can_be_written_in_the_file() -> None:
     assert tools.key.identity == "user+mcp_tool:export,search"  # type: ignore[union-attr]
     assert repr(calls.when) == "<condition mcp_tool:export,search ['export']>"
     assert (export.cost, export.wait_us, export.wait_max) == (5, 200_000, 4)
-    assert export.key.identity == "header:x-api-key|cookie:device|everyone"  # type: ignore[union-attr]
+    assert export.key.identity == "cookie:device"  # type: ignore[union-attr]
     assert (service.name, service.key.identity) == ("service", "everyone")  # type: ignore[union-attr]
     assert (shadow.action, shadow.key.identity) == ("shadow", "user")  # type: ignore[union-attr]
     assert (v6.final, v6.key.identity) == (True, "client/32/48")  # type: ignore[union-attr]
@@ -61,7 +61,7 @@ def test_a_ban_policy_is_the_same_from_a_file_and_in_code() -> None:
     assert shown[0] == shown[1]
     accounts = made["accounts"]
     assert (accounts.shadow, str(accounts.after), accounts.status) == (True, "100/1h", 403)
-    assert accounts.key.identity == "header:x-api-key|user"
+    assert accounts.key.identity == "user"
 
 
 def test_a_file_of_networks_is_opened_once_for_bans_keys_and_conditions(file: Path) -> None:

@@ -90,7 +90,7 @@ def made(limiter: Limiter) -> RateLimitMiddleware:
     rules = [
         Rule("*", "9/hour", name="client"),
         Rule("/below/{what}", "9/hour", key=path_param("what")),
-        Rule("*", "9/hour", key=header("X-API-Key", fallback=client_ip(ipv6_prefix=48)), name="header"),
+        Rule("*", "9/hour", key=header("X-API-Key"), name="header"),
         Rule("*", "9/hour", key=cookie("device"), name="cookie"),
         Rule("*", "9/hour", key=query("token"), name="query"),
         Rule("*", "9000/hour", key=combine(client_ip(), api_key), name="both"),

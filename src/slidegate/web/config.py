@@ -103,7 +103,7 @@ class ConfigReader:
         self._readers: Mapping[str, Callable[[Any], Any]] = {
             **dict.fromkeys(("limits", "default_limits", "fallback_limits"), self._limits),
             **dict.fromkeys(("blocklist", "allowlist"), self._list),
-            **dict.fromkeys(("key", "fallback"), self._key),
+            "key": self._key,
             "client": lambda table: self._made(client_ip, table),
             "trusted": lambda given: self._list(given) if isinstance(given, str) else given,
             "rules": self._rules,

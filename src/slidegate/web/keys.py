@@ -36,13 +36,11 @@ class Key:
         identity: Its source, for display.
         shared: Whether many clients have it in common, so that no ban by it is possible.
         keys: The keys that it combines.
-        fallback: The key if its value is missing; None for the client's address.
     """
 
     identity = ""
     shared = False
     keys: Sequence[Key] = ()
-    fallback: Key | None = None
 
     def __repr__(self) -> str:
         return f"<key {self.identity}>"
@@ -88,43 +86,31 @@ everyone: Final = _Everyone()
 
 
 class Value(Key):
-    """A key by a value that the client sends, digested; if it is missing or empty, the fallback returns the key.
+    """A key by a value that the client sends, digested; if it is missing or empty, the client's address counts.
 
     Args:
         kind: The kind of the value, for display.
-        fallback: Another key; None for the client's address.
         read: Returns the value of a request, empty if there is none.
         encode: Returns the same bytes for a value as the application reads it; empty or raises if there are none.
         expected: Describes such a value.
-
-    Attributes:
-        fallback: Another key; None for the client's address.
     """
 
     def __init__(
         self,
         kind: str,
-        fallback: Key | None,
         read: Callable[[Scope], bytes],
         encode: Callable[[Any], bytes],
         expected: str = "text that is not empty",
     ) -> None:
-        if fallback is not None and not isinstance(fallback, Key):
-            source, _, _ = kind.partition(":")
-            raise ConfigurationError(f"{source}: fallback must be a key such as client_ip(), not {quoted(fallback)}")
-        self._kind = kind
+        self.identity = kind
         self._read = read
         self._encode = encode
         self._expected = expected
-        self.fallback = fallback
-        self.identity = kind if fallback is None else f"{kind}|{fallback.identity}"
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """See `Key.find`."""
         value = self._read(scope)
-        if value:
-            return limiter.digest(self._kind, value)
-        return client_key if self.fallback is None else self.fallback.find(scope, limiter, client_key)
+        return limiter.digest(self.identity, value) if value else client_key
 
     def of(self, value: str | bytes) -> KeyOf:
         """Return the key of a value, for the methods of a limiter: ``limiter.reset(header("X-API-Key").of("k123"))``.
@@ -144,8 +130,8 @@ class Value(Key):
             shown = type(value).__name__  # not the value, which may be a secret
             if isinstance(value, (str, bytes)):
                 shown += f" of {len(value)}"
-            raise InvalidKey(f"{self._kind}: expected {self._expected}, not this {shown}")
-        return KeyOf(self._kind, encoded)
+            raise InvalidKey(f"{self.identity}: expected {self._expected}, not this {shown}")
+        return KeyOf(self.identity, encoded)
 
 
 def _credentials(value: bytes) -> bytes:
@@ -197,7 +183,7 @@ def utf8(text: str) -> bytes:
     return text.encode(errors="surrogatepass")
 
 
-def header(name: str, *, fallback: Key | None = None) -> Value:
+def header(name: str) -> Value:
     """Count each value of a request header, for example an API key.
 
     The value is digested and never stored. If a header is repeated, its first value counts, as
@@ -209,10 +195,9 @@ def header(name: str, *, fallback: Key | None = None) -> Value:
 
     Args:
         name: The header's name, case-insensitive and displayed in lower case: ``"X-API-Key"``.
-        fallback: The key to use if the header is missing or empty; by default the middleware's `client`.
 
     Raises:
-        ConfigurationError: The name has a character that is not allowed in header names, or the fallback is not a key.
+        ConfigurationError: The name has a character that is not allowed in header names.
     """
     shown = check_token("header", name, "X-API-Key").lower()
     field, normal_form = shown.encode(), _NORMAL_FORMS.get(shown, bytes)
@@ -227,10 +212,10 @@ def header(name: str, *, fallback: Key | None = None) -> Value:
         wire = value.encode("latin-1") if isinstance(value, str) else value
         return b"" if _NO_HEADER.search(wire) else normal_form(wire.strip(b" \t"))
 
-    return Value(f"header:{shown}", fallback, first, encode, _OF_HEADER)
+    return Value(f"header:{shown}", first, encode, _OF_HEADER)
 
 
-def cookie(name: str, *, fallback: Key | None = None) -> Value:
+def cookie(name: str) -> Value:
     """Count each value of a cookie, digested: the value that `request.cookies[name]` returns.
 
     Clients can send any cookie, so count by cookies that the application verifies before, or add a limit by address.
@@ -239,27 +224,25 @@ def cookie(name: str, *, fallback: Key | None = None) -> Value:
 
     Args:
         name: The cookie's name.
-        fallback: The key to use if the cookie is missing or empty; by default the middleware's `client`.
 
     Raises:
-        ConfigurationError: The name has a character that is not allowed in cookie names, or the fallback is not a key.
+        ConfigurationError: The name has a character that is not allowed in cookie names.
     """
     check_token("cookie", name, "device")
-    return Value(f"cookie:{name}", fallback, lambda scope: utf8(HTTPConnection(scope).cookies.get(name, "")), utf8)
+    return Value(f"cookie:{name}", lambda scope: utf8(HTTPConnection(scope).cookies.get(name, "")), utf8)
 
 
-def query(name: str, *, fallback: Key | None = None) -> Value:
+def query(name: str) -> Value:
     """Count each value of a query parameter, digested: the value that `request.query_params[name]` returns.
 
     Args:
         name: The parameter's name.
-        fallback: The key to use if the parameter is missing or empty; by default the middleware's `client`.
 
     Raises:
-        ConfigurationError: The name is empty or not printable, or the fallback is not a key.
+        ConfigurationError: The name is empty or not printable.
     """
     check_parameter_name("query", name)
-    return Value(f"query:{name}", fallback, lambda scope: utf8(HTTPConnection(scope).query_params.get(name, "")), utf8)
+    return Value(f"query:{name}", lambda scope: utf8(HTTPConnection(scope).query_params.get(name, "")), utf8)
 
 
 class PathParam(Value):
@@ -271,18 +254,17 @@ class PathParam(Value):
 
     shared = True
 
-    def __init__(self, name: str, fallback: Key | None) -> None:
+    def __init__(self, name: str) -> None:
         check_parameter_name("path_param", name)
         super().__init__(
             f"path:{name}",
-            fallback,
             lambda scope: utf8(spelled_value(scope.get("path_params", {}).get(name, ""))),
             lambda value: utf8(spelled_value(value) if isinstance(value, (int, float, UUID)) else value),
         )
         self.name = name
 
 
-def path_param(name: str, *, fallback: Key | None = None) -> Value:
+def path_param(name: str) -> Value:
     """Count each value of a path parameter, digested: ``Rule("/tenants/{tenant}/jobs", key=path_param("tenant"))``.
 
     The value is the result of the path's convertor. Write ``{id:int}`` in both the rule and the route; otherwise 1 and
@@ -290,12 +272,11 @@ def path_param(name: str, *, fallback: Key | None = None) -> Value:
 
     Args:
         name: The parameter's name, as in the rule's path.
-        fallback: The key to use if the parameter is missing or empty; by default the middleware's `client`.
 
     Raises:
-        ConfigurationError: The name is empty or not printable, or the fallback is not a key.
+        ConfigurationError: The name is empty or not printable.
     """
-    return PathParam(name, fallback)
+    return PathParam(name)
 
 
 SENT_BY_NAME: Final = {"header": header, "cookie": cookie, "query": query}
@@ -334,11 +315,10 @@ def check_parameter_name(what: str, name: object) -> None:
 
 
 def parts_of(asked: object) -> Iterator[object]:
-    """Yield a key, its parts and its fallbacks, recursively; a function or a condition has no parts."""
+    """Yield a key and its parts, recursively; a function or a condition has no parts."""
     yield asked
-    if isinstance(asked, Key):
-        for part in (*asked.keys, asked.fallback):
-            yield from parts_of(part)
+    for part in asked.keys if isinstance(asked, Key) else ():
+        yield from parts_of(part)
 
 
 class _User(Key):
