@@ -532,7 +532,7 @@ class Stage:
     def _outcomes(self) -> str:
         said = []
         for one in self.observer.outcomes:
-            reason, rules = one.reason if one.decisions else "undecided", ", ".join(one.rules) or "none"
+            reason, rules = one.reason if one.decisions else f"undecided ({one.reason})", ", ".join(one.rules) or "none"
             shadows = f", shadows {', '.join(one.shadow_rules)}" if one.shadow_rules else ""
             said.append(f"{reason} by {rules}, {one.route}, {one.status}, {one.ended}{shadows}")
         self.observer.outcomes.clear()

@@ -11,12 +11,10 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, client_ip
-from slidegate.core import Reason, StoreUnavailable
 from slidegate.events import Outcome
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
-from ..remote_stores import SickStore
+from ..asgi import PEER, call, hello, scope_of, statuses
 from .middlewares import Listener
 
 TIGHT: Any = RateLimit("1/hour", name="tight")
@@ -39,32 +37,6 @@ async def test_an_outcome_says_when_a_request_began_how_long_it_took_and_whom_it
     assert {state.key for one in ear.outcomes for decision in one.decisions for state in decision.states} == {PEER}
 
 
-@pytest.mark.parametrize("raises", [False, True])
-async def test_an_outcome_comes_behind_the_last_byte_and_an_observer_that_fails_hurts_no_request(raises: bool) -> None:
-    order: list[str] = []
-    ear = Listener()
-
-    class Failing(Listener):
-        def request(self, outcome: Outcome, /) -> None:
-            order.append(f"outcome {outcome.status}")
-            if raises:
-                raise RuntimeError("no")
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        for more in (True, False):
-            await send({"type": "http.response.body", "body": b"x", "more_body": more})
-        order.append("background")
-
-    async def send(message: Message) -> None:
-        order.append(message["type"].rpartition(".")[2])
-
-    middleware: Any = RateLimitMiddleware(app, limits="9/hour", limiter=Limiter(observers=[Failing(), ear]))
-    await middleware(scope_of(), anyio.sleep_forever, send)
-    assert order == ["start", "body", "body", "outcome 200", "background"]
-    assert len(ear.outcomes) == 1
-
-
 START: Message = {"type": "http.response.start", "status": 200, "headers": []}
 EARLY: Message = {"type": "http.response.early_hint", "links": []}
 LAST: Message = {"type": "http.response.body", "body": b"x"}
@@ -74,35 +46,48 @@ ZERO_COPY: Message = {"type": "http.response.zerocopysend", "file": 3}
 TRAILERS: Message = {"type": "http.response.trailers", "headers": []}
 ACCEPT: Message = {"type": "websocket.accept"}
 CLOSE: Message = {"type": "websocket.close"}
+END = 9
+"""Behind all messages, where the application returns or raises."""
 
 
 @pytest.mark.parametrize(
-    ("messages", "ended"),
+    ("messages", "at", "ended"),
     [
-        ([START, LAST], "success"),
-        ([START, FILE], "success"),
-        ([START, MORE, ZERO_COPY], "success"),
-        ([START, {**ZERO_COPY, "more_body": True}, LAST], "success"),
-        ([{**START, "trailers": True}, LAST, TRAILERS], "success"),
-        ([EARLY, EARLY, START, LAST], "success"),
-        ([{**START, "status": 304}, LAST], "success"),
-        ([START, LAST, LAST, MORE, START, FILE], "success"),
-        ([RuntimeError()], "exception"),
-        ([START, RuntimeError()], "exception"),
-        ([START, "a limit"], "exception"),
-        ([START, LAST, RuntimeError()], "success"),
-        ([START, MORE, ClientDisconnect()], "cancelled"),
-        ([CancelledError()], "cancelled"),
-        ([], "cancelled"),
-        ([ACCEPT, CLOSE], "success"),
-        ([ACCEPT, WebSocketDisconnect(1001)], "success"),
-        ([CLOSE], "success"),
+        ([START, LAST], 2, "success"),
+        ([START, FILE], 2, "success"),
+        ([START, MORE, MORE, ZERO_COPY], 4, "success"),
+        ([START, {**ZERO_COPY, "more_body": True}, LAST], 3, "success"),
+        ([{**START, "trailers": True}, LAST, TRAILERS], 2, "success"),
+        ([EARLY, EARLY, START, LAST], 4, "success"),
+        ([{**START, "status": 304}, LAST], 2, "success"),
+        ([START, LAST, LAST, MORE, START, FILE], 2, "success"),
+        ([RuntimeError()], END, "exception"),
+        ([START, RuntimeError()], END, "exception"),
+        ([START, "a limit"], END, "exception"),
+        ([START, LAST, RuntimeError()], 2, "success"),
+        ([START, MORE, ClientDisconnect()], END, "cancelled"),
+        ([CancelledError()], END, "cancelled"),
+        ([], END, "cancelled"),
+        ([ACCEPT, {"type": "websocket.send"}, CLOSE], 3, "success"),
+        ([ACCEPT, WebSocketDisconnect(1001)], END, "success"),
+        ([CLOSE], 1, "success"),
     ],
 )
-async def test_a_request_has_one_outcome_whatever_its_messages_and_its_end(messages: list[Any], ended: str) -> None:
-    limiter = Limiter()
+async def test_a_request_has_one_outcome_behind_its_last_byte_and_until_then_its_permit(
+    messages: list[Any], at: int, ended: str
+) -> None:
+    """Whatever its messages and its end, and beside an observer that fails."""
+    store, ear, order, seen = MemoryStore(), Listener(), list[str](), list[tuple[int, int]]()
+
+    class Failing(Listener):
+        def request(self, outcome: Outcome, /) -> None:
+            order.append("outcome")
+            raise RuntimeError("no")
+
+    limiter = Limiter(store)
     await limiter.hit(PEER, "1/hour", rule="tight")
-    limiter.observe(ear := Listener())
+    for observer in (Failing(), ear):
+        limiter.observe(observer)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         for message in messages:
@@ -111,24 +96,20 @@ async def test_a_request_has_one_outcome_whatever_its_messages_and_its_end(messa
             if isinstance(message, BaseException):
                 raise message
             await send(message)
+            seen.append((store.permits_held(), len(ear.outcomes)))
 
-    middleware = RateLimitMiddleware(app, limits="5/day", limiter=limiter)
+    async def send(message: Message) -> None:
+        order.append(message["type"])
+
+    middleware = RateLimitMiddleware(app, rules=[Rule("*", "5/day", concurrency=1)], limiter=limiter)
     connection = "websocket" if messages and messages[0] in (ACCEPT, CLOSE) else "http"
     with suppress(Exception, CancelledError):
-        await send_scope(middleware, scope_of(type=connection))
+        await middleware(scope_of(type=connection), anyio.sleep_forever, send)
+    sent = [message["type"] for message in messages if isinstance(message, dict)]
+    assert order == [*sent[:at], "outcome", *sent[at:]]
     assert [(one.allowed, one.ended) for one in ear.outcomes] == [(True, ended)]
-
-
-@pytest.mark.parametrize("options", [{}, {"wait": "2h"}], ids=["asks the store", "asks it before it waits"])
-async def test_a_request_that_is_cancelled_before_it_is_decided_is_not_exempt(options: dict[str, Any]) -> None:
-    store = SickStore(FakeClock())
-    store.hangs = True
-    limiter = Limiter(store, deadline="60s", observers=[ear := Listener()])
-    with anyio.move_on_after(0.05):
-        await call(RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", **options)], limiter=limiter))
-    (outcome,) = ear.outcomes
-    assert (outcome.ended, outcome.reason, outcome.allowed) == ("cancelled", Reason.UNAVAILABLE, False)
-    assert (outcome.decisions, outcome.rules) == ([], ())
+    assert seen == [(1, 0) if number < at else (0, 1) for number in range(1, len(sent) + 1)]
+    assert store.permits_held() == 0
 
 
 async def test_an_observer_that_comes_while_a_request_is_under_way_hears_of_the_next_one() -> None:
@@ -161,27 +142,3 @@ async def test_a_client_chooses_no_more_than_bounded_printable_text_and_its_key(
     assert details["path"].startswith("/\\x1b[2J\\r\\n<script>")
     assert sum(len(str(value)) for value in details.values()) < 600
     assert details["route"] == "default"
-
-
-@pytest.mark.parametrize("shadow", [False, True])
-@pytest.mark.parametrize("own", ["local", "deny"])
-async def test_who_exceeds_a_limit_is_told_of_once_for_each_window_whichever_store_decides(
-    own: Any, shadow: bool
-) -> None:
-    clock = FakeClock(1_800_000_000_000_000)
-    store = SickStore(clock)
-    limiter = Limiter(store, deadline="60s", observers=[ear := Listener()])
-    limiter.engine.now_us = limiter.engine.failover._clock = clock  # type: ignore[union-attr]
-    limiter.engine.failover.local = MemoryStore(clock=lambda: clock() % 86_400_000_000)  # type: ignore[union-attr]
-    rules = [Rule("*", "2/minute", on_error=own, shadow=shadow)]
-    app = RateLimitMiddleware(hello, rules=rules, limiter=limiter)
-    expected = 0
-    for error in (None, StoreUnavailable("gone"), None, StoreUnavailable("gone")):
-        store.error = error
-        clock.advance("1h")
-        for pause, is_news in (("1s", True), ("30s", False), ("2m", False), ("1s", True)):
-            for _ in range(5):
-                await call(app)
-            expected += is_news and (error is None or own == "local")
-            assert ear.kinds.count("exceeded") == expected, (error, pause)
-            clock.advance(pause)

@@ -10,13 +10,12 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
 from slidegate.core import StoreUnavailable
 from slidegate.testing import FakeClock
 
-from ..asgi import call, hello, scope_of, send_scope, statuses
+from ..asgi import call, hello, statuses
 from ..redis_servers import AT_REDIS, BOUND_S, needs_redis
 from ..remote_stores import SickStore
 from .permits_traffic import AMOUNTS, play
@@ -65,31 +64,6 @@ def test_permits_come_back_under_trio_too() -> None:
 
     trio.run(main)
     assert (seen, store.permits_held()) == ([200] * 5, 0)
-
-
-START: Message = {"type": "http.response.start", "status": 200, "headers": []}
-ENDS: dict[str, tuple[list[Message], list[int]]] = {
-    "a body": ([START, {"type": "http.response.body", "body": b"hi"}], [1, 0]),
-    "a file that the server sends": ([START, {"type": "http.response.pathsend", "path": "/dev/null"}], [1, 0]),
-    "a websocket": ([{"type": f"websocket.{kind}"} for kind in ("accept", "send", "close")], [1, 1, 0]),
-    "a handshake that is denied": ([{"type": "websocket.close"}], [0]),
-}
-"""What an application sends, and the permits that are held behind each message."""
-
-
-@pytest.mark.parametrize("end", ENDS)
-async def test_a_permit_is_held_until_the_last_byte(end: str) -> None:
-    store, seen = MemoryStore(), list[int]()
-    messages, held = ENDS[end]
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        for message in messages:
-            await send(message)
-            seen.append(store.permits_held())
-
-    middleware = RateLimitMiddleware(app, limiter=Limiter(store), rules=[Rule("*", concurrency=1)])
-    await send_scope(middleware, scope_of(type=messages[0]["type"].partition(".")[0]))
-    assert seen == held
 
 
 async def test_each_store_gets_its_permit_back_where_one_of_two_limits_was_asked_in_an_outage() -> None:
