@@ -6,6 +6,8 @@ from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 from slidegate import RateLimitMiddleware, Rule, client_ip
 from slidegate.ops.replay import AccessRecord, Measured, Replay, Simulated
@@ -89,6 +91,16 @@ async def test_counts_of_a_simulation_are_those_of_its_requests(
             bucket.label == name for outcome in outcomes for bucket, _, _ in checks_of(outcome)
         )
         assert row["refused_clients"] <= row["refused"]
+
+
+async def test_routes_are_measured_apart_however_long_they_are() -> None:
+    long = "/api/v1/organizations/{organization}/projects/{project}"
+    app = Starlette(routes=[Route(f"{long}/members", hello), Route(f"{long}/settings", hello)])
+    measured = Measured(app)
+    for n, path in enumerate(["members", "settings", "members", "none"]):
+        await measured.add(record(n, path=f"/api/v1/organizations/a/projects/b/{path}"))
+    counts = {route["route"]: route["requests"] for route in measured.routes()}
+    assert counts == {"all": 4, f"GET {long}/members": 2, f"GET {long}/settings": 1, "(no route)": 1}
 
 
 async def test_exempt_requests_are_not_measured() -> None:

@@ -32,7 +32,8 @@ MAX_TRIED: Final = 7
 _ROUND: Final = (0, *(digit * 10**power for power in range(8) for digit in (1, 2, 5)))
 _BOUNDLESS: Final = Limit(2**31 - 1, "1s")
 ALL: Final = "all"
-_PER_ROUTE: Final = "per-route "
+_PER_ROUTE: Final = "per-route:"
+"""The start of the names of the counts of routes, which unlike the labels of their rules are whole."""
 _NO_ROUTE: Final = "*"
 Json = dict[str, Any]
 
@@ -170,7 +171,7 @@ class Measured:
         played = await self._replay.play(record)
         self.requests += 1
         for bucket, key, _ in [check for outcome in played.outcomes for check in checks_of(outcome)]:
-            route = bucket.label.removeprefix(_PER_ROUTE)
+            route = bucket.name.partition(_PER_ROUTE)[2] or ALL
             clients = self._times_us.setdefault(route, {})
             clients.setdefault(key, array("q")).append(self._replay.now_us)
 
