@@ -108,11 +108,16 @@ class Worker:
         return await self.limiter.override(name, limit, f"{seconds}s", reason="why", by="ann")
 
     def amount_of(self, name: str) -> int:
-        """Return the amount of the override that it knows, if that has the limit's window; else that in code."""
-        amount, window = LIMITS[name]
-        text = self.knows[name].limit if name in self.knows and name not in FIXED else ""
-        other = text.lstrip("0123456789")
-        return int(text.removesuffix(other)) if text and other in (window, window.partition(" @")[0]) else amount
+        """Return the amount of the override that it knows, if that applies; else that in code."""
+        amount = amount_by(self.knows[name].limit, name) if name in self.knows else None
+        return LIMITS[name][0] if amount is None else amount
+
+
+def amount_by(text: str, name: str) -> int | None:
+    """Return the amount of an override of a limit; None if the limit is fixed, or has another window."""
+    window, other = LIMITS.get(name, ("", ""))[1], text.lstrip("0123456789")
+    is_applied = name in LIMITS and name not in FIXED and other in (window, window.partition(" @")[0])
+    return int(text.removesuffix(other)) if is_applied else None
 
 
 def text_of(name: str) -> str:
@@ -184,6 +189,11 @@ class Changes(RuleBasedStateMachine):
         """Return how many workers have a limit; None if there is no worker."""
         workers = [names for _, names in self.others(one_worker)] + [{*one_worker.began}] * bool(one_worker.named)
         return sum(name == "*" or name in names for names in workers) if workers else None
+
+    def applying(self, one_worker: Worker, override: Override) -> int:
+        """Return how many workers apply an override."""
+        is_applied = override.name == "*" or amount_by(override.limit, override.name) is not None
+        return (self.having(one_worker, override.name) or 0) * is_applied
 
     def read(self, by: Worker) -> None:
         by.reads += 1
@@ -290,7 +300,7 @@ class Changes(RuleBasedStateMachine):
         one_worker = self.worker(number)
         found = [(one, one.workers) for one in self.run(one_worker.limiter.overrides())]
         self.read(one_worker)
-        assert found == [(one, self.having(one_worker, name) or 0) for name, one in sorted(self.in_force().items())]
+        assert found == [(one, self.applying(one_worker, one)) for _, one in sorted(self.in_force().items())]
         workers = [(one.same_secret, one.limits, one.fixed) for one in self.run(one_worker.limiter.workers())]
         assert len(workers) == len(self.others(one_worker))
         for secret, names in self.others(one_worker):

@@ -70,7 +70,7 @@ class Override:
         reason: The reason, for operators.
         since_us: When it was changed, in microseconds of Unix time.
         until_us: When it ends, in microseconds of Unix time.
-        workers: How many workers had this limit when this was returned; each applies a change within a second.
+        workers: How many workers apply it, each within a second; one that has the name with another window does not.
     """
 
     name: str
@@ -165,7 +165,7 @@ class Overrides:
         return True
 
     async def listed(self) -> list[Override]:
-        """Return the overrides in the store, each with the number of workers that have its limit.
+        """Return the overrides in the store, each with the number of workers that apply it.
 
         Raises:
             StoreError: The store does not answer.
@@ -173,7 +173,7 @@ class Overrides:
         await self.refresh()
         found = sorted(self.known.values(), key=lambda override: override.name)
         workers = await self._workers() if found else []
-        return [replace(one, workers=len(_having(workers, one.name))) for one in found]
+        return [replace(one, workers=sum(_applies(one, worker) for worker in workers)) for one in found]
 
     async def refresh(self, deadline_s: float = COMMAND_DEADLINE_S) -> None:
         """Read the overrides from the store, and apply them.
@@ -373,6 +373,17 @@ def _worker_of(limits: Iterable[NamedLimit]) -> Worker:
 def _having(workers: Iterable[Worker], name: str) -> list[Worker]:
     """Return the workers that have a limit; all of them have ``*``."""
     return [worker for worker in workers if name == ALL or name in worker.limits]
+
+
+def _applies(override: Override, worker: Worker) -> bool:
+    """Return whether an override changes a limit of a worker, which may have the name with another window."""
+    if override.name == ALL:
+        return True
+    try:
+        amount_in(override.limit, override.name, parse_one(worker.limits[override.name]))
+    except (KeyError, ConfigurationError):
+        return False
+    return override.name not in worker.fixed
 
 
 def _event_of(name: str, was: int, amount: int, override: Override, *, ended: bool) -> Event:
