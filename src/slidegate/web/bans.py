@@ -178,7 +178,11 @@ class BanSignals:
         Raises:
             StoreUnavailable: The store does not answer, and ``on_error="deny"``.
         """
-        struck = [signal for signal in signals if exchange is None or exchange.strikes(signal.policy)]
+        struck = [
+            signal
+            for signal in signals
+            if exchange is None or exchange.decided.strikes(exchange.middleware, signal.policy)
+        ]
         bans = [await self.strike(signal, scope) for signal in struck]
         return [ban for ban in bans if ban is not None]
 
@@ -209,8 +213,9 @@ async def strike(
 ) -> Ban | None:
     """Record strikes against the client of a request; return the ban if they lead to one.
 
-    The request itself continues; a ban refuses later ones. There are no strikes against clients on an allowlist, on
-    routes that a rule exempts, or against addresses that the policy may not ban.
+    The request itself continues, and its status is no further strike under this policy; a ban refuses later ones. There
+    are no strikes against clients on an allowlist, on routes that a rule exempts, or against addresses that the policy
+    may not ban.
 
     Args:
         request: The request, or the websocket.
@@ -242,4 +247,5 @@ async def strike(
         return None
     chosen = middleware.signals.policies[policy]
     whole = chosen.after.amount if weight == "ban" else weight
+    decided.strikes(middleware, chosen)  # so that the status of the response is no further signal
     return await middleware.signals.strike(Signal(chosen, whole, clean_reason(reason)), request.scope)

@@ -18,6 +18,7 @@ from ..limiter.aio import answer_of, to_the_end
 from .headers import windows_of
 
 if TYPE_CHECKING:
+    from ..core.bans.policy import BanPolicy
     from .middleware import RateLimitMiddleware
 
 DECIDED_KEY: Final = "slidegate"
@@ -42,6 +43,8 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
     """Whether the client left while the request waited for room."""
     shadow_rules: tuple[str, ...] = ()
     """The labels of the shadow rules that would have refused the request."""
+    struck: tuple[tuple[RateLimitMiddleware, BanPolicy], ...] = ()
+    """The ban policies that the request has struck."""
 
     @property
     def decision(self) -> Decision:
@@ -58,6 +61,13 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
             )
         telling = [decision for decision in decisions if decision.readings or not decision.allowed]
         return (telling or decisions)[-1]
+
+    def strikes(self, middleware: RateLimitMiddleware, policy: BanPolicy) -> bool:
+        """Return whether this is the first signal of the request for a ban policy, and note it: each is struck once."""
+        is_first = (middleware, policy) not in self.struck
+        if is_first:
+            self.struck = (*self.struck, (middleware, policy))
+        return is_first
 
     def is_exempt_from(self, middleware: RateLimitMiddleware) -> bool:
         """Return whether the ban policies of a middleware ignore the request."""

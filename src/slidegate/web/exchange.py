@@ -21,7 +21,6 @@ from .decided import DECIDED_KEY, EXCHANGE_KEY, Decided, of_request
 from .headers import Fields, completed, joined
 
 if TYPE_CHECKING:
-    from ..core.bans.policy import BanPolicy
     from ..limiter.queues import Name
     from .client_ip import Client
     from .middleware import RateLimitMiddleware
@@ -89,8 +88,6 @@ class Exchange:
     permits: tuple[tuple[Name, str], ...] = ()
     """The queues of fair rules of which it has a permit, each with the tenant."""
 
-    struck: tuple[BanPolicy, ...] = ()
-    """The ban policies that the request has struck."""
     began_us = 0
     """When the request arrived, in microseconds of Unix time, if its outcome is reported."""
 
@@ -109,12 +106,6 @@ class Exchange:
         self.send_on = send
         self.hooks = hooks
         self.decided = decided
-
-    def strikes(self, policy: BanPolicy) -> bool:
-        """Return whether this is the first signal of the request for a ban policy, and note it: each is struck once."""
-        is_first = policy not in self.struck
-        self.struck = (*self.struck, policy)
-        return is_first
 
     def record(self, decision: Decision) -> None:
         """Record a decision of this middleware. Fields show no refusal after which the request was decided again."""
