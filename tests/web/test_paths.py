@@ -20,7 +20,17 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, header, path_param
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    MemoryStore,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    header,
+    path_param,
+)
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
@@ -84,6 +94,7 @@ ODD: list[dict[str, Any]] = [
     *({"client": None, "server": server} for server in (5, "", [], {"port": 80}, ("127.0.0.1",))),
     *({"extensions": extensions} for extensions in (5, None, ["websocket.http.response"])),
     {"headers": [(b"x-api-key", bytearray(b"k"))]},
+    {"client": ("10.0.0.1", 1), "headers": [(b"x-forwarded-for", bytearray(PEER.encode()))]},
 ]
 """What no server should send, and an adapter might."""
 
@@ -103,7 +114,8 @@ async def test_a_scope_with_odd_values_is_counted_by_all_that_could_mean_it(
     ]
     observer = RecordingObserver()
     limiter, bans = Limiter(observers=[observer]), BanPolicy(signals={"/trap": "ban"})
-    middleware = RateLimitMiddleware(hello, rules=rules, default_limits="9/minute", limiter=limiter, bans=bans)
+    options: dict[str, Any] = {"limiter": limiter, "bans": bans, "client": client_ip(["10.0.0.0/8"])}
+    middleware = RateLimitMiddleware(hello, rules=rules, default_limits="9/minute", **options)
     scopes, later = [scope_of("/a", type=kind) for _ in range(4)], time.monotonic() + 61
     for scope in scopes:
         scope.update({"extensions": {"websocket.http.response": {}}, **odd})

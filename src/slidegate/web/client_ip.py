@@ -379,7 +379,7 @@ def _peer_and_header(header: bytes) -> Callable[[Scope], Any]:
             if name == header:
                 if found is not None:
                     return host, field_value(scope, header)  # several lines, which are one list
-                found = value
+                found = bytes(value)  # Starlette reads a bytearray as well
         return host, found
 
     return peer_and_value
