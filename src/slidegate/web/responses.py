@@ -292,15 +292,7 @@ async def close_websocket(send: Send, code: int, reason: str = "") -> None:
 
 
 @lru_cache(_MAX_RENDERED)
-def _answer(
-    kind: str,
-    status: int,
-    detail: str,
-    retry_after_s: int | None,
-    violated: tuple[str, ...] = (),
-    *,
-    unsatisfiable: bool = False,
-) -> Answer:
+def _answer(kind: str, status: int, detail: str, retry_after_s: int | None, violated: tuple[str, ...] = ()) -> Answer:
     """Render an answer. If `kind` is empty, the type is about:blank and the title is the status phrase."""
     phrase = next((known.phrase for known in HTTPStatus if known == status), "Request not accepted")
     problem: dict[str, object] = {
@@ -309,8 +301,6 @@ def _answer(
         "status": status,
         "detail": detail,
     }
-    if unsatisfiable:
-        problem["unsatisfiable"] = True
     if violated:
         problem["violated-policies"] = violated
     # Escape "<", so that the text cannot end a script element into which a page embeds it.
@@ -333,4 +323,4 @@ def _over_quota(violated: Sequence[tuple[str, AnyLimit]], retry_after_s: int | N
     else:
         detail = f"No more than {allowed}; Retry-After says when to try again."
     names = tuple([name for name, _ in violated])
-    return _answer(_QUOTA, 429, detail, retry_after_s, names, unsatisfiable=too_large)
+    return _answer(_QUOTA, 429, detail, retry_after_s, names)
