@@ -78,8 +78,7 @@ class MountedRoute(NamedTuple):
     """A route at one of the paths where it is mounted.
 
     Attributes:
-        endpoint: Its endpoint; for an application without visible routes, such as a directory of files, that. None if
-            the router answers a request with 405, because the route does not accept its method.
+        endpoint: Its endpoint; for an application without visible routes, such as a directory of files, that.
         path: The full path, in Starlette's syntax.
         label: The display name: ``GET /items/{id}``; ``*`` for all methods, ``WS`` for a websocket.
     """
@@ -171,26 +170,24 @@ def _reach(app: object, scope: Scope, above: str, depth: int = 0) -> MountedRout
     router = _router_of(app)
     if router is None:
         return _unknown(app, above) if above else None
-    route, child, answers = _first(router.routes, scope)
+    route, child = _first(router.routes, scope)
     if isinstance(route, (Mount, Host)):
         scope.update(child)
         return _reach(route.app, scope, above + _below(route), depth + 1)
-    if route is None:
-        return None
-    return _mounted(route, above) if answers else _mounted(route, above)._replace(endpoint=None)
+    return None if route is None else _mounted(route, above)
 
 
-def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope, bool]:
-    """Return the first route that matches a request, its additions to the scope, and whether the method matches too."""
-    found: tuple[Any, Scope, bool] = (None, {}, False)
+def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
+    """Return the first route that matches a request, else one for other methods, and its additions to the scope."""
+    found: tuple[Any, Scope] = (None, {})
     for route in routes:
         match, child = route.matches(scope)
         if match is Match.NONE or (match is Match.PARTIAL and found[0] is not None):
             continue
-        inner = (route, child, match is Match.FULL)
+        inner = (route, child)
         if "endpoint" not in child:  # a router included by FastAPI
-            inner = _first(route.effective_candidates(), scope)
-            inner = (getattr(inner[0], "starlette_route", None) or inner[0], *inner[1:])
+            candidate, child = _first(route.effective_candidates(), scope)
+            inner = (getattr(candidate, "starlette_route", None) or candidate, child)
         if match is Match.FULL:
             return inner
         found = inner
