@@ -55,6 +55,8 @@ POLICY_VIOLATION: Final = 1008
 TRY_AGAIN_LATER: Final = 1013
 """The close code of a websocket that exceeded a limit (IANA's registry of close codes)."""
 _NORMAL: Final = 1000
+_PERMITS_US: Final = 60_000_000
+"""How long after a refusal no key is reported again for want of a permit."""
 
 
 class Answer(NamedTuple):
@@ -186,6 +188,8 @@ class Refusals:
     def report_exceeded(self, decision: Decision) -> None:
         """Emit the event ``exceeded`` for each key that has exceeded a limit, unless it did so within the last window.
 
+        The window of a quota is its period, and that of permits a minute.
+
         Args:
             decision: The refusal, by rules in shadow mode too.
         """
@@ -193,9 +197,10 @@ class Refusals:
         now_us = self._engine.now_us()
         for state in decision.violated:
             known = state.rule, state.key
-            last_us = self._exceeded.get(known)
-            remember(self._exceeded, known, now_us)
-            if last_us is None or now_us - last_us > state.limit.span_us:
+            until_us = self._exceeded.get(known)
+            window_us = state.limit.span_us or state.reset_after_us or _PERMITS_US
+            remember(self._exceeded, known, now_us + window_us)
+            if until_us is None or now_us > until_us:
                 label, key, limit = state.label, state.key, str(state.limit)
                 message = f"{key} has exceeded {limit} under {label!r}"
                 self._observers.emit(Event("exceeded", message, {"key": key, "rule": label, "limit": limit}))
