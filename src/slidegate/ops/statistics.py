@@ -60,6 +60,8 @@ MAX_CLIENTS: Final = 1_000
 TOP_CLIENTS: Final = 100
 MAX_EVENTS: Final = 100
 MAX_REFUSALS: Final = 50
+OF_REFUSALS: Final = ("exceeded", "shadow_refused")
+"""The events that come with refusals. Clients cause as many as they like, so they are kept with these."""
 MAX_MESSAGE: Final = 256
 MAX_DETAIL: Final = 128
 MAX_DETAILS: Final = 8
@@ -285,7 +287,7 @@ class Statistics(Observer):
 
     def event(self, event: Event, /) -> None:
         """Note an event."""
-        (self._refusals if event.kind == "shadow_refused" else self._events).append(event)
+        (self._refusals if event.kind in OF_REFUSALS else self._events).append(event)
         self._arm()
 
     def _arm(self) -> None:
