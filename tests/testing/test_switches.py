@@ -161,6 +161,15 @@ async def test_a_closed_limiter_exempts_while_limits_are_off() -> None:
     reset_limits()
 
 
+async def test_after_a_reset_a_key_exceeds_its_limit_as_if_for_the_first_time() -> None:
+    app = RateLimitMiddleware(hello, limits="1/hour", limiter=Limiter(observers=[observer := RecordingObserver()]))
+    for _ in range(2):
+        with limits_clock(FakeClock(NOON_US)):
+            assert await statuses(app, 3) == [200, 429, 429]
+        reset_limits()
+    assert observer.kinds == ["exceeded", "refused", "refused"] * 2
+
+
 async def test_a_reset_drops_what_a_limiter_counts_and_what_its_process_keeps() -> None:
     limiter = Limiter()
     assert [bool(await limiter.hit("ann", "1/minute")) for _ in range(2)] == [True, False]

@@ -472,12 +472,16 @@ class Model:
 
     def _full(self, check: Check) -> int:
         """Return the longest of its windows in which it finds no room; 0 if there is none."""
-        found = 0
-        for length, amount in check.windows.items():
-            spent = self.spent[check.window, length]
-            if spent >= amount or spent + check.units > amount:
-                found = max(found, length)
-        return found
+        return max(self._full_windows(check), default=0)
+
+    def _full_windows(self, check: Check) -> list[int]:
+        """Return the windows in which a check finds no room."""
+        spent = {length: self.spent[check.window, length] for length in check.windows}
+        return [
+            length
+            for length, amount in check.windows.items()
+            if spent[length] >= amount or spent[length] + check.units > amount
+        ]
 
     def _ask(self, depth: int, limited: list[Limited], request: Request, passed: Passed) -> None:
         """Charge all or none."""
@@ -485,7 +489,7 @@ class Model:
         checks = [check for check in spent if check is not None]
         beyond = [check for check in checks if self._full(check)]
         if beyond:
-            self._exceed(depth, beyond)
+            self._exceed(beyond)
             longest = self.expected.retry_after_s = max(map(self._full, beyond))
             raise Refused({check.rule.name for check in beyond if self._full(check) == longest}, 429)
         for check in checks:
@@ -508,14 +512,15 @@ class Model:
         key = (check.window, check.spelling)
         passed.reported[key] = passed.reported.get(key, 0) + check.units
         self.expected.events.append(("shadow_refused", one.name, check.window[3]))
-        self._exceed(depth, (check,))
+        self._exceed((check,))
 
-    def _exceed(self, depth: int, checks: Sequence[Check]) -> None:
+    def _exceed(self, checks: Sequence[Check]) -> None:
         for check in checks:
-            known = self.worker, depth, check.window
-            if known not in self.exceeded:
-                self.exceeded.add(known)
-                self.expected.events.append(("exceeded", check.rule.name, check.window[3]))
+            for length in self._full_windows(check):
+                known = self.worker, check.window, length
+                if known not in self.exceeded:
+                    self.exceeded.add(known)
+                    self.expected.events.append(("exceeded", check.rule.name, check.window[3]))
 
     def _settle(self, depth: int, passed: Passed, status: int) -> None:
         for check in passed.checks:

@@ -15,7 +15,9 @@ from typing import Any, Final, Literal, TypeAlias
 from ..core.arguments import check_list, check_takes
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, quoted
+from ..core.limits import Identity
 from ..core.logs import Throttle, logger
+from ..core.memo import remember
 from ..core.store import Clock, Event
 from ..stores.forks import ProcessLock
 
@@ -23,6 +25,7 @@ FAILURE_EVERY_S: Final = 10.0
 """The least time between two tracebacks of a failing observer, which may fail at every refusal of a flood."""
 LINE_EVERY_S: Final = 1.0
 """The least time between two log lines of the same kind and rule."""
+_MINUTE_US: Final = 60_000_000
 
 LEVELS: Final[dict[str, int]] = {
     **dict.fromkeys(("refused", "exceeded", "shadow_refused", "pause_ignored", "pause_unshared"), logging.INFO),
@@ -209,6 +212,7 @@ class ObserverHub:
         self._unix_us = unix_us
         self._lock = ProcessLock()
         self._throttle = Throttle(LINE_EVERY_S)
+        self._exceeded: dict[tuple[str, str, Identity], int] = {}
         listed = check_list("observers", observers, "a list of functions that take an Event")
         self._set(tuple([Subscription(observer, self) for observer in listed]))
 
@@ -235,6 +239,25 @@ class ObserverHub:
         self._log(event)
         tell(self._refusals if event.kind == "refused" else self._events, event)
 
+    def report_exceeded(self, decision: Decision, now_us: int) -> None:
+        """Emit the event ``exceeded`` for each limit that a key has exceeded, unless it did so within the last window.
+
+        Of a quota that is its period; permits have no window, so that it is a minute.
+
+        Args:
+            decision: The refusal, by rules in shadow mode too.
+            now_us: Unix time; not that of the decision, which another store makes in an outage, by another clock.
+        """
+        for state in decision.violated:
+            known = state.rule, state.key, state.limit.same_window
+            is_news = now_us > self._exceeded.get(known, -1)
+            window_us = state.limit.span_us or max(state.reset_after_us, _MINUTE_US)
+            remember(self._exceeded, known, now_us + window_us)
+            if is_news:
+                label, key, limit = state.label, state.key, str(state.limit)
+                message = f"{key} has exceeded {limit} under {label!r}"
+                self.emit(Event("exceeded", message, {"key": key, "rule": label, "limit": limit}))
+
     def _log(self, event: Event) -> None:
         """Log an event: at most one line a second for each kind and rule, with the number of omitted events."""
         level = LEVELS.get(event.kind, logging.WARNING)
@@ -257,7 +280,8 @@ class ObserverHub:
                     subscription.log(error)
 
     def forget(self) -> None:
-        """Call the method `forget` of observers."""
+        """Call the method `forget` of observers, and forget who has exceeded a limit."""
+        self._exceeded.clear()
         for subscription in self.subscriptions:
             if isinstance(subscription.observer, Observer):
                 subscription.observer.forget()

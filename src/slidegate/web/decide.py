@@ -211,7 +211,7 @@ class Decider:
         exchange.decided.shadow_rules = (*exchange.decided.shadow_rules, label)
         message = f"rule {label!r} would have refused {key}"
         self._engine.emit(Event("shadow_refused", message, {"rule": label, "key": key}))
-        exchange.middleware.refusals.report_exceeded(decision)
+        self._engine.observers.report_exceeded(decision, self._engine.now_us())
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 

@@ -55,8 +55,6 @@ POLICY_VIOLATION: Final = 1008
 TRY_AGAIN_LATER: Final = 1013
 """The close code of a websocket that exceeded a limit (IANA's registry of close codes)."""
 _NORMAL: Final = 1000
-_PERMITS_US: Final = 60_000_000
-"""How long after a refusal no key is reported again for want of a permit."""
 
 
 class Answer(NamedTuple):
@@ -98,7 +96,6 @@ class Refusals:
         self._on_refused = on_refused
         self._signals = middleware.signals
         self._writer = middleware.header_writer
-        self._exceeded: dict[tuple[str, str], int] = {}
 
     async def count(self, exchange: Exchange, scope: Scope, decision: Decision) -> Answer:
         """Strike for a refusal by a limit, and report the refusal.
@@ -185,29 +182,9 @@ class Refusals:
             return _answer("", decision.status, detail, retry_after_s, (decision.by,))
         return _answer("", 403, "Requests from this address are not accepted.", retry_after_s)
 
-    def report_exceeded(self, decision: Decision) -> None:
-        """Emit the event ``exceeded`` for each key that has exceeded a limit, unless it did so within the last window.
-
-        The window of a quota is its period, and that of permits a minute.
-
-        Args:
-            decision: The refusal, by rules in shadow mode too.
-        """
-        # Not the time of the decision: in an outage, another store decides, by another clock.
-        now_us = self._engine.now_us()
-        for state in decision.violated:
-            known = state.rule, state.key
-            until_us = self._exceeded.get(known)
-            window_us = state.limit.span_us or state.reset_after_us or _PERMITS_US
-            remember(self._exceeded, known, now_us + window_us)
-            if until_us is None or now_us > until_us:
-                label, key, limit = state.label, state.key, str(state.limit)
-                message = f"{key} has exceeded {limit} under {label!r}"
-                self._observers.emit(Event("exceeded", message, {"key": key, "rule": label, "limit": limit}))
-
     def _report(self, middleware: RateLimitMiddleware, scope: Scope, refusal: Decision, status: int) -> None:
         """Report a refused request to the observers, with the status of the default answer."""
-        self.report_exceeded(refusal)
+        self._observers.report_exceeded(refusal, self._engine.now_us())
         if not self._observers.wants("refused"):
             return
         client = middleware.clients.find(scope).key
