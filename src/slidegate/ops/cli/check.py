@@ -214,9 +214,12 @@ def _address_in(path: Path) -> str:
 
 def _note_what_a_reboot_forgets(middleware: RateLimitMiddleware) -> None:
     """Name the windows that are so long that somebody may count on them over a restart of the machine."""
+    rules = [(rule.label, rule) for rule in middleware.rules]
+    if middleware.default_rule is not None:
+        rules.append(("default_limits", middleware.default_rule))
     forgotten = [
-        f"{limit} of {rule.label}"
-        for rule in middleware.rules
+        f"{limit} of {name}"
+        for name, rule in rules
         for limit in rule.limits
         if isinstance(limit, Limit) and limit.window_us >= _LONG_US
     ]
