@@ -211,7 +211,7 @@ class Limit(AnyLimit):
 
     Args:
         amount: Units, 1 to 2**31 - 1.
-        window: ``"30s"``, ``"2 hours"``, a `timedelta` or seconds; 1 ms to 400 days.
+        window: ``"30s"``, ``"2 hours"`` or a `timedelta`; 1 ms to 400 days.
         resolution: The number of counters that a window may store, 1 to 3600 and at most ``window_us / 10``.
         name: The name of the limit in the response headers; by default its rule's name.
 

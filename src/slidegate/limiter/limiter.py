@@ -184,8 +184,8 @@ class Limiter:
     async def charge(self, key: AnyKey, limits: Limits, units: int, *, rule: str = DEFAULT_RULE) -> Decision:
         """Record units that are known only now, even beyond the limit; the excess refuses the next requests.
 
-        Like all units, the excess expires after about one window. A large excess is capped, at a value that refuses all
-        requests until then: `resolution` units if that is not below the amount, else 2**32 - 1 a slice.
+        Like all units, the excess expires after about one window. A window counts at most 2**32 - 1 units, twice the
+        largest amount.
 
         Returns:
             An allowed decision, which has the key's state after the charge and can be refunded.
@@ -268,8 +268,8 @@ class Limiter:
         a shared store. If there is none, any name is accepted, and `Override.workers` is 0.
 
         Args:
-            name: The name of the limit in response headers: that of its rule, ``name-<seconds>`` if the rule has
-                several, or ``name-concurrency``. ``"*"`` stands for all limits.
+            name: The name of the limit in response headers: that of its rule, ``name_<seconds>`` if the rule has
+                several, or ``name_concurrency`` for permits beside limits. ``"*"`` stands for all limits.
             limit: The limit with another amount: ``"50/minute"``; for a concurrency limit ``"4"``; for ``"*"`` the word
                 ``"off"``.
             duration: How long, from a second to 30 days.

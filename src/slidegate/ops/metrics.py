@@ -72,7 +72,7 @@ COUNTERS: Final = (RULE_REQUESTS, REFUSALS, BANS, FAILURES)
 
 _PERMITS: Final = "Permits of concurrency limits in use."
 _BANS: Final = "Active bans that this process knows."
-_UP: Final = "1 if the last store call succeeded, 0 if not."
+_UP: Final = "0 during an outage of the store, else 1."
 GAUGES: Final = (
     Metric("slidegate.queued_requests", "{request}", (), "Requests that are queued.", lambda limiter: limiter.queued),
     Metric("slidegate.active_permits", "{permit}", (), _PERMITS, lambda limiter: limiter.store.permits_held()),

@@ -52,7 +52,7 @@ class HotKeys:
     Args:
         capacity: c, the number of keys that are counted in each slice, 1 to 10,000.
         threshold: T, 1 or more: a key with more hits than this is hot.
-        window: ``"5s"``, a `timedelta` or seconds.
+        window: ``"5s"`` or a `timedelta`.
         slices: k, the number of slices in the window, 1 to 3600.
 
     Attributes:
