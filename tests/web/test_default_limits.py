@@ -1,5 +1,6 @@
 """`default_limits`: each route by itself; exemptions and limits at the endpoint take the place of defaults."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from starlette.types import ASGIApp
 from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware
 from slidegate.testing import FakeClock
 
-from ..asgi import call, hello, page
+from ..asgi import call, hello, page, statuses
 from .limited import wrapping
 from .middlewares import counted
 
@@ -140,3 +141,12 @@ async def test_included_and_nested_routers_count_at_their_routes(prefixes: tuple
     assert await counted(middleware, f"{above}/none") == ["per-route *"]
     app.add_api_route("/late", page)
     assert await counted(middleware, "/late") == ["per-route GET /late"]
+
+
+async def test_a_route_with_a_pattern_of_its_own_is_asked_all_the_same() -> None:
+    login = Route("/login", page)
+    login.path_regex = re.compile(login.path_regex.pattern, re.IGNORECASE)
+    app = limited(Starlette(routes=[login, Route("/other", page)]))
+    assert await statuses(app, 1, "/login") == [200]
+    assert await statuses(app, 2, "/LOGIN") == [200, 429]
+    assert await statuses(app, 1, "/other") == [200]

@@ -1,4 +1,4 @@
-"""The work for one request grows neither with its path nor, for one never seen, with the number of routes."""
+"""The work for one request grows neither with its path nor with the number of routes, nor has it no end."""
 
 import subprocess
 import sys
@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from fastapi import APIRouter, FastAPI
 from starlette.applications import Starlette
-from starlette.routing import Mount, Route
+from starlette.routing import Host, Mount, Route
 from starlette.types import Receive, Scope, Send
 
-from slidegate import Limiter, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, Limiter, RateLimit, RateLimitMiddleware, Rule
 
 from ..asgi import hello, page, scope_of, send_scope, statuses
 from .route_trees import PLENTY
@@ -23,15 +23,23 @@ from .route_trees import PLENTY
 ROOT = Path(__file__).resolve().parents[2]
 BOUND_S = 300
 """How long what must not hang may take on a busy machine; it takes seconds."""
+MOST_STEPS = 5_000_000
+"""Enough for anything here."""
+
+
+class EndlessError(BaseException):
+    """Is not caught on the way."""
 
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """Count lines of Python that run, each time round a loop anew, and calls of functions, those of C too."""
+    """Count lines of Python that run, each time round a loop anew, and calls of C; end what would never end."""
     ran = [0]
 
     def trace(frame: object, event: str, argument: object) -> Any:
         ran[0] += 1
+        if ran[0] > MOST_STEPS:
+            raise EndlessError
         return trace
 
     def profile(frame: object, event: str, argument: object) -> None:
@@ -169,3 +177,61 @@ async def test_a_path_never_seen_costs_as_much_with_a_thousand_routes_as_with_te
         least.append([min(ran for ran, _ in each) for each in seen])
     for path, few, many in zip(PATHS, *least, strict=True):
         assert many <= 1.2 * few, path[:40]
+
+
+# -- an application that is mounted in itself, or seems to wrap others without end ------------------------------------
+
+
+def circle(framework: Any, *prefixes: str) -> Any:
+    """Return an application that is mounted in itself at each of some places."""
+    app = framework()
+    app.router.routes.append(Route("/x", RateLimit("900/minute")(page)))
+    app.router.routes += [Mount(prefix, app) for prefix in prefixes]
+    app.router.routes.append(Host("{name}.example.org", app))
+    return app
+
+
+CIRCLING: list[dict[str, Any]] = [
+    {"limits": "2/minute"},
+    {"rules": [Rule("/a/{rest:path}", "2/minute"), Rule("/x", "90/minute")]},
+    {"default_limits": "2/minute"},
+    {"rules": [Rule("/{rest:path}", "2/minute")], "bans": BanPolicy(signals={"/.env": "ban"})},
+]
+
+
+@pytest.mark.interpreted("the calls of compiled functions are not seen")
+@pytest.mark.parametrize("framework", [Starlette, FastAPI, Silent])
+@pytest.mark.parametrize("prefixes", [("", ""), ("/a", "/b"), ("/{a}", "/{b}")])
+@pytest.mark.parametrize("options", CIRCLING, ids=lambda options: next(reversed(options)))
+async def test_an_application_mounted_twice_in_itself_is_served_and_counted_and_no_way_followed_twice(
+    framework: Any, prefixes: tuple[str, ...], options: Any
+) -> None:
+    if framework is not Silent and "" in prefixes:
+        return  # their own routers never end
+    path = "/a/b" * 40 if framework is Silent else "/a/b/x"
+    with counted():
+        middleware = RateLimitMiddleware(circle(framework, *prefixes), **options)
+        assert await statuses(middleware, 3, path) == [200, 200, 429]
+
+
+class Knot(Silent):
+    """Wraps itself."""
+
+    @property
+    def app(self) -> Any:
+        return self
+
+
+class Endless(Silent):
+    """Seems to wrap another, and so on: as a `Mock` does."""
+
+    @property
+    def app(self) -> Any:
+        return Endless()
+
+
+@pytest.mark.parametrize("framework", [Knot, Endless])
+@pytest.mark.parametrize("options", CIRCLING, ids=lambda options: next(reversed(options)))
+async def test_an_application_that_wraps_others_without_end_is_served_and_counted(framework: Any, options: Any) -> None:
+    with counted():
+        assert await statuses(RateLimitMiddleware(framework(), **options), 3, "/a/b/x") == [200, 200, 429]
