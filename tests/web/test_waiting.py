@@ -1,8 +1,7 @@
 """A request that may wait stands in line instead of being refused; permits are shared fairly among tenants."""
 
 import asyncio
-from collections.abc import AsyncIterator, Generator
-from contextlib import suppress
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message
 from starlette.websockets import WebSocket
 
 from slidegate import ConfigurationError, Limiter, RateLimit, RateLimitMiddleware, Rule
@@ -21,7 +20,7 @@ from slidegate.core import Bucket, Concurrency
 from slidegate.testing import FakeClock
 from slidegate.web.waiting import Peeked
 
-from ..asgi import call, scope_of, statuses
+from ..asgi import Slow, call, scope_of, statuses
 from ..questions import hit_all
 from ..redis_servers import AT_REDIS, BOUND_S
 from ..remote_stores import SickStore, SlowStore
@@ -110,46 +109,18 @@ async def test_an_exception_of_the_store_while_a_request_waits_comes_as_it_is(at
         await waiting
 
 
-class Underway:
-    """An application that never answers, and says when it has begun."""
-
-    begun = False
-
-    def __await__(self) -> Generator[None, None, None]:
-        self.begun = True
-        while True:
-            yield
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self
-
-
 async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back() -> None:
     """As a server does that ends its event loop with requests under way."""
-    store, app = SlowStore(FakeClock()), Underway()
-    limiter = Limiter(store)  # type: ignore[arg-type]
-    request: Any = RateLimitMiddleware(app, limiter=limiter, rules=[Rule("*", concurrency=1)])(
-        scope_of(), anyio.sleep_forever, send_nothing
-    )
-
-    async def go_on() -> None:
-        answer = request.send(None)
-        if answer is not None:  # a future; the request goes on when it is done
-            answer._asyncio_future_blocking = False
-            await asyncio.wait([answer])
-
-    while not app.begun:
-        await go_on()
-    assert store.permits_held() == 1
-    try:
-        request.close()
-    except RuntimeError:
-        with suppress(StopIteration, GeneratorExit):  # nothing of it is left to the garbage collector
-            while True:
-                await go_on()
-        raise
+    store, app = SlowStore(FakeClock()), Slow()
+    middleware = RateLimitMiddleware(app, limiter=Limiter(store), rules=[Rule("*", concurrency=1)])  # type: ignore[arg-type]
+    request: Any = asyncio.create_task(middleware(scope_of(), anyio.sleep_forever, send_nothing))
+    await turns()
+    assert (app.entered, store.permits_held()) == (1, 1)
+    request.get_coro().close()
     await turns()
     assert store.permits_held() == 0
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
 
 
 @pytest.mark.parametrize("again", [False, True])
