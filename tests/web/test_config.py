@@ -1,20 +1,33 @@
-"""The configuration file: what can be written, what each mistake is answered with, and what goes before what."""
+"""The configuration file: what can be written, what goes before what, and what its JSON Schema says of mistakes."""
 
 import inspect
+import json
+import re
+import tomllib
 from collections.abc import Callable
+from contextlib import suppress
+from copy import deepcopy
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from starlette.responses import PlainTextResponse
 
-from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from scripts import make_configuration
+from scripts.make_configuration import json_schema
+from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, everyone
 from slidegate.web.reload import FileOptions, ReloadingMiddleware
 
 from ..asgi import hello, statuses
 from .network_files import operators
+from .test_messages import FILE_MESSAGES, mistaken_files
 
-EVERYTHING = Path(__file__).resolve().parents[2] / "examples" / "slidegate.toml"
+ROOT = Path(__file__).resolve().parents[2]
+EVERYTHING = ROOT / "examples" / "slidegate.toml"
 EVERYTHING_MADE = Path(__file__).with_name("everything.txt")
 """The rules and policies that it makes."""
 
@@ -102,3 +115,167 @@ async def test_the_secret_for_digests_comes_from_the_environment(file: Path, mon
 def test_type_checkers_know_every_option_beside_the_file() -> None:
     options = inspect.signature(ReloadingMiddleware).parameters.keys() - {"app", "path", "others"}
     assert FileOptions.__annotations__.keys() == options
+
+
+# -- the JSON Schema ---------------------------------------------------------------------------------------------------
+
+
+FILES = sorted((ROOT / "examples").rglob("*.toml"))
+EXAMPLE = EVERYTHING.read_bytes()
+WHOLE = tomllib.loads(EXAMPLE.decode())
+SCHEMA = json_schema()
+TABLES = [SCHEMA, *SCHEMA["$defs"].values()]
+KEYS = sorted({key for table in TABLES for key in table["properties"]})
+
+
+def accepts(document: dict[str, Any]) -> bool:
+    return jsonschema.Draft202012Validator(SCHEMA).is_valid(document)
+
+
+def toml(value: object) -> str:
+    """Write a value as it stands in a file."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {toml(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return repr(value) if isinstance(value, float) else json.dumps(value)
+
+
+def mistake(document: dict[str, Any], directory: Path) -> str:
+    """Return the error about a document, or an empty text."""
+    lines = [f"{json.dumps(key)} = {toml(value)}\n" for key, value in document.items()]
+    return refusal("".join(lines).encode(), directory)
+
+
+def refusal(content: bytes, directory: Path) -> str:
+    """Return the error about a file beside the list that the example has; empty if it is read."""
+    (directory / "demo").mkdir(exist_ok=True)
+    (directory / "demo" / "blocked.netset").write_text("192.0.2.0/24\n", "utf-8")
+    path, said = directory / "slidegate.toml", ""
+    path.write_bytes(content)
+    try:
+        RateLimitMiddleware.from_file(hello, path)
+    except ConfigurationError as error:
+        said = str(error)
+    assert not said or str(path) in said
+    return said.removeprefix(f"{path}: ")
+
+
+def parsed(text: str | bytes) -> dict[str, Any] | None:
+    """Return a document, None if it is no TOML, or if it has a number that cannot be shown."""
+    with suppress(ValueError, RecursionError):
+        document = tomllib.loads(text if isinstance(text, str) else text.decode())
+        return document if repr(document) else None  # jsonschema shows what it refuses
+    return None
+
+
+def shown() -> list[str]:
+    """Return the configuration files that the page shows."""
+    page = (ROOT / "docs" / "guides" / "configuration.md").read_text("utf-8")
+    return re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+def test_the_committed_schema_and_page_are_those_that_the_definitions_make() -> None:
+    assert make_configuration.main(["--check"]) == 0, "run python scripts/make_configuration.py"
+
+
+@pytest.mark.parametrize("text", [*shown(), *(path.read_text("utf-8") for path in FILES)])
+def test_what_is_shown_is_accepted(text: str) -> None:
+    assert accepts(tomllib.loads(text))
+
+
+@pytest.mark.parametrize("document", [found for text in mistaken_files() if (found := parsed(text)) is not None])
+def test_what_the_editor_accepts_is_wrong_by_the_meaning_of_a_value(document: dict[str, Any], tmp_path: Path) -> None:
+    """A wrong type, an unknown key, and keys that exclude each other, the editor shows."""
+    said = mistake(document, tmp_path)
+    about_shape = re.compile("unknown option|not an option|is missing|expected (a table|True or False|one of header)")
+    assert not accepts(document) or not about_shape.search(said), said
+
+
+GIVEN: dict[str, tuple[Any, Any]] = {
+    "limits": ("9/minute", "9/minute"),
+    "concurrency": (4, 4),
+    "key": ("everyone", everyone),
+    "cost": (2, 2),
+    "count_if": ([401], lambda status: status == 401),
+    "count_denied": (True, True),
+    "wait": ("1s", "1s"),
+    "final": (True, True),
+    "exempt": (True, True),
+    "block": (True, True),
+    "status": (404, 404),
+    "shadow": (True, True),
+}
+
+
+@pytest.mark.parametrize("options", list(combinations(GIVEN, 3)), ids="-".join)
+def test_schema_file_and_code_agree_about_options_that_exclude_each_other(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    """All of three options, so that one may bring what another one needs."""
+    table = {"path": "/a"} | {option: GIVEN[option][0] for option in options}
+    try:
+        Rule("/a", **{option: GIVEN[option][1] for option in options})
+        fine = True
+    except ConfigurationError as error:
+        fine = "expected limits" in str(error)  # what is missing is the code's to say
+    assert accepts({"rules": [table]}) is fine
+    assert fine or mistake({"rules": [table]}, tmp_path)
+
+
+def test_an_option_that_says_nothing_excludes_nothing(tmp_path: Path) -> None:
+    nothing = {"exempt": False, "block": False, "shadow": False, "final": False, "cost": 1}
+    table = {"path": "/a", "limits": "9/minute", "key": "client", "count_denied": False, **nothing}
+    assert accepts({"rules": [table]})
+    assert not mistake({"rules": [table]}, tmp_path)
+    assert accepts({"rules": [{"path": "/a", "exempt": True, "key": "client", "cost": 1}]})
+
+
+def test_every_key_says_in_the_editor_what_it_is_and_has_a_message_for_a_value_that_cannot_work() -> None:
+    assert all("description" in key for table in TABLES for key in table["properties"].values())
+    assert json.dumps(SCHEMA).count("null") == 0
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    said = FILE_MESSAGES.read_text("utf-8")
+    assert [key for key in KEYS if not re.search(rf"^slidegate\.toml: \S*\b{key}\b", said, re.MULTILINE)] == []
+
+
+# -- files with any mistake --------------------------------------------------------------------------------------------
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+scalars = st.booleans() | st.integers() | st.floats() | texts | st.sampled_from(["client", "5/minute", "*", "/a", "1h"])
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3))
+
+
+def key_paths(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Return the paths of all values in a document."""
+    items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(inner for key, one in items for inner in key_paths(one, (*path, key)))][not path :]
+
+
+@given(
+    st.sampled_from(key_paths(WHOLE)), st.sampled_from(["replace", "delete", "rename"]), values, st.sampled_from(KEYS)
+)
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_file_with_one_change_is_read_or_refused_with_its_place(
+    tmp_path: Path, key_path: tuple[str | int, ...], change: str, value: Any, other: str
+) -> None:
+    document = deepcopy(WHOLE)
+    table: Any = document
+    for part in key_path[:-1]:
+        table = table[part]
+    if change == "replace":
+        table[key_path[-1]] = value
+    else:
+        old = table.pop(key_path[-1])
+        if change == "rename" and isinstance(table, dict):
+            table[other] = old
+    said = mistake(document, tmp_path)
+    known = "|".join(SCHEMA["properties"])
+    location = rf"({known})\b|unknown option |not TOML: |expected limits"
+    assert not said or re.fullmatch(f"({location})[^\n]*", said), said
+
+
+@given(st.integers(0, len(EXAMPLE)), st.binary(max_size=8), st.integers(0, 40))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_file_with_other_bytes_is_read_or_refused(tmp_path: Path, at: int, written: bytes, cut: int) -> None:
+    refusal(EXAMPLE[:at] + written + EXAMPLE[at + cut :], tmp_path)

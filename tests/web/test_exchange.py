@@ -1,4 +1,5 @@
 """What an application sends goes out as it came, whatever it is made of; a scope that is used twice is two requests.
+Of limits that meet on the way of one request a window is charged once, and what is settled is settled once.
 
 Servers take lists for tuples, any kind of bytes for bytes, and whatever is true for True, and so does a middleware.
 Compiled code checks the types that it declares, so what comes from others has to be declared as what it may be.
@@ -6,6 +7,8 @@ Compiled code checks the types that it declares, so what comes from others has t
 
 import asyncio
 import gc
+import json
+import random
 import re
 import weakref
 from collections import UserDict
@@ -17,16 +20,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
+from starlette.exceptions import WebSocketException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
-from slidegate import BanPolicy, Limiter, Networks, RateLimitMiddleware, Rule, everyone, settle
-from slidegate.testing import RecordingObserver
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    MemoryStore,
+    Networks,
+    Quota,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    everyone,
+    settle,
+)
+from slidegate.testing import FakeClock, RecordingObserver
 
-from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
+from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
+from ..redis_servers import AT_REDIS
 from ..virtual_time import turns
+from .limited import FORMS, limited
+from .middlewares import Listener
 
 OURS: Final = {b"ratelimit", b"ratelimit-policy", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"}
 
@@ -263,3 +282,130 @@ async def test_what_an_application_sends_after_its_end_goes_to_the_server_as_it_
         await kept[0](late)
         assert late == before
     assert server.scope["sent"] == ["http.response.start", *["http.response.body"] * 2, "http.response.start"]
+
+
+# -- what is settled ---------------------------------------------------------------------------------------------------
+
+
+AMOUNT = 10_000
+WINDOWS = ("10000/hour; 1000000/day", Quota("10000/year"), "10000/hour")
+
+
+@pytest.mark.parametrize("limits", WINDOWS, ids=str)
+@pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
+async def test_what_was_used_is_what_is_counted(url: str, limits: Any, rng: random.Random) -> None:
+    """Also where a limit at the endpoint has charged what is missing from its estimate."""
+    settled: list[bool] = []
+
+    def named(name: str) -> Any:
+        return lambda request: int(request.query_params[name])
+
+    @RateLimit(limits=limits, cost=named("again"), key=everyone, name="tokens")
+    async def complete(request: Request) -> PlainTextResponse:
+        used = json.loads(request.query_params["used"])
+        settled.extend([await settle(request, units, rule="tokens") for units in used])
+        return PlainTextResponse("done")
+
+    async def left_after(estimate: int, again: int, used: list[int]) -> int:
+        """Return what the limit with the least room has left after a request, by the request that follows it."""
+        for query in (f"estimate={estimate}&again={again}&used={used}", "estimate=0&again=0&used=[]"):
+            answer = await call(app, query_string=query.encode())
+            assert answer.status == 200
+        return int(answer.headers["ratelimit"].partition(";r=")[2].partition(";")[0])
+
+    rule = Rule("*", limits, cost=named("estimate"), key=everyone, name="tokens")
+    async with Limiter.from_url(url, deadline="30s") as limiter:
+        app = RateLimitMiddleware(Starlette(routes=[Route("/", complete)]), rules=[rule], limiter=limiter)
+        expected = AMOUNT
+        for _ in range(40):
+            estimate, again = rng.randint(0, 120), rng.choice([0, rng.randint(0, 150)])
+            used = [rng.randint(0, 150) for _ in range(rng.choice([0, 1, 1, 1, 2]))]
+            settled.clear()
+            expected -= used[0] if used else max(estimate, again)
+            assert await left_after(estimate, again, used) == expected
+            assert settled == [True, False][: len(used)], "a request is settled once"
+
+
+# -- limits that meet on the way of one request ------------------------------------------------------------------------
+
+
+async def test_a_middleware_that_has_returned_is_above_nothing_any_more() -> None:
+    """An application asks one further in first, which answers nothing, and goes on by itself."""
+
+    async def nothing(scope: Scope, receive: Receive, send: Send) -> None:
+        return
+
+    aside = RateLimitMiddleware(nothing, limits="9/hour", limiter=Limiter())
+    site = FORMS["starlette"](RateLimit("1/hour", name="own"), page)
+
+    async def cascade(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "POST":
+            await aside(scope, receive, send)
+        await site(scope, receive, send)
+
+    app = RateLimitMiddleware(cascade, rules=[], limiter=Limiter())
+    assert await statuses(app, 1) == [200]
+    assert await statuses(app, 2, method="POST") == [429, 429]
+
+
+NAMING: dict[str, dict[str, Any]] = {
+    "named": {"limits": "2/minute", "name": "named"},
+    "unnamed": {"limits": "2/minute"},
+    "by a function": {"limits": lambda request: "2/minute"},
+    "everyone": {"limits": "2/minute", "key": everyone, "cost": lambda request: 1},
+}
+PAUSES = st.lists(st.sampled_from([1, 10, 30, 60]), max_size=4)
+
+
+@pytest.mark.parametrize("at", ["rule", "dependency", "checked"])
+@pytest.mark.parametrize("how", NAMING)
+@given(requests=st.lists(PAUSES, max_size=8))
+async def test_a_refused_request_that_asks_again_is_decided_again(at: str, how: str, requests: list[list[int]]) -> None:
+    clock, spent, ear = FakeClock(), list[int](), Listener()
+    limiter = Limiter(MemoryStore(clock=clock), observers=[ear])
+    within = limited(at, limiter=limiter, **NAMING[how]) if at == "rule" else FORMS[at](RateLimit(**NAMING[how]), page)
+    pauses: list[int] = []
+
+    async def patient(scope: Scope, receive: Receive, send: Send) -> None:
+        """Ask again after each pause, until the request is admitted."""
+        for pause in (0, *pauses):
+            clock.advance(us=pause * 1_000_000)
+            now_s = clock() // 1_000_000
+            is_free = sum(at_s > now_s - 60 for at_s in spent) < 2
+            answer = await send_scope(within, scope)
+            assert answer.status == (200 if is_free else 429)
+            if is_free:
+                spent.append(now_s)
+                break
+        for message in answer.messages:
+            await send(message)
+
+    app = RateLimitMiddleware(patient, rules=[Rule("*", "1000/minute", name="outer")], limiter=limiter)
+    for request in requests:
+        pauses[:] = request
+        answer = await call(app)
+        assert ear.outcomes[-1].ended == ("success" if answer.status == 200 else "refused")
+        shown = answer.headers["ratelimit-policy"].split(", ")
+        assert len(shown) == 2, "an earlier refusal is not shown beside the decision that follows it"
+
+
+async def test_a_request_that_was_refused_a_permit_passes_with_one_alone() -> None:
+    """A message of a websocket asks again and again, while another websocket holds the only permit."""
+    limit = RateLimit(concurrency=1, key=everyone)
+    taken: list[bool] = []
+
+    async def endpoint(socket: WebSocket) -> None:
+        await socket.accept()
+        for _ in range(3):
+            try:
+                await limit.check(socket)
+            except WebSocketException:
+                taken.append(False)
+            else:
+                taken.append(True)
+        if len(taken) == 3:
+            await call(app, type="websocket")
+
+    app = RateLimitMiddleware(Starlette(routes=[WebSocketRoute("/", endpoint)]), rules=[])
+    await call(app, type="websocket")
+    assert taken == [True] * 3 + [False] * 3

@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
-from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
 from ..asgi import attempt, call, hello, page, statuses
@@ -136,3 +136,24 @@ async def test_failures_are_logged_again_after_a_minute_with_what_was_left_out(
     await statuses(app, 2)
     messages = [record.getMessage() for record in caplog.records]
     assert [message.partition("suppressed=")[2].partition(")")[0] for message in messages] == ["0", "4"]
+
+
+async def test_workers_that_create_middlewares_in_another_order_count_the_same_by_their_names(tmp_path: Path) -> None:
+    for order, expected in (("ab", [200, 200, 200]), ("ba", [429, 429, 200])):
+        async with Limiter.from_url(f"lmdb://{tmp_path}", deadline="30s") as limiter:
+            apps = {name: RateLimitMiddleware(hello, limits="2/hour", limiter=limiter, name=name) for name in order}
+            assert [(await call(apps[name])).status for name in "aab"] == expected
+
+
+async def test_limits_without_a_name_in_two_middlewares_are_numbered_in_memory_and_an_error_on_a_shared_store(
+    tmp_path: Path,
+) -> None:
+    shared = Limiter()
+    apps = [RateLimitMiddleware(hello, limits="2/hour", limiter=shared) for _ in range(2)]
+    assert [await statuses(app, 3) for app in apps] == [[200, 200, 429]] * 2
+    async with Limiter.from_url(f"lmdb://{tmp_path}") as limiter:
+        first = RateLimitMiddleware(hello, limits="2/hour", limiter=limiter)
+        with pytest.raises(ConfigurationError, match=r"limits without a name \('default'\).*name=\"admin\""):
+            RateLimitMiddleware(hello, limits="2/hour", limiter=limiter)
+        del first
+        assert RateLimitMiddleware(hello, limits="2/hour", limiter=limiter), "the other one is gone"
