@@ -13,7 +13,7 @@ from mcp import Client
 from mcp.server import MCPServer
 from mcp.shared.exceptions import MCPError
 
-from slidegate import Limiter, RateLimitMiddleware, Rule, combine, header, mcp_tool
+from slidegate import Limiter, RateLimitMiddleware, Rule, mcp_tool
 
 from ..asgi import scope_of
 from .test_servers import serving, with_uvicorn
@@ -51,14 +51,6 @@ def test_whatever_fields_a_client_sends_there_are_no_more_keys_than_tools(
     named = [name for name, _ in headers]
     assert found in (SHARED, OLDER) or all(named.count(field) == 1 for field, _ in fields())
     assert (found == OLDER) <= (named.count(b"mcp-protocol-version") <= 1)
-
-
-async def test_a_key_of_a_value_is_that_of_a_request() -> None:
-    limiter = Limiter()
-    assert key_of(fields("export")) == "mcp_tool:export"
-    both = combine(header("Authorization"), TOOLS)
-    scope = scope_of("/mcp", "POST", headers=[*fields("export"), (b"authorization", b"Bearer a")])
-    assert limiter.key_for(both.of("Bearer a", "mcp_tool:export")) == both.find(scope, limiter, "client")
 
 
 @asynccontextmanager
