@@ -1,17 +1,44 @@
-"""Checks of users' arguments: unknown option names, flags, and functions with the wrong parameters."""
+"""Checks of users' arguments: unknown option names, flags, and functions with the wrong parameters.
+
+Users of other libraries try the option names they know. `_CALLED_HERE` maps the most frequent of these names to hints,
+which every class gives alike; the documentation of migrations lists all of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import signature
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from .errors import ConfigurationError, closest, quoted
 
 _P = ParamSpec("_P")
 _F = TypeVar("_F")
 _T = TypeVar("_T")
+
+_CALLED_HERE: Final[dict[tuple[str, ...], str]] = {
+    ("key_func", "identifier"): (
+        'write key=header("X-API-Key"), or key=function, at a Rule or a RateLimit; addresses are counted without it'
+    ),
+    ("storage_uri", "redis"): 'write limiter=Limiter.from_url("redis://localhost:6379/0") at RateLimitMiddleware',
+    ("default_limits",): (
+        'write default_limits="60/minute" at RateLimitMiddleware for the limits of each route by itself, and '
+        "fallback_limits= at a Rule or a RateLimit for those that apply where its limits function fails"
+    ),
+    ("strategy",): "leave it out: every window slides",
+    ("times", "seconds", "rate"): 'write limits="100/minute" at RateLimitMiddleware, a Rule or a RateLimit',
+    ("exclude_paths", "exempt_when", "skip"): (
+        'write Rule("/health", exempt=True) before other rules, with when=lambda request: ... for a condition'
+    ),
+    ("handler", "error_message"): (
+        "write on_refused=function at RateLimitMiddleware; it makes the answer from the request and the decision"
+    ),
+    ("trusted_proxies", "trusted"): 'write client=client_ip(trusted=["10.0.0.0/8"]) at RateLimitMiddleware',
+    ("whitelist", "blacklist"): ('write allowlist=Networks(["192.0.2.0/24"]), or blocklist=, at RateLimitMiddleware'),
+    ("threshold", "max", "maxretry"): 'write after="20/10m" at a BanPolicy',
+}
+"""The most frequent options of other libraries, with hints to the equivalent option of slidegate."""
 
 
 def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
@@ -31,7 +58,9 @@ def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
 
 def unknown_option(option: str, options_known: Iterable[str]) -> str:
     """Return the text of an error about an unknown option, which suggests the right one."""
-    return f"unknown option {quoted(option)}{closest(option, options_known)}"
+    here = next((written for names, written in _CALLED_HERE.items() if option in names), None)
+    hint = closest(option, options_known) if here is None else f"; {here}"
+    return f"unknown option {quoted(option)}{hint}"
 
 
 def check_flag(what: str, value: object) -> bool:
