@@ -147,7 +147,9 @@ class Failover:
             return None
         self._sweep_us = 1
         made = await answer_of(self.local.bans.strike(policy, key, weight, reason))
-        return made or self.local.bans.find((key,))
+        earlier = None if made else self.local.bans.find((key,))
+        # Who strikes takes the time from since to until as what is left of a ban.
+        return earlier._replace(since_us=self.local.unix_us()) if earlier else made
 
     async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""
