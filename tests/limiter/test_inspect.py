@@ -40,16 +40,21 @@ async def test_the_rules_of_all_gates_endpoints_and_routes_are_asked(clock: Fake
         Rule("*", Quota("1000/day"), name="plan"),
         Rule("*", "30/minute", concurrency=3, name="both"),
         Rule("/never", "9/minute", name="elsewhere"),
+        Rule("*", "9/minute", shadow=True, name="shadow"),
     ]
-    outer = RateLimitMiddleware(inner, rules=rules, limiter=limiter, messages=MessageLimits("9/minute"))
+    outer = RateLimitMiddleware(inner, rules=rules, limiter=limiter, messages=MessageLimits("9/minute"), name="outer")
     for _ in range(2):
         assert (await call(outer, "/limited")).status == 200
     view = await limiter.inspect(PEER)
-    expected = ("at_the_endpoint", "both", "per_route_GET__limited", "plan", "short_3600", "short_60")
+    expected = ("at_the_endpoint", "both", "per_route_GET__limited", "plan", "shadow", "short_3600", "short_60")
     assert sorted(labels(view)) == [(name, 2) for name in expected]
     assert "elsewhere" in {shown.label for shown in view.windows if not shown.used}
     assert [shown.label for shown in view.windows if isinstance(shown.limit, Concurrency)] == ["both"]
     assert (view.key, view.now_us) == (PEER, clock.now_us)
+    windows = [shown for shown in view.windows if not isinstance(shown.limit, Concurrency)]
+    by_rule = {rule: [shown.limit for shown in windows if shown.rule == rule] for rule in {one.rule for one in windows}}
+    asked = await limiter.inspect(PEER, by_rule)
+    assert sorted((one.rule, one.used) for one in asked.windows) == sorted((one.rule, one.used) for one in windows)
 
 
 async def test_given_rules_are_asked_in_the_place_of_those_of_middlewares(clock: FakeClock) -> None:

@@ -252,7 +252,7 @@ class Limiter:
                 f'inspect: rules: expected a dict, for example {{"api": "5/minute"}}, not {quoted(rules)}'
             )
         else:
-            buckets = [Bucket(check_name(rule, "rule"), parse_limits(limits)) for rule, limits in rules.items()]
+            buckets = [Bucket(_identity(rule), parse_limits(limits)) for rule, limits in rules.items()]
         return await inspect_key(self.engine, spelled, buckets)
 
     async def override(
@@ -604,6 +604,13 @@ def check_cost(cost: object, what: str = "cost") -> int:
     if not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
         raise ConfigurationError(f"expected a whole number, 0 or more, for example 1, not {quoted(cost)}", what)
     return cost
+
+
+def _identity(rule: object) -> str:
+    """Return the identity of a rule; those of named middlewares and of routes are no names that a user may give."""
+    if not isinstance(rule, str) or not rule:
+        raise ConfigurationError(f'inspect: rules: expected the name of a rule, for example "api", not {quoted(rule)}')
+    return rule
 
 
 def _row(number: int, line: object) -> Any:
