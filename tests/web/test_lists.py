@@ -4,15 +4,15 @@ import asyncio
 import gc
 import ipaddress
 import random
-import sys
 import threading
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, client_ip
@@ -20,7 +20,8 @@ from slidegate.core import parse_address
 from slidegate.web.lists import ListFile, read_entries
 
 from ..asgi import PEER, hello, statuses
-from ..core.test_networks import Network, ranges
+from ..core.test_networks import Network, neighbours
+from ..hurry import hurried
 from .middlewares import FollowedFiles, end_of_looks
 
 
@@ -132,20 +133,15 @@ async def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_th
             ranges = [*listed.ranges()]
             seen[(4, 0xC000_0201, 0xC000_0201) in ranges, ranges[-1][:2] == high, len(ranges) > 2] += 1
 
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    threads = [threading.Thread(target=look) for _ in range(8)]
-    try:
-        for thread in threads:
-            thread.start()
-        for number in range(16):
-            files.write("one.netset", texts[number % 2])
-            await files.visit(app)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-        sys.setswitchinterval(interval)
+    with hurried(collecting=False), ThreadPoolExecutor(8) as pool:
+        looking = [pool.submit(look) for _ in range(8)]
+        try:
+            for number in range(16):
+                files.write("one.netset", texts[number % 2])
+                await files.visit(app)
+        finally:
+            stop.set()
+    assert [one.result() for one in looking] == [None] * 8
     assert set(seen) == {(True, True, True), (False, False, True)}, "it raced, and never saw a half"
     assert files.observer.kinds == ["list_reloaded"] * 16
 
@@ -190,37 +186,30 @@ def test_a_line_of_other_bytes_is_named(files: FollowedFiles) -> None:
         Networks.from_file(files.write("a.netset", b"192.0.2.1\n\xff\xfe\x00\n"))
 
 
-def long_list(count: int, pick: random.Random) -> list[Network]:
-    """Make networks of both versions, many of which repeat, overlap or touch others."""
-    made: list[Network] = []
-    while len(made) < count:
-        if pick.random() < 0.1 and made:
-            made.append(pick.choice(made))
-        elif pick.random() < 0.7:
-            made.append(ipaddress.IPv4Network((pick.getrandbits(32), pick.choice([20, 24, 28, 32])), strict=False))
-        else:
-            address = 0x2001_0DB8 << 96 | pick.getrandbits(32) << 64 | pick.getrandbits(64)
-            made.append(ipaddress.IPv6Network((address, pick.choice([48, 56, 64, 128])), strict=False))
-    return made
-
-
 def lines_of(networks: list[Network], pick: random.Random) -> str:
     """Write networks as real files do: CRLF, comments, upper case, IPv4 in IPv6."""
     lines = ["\ufeff# a list; of many", ""]
     for network in networks:
         text = str(network)
-        if pick.random() < 0.05:
+        if pick.random() < 0.3:
             text = text.upper() if network.version == 6 else f"::ffff:{network[0]}/{network.prefixlen + 96}"
-        lines.append(text + pick.choice(["", "", "", "\t# 5", " ; SBL1", " # bad"]))
+        lines.append(text + pick.choice(["", "\t# 5", " ; SBL1", " # bad"]))
     return "\r\n".join(lines)
 
 
-@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.deep)])
-def test_long_lists_are_read_right_and_held_in_300_bytes_for_each_network(
-    count: int, files: FollowedFiles, rng: random.Random
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(neighbours(), neighbours(), st.randoms(use_true_random=False))
+def test_lists_are_read_however_real_files_write_them(
+    files: FollowedFiles, some: list[Network], more: list[Network], pick: random.Random
 ) -> None:
-    networks = long_list(count, rng)
-    path = files.write("long.netset", lines_of(networks, rng))
+    path = files.write("real.netset", lines_of([*some, *more, *some], pick))
+    assert Networks.from_file(path) == Networks([*some, *more])
+
+
+@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.deep)])
+def test_a_long_list_is_read_and_held_in_300_bytes_for_each_network(count: int, files: FollowedFiles) -> None:
+    addresses = (ipaddress.IPv6Address(0x2001_0DB8 << 96 | number << 65) for number in range(count))
+    path = files.write("long.netset", "\n".join(f"{address}/64" for address in addresses))
     gc.collect()
     tracemalloc.start()
     try:
@@ -231,10 +220,4 @@ def test_long_lists_are_read_right_and_held_in_300_bytes_for_each_network(
         tracemalloc.stop()
     # The peak is that of reading, beside whatever list is at work meanwhile.
     assert held <= peak <= 300 * count, f"held {held:,} bytes, while reading {peak:,}"
-    collapsed = [
-        network
-        for version in (ipaddress.IPv4Network, ipaddress.IPv6Network)
-        for network in ipaddress.collapse_addresses(each for each in networks if isinstance(each, version))
-    ]
-    assert found == Networks.of_ranges(ranges(collapsed))
-    assert all(found.covers(version, last) for version, _, last in ranges(rng.sample(networks, 1_000)))
+    assert len([*found.ranges()]) == count

@@ -1,7 +1,7 @@
 """Clients by network: addresses of one operator or one country share limits, conditions and bans."""
 
 import json
-import threading
+import os
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from slidegate.dashboard import Dashboard
 from slidegate.web.networks import NetworkFile
 
 from ..asgi import call, hello
+from ..hurry import at_once
 from .middlewares import FollowedFiles
 from .network_files import ASN, OTHER, TENCENT, countries, operators, written
 
@@ -75,17 +76,13 @@ async def test_a_file_that_is_cut_in_place_while_threads_look_up_ends_nothing(tm
     path = written(tmp_path / "asn.mmdb", ASN)
     found, seen = network(path), set()
 
-    def ask() -> None:
+    def ask(thread: int) -> None:
         for number in range(3_000):
+            if (thread, number) == (0, 100):
+                os.truncate(path, 10)
             seen.add(found.file._find(f"43.128.{number % 250}.1").asn)
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    with path.open("r+b") as file:
-        file.truncate(10)
-    for thread in threads:
-        thread.join(60)
+    at_once(ask, 4)
     assert seen == {132203}
 
 
