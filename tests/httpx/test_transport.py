@@ -4,7 +4,7 @@ Where a test is not about tasks or threads, it runs with a client that awaits an
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -35,16 +35,10 @@ Answer: TypeAlias = tuple[int, Mapping[str, str]]
 OK: Answer = (200, {})
 
 
-class Body(httpx.AsyncByteStream, httpx.SyncByteStream):
+class Body(httpx.ByteStream):
     """The body of a response; counts how often it was closed."""
 
     closed = 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield b"answer"
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield b"answer"
 
     def close(self) -> None:
         self.closed += 1
@@ -82,7 +76,7 @@ class Server(httpx.AsyncBaseTransport, httpx.BaseTransport):
         self.sent_s.append(self._now_s())
         self.bodies.append(body)
         status, headers = self._answers[0] if len(self._answers) == 1 else self._answers.pop(0)
-        self.responses.append(Body())
+        self.responses.append(Body(b"answer"))
         return httpx.Response(status, headers=dict(headers), stream=self.responses[-1])
 
     @property
@@ -340,7 +334,7 @@ async def test_a_pause_that_cannot_be_stored_is_an_event_and_delays_a_response_b
 @pytest.mark.parametrize(("body", "times"), [("in memory", 2), ("a stream", 1), ("read before", 2)])
 async def test_a_body_is_sent_again_if_it_is_in_memory(scene: MakeScene, body: str, times: int) -> None:
     made = scene((429, {"Retry-After": "1"}), OK)
-    stream = Body().__iter__() if made.kind == "sync" else Body().__aiter__()
+    stream = Body(b"answer").__iter__() if made.kind == "sync" else Body(b"answer").__aiter__()
     request = made.client.build_request("POST", URL, content=b"answer" if body == "in memory" else stream)
     if body == "read before":
         await made.call(request.read if made.kind == "sync" else request.aread)

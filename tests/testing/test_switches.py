@@ -1,10 +1,11 @@
-"""The switches for all limiters of a process: reset, off, and the clock.
+"""The clock for tests, and the switches for all limiters of a process: reset, off, and the clock.
 
 What the fixtures do with them in a user's tests is in plugin/cases.py.
 """
 
 import time
 from contextlib import ExitStack
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -182,3 +183,17 @@ async def test_a_reset_drops_what_a_limiter_counts_and_what_its_process_keeps() 
     assert await limiter.hit("ann", "1/minute")
     assert await limiter.banned("eve") is None
     assert await limiter.rows("numbers", 0, 9) == []
+
+
+def test_a_fake_clock_stands_still_until_it_is_told_to_move() -> None:
+    clock = FakeClock()
+    assert (clock(), clock(), FakeClock(5)()) == (0, 0, 5)
+    for span in ("30s", timedelta(milliseconds=1), timedelta(microseconds=-1)):
+        clock.advance(span)
+    clock.advance(us=7)
+    clock.advance("1s", us=-2)
+    assert clock() == 31_001_004
+    clock.set(12)
+    assert (clock(), repr(clock)) == (12, "<FakeClock 12>")
+    clock.set(datetime(1970, 1, 1, 1, 0, 7, tzinfo=timezone(timedelta(hours=1))))
+    assert clock() == 7_000_000
