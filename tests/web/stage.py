@@ -10,7 +10,7 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > soften                                  somebody around who makes a page of refusals within
     > application RateLimit("1/hour")         what the whole application inside depends on, and its options
     > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,raises,left
-    > GET /{./*3000}a                       a path that repeats a text so many times
+    > GET /{./*3000}a method={x*9}          a path, or a method, that repeats a text so many times
     > GET /a leaves=1                         one whose client leaves when so many messages have come
     > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule; X-Settle settles a cost
     > GET /a X-Strike=2,abuse                 one whose endpoint strikes its client under a policy
@@ -121,6 +121,12 @@ def number_or_text(written: str) -> Any:
         return json.loads(written)
     except ValueError:
         return written
+
+
+def expanded(written: str) -> str:
+    """Return a text with its escapes read, and with what it repeats."""
+    repeated = re.sub(r"\{(.+?)\*(\d+)\}", lambda found: found[1] * int(found[2]), written)
+    return repeated.encode().decode("unicode_escape")
 
 
 def softened(app: ASGIApp) -> ASGIApp:
@@ -346,10 +352,9 @@ class Stage:
     def _scopes(self, method: str, path: str, *words: str) -> tuple[list[str], list[Scope]]:
         """Return which fields are shown, and the scopes of requests."""
         given = dict(word.split("=", 1) for word in words)
-        path = re.sub(r"\{(.+?)\*(\d+)\}", lambda found: found[1] * int(found[2]), path)
-        path, _, query = path.encode().decode("unicode_escape").partition("?")
+        path, _, query = expanded(path).partition("?")
         statuses = given.pop("answers", "200").split(",")
-        times = int(given.pop("times", len(statuses)))
+        times, written = int(given.pop("times", len(statuses))), expanded(given.pop("method", method))
         show = [name for name in given.pop("show", "").split(",") if name]
         clients = cycle(given.pop("client", PEER).split(","))
         more: dict[str, Any] = {name: given.pop(name) for name in ("root_path",) if name in given}
@@ -360,7 +365,7 @@ class Stage:
         for _, status, client in zip(range(times), cycle(statuses), clients, strict=False):
             headers = {**given, **(PREFLIGHT if method == "PREFLIGHT" else {}), "X-Status": status}
             peer = None if client == "none" else (client, 1)
-            sent = "OPTIONS" if method == "PREFLIGHT" else method
+            sent = "OPTIONS" if method == "PREFLIGHT" else written
             if method in ("SOCKET", "DENIAL"):
                 extensions = {"websocket.http.response": {}} if method == "DENIAL" else {}
                 more |= {"type": "websocket", "extensions": extensions}
@@ -540,7 +545,9 @@ class Stage:
 
     def _refusals(self) -> str:
         """Return what observers hear of each refused request."""
-        said = [event.details for event in self.observer.events if event.kind == "refused"]
+        refused = [event for event in self.observer.events if event.kind == "refused"]
+        assert all(event.message.isprintable() and len(event.message) < 1_000 for event in refused)
+        said = [event.details for event in refused]
         self.observer.events.clear()
         return "\n".join(" ".join(f"{name}={value}" for name, value in one.items() if value) for one in said)
 

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, client_ip
+from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
 from slidegate.events import Outcome
 from slidegate.testing import FakeClock
 
@@ -123,22 +123,3 @@ async def test_an_observer_that_comes_while_a_request_is_under_way_hears_of_the_
     assert ear.outcomes == []
     await call(RateLimitMiddleware(hello, limits="9/hour", limiter=limiter))
     assert [one.reason for one in ear.outcomes] == ["ok"]
-
-
-async def test_a_client_chooses_no_more_than_bounded_printable_text_and_its_key() -> None:
-    ear = Listener()
-    app = RateLimitMiddleware(hello, limits="1/hour", client=client_ip(), limiter=Limiter(observers=[ear]))
-    evil = "\x1b[2J\r\n<script>\u202e" * 5_000
-    await call(app)
-    assert (await call(app, f"/{evil}", method=f"{evil}GET", headers={"x-forwarded-for": evil})).status == 429
-    (event,) = [event for event in ear.events if event.kind == "refused"]
-    details = event.details
-    assert event.message.isprintable()
-    assert len(event.message) < 1_000
-    assert len(details["method"]) <= 64
-    assert details["method"].isprintable()
-    assert len(details["path"]) <= 200
-    assert details["path"].isprintable()
-    assert details["path"].startswith("/\\x1b[2J\\r\\n<script>")
-    assert sum(len(str(value)) for value in details.values()) < 600
-    assert details["route"] == "default"
