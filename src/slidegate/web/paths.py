@@ -35,8 +35,9 @@ from .routes import root_of, visible_app
 
 T = TypeVar("T")
 
-_UNREADABLE: Final = "(unreadable)"
-"""The value of a parameter that its convertor does not take."""
+_WHOLE: Final = re.compile(r"[+]?(?:0++(?=[+-]))?(?P<value>[+-]?[0-9]++)(?:\.0*+)?")
+_MAX_DIGITS: Final = 4_300
+"""The longest number that Python and pydantic parse, because parsing takes quadratic time."""
 MAX_ODD: Final = 2_048
 _ODD: Final = re.compile(r"//|/\.(?:/|\Z)")
 _SLASHES_AND_DOTS: Final = re.compile(r"/(?:\.?(?:/|\Z))+")
@@ -226,14 +227,16 @@ def with_parameters(scope: Scope, names: Iterable[str], paths: Sequence[RulePath
 
 
 def _meaning(convertor: Convertor[Any], text: str) -> str:
-    """Return the value of a parameter, independent of its spelling: 1, 01 and +1 are one `{id:int}`.
-
-    Texts that the convertor does not take, such as 1.0, are one value together: pydantic takes many of them for one.
-    """
-    try:
+    """Return the value of a parameter, independent of its spelling: 1, 01 and 1.0 are one `{id:int}`."""
+    with suppress(Exception):  # a custom convertor that raises must fail in the router, not before the count
         return spelled_value(convertor.convert(text))
-    except Exception:  # a custom convertor that raises must fail in the router, not before the count
-        return _UNREADABLE
+    # Numbers that pydantic accepts and int() and float() do not: 1.0, 0-5 and _1.
+    bare = text.strip().replace("_", "")
+    if isinstance(convertor, FloatConvertor):
+        with suppress(ValueError):
+            return spelled_value(float(bare))
+    whole = _WHOLE.fullmatch(bare) if isinstance(convertor, IntegerConvertor) else None
+    return text if whole is None or len(bare) > _MAX_DIGITS else str(int(whole["value"]))
 
 
 def spelled_value(value: object) -> str:
