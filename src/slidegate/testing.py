@@ -18,10 +18,12 @@ pytest plugin consist of them, and other test frameworks call them directly::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypeVar
+from functools import partial, wraps
+from inspect import iscoroutinefunction
+from typing import Any, Final, TypeVar, cast
 
 from .core import Clock, ConfigurationError, Event, parse_duration_us
 from .core.arguments import check_list
@@ -31,6 +33,8 @@ from .limiter import all_limiters
 
 __all__ = ["FakeClock", "RecordingObserver", "limits_clock", "limits_off", "reset_limits"]
 AnyClock = TypeVar("AnyClock", bound=Clock)
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -136,8 +140,40 @@ def reset_limits() -> None:
     all_limiters.reset()
 
 
-@contextmanager
-def limits_off() -> Iterator[None]:
+class Switch(AbstractContextManager[T]):
+    """A switch for the time of a block, or of each call of a function that it decorates, async ones included.
+
+    Args:
+        block: Makes the block.
+    """
+
+    def __init__(self, block: Callable[[], AbstractContextManager[T]]) -> None:
+        self._block = block
+        self._entered = ExitStack()
+
+    def __enter__(self) -> T:
+        return self._entered.enter_context(self._block())
+
+    def __exit__(self, *error: object) -> None:
+        self._entered.close()
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function."""
+
+        @wraps(function)
+        async def awaited(*args: Any, **options: Any) -> Any:
+            with self._block():
+                return await function(*args, **options)
+
+        @wraps(function)
+        def called(*args: Any, **options: Any) -> Any:
+            with self._block():
+                return function(*args, **options)
+
+        return cast(F, awaited if iscoroutinefunction(function) else called)
+
+
+def limits_off() -> Switch[None]:
     """Turn every middleware and every limiter off until the block ends.
 
     Middlewares pass all requests and limiters exempt all keys, without a query to a store, so nothing is counted.
@@ -146,6 +182,11 @@ def limits_off() -> Iterator[None]:
     Example:
         ``with limits_off(): assert all(client.get("/").is_success for _ in range(1_000))``
     """
+    return Switch(_off)
+
+
+@contextmanager
+def _off() -> Iterator[None]:
     were_on = all_limiters.turn(False)
     try:
         yield
@@ -153,8 +194,7 @@ def limits_off() -> Iterator[None]:
         all_limiters.turn(were_on)
 
 
-@contextmanager
-def limits_clock(clock: AnyClock) -> Iterator[AnyClock]:
+def limits_clock(clock: AnyClock) -> Switch[AnyClock]:
     """Make every limiter use a clock until the block ends; a store with a clock of its own keeps it.
 
     Quotas and dates follow the clock wherever it is set. Windows and bans follow it when it advances, and their time
@@ -173,6 +213,11 @@ def limits_clock(clock: AnyClock) -> Iterator[AnyClock]:
         raise ConfigurationError(
             f"clock: expected a function that returns microseconds, for example FakeClock(), not {quoted(clock)}"
         )
+    return Switch(partial(_by_clock, clock))
+
+
+@contextmanager
+def _by_clock(clock: AnyClock) -> Iterator[AnyClock]:
     before = all_limiters.use_clock(clock)
     try:
         yield clock

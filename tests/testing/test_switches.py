@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from slidegate import BanPolicy, Limiter, MemoryStore, Quota, RateLimitMiddleware, Rule, parse_limits
 from slidegate.core import Reason, StoreUnavailable
 from slidegate.events import Outcome
+from slidegate.limiter.engine import Engine
 from slidegate.stores.system_clock import monotonic_us, system_us
 from slidegate.testing import FakeClock, RecordingObserver, limits_clock, limits_off, reset_limits
 
@@ -130,6 +131,23 @@ async def test_while_limits_are_off_no_store_is_asked() -> None:
                 pass
     assert store.calls == calls
     assert await statuses(app, 1) == [503]
+
+
+async def test_a_switch_decorates_functions_and_those_that_are_awaited_for_each_call() -> None:
+    limiter = Limiter()
+
+    @limits_off()
+    async def awaited() -> list[bool]:
+        return [bool(await limiter.hit("ann", "1/minute")) for _ in range(2)]
+
+    @limits_off()
+    @limits_clock(FakeClock(NOON_US))
+    def called() -> tuple[bool, int]:
+        return Engine.counting, system_us()
+
+    assert [await awaited() for _ in range(2)] == [[True, True]] * 2
+    assert [called() for _ in range(2)] == [(False, NOON_US)] * 2
+    assert [bool(await limiter.hit("ann", "1/minute")) for _ in range(2)] == [True, False]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
