@@ -30,6 +30,9 @@ from slidegate import (
     path_param,
     query,
 )
+from slidegate.core.question import Question
+from slidegate.testing import FakeClock
+from slidegate.web.responses import Answer
 
 from ..asgi import hello, page, scope_of, send_scope
 from .middlewares import FollowedFiles
@@ -147,6 +150,24 @@ async def test_however_many_values_clients_choose_few_of_them_are_remembered(mon
     assert 100 < max(len(one) for one in remembered if isinstance(one, (dict, list, set))) <= 4_096
     paths = [one for one in reached(middleware.rule_set).values() if isinstance(one, str) and one.startswith("/paths/")]
     assert 50 < len(paths) <= 101, "of all kinds of requests"
+
+
+async def test_however_many_routes_clients_request_they_leave_no_more_questions_and_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("slidegate.web.rule_set.MAX_QUESTIONS", 300)
+    monkeypatch.setattr("slidegate.core.memo.remember.__defaults__", (100, 1_024))
+    clock, routes = FakeClock(), 30
+    site = Starlette(routes=[Route(f"/{number}", page) for number in range(routes)])
+    app = RateLimitMiddleware(site, default_limits="1/hour", limiter=Limiter(MemoryStore(clock=clock)))
+    for client in range(40):
+        for number in range(routes):
+            for _ in range(2):
+                clock.advance("1s")
+                await send_scope(app, scope_of(f"/{number}", client=(f"192.0.2.{client}", 1)))
+    found = reached(app).values()
+    assert 200 < sum(isinstance(one, Question) for one in found) <= 300
+    assert sum(isinstance(one, Answer) for one in found) <= 100
 
 
 async def test_of_a_file_that_changes_only_the_newest_middleware_is_kept(tmp_path: Path) -> None:

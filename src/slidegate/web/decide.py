@@ -16,7 +16,6 @@ from starlette.types import Message, Scope
 
 from ..core.bans.ban import BanSubject
 from ..core.decision import Check, Decision, Reason
-from ..core.memo import remember
 from ..core.question import Question
 from ..core.store import Event
 from ..limiter.queues import Name, may_wait
@@ -103,7 +102,7 @@ class Decider:
             question = self._engine.prepare(checks, subjects)
             question.rendered = plan.rendered = plan.rendered or self._writer.render(question)
             if client.who is not None and not plan.is_exempt:
-                remember(plan.questions, known, question)
+                self._rules.remember_question(plan, known, question)
         return question
 
     async def _ask(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:

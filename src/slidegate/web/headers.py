@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from starlette.types import Message, Scope
 
@@ -20,9 +20,6 @@ from ..core.memo import remember
 from ..core.question import Question
 from ..core.ring import WindowState
 from ..core.store import Clock
-
-if TYPE_CHECKING:
-    from .responses import Answer
 
 HeaderStyle: TypeAlias = Literal["draft", "legacy"]
 HeaderStyles: TypeAlias = HeaderStyle | Sequence[HeaderStyle]
@@ -65,7 +62,6 @@ class Rendered:
     Attributes:
         names: The name of each limit in an answer; a repeated name gets a number.
         limits: The limits.
-        answers: The answers to refusals, by what distinguishes them.
     """
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
@@ -74,7 +70,6 @@ class Rendered:
         for bucket in buckets:
             for name in bucket.names:
                 self.names.append(unique_name(name, self.names))
-        self.answers: dict[object, Answer] = {}
         units = [bucket.unit for bucket in buckets for _ in bucket.limits]
         named = list(zip(self.names, self.limits, units, strict=True))
         self._policy: Field = b"ratelimit-policy", ", ".join([_policy_item(*one) for one in named]).encode()

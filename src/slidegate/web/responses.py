@@ -44,7 +44,7 @@ _TITLES: Final = {
     _CAPACITY: "Request cannot be satisfied due to temporary server capacity constraints",
 }
 _MAX_RENDERED: Final = 1_024
-"""The most answers of one kind that are cached."""
+"""The most answers that are cached for all middlewares."""
 _MAX_METHOD: Final = 64
 """The most characters of a method in an event; all registered methods are shorter."""
 _MAX_PATH: Final = 200
@@ -96,6 +96,7 @@ class Refusals:
         self._on_refused = on_refused
         self._signals = middleware.signals
         self._writer = middleware.header_writer
+        self._answers: dict[object, Answer] = {}
 
     async def count(self, exchange: Exchange, scope: Scope, decision: Decision) -> Answer:
         """Strike for a refusal by a limit, and report the refusal.
@@ -155,13 +156,13 @@ class Refusals:
             wait_us = decision.retry_after_us or wait_us
         retry_after_s = None if wait_us < 0 else ceil_s(wait_us)
         rendered = decision.checks.rendered or self._writer.render(decision.checks)
-        known = decision.reason, retry_after_s, *map(bool, waits)
-        answer: Answer | None = rendered.answers.get(known)
+        known = rendered, decision.reason, retry_after_s, *map(bool, waits)
+        answer = self._answers.get(known)
         if answer is None:
             limits = zip(rendered.names, rendered.limits, waits, strict=True)
             violated = [(name, limit) for name, limit, wait_us in limits if wait_us]
             made = _over_quota(violated, retry_after_s, too_large=decision.reason is Reason.TOO_LARGE)
-            answer = remember(rendered.answers, known, made, _MAX_RENDERED)
+            answer = remember(self._answers, known, made)
         return answer
 
     def _without_limit(self, decision: Decision) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from copy import copy
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from .headers import Rendered
     from .middleware import RateLimitMiddleware
 
+MAX_QUESTIONS: Final = 32_768
+"""How many questions all plans together remember, at 600 bytes each."""
 _MEMO_LIMITS: Final = 256
 _PREFLIGHTS: Final = ":preflight"
 """The suffix of an identity that counts preflights."""
@@ -283,6 +286,7 @@ class RuleSet:
         self._plans: dict[object, Plan] = {}
         self.at_endpoints: dict[object, tuple[Plan, object]] = {}
         self._made: WeakSet[Plan] = WeakSet()
+        self._asked: deque[tuple[dict[object, Question], object]] = deque()
         self.always: Plan | None = None
         if defaults is None and not self._signals.on_request and all(rule.always for rule in rules):
             self.always = self.match({"type": "http", "path": "/"})
@@ -365,8 +369,21 @@ class RuleSet:
         """Return the plan for those rules of a conditional plan whose conditions are true."""
         return self._plan_of(met, plan.strikes, plan.kind._replace(is_evaluated=True))
 
+    def remember_question(self, plan: Plan, known: object, question: Question) -> None:
+        """Store a question in its plan, in place of the oldest ones of all plans if there are too many.
+
+        A bound for each plan alone is none for clients, who choose among the routes.
+        """
+        remember(plan.questions, known, question)
+        if known in plan.questions:
+            self._asked.append((plan.questions, known))
+        if len(self._asked) > MAX_QUESTIONS:
+            questions, oldest = self._asked.popleft()
+            questions.pop(oldest, None)
+
     def forget_questions(self) -> None:
         """Make all questions anew, because a list or an amount has changed."""
+        self._asked.clear()
         for plan in list(self._made):
             plan.questions.clear()
             plan.rendered = None
