@@ -90,7 +90,6 @@ def test_each_mistake_in_a_file_is_answered_with_its_key_and_what_was_expected(
     file = tmp_path / "slidegate.toml"
     operators(tmp_path)
     (tmp_path / "blocked.netset").write_text("192.0.2.0/24\n", "utf-8")
-    (tmp_path / "everybody.netset").write_text("0.0.0.0/1\n128.0.0.0/1\n", "utf-8")
 
     def read(written: str) -> str:
         text = eval(written, dict(TABLES))

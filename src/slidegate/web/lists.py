@@ -15,7 +15,6 @@ from typing import Final
 
 from ..core import networks as core
 from ..core.addresses import parse_network
-from ..core.arguments import expect
 from ..core.errors import ConfigurationError, quoted
 from .file_watcher import FollowedFile, read_whole
 
@@ -51,7 +50,7 @@ class Networks(core.Networks):
             path: The file. Its name without the suffix is the name of the list in refusals and events.
 
         Raises:
-            ConfigurationError: The file or a line of it is invalid, or it covers half of all addresses.
+            ConfigurationError: The file or a line of it is invalid.
         """
         if not isinstance(path, (str, PathLike)) or not os.path.basename(path):
             raise ConfigurationError(f'expected a file, for example "drop.netset", not {quoted(path)}', "path")
@@ -73,7 +72,7 @@ class ListFile(FollowedFile):
         networks: The networks in force.
 
     Raises:
-        ConfigurationError: It cannot be read, a line is invalid, or it covers half of all addresses.
+        ConfigurationError: It cannot be read, or a line is invalid.
     """
 
     def __init__(self, path: str) -> None:
@@ -83,47 +82,12 @@ class ListFile(FollowedFile):
 
     def read(self) -> Networks:
         """Return the networks in the file; an error in a line names the line."""
-        networks = Networks.of_ranges(_ranges(self.path))
-        check_breadth(networks, "path", self.path)
-        return networks
+        return Networks.of_ranges(_ranges(self.path))
 
     def load(self) -> tuple[int, Callable[[], None]]:
         """See `FollowedFile.load`."""
         networks = self.read()
         return len(networks), lambda: self.networks.become(networks)
-
-
-def check_list_option(option: str, networks: core.Networks | None) -> None:
-    """Check the networks of a blocklist or an allowlist.
-
-    Raises:
-        ConfigurationError: It is not a set of networks, or covers half of all addresses.
-    """
-    expected = 'Networks(["192.0.2.0/24"]) or Networks.from_file("blocked.netset")'
-    networks = expect(option, networks, core.Networks, expected)
-    if networks is not None:
-        check_breadth(networks, option)
-
-
-def check_breadth(networks: core.Networks, what: str, file: str = "") -> None:
-    """Check that networks do not cover most addresses, in whatever way they are written.
-
-    Args:
-        networks: All networks against which an address is matched.
-        what: Their name, for the error message.
-        file: The file that lists them.
-
-    Raises:
-        ConfigurationError: They cover half of the addresses of IPv4 or IPv6, or more.
-    """
-    covered = networks.covers_most_of()
-    if covered is not None:
-        where = f"{file}: " if file else ""
-        raise ConfigurationError(
-            f"{where}covers half of all {covered} addresses or more, which is probably a mistake; "
-            "list smaller networks, for example 192.0.2.0/24",
-            what,
-        )
 
 
 def read_entries(lines: Iterable[str]) -> Iterator[tuple[int, str]]:

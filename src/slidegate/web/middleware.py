@@ -35,7 +35,7 @@ from .exchange import Exchange
 from .headers import HeaderStyles, HeaderWriter
 from .hooks import Report
 from .keys import Key, KeyFunction
-from .lists import ListFile, check_list_option
+from .lists import ListFile
 from .responses import Refusals, Refused
 from .routes import RouteLabels
 from .rule_set import RuleSet, all_rules
@@ -147,7 +147,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self._report = Report(self._engine, self.route_labels)
         self.lists = {"blocklist": blocklist, "allowlist": allowlist}
         for option, networks in self.lists.items():
-            check_list_option(option, networks)
+            expect(option, networks, Networks, 'Networks(["192.0.2.0/24"]) or Networks.from_file("blocked.netset")')
         in_files: list[ListFile | None] = [getattr(networks, "file", None) for networks in self.lists.values()]
         files: Sequence[ListFile | NetworkLookup] = (*filter(None, in_files), *self._engine.networks)
         self.signals = BanSignals(self, bans)
