@@ -91,8 +91,8 @@ class WithoutBans(Smallest):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (NoStore(), "expected a store such as MemoryStore.*, not <.*NoStore.*>"),
-        (Smallest, "expected a store such as MemoryStore()"),
+        (NoStore(), "expected a store, for example MemoryStore.*, not <.*NoStore.*>"),
+        (Smallest, "expected a store, for example MemoryStore()"),
         (WithoutBans(), "WithoutBans.* has no bans; set self.bans in its __init__, for example to MemoryStore"),
     ],
 )

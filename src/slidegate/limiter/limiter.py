@@ -95,13 +95,10 @@ class Limiter:
         on_error: OnError = ON_ERROR,
         networks: Iterable[NetworkKey] = (),
     ) -> None:
-        if isinstance(store, str):
-            # An address may hold a password, so the message does not repeat it.
-            raise ConfigurationError(
-                'store: expected a store object, not its address; write Limiter.from_url("redis://localhost:6379/0")'
-            )
         if store is not None and not isinstance(store, Store):
-            raise ConfigurationError(f"store: expected a store such as MemoryStore(), not {quoted(store)}")
+            shown = "its address" if isinstance(store, str) else quoted(store)  # which may hold a password
+            example = 'MemoryStore() or Limiter.from_url("redis://localhost:6379/0")'
+            raise ConfigurationError(f"store: expected a store, for example {example}, not {shown}")
         if store is not None and not isinstance(getattr(store, "bans", None), BanStore):
             raise ConfigurationError(
                 f"store: {store!r} has no bans; set self.bans in its __init__, for example to MemoryStore().bans"

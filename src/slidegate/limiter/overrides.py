@@ -334,10 +334,6 @@ def _checked(name: str, limit: str) -> str:
         if limit != OFF:
             raise ConfigurationError(f'limit "*": it stands for all limits and can only be "off", not {quoted(limit)}')
         return OFF
-    if limit == OFF:
-        raise ConfigurationError(
-            f'limit {quoted(name)}: one limit cannot be "off"; the name "*" switches all of them off'
-        )
     check_name(name, "limit name")
     return written(parse_one(limit))
 
