@@ -4,13 +4,13 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import pytest
 
 from slidegate import Limiter, StoreError
-from slidegate.core import Ban, Bucket, Reason, StoreTimeout, parse_limits
+from slidegate.core import Ban, Reason, StoreTimeout
 from slidegate.core.bans.rows import to_rows
 from slidegate.stores.lmdb.transaction import Transaction
 from slidegate.testing import FakeClock
@@ -27,7 +27,6 @@ def export(bans: int) -> list[str]:
 
 
 SECOND_US = 1_000_000
-HIT = Bucket("rule", parse_limits("1000000/hour"))
 
 
 @pytest.fixture
@@ -38,26 +37,6 @@ def clock() -> FakeClock:
 @pytest.fixture
 def store(opened: Opened, clock: FakeClock) -> Any:
     return opened(clock=clock, max_bans=500)
-
-
-def hit(store: Any, key: str) -> Any:
-    return store.hit(((HIT, key, 1),))
-
-
-def test_bans_that_are_over_go_by_requests_alone_a_few_at_a_time(store: Any, clock: FakeClock) -> None:
-    for number in range(100):
-        store.bans.ban(f"10.0.{number}.0/24" if number % 2 else f"user:{number}", SECOND_US, "why", "me")
-    store.bans.ban("user:ever", None, "why", "me")
-    clock.advance("2s")
-    counts = []
-    while (count := store.bans.count()) > 1:
-        counts.append(count)
-        assert hit(store, "user:free")
-        clock.advance("100ms")
-        assert len(counts) < 100
-    assert all(before - after <= 32 for before, after in pairwise(counts)), counts
-    assert hit(store, "user:ever").reason is Reason.BANNED
-    assert [ban.key for ban in store.bans.active()] == ["user:ever"]
 
 
 async def test_others_are_answered_while_many_bans_are_imported(store: Any) -> None:
