@@ -110,8 +110,8 @@ class Player:
                 self.clock.advance(us=span_us)
             case Align(slice_us, offset_us):
                 self.clock.advance(us=slice_us - self.clock.now_us % slice_us + offset_us)
-            case Change(rule, limit, amount):
-                self._change(rule, limit, amount)
+            case Change():
+                self._change(move)
 
     def _agree(self, answered: object, expected: object) -> None:
         same(answered, expected)
@@ -201,11 +201,14 @@ class Player:
                     same(now.used < view.used, span_us >= view.more_after_us)
                     same(now.used == 0, span_us >= view.reset_after_us)
 
-    def _change(self, rule: int, number: int, amount: int) -> None:
-        bucket = self.buckets[rule]
-        changed = list(bucket.limits)
-        changed[number] = _of_amount(changed[number], amount)
-        self.buckets[rule] = Bucket(bucket.name, changed, count_denied=bucket.count_denied)
+    def _change(self, move: Change) -> None:
+        bucket = self.buckets[move.rule]
+        if not move.in_place:
+            changed = [*bucket.limits]
+            changed[move.limit] = _of_amount(changed[move.limit], move.amount)
+            self.buckets[move.rule] = Bucket(bucket.name, changed, count_denied=bucket.count_denied)
+        else:
+            bucket.limits[move.limit].become(move.amount)  # questions that were prepared follow
 
     def _checks(self, question: Question, plain: bool = False) -> list[Check]:
         buckets = [uncounted(bucket) for bucket in self.buckets] if plain else self.buckets

@@ -73,11 +73,12 @@ class Align(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Change the amount of one limit of a rule."""
+    """Change the amount of one limit of a rule: in a new bucket, or `in_place`, as an operator does."""
 
     rule: int
     limit: int
     amount: int
+    in_place: bool = False
 
 
 Move: TypeAlias = Ask | Look | Debt | Refund | Reset | Step | Align | Change
@@ -191,7 +192,7 @@ class Choices:
             return Step(-self.span_us(known))
         rule = self.below(len(rules))
         number = self.below(len(rules[rule]))
-        return Change(rule, number, self.amount(rules[rule][number].resolution))
+        return Change(rule, number, self.amount(rules[rule][number].resolution), in_place=self.pick((False, True)))
 
 
 def lengths_us(limit: AnyLimit) -> tuple[int, int]:

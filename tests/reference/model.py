@@ -30,10 +30,10 @@ def verdict_of(decision: Decision) -> Verdict:
 
 
 class Note(NamedTuple):
-    """The charge of one window, for a refund."""
+    """The charge of one window, for a refund; the amount of its limit may have changed until then."""
 
     window: ModelWindow | ModelQuota
-    amount: int
+    limit: AnyLimit
     moment_us: int
     units: int
 
@@ -73,9 +73,9 @@ class Model:
     def refund(self, charged: list[Note], now_us: int) -> bool:
         """Refund the units that have not expired; return whether there were any."""
         changed = False
-        for window, amount, moment_us, units in charged:
+        for window, limit, moment_us, units in charged:
             touched = deepcopy(window)  # a refund without effect must not touch the window
-            touched.touch(amount, now_us)
+            touched.touch(limit.amount, now_us)
             if touched.refund(moment_us, units):
                 vars(window).update(vars(touched))
                 changed = True
@@ -93,12 +93,12 @@ class Model:
 
     def _asks(self, checks: Sequence[Check], now_us: int) -> list["Ask"]:
         asks = [
-            Ask(self._window(bucket, key, limit), limit.amount, cost, bucket.count_denied)
+            Ask(self._window(bucket, key, limit), limit, cost, bucket.count_denied)
             for bucket, key, cost in checks
             for limit in bucket.limits
         ]
         for ask in asks:
-            ask.window.touch(ask.amount, now_us)
+            ask.window.touch(ask.limit.amount, now_us)
         return asks
 
     def _window(self, bucket: Bucket, key: str, limit: AnyLimit) -> ModelWindow | ModelQuota:
@@ -114,22 +114,22 @@ class Ask(NamedTuple):
     """The part of a question that concerns one window."""
 
     window: ModelWindow | ModelQuota
-    amount: int
+    limit: AnyLimit
     cost: int
     count_denied: bool
 
 
 def _waits(asks: Sequence[Ask], now_us: int) -> list[int | None]:
     """Return for each limit how long the question has to wait; None for a cost that is too large."""
-    return [ask.window.wait_us(ask.amount, ask.cost, now_us) for ask in asks]
+    return [ask.window.wait_us(ask.limit.amount, ask.cost, now_us) for ask in asks]
 
 
 def _charge(asks: Sequence[Ask], now_us: int) -> list[Note]:
-    return [Note(ask.window, ask.amount, *ask.window.charge(now_us, ask.cost)) for ask in asks]
+    return [Note(ask.window, ask.limit, *ask.window.charge(now_us, ask.cost)) for ask in asks]
 
 
 def _sum_up(asks: Sequence[Ask], waits: Sequence[int | None], reason: Reason, now_us: int) -> Verdict:
-    answers = [ask.window.answer(ask.amount, wait_us, now_us) for ask, wait_us in zip(asks, waits, strict=True)]
+    answers = [ask.window.answer(ask.limit.amount, wait_us, now_us) for ask, wait_us in zip(asks, waits, strict=True)]
     longest_us = max((wait_us for wait_us in waits if wait_us), default=0)
     retry_after_us = None if reason is Reason.TOO_LARGE else longest_us
     return Verdict(reason is Reason.OK, reason, retry_after_us, tuple(answers))
