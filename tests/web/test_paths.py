@@ -32,6 +32,7 @@ from slidegate import (
     path_param,
 )
 from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.web.paths import RulePath
 
 from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
 from .middlewares import charged, counted
@@ -80,6 +81,25 @@ async def test_a_number_counts_what_fastapi_takes_for_it_between_blanks() -> Non
 
 async def test_a_uuid_counts_every_spelling_that_fastapi_takes_for_it() -> None:
     assert await untaken(UUID, uuids(Random(5), 2_000)) == []
+
+
+# -- a final slash -----------------------------------------------------------------------------------------------------
+
+
+LITERALS = st.sampled_from(["a", "b.json"])
+SEGMENTS = LITERALS | st.sampled_from(["{n}", "{n:int}", "{n:path}", "a{n:path}", "{n:path}.json"])
+
+
+@given(st.lists(SEGMENTS, max_size=4), st.sampled_from(["", "/"]), st.data())
+def test_a_final_slash_makes_no_difference_to_a_limit(made: list[str], end: str, data: st.DataObject) -> None:
+    pieces = [piece.replace("{n", f"{{n{at}") for at, piece in enumerate(made)]
+    given = {"path": ["", "1", "1/2"], "int": ["1"], "": ["1"]}
+    text = re.sub(r"{n\d:?(\w*)}", lambda found: data.draw(st.sampled_from(given[found[1]])), "/".join(["", *pieces]))
+    path = RulePath("/".join(["", *pieces]) + end or "/")
+    assert path.is_exactly(text + end or "/")
+    assert path.takes(f"{text}/")
+    if not made or "{" not in made[-1]:
+        assert path.takes(text)
 
 
 # -- requests that no server sends ------------------------------------------------------------------------------------

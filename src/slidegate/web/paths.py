@@ -135,9 +135,9 @@ def _generous(path: str, convertors: Mapping[str, Convertor[Any]]) -> str:
         spellings = [_spelling(convertors[parameter[1]]) for parameter in parameters]
         name = parameters[0][1]
         if None in spellings:  # a parameter that may contain a slash: it matches up to the literal end of the path
-            rest = path[[*PARAM_REGEX.finditer(path)][-1].end() :]
+            rest = re.escape(path[[*PARAM_REGEX.finditer(path)][-1].end() :].removesuffix("/"))
             value = f"(?P<{name}>.*)" if spellings == [None] else ".*"
-            return rf"{pattern}/{re.escape(begin)}{value}{re.escape(rest)}\Z"
+            return rf"{pattern}/{re.escape(begin)}{value}" + (rf"{rest}/?\Z" if rest else r"\Z")
         value = f"(?P<{name}>{spellings[0]})" if len(spellings) == 1 else "[^/]*"
         pattern += f"/{re.escape(begin)}{value}{re.escape(end)}"
     return rf"{pattern}/?\Z"
