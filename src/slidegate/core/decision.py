@@ -61,6 +61,7 @@ class Bucket:
         label: The name of the rule in stats; by default `name`.
         on_error: What decides while the store fails: "local", "allow" or "deny"; None for the limiter's own choice.
         by: Who made it, compared by identity: another bucket may have the same name.
+        shadow: Whether its rule only reports, and never refuses.
 
     Attributes:
         configured: The limits as given.
@@ -69,7 +70,19 @@ class Bucket:
         is_permit: Whether a charge is a permit, which a request holds until it ends, and not units of a window.
     """
 
-    __slots__ = "by", "configured", "count_denied", "is_permit", "label", "limits", "name", "names", "on_error", "unit"
+    __slots__ = (
+        "by",
+        "configured",
+        "count_denied",
+        "is_permit",
+        "label",
+        "limits",
+        "name",
+        "names",
+        "on_error",
+        "shadow",
+        "unit",
+    )
 
     def __init__(
         self,
@@ -82,6 +95,7 @@ class Bucket:
         label: str | None = None,
         on_error: str | None = None,
         by: object = None,
+        shadow: bool = False,
     ) -> None:
         self.name = name
         self.configured = limits
@@ -93,6 +107,7 @@ class Bucket:
         self.label = name if label is None else label
         self.on_error = on_error
         self.by = by
+        self.shadow = shadow
 
     def __getnewargs__(self) -> tuple[str, Sequence[AnyLimit]]:
         return self.name, self.limits
@@ -150,6 +165,7 @@ def state_of(bucket: Bucket, key: str, at: int, reading: WindowState, now_us: in
         reset_after_us=max((mark + limit.span_us if limit.span_us else leaves_us) - now_us, 0) if spent else 0,
         used=spent,
         label=bucket.label,
+        shadow=bucket.shadow,
     )
 
 
@@ -178,6 +194,8 @@ class LimitState(NamedTuple):
     """Units that count now."""
     label: str
     """The name of the rule in stats."""
+    shadow: bool
+    """Whether the rule only reports, and never refuses."""
 
 
 class Decision:

@@ -464,7 +464,8 @@ class Limiter:
 
     def limits(self) -> list[NamedLimit]:
         """Return the limits of this process: those of rules, and of routes, functions, blocks and transports so far."""
-        return list({(one.rule, one.name): one for one in self.engine.limits()}.values())
+        found = {(one.rule, one.name, one.shadow, one.configured): one for one in self.engine.limits()}
+        return [*found.values()]
 
     async def workers(self) -> list[Worker]:
         """Return the other workers that share the store, with their limits; none for a memory store.

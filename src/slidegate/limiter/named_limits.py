@@ -47,10 +47,10 @@ class NamedLimit:
         return f"{amount}{_window_of(self.configured)}"
 
 
-def named(bucket: Bucket, fixed: str = "", *, shadow: bool = False) -> list[NamedLimit]:
+def named(bucket: Bucket, fixed: str = "") -> list[NamedLimit]:
     """Return the limits of a bucket by their names."""
     limits = zip(bucket.names, bucket.limits, bucket.configured, strict=True)
-    return [NamedLimit(*one, bucket.label, fixed, shadow) for one in limits]
+    return [NamedLimit(*one, bucket.label, fixed, bucket.shadow) for one in limits]
 
 
 def parse_one(text: object) -> AnyLimit:

@@ -29,7 +29,7 @@ def row_of_change(override: Any) -> dict[str, Any]:
     return {**texts, "since_at": override.since.timestamp(), "until_at": override.until.timestamp()}
 
 
-def row_of_window(view: LimitState, *, shadow: bool) -> dict[str, Any]:
+def row_of_window(view: LimitState) -> dict[str, Any]:
     """Return a window of a key."""
     wait_us = view.retry_after_us
     return {
@@ -37,7 +37,7 @@ def row_of_window(view: LimitState, *, shadow: bool) -> dict[str, Any]:
         "rule": view.label,
         "limit": str(view.limit),
         "amount": view.limit.amount,
-        "shadow": shadow,
+        "shadow": view.shadow,
         "retry_after_s": None if wait_us is None else wait_us / _S,
         "more_after_s": view.more_after_us / _S,
         "reset_after_s": view.reset_after_us / _S,

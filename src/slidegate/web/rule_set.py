@@ -129,6 +129,7 @@ class BoundRule:
             label=rule.label,
             on_error=rule.on_error,
             by=self.maker,
+            shadow=rule.action == "shadow",
         )
 
     def _permits(self, concurrency: Concurrency) -> Bucket:
@@ -137,11 +138,11 @@ class BoundRule:
         return Bucket(self.identity, (concurrency,), (name,), label=rule.label, on_error=rule.on_error)
 
     def _named(self) -> list[NamedLimit]:
-        shadow, fixed = self.rule.action == "shadow", ""
+        fixed = ""
         if self.rule.limits_function is not None:
             fixed = "a function returns the limits of its rule for each request; change them there"
-        limits = [] if self.counts is None else named(self.counts, fixed, shadow=shadow)
-        return limits if self.permits is None else [*limits, *named(self.permits, shadow=shadow)]
+        limits = [] if self.counts is None else named(self.counts, fixed)
+        return limits if self.permits is None else [*limits, *named(self.permits)]
 
     def for_preflights(self) -> BoundRule:
         """Return the same rule with separate counts, for CORS preflights, which browsers send on their own."""

@@ -49,10 +49,9 @@ async def explain(limiter: Limiter, key: str, value: str | None, rules: str | No
     changes = await limiter.overrides()  # reads them, and the middleware applies them
     off = next((one.until.timestamp() for one in changes if one.name == "*"), None)
     view = await limiter.inspect(client if of_file is None or value is not None else of_file.client.truncated(client))
-    shadow = {limit.name for limit in limiter.limits() if limit.shadow}
     del middleware
     listed = {kind: networks is not None and key in networks for kind, networks in lists.items()}
-    windows = [row_of_window(window, shadow=window.name in shadow) for window in view.windows]
+    windows = [row_of_window(window) for window in view.windows]
     left_us = None if ban is None else ban.left_us(view.unix_us)
     state = {
         "key": view.key,

@@ -173,11 +173,10 @@ class Service:
         """Return the ban, the windows and the latest refusals of a client."""
         view = await self.limiter.inspect(key)
         ban = await self.limiter.banned(key)
-        shadows = self._shadows()
         return {
             "key": view.key,
             "ban": None if ban is None else row_of_ban(ban),
-            "windows": [row_of_window(one, shadow=one.name in shadows) for one in view.windows if one.used],
+            "windows": [row_of_window(one) for one in view.windows if one.used],
             "refusals": [
                 event
                 for event in await self.events.get()
@@ -277,13 +276,11 @@ class Service:
     async def _clients(self) -> list[dict[str, Any]]:
         """Return the busiest clients, with the limit of which they have spent most."""
         busy = await self.statistics.clients(limit=MAX_CLIENTS)
-        shadows = self._shadows()
         found: list[dict[str, Any]] = []
         for client in busy:
             view = await self.limiter.inspect(client.key)
             is_banned = await self.limiter.banned(client.key) is not None
-            windows = [one for one in view.windows if one.used and one.name not in shadows]
-            spent = [row_of_window(one, shadow=False) for one in windows]
+            spent = [row_of_window(one) for one in view.windows if one.used and not one.shadow]
             nearest = max(spent, key=lambda one: one["used"] / one["amount"], default=None)
             found.append({**client._asdict(), "is_banned": is_banned, "nearest": nearest})
         return found
@@ -299,10 +296,6 @@ class Service:
                 found.append(ban)
         newest = heapq.nsmallest(MAX_BANS, found, key=lambda ban: (-ban.since_us, ban.key))
         return {"bans": [row_of_ban(ban) for ban in newest], "matching": len(found), "total": total}
-
-    def _shadows(self) -> frozenset[str]:
-        """Return the names of the limits that only report."""
-        return frozenset(one.name for one in self.limiter.limits() if one.shadow)
 
 
 def _traffic(traffic: Traffic) -> dict[str, Any]:
