@@ -9,7 +9,7 @@ from typing import TypeAlias, TypeVar
 
 from slidegate.core import AnyLimit, Bucket, Check, Decision, Limit, LimitState, Quota, Store
 from slidegate.core import Question as Prepared
-from slidegate.core.views import view_of
+from slidegate.limiter.inspect import view_of
 from slidegate.testing import FakeClock
 
 from ..reference.model import Model, Note, Verdict, verdict_of

@@ -18,8 +18,7 @@ from .question import Question
 from .quotas import Quota
 from .reservation import Reservation
 from .ring import NEVER, OPEN, WindowState
-from .store import BanStore, Clock, Event, EventListener, Observers, SharedStats, StatsRow, Store
-from .views import Snapshot
+from .store import BanStore, Clock, Event, EventListener, Observers, SharedStats, Snapshot, StatsRow, Store
 
 if TYPE_CHECKING:
     from .windows import CounterWindow, HotKeys, MetricSummary, MetricWindow, RollingTotals

@@ -20,10 +20,20 @@ from .errors import StoreUnavailable
 from .logs import escaped, logger
 from .question import Question
 from .reservation import Reservation
-from .views import Snapshot
 
 Clock: TypeAlias = Callable[[], int]
 """Returns the time in whole microseconds, not below 0. Its epoch matters only where it stands for Unix time."""
+
+
+class Snapshot(NamedTuple):
+    """The windows of one key at one time."""
+
+    now_us: int
+    """The store's time of the snapshot, in microseconds."""
+    unix_us: int
+    """Its Unix time, in microseconds."""
+    windows: Sequence[bytes]
+    """One for each limit of each requested bucket, in order."""
 
 
 @dataclass(frozen=True, slots=True)

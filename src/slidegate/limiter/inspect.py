@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from ..core.decision import Bucket, LimitState
-from ..core.views import view_of
+from ..core.decision import Bucket, LimitState, state_of
 from .aio import let_others_run
 from .named_limits import NamedLimit, named
 
@@ -93,3 +92,9 @@ async def inspect_key(engine: Engine, key: str, buckets: Sequence[Bucket]) -> Ke
         for (bucket, place), window in zip(places, windows, strict=True):
             views.append(view_of(bucket, key, place, window, now_us, unix_us))
     return KeyView(key, now_us, unix_us, tuple(views))
+
+
+def view_of(bucket: Bucket, key: str, at: int, window: bytes, now_us: int, unix_us: int) -> LimitState:
+    """Return the state of a window for one more unit, given the index of its limit in the bucket."""
+    _, reading = bucket.limits[at].counter_by(lambda: unix_us).spend(window, now_us, 0)
+    return state_of(bucket, key, at, reading, now_us)

@@ -34,8 +34,7 @@ from ...core.bans.ban import BanSubject
 from ...core.decision import Bucket, Check, Decision
 from ...core.limits import check_whole
 from ...core.reservation import Reservation
-from ...core.store import Clock, EventListener, Store
-from ...core.views import Snapshot
+from ...core.store import Clock, EventListener, Snapshot, Store
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock
 from ..system_clock import system_us

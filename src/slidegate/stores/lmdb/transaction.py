@@ -18,8 +18,7 @@ from ...core.decision import Bucket, Check, Decision, refused_by_ban
 from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
 from ...core.reservation import Reservation
-from ...core.store import Event
-from ...core.views import Snapshot
+from ...core.store import Event, Snapshot
 from ..ban_book import LOG_EVERY_US, BanBook
 from ..shared import SHARED_PAUSE_US, keys_shared
 from .ban_rows import KnownNetworks, LmdbBanRows, ban_of

@@ -28,8 +28,7 @@ from ...core.decision import Bucket, Check, Decision
 from ...core.limits import MAX_AMOUNT, AnyLimit, check_whole
 from ...core.memo import remember
 from ...core.reservation import Reservation
-from ...core.store import Clock, Event, Store
-from ...core.views import Snapshot
+from ...core.store import Clock, Event, Snapshot, Store
 from ..forks import InChild
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, SHARED_PAUSE_US, check_clock, keys_shared
 from ..system_clock import SYSTEM, system_us

@@ -25,8 +25,7 @@ from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
 from ...core.limits import check_whole, parse_duration_us
 from ...core.reservation import Reservation
-from ...core.store import Clock, Store
-from ...core.views import Snapshot
+from ...core.store import Clock, Snapshot, Store
 from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, check_clock, running_loop
 from .bans import RedisBans
