@@ -23,7 +23,7 @@ from slidegate.core import Bucket, StoreUnavailable
 from slidegate.core.store import CHANGED_LIMITS, StatsRow
 from slidegate.httpx import LimitedTransport
 from slidegate.limiter import Override, overrides
-from slidegate.limiter.named_limits import NamedLimit, parse_one
+from slidegate.limiter.overrides import NamedLimit, parse_one
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import RecordingObserver
 

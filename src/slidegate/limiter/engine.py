@@ -30,10 +30,9 @@ from .aio import COMMAND_DEADLINE_S, answer_of, within
 from .failover import Failover, OnError, check_failure_policy
 from .inspect import BucketCaller, Caller
 from .keys import Keys
-from .named_limits import NamedLimit
 from .observers import AnyObserver, ObserverHub, outcome_of_question, tell
 from .operators import NetworkLookup
-from .overrides import Overrides
+from .overrides import NamedLimit, Overrides
 from .portal import Portal
 from .queues import Queues
 from .rows import Rows

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from ..core.decision import Bucket, LimitState, state_of
 from .aio import let_others_run
-from .named_limits import NamedLimit, named
+from .overrides import NamedLimit, named
 
 if TYPE_CHECKING:
     from .engine import Engine

@@ -32,10 +32,9 @@ from .engine import Engine
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .inspect import BucketCaller, KeyView, inspect_key, one_of_each
 from .keys import AnyKey, KeyOf, Limits, keyed
-from .named_limits import NamedLimit
 from .observers import AnyObserver, Subscription
 from .operators import NetworkKey, check_ban, files_of, operators_of
-from .overrides import Override, Worker
+from .overrides import NamedLimit, Override, Worker
 from .rows import Row
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from ..core.decision import Bucket, Decision, Reason
 from ..core.limits import check_name
 from ..core.networks import Networks
 from ..limiter import Limiter
-from ..limiter.named_limits import NamedLimit
 from ..limiter.operators import NetworkLookup
+from ..limiter.overrides import NamedLimit
 from . import checks
 from .bans import BanSignals
 from .broken import FailsAtStartup, end_start

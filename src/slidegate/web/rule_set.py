@@ -21,7 +21,7 @@ from ..core.logs import Throttle, logger
 from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..core.question import Question
 from ..limiter import Limiter
-from ..limiter.named_limits import NamedLimit, named
+from ..limiter.overrides import NamedLimit, named
 from .decided import EXEMPT
 from .exchange import Hook
 from .hooks import hooks_of
