@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from slidegate import (
+    BanPolicy,
     ConfigurationError,
     Limiter,
     RateLimit,
@@ -29,6 +30,7 @@ from slidegate import (
     SlidegateError,
     rate_limit_exceeded,
 )
+from slidegate.testing import RecordingObserver
 
 from ..asgi import Answer, call, page, scope_of, send_scope, statuses
 from . import limited
@@ -142,9 +144,9 @@ async def test_a_decorated_function_called_without_a_request_is_an_error() -> No
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-async def refused(app: Any, limiter: Limiter | None = None, **more: Any) -> Answer:
+async def refused(app: Any, limiter: Limiter | None = None, bans: Any = None, **more: Any) -> Answer:
     """Return the answer to the second request of two."""
-    middleware = RateLimitMiddleware(app, rules=[], limiter=limiter or Limiter())
+    middleware = RateLimitMiddleware(app, rules=[], limiter=limiter or Limiter(), bans=bans)
     await call(middleware, **more)
     return await call(middleware, **more)
 
@@ -206,8 +208,11 @@ async def test_an_accepted_websocket_is_closed_with_try_again_later() -> None:
         await websocket.accept()
         await limit.check(websocket)
 
-    answer = await refused(Starlette(routes=[WebSocketRoute("/", late)]), type="websocket")
+    limiter = Limiter(observers=[observer := RecordingObserver()])
+    app = Starlette(routes=[WebSocketRoute("/", late)])
+    answer = await refused(app, limiter, type="websocket", bans=BanPolicy("1/1m"))
     assert [message.get("code") for message in answer.messages] == [None, 1013]
+    assert observer.kinds == ["banned", "exceeded", "refused"], "it strikes and is reported as before"
 
 
 async def test_a_cancelled_request_is_not_answered() -> None:
