@@ -16,7 +16,7 @@ from slidegate.ops.dashboard.page import count, ms, rate, share, span
 from slidegate.ops.statistics import Statistics
 
 from ...asgi import call
-from .site import TOKEN, VIEWS, Site, basic
+from .site import TOKEN, VIEWS, Page, Site, basic
 
 NOTHING = "\u2013"
 """What is shown for no value."""
@@ -68,6 +68,13 @@ async def test_a_snapshot_is_shared_for_two_seconds_or_ten(
         await site.page(f"?window={window}")
         assert (await site.get(f"api/statistics?window={window}")).status == 200
         assert reads.count("read") == times
+
+
+async def test_a_refused_change_of_a_client_shows_it_again_and_a_refused_search_shows_nobody(site: Site) -> None:
+    answer = await site.submit("clients", do="ban", value="198.51.100.1", duration="soon")
+    assert (answer.status, Page(answer).lines.count("198.51.100.1")) == (400, 1)
+    answer = await site.submit("clients", do="find", value="198.51.100.O")
+    assert (answer.status, Page(answer).lines.count("198.51.100.O")) == (400, 0)
 
 
 async def test_dashboard_without_a_middleware_shows_empty_views(site: Site) -> None:
