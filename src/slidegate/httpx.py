@@ -30,6 +30,7 @@ from contextlib import suppress
 from datetime import UTC, timedelta
 from email.utils import parsedate_to_datetime
 from functools import cache, partial
+from importlib import import_module
 from math import ceil, inf
 from typing import Any, Final
 
@@ -67,6 +68,10 @@ class TurnTimeout(SlidegateError, httpx.PoolTimeout):
         super().__init__(message)
         self.key = key
         self.retry_after_us = retry_after_us
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        libraries = [kind.__module__ for kind in type(self).__mro__ if kind.__name__ == "PoolTimeout"]
+        return _timed_out, (libraries[-1], *self.args), vars(self)
 
 
 class _Limited:
@@ -277,7 +282,13 @@ def _completed(work: Coroutine[Any, Any, Any]) -> Any:
 @cache
 def _timeout_of(library: Any) -> type[TurnTimeout]:
     """Return a `TurnTimeout` that is also the `PoolTimeout` of the client's library."""
-    return type("TurnTimeout", (TurnTimeout, library.PoolTimeout), {})
+    is_own = issubclass(TurnTimeout, library.PoolTimeout)
+    return TurnTimeout if is_own else type("TurnTimeout", (TurnTimeout, library.PoolTimeout), {})
+
+
+def _timed_out(library: str, message: str) -> TurnTimeout:
+    """Make a copy of an error, whose attributes follow."""
+    return _timeout_of(import_module(library))(message, key="")
 
 
 # -- responses ---------------------------------------------------------------------------------------------------------

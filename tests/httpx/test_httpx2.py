@@ -1,6 +1,8 @@
 """httpx2, a client with the interface of httpx, works with the transport too."""
 
 import asyncio
+import copy
+import pickle
 import socket
 from functools import partial
 from typing import Any
@@ -48,8 +50,12 @@ async def test_errors_are_those_of_the_client_s_library(library: Any, kind: str)
     assert (await send("POST", URL, json={"a": 1})).status_code == 200
     with pytest.raises(library.PoolTimeout) as caught:
         await send("GET", URL)
-    assert isinstance(caught.value, TurnTimeout)
-    assert caught.value.request.url == URL
+    for error in (caught.value, copy.copy(caught.value), pickle.loads(pickle.dumps(caught.value))):
+        assert isinstance(error, TurnTimeout)
+        assert type(error) is type(caught.value)
+        assert (str(error), error.key) == (str(caught.value), "to:api.example.com")
+        assert error.retry_after_us == caught.value.retry_after_us
+        assert error.request.url == URL
 
 
 @pytest.mark.parametrize(
