@@ -12,6 +12,7 @@ import random
 import re
 import weakref
 from collections import UserDict
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from itertools import cycle
 from typing import Any, Final
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.exceptions import WebSocketException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
@@ -36,6 +37,7 @@ from slidegate import (
     RateLimit,
     RateLimitMiddleware,
     Rule,
+    charge,
     everyone,
     settle,
 )
@@ -409,3 +411,37 @@ async def test_a_request_that_was_refused_a_permit_passes_with_one_alone() -> No
     app = RateLimitMiddleware(Starlette(routes=[WebSocketRoute("/", endpoint)]), rules=[])
     await call(app, type="websocket")
     assert taken == [True] * 3 + [False] * 3
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
+@pytest.mark.parametrize("way", ["charge", "settle", "limiter"])
+async def test_what_a_stream_has_used_is_counted_where_its_client_leaves(url: str, way: str) -> None:
+    used, gone = list[int](), asyncio.Event()
+
+    async def chat(request: Request) -> StreamingResponse:
+        async def answer() -> AsyncIterator[bytes]:
+            words = 0
+            try:
+                for words in range(1, 1_000):
+                    yield b"word "
+                    if words == 9:
+                        gone.set()
+                    await asyncio.sleep(0)
+            finally:
+                used.append(words)
+                if way == "limiter":
+                    await limiter.charge("everyone", "10000/hour", words, rule="tokens")
+                else:
+                    await (charge if way == "charge" else settle)(request, words)
+
+        return StreamingResponse(answer())
+
+    rule = Rule("*", "10000/hour", cost=0, key=everyone, name="tokens")
+    async with Limiter.from_url(url, deadline="30s") as limiter:
+        app = RateLimitMiddleware(Starlette(routes=[Route("/", chat)]), rules=[rule], limiter=limiter)
+        await send_scope(app, scope_of(), leaves=gone)
+        counted = 0
+        async with asyncio.timeout(BOUND_S):
+            while not counted:
+                counted = (await limiter.peek("everyone", "10000/hour", 0, rule="tokens")).states[0].used
+    assert [counted] == used != [999]

@@ -127,6 +127,11 @@ async def to_the_end(work: Awaitable[T]) -> T:
     return task.result()
 
 
+async def answer_to_the_end(answer: Awaitable[T] | T) -> T:
+    """Return an answer; if it has to be awaited, also the store is asked to the end if the caller is cancelled."""
+    return await to_the_end(answer) if isawaitable(answer) else answer
+
+
 def _begun(work: Awaitable[T]) -> asyncio.Future[T]:
     """Start some work, and keep a reference to its task until it is done."""
     task = asyncio.ensure_future(work)

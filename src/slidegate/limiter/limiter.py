@@ -26,7 +26,7 @@ from ..core.memo import remember
 from ..core.question import Question
 from ..core.store import BanStore, Store
 from ..stores.memory.store import MemoryStore
-from .aio import COMMAND_DEADLINE_S, answer_of, in_turns
+from .aio import COMMAND_DEADLINE_S, answer_of, answer_to_the_end, in_turns
 from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
@@ -186,7 +186,8 @@ class Limiter:
         Returns:
             An allowed decision, which has the key's state after the charge and can be refunded.
         """
-        return await answer_of(self.engine.charge(self._question(key, limits, rule, units, "units").checks))
+        checks = self._question(key, limits, rule, units, "units").checks
+        return await answer_to_the_end(self.engine.charge(checks))
 
     async def refund(self, decision: Decision) -> bool:
         """Refund the units that `decision` charged.

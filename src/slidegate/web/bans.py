@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from inspect import isawaitable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from starlette.requests import HTTPConnection
@@ -22,7 +21,7 @@ from ..core.bans.policy import WIDEST, BanPolicy, may_ban
 from ..core.decision import Decision, Reason, refused_by_ban
 from ..core.errors import ConfigurationError, StoreError, closest, quoted
 from ..core.limits import check_whole
-from ..limiter.aio import to_the_end
+from ..limiter.aio import answer_to_the_end
 from ..limiter.operators import operators_of
 from .client_ip import UNKNOWN_PEER, ClientAddress
 from .decided import DECIDED_KEY, Decided, of_request
@@ -130,8 +129,7 @@ class BanSignals:
         key = self._banned_key(policy, scope, self._client.locate(scope)[0])
         if key is None:
             return None
-        answer = self._limiter.engine.strike(policy, key, weight, reason)
-        return await to_the_end(answer) if isawaitable(answer) else answer
+        return await answer_to_the_end(self._limiter.engine.strike(policy, key, weight, reason))
 
     def _banned_key(self, policy: BanPolicy, scope: Scope, client_key: str) -> str | None:
         """Return the key that a strike may ban; None if the policy may not ban it, or if many clients share it."""

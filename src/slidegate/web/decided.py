@@ -14,7 +14,7 @@ from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.reservation import Reservation
 from ..limiter import Limiter, check_cost
-from ..limiter.aio import answer_of, to_the_end
+from ..limiter.aio import answer_to_the_end, to_the_end
 from .headers import windows_of
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
 
     The units are recorded even if they exceed the limit. Later requests are then refused until enough units have left
     the window; a debt lasts at most one window. A response that has not started shows in RateLimit what is left then.
+    Cancelling the call does not interrupt it, as when the client leaves a stream.
 
     Args:
         request: The request, or the websocket.
@@ -142,7 +143,7 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
         return EXEMPT
     limiter, (*_, (decision, index)) = counted
     bucket, key, _ = decision.checks[index]
-    charged = await answer_of(limiter.engine.charge(((bucket, key, units),)))
+    charged = await answer_to_the_end(limiter.engine.charge(((bucket, key, units),)))
     decision.recount(index, charged)
     return charged
 
@@ -188,7 +189,7 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
         unused.append(decision.take_back(index, cost - kept))
         reservation.ended = True
     if missing:
-        decision.recount(index, await to_the_end(answer_of(limiter.engine.charge(((bucket, key, missing),)))))
+        decision.recount(index, await answer_to_the_end(limiter.engine.charge(((bucket, key, missing),))))
     else:
         await to_the_end(limiter.engine.refund(*unused))
     return True
