@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import pytest
@@ -17,12 +18,14 @@ from slidegate.core import (
     LimitState,
     Quota,
     SharedStats,
+    StatsRow,
     Store,
     parse_address,
     parse_limits,
 )
 from slidegate.core.addresses import canonical_key
 from slidegate.core.bans.rows import to_rows
+from slidegate.core.reservation import reserved
 from slidegate.testing import FakeClock, RecordingObserver
 
 from .player import as_peek_says, settle
@@ -37,6 +40,29 @@ ABILITIES: Final[Mapping[str, Callable[[Store], bool]]] = {
     "answers_threads": lambda store: store.answers_threads(),
 }
 """The optional abilities of a store, by the attribute of `Store` whose default reports that it is missing."""
+
+
+CHECKS: Final = ((Bucket("asked", parse_limits("5/hour")), "user:ann", 1),)
+QUESTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    **{name: partial(lambda ask, store: getattr(store, ask)(CHECKS), name) for name in ("hit", "peek", "charge")},
+    "refund": lambda store: store.refund(reserved(CHECKS, [1], [1])),
+    "reset": lambda store: store.reset("user:ann"),
+    "reset_all": lambda store: store.reset_all(),
+    "inspect": lambda store: store.inspect("user:ann", [CHECKS[0][0]]),
+    "find": lambda store: store.bans.find(("user:ann", (4, 7))),
+    "strike": lambda store: store.bans.strike(POLICY, "user:ann", 1, "why"),
+    "ban": lambda store: store.bans.ban("user:bob", HOUR_US, "why", "ann"),
+    "active": lambda store: store.bans.active(),
+    "unban": lambda store: store.bans.unban("user:bob", "ann"),
+    "load": lambda store: store.bans.load([*to_rows([Ban("user:zoe", "", "ann", 0, 0, None)])]),
+}
+"""A question for each method that every store has."""
+SHARED_QUESTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "renew_permits": lambda store: store.renew_permits(),
+    "write": lambda store: store.shared_stats.write(b"worker00", StatsRow("5s", 0, b"", 60_000_000)),
+    "read": lambda store: store.shared_stats.read("5s", 0, 1),
+}
+"""Those for methods that stores of several processes have besides."""
 
 
 class StoreHarness:

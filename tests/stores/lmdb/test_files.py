@@ -21,13 +21,13 @@ from typing import Any
 import lmdb.verify
 import pytest
 
-from slidegate import BanPolicy, Limiter, StoreError
-from slidegate.core import Ban, Bucket, ConfigurationError, StatsRow, StoreUnavailable, parse_limits
-from slidegate.core.bans.rows import to_rows
+from slidegate import Limiter, StoreError
+from slidegate.core import ConfigurationError, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore, environment, opening
 from slidegate.stores.lmdb.checking import check_directory, check_file_system, file_system
 from slidegate.testing import RecordingObserver
 
+from ...contract.harness import CHECKS, QUESTIONS, SHARED_QUESTIONS
 from ...contract.player import settle
 from ...hurry import at_once, hurried
 from ..conftest import Opened
@@ -47,7 +47,6 @@ from .processes import (
 from .test_processes import mounted
 
 HOUR_US = 3_600_000_000
-CHECKS = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
 
 
 @pytest.fixture
@@ -283,27 +282,6 @@ def test_a_directory_is_made_where_its_parent_is_there_and_nothing_else_is_in_it
             LmdbStore(tmp_path / path, **SMALL)
 
 
-POLICY = BanPolicy("3/minute", "10m")
-QUESTIONS: dict[str, Callable[[LmdbStore], object]] = {
-    "hit": lambda store: store.hit(CHECKS),
-    "peek": lambda store: store.peek(CHECKS),
-    "charge": lambda store: store.charge(CHECKS),
-    "reset": lambda store: store.reset("user:ann"),
-    "reset_all": lambda store: store.reset_all(),
-    "inspect": lambda store: store.inspect("user:ann", [CHECKS[0][0]]),
-    "renew_permits": lambda store: store.renew_permits(),
-    "find": lambda store: store.bans.find(["user:ann"]),
-    "strike": lambda store: store.bans.strike(POLICY, "user:ann", 1, "why"),
-    "ban": lambda store: store.bans.ban("user:ann", None, "why", "me"),
-    "unban": lambda store: store.bans.unban("user:ann", "me"),
-    "active": lambda store: store.bans.active(),
-    "load": lambda store: store.bans.load([*to_rows([Ban("user:zoe", "", "ann", 0, 0, None)])]),
-    "count": lambda store: store.bans.count(),
-    "write": lambda store: store.shared_stats.write(b"worker00", StatsRow("5s", 0, b"", 60_000_000)),
-    "read": lambda store: store.shared_stats.read("5s", 0, 1),
-}
-
-
 FAULTS = [error for error in vars(lmdb).values() if isinstance(error, type) and issubclass(error, lmdb.Error)]
 
 
@@ -345,9 +323,9 @@ class Faulty:
         return counted
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("ask", [pytest.param(ask, id=name) for name, ask in (QUESTIONS | SHARED_QUESTIONS).items()])
 def test_whatever_call_of_lmdb_fails_the_error_is_that_of_a_store_and_the_next_question_is_answered(
-    store: Any, name: str, rng: random.Random
+    store: Any, ask: Callable[[Any], Any], rng: random.Random
 ) -> None:
     failures: list[str] = []
     for fails_at in (*range(1, 5), *rng.sample(range(5, 40), 8)):
@@ -358,7 +336,7 @@ def test_whatever_call_of_lmdb_fails_the_error_is_that_of_a_store_and_the_next_q
         faulty = Faulty(inner.lmdb, fails_at, fault("as a fault"))
         store._env._opened = inner._replace(lmdb=faulty)
         try:
-            QUESTIONS[name](store)
+            ask(store)
         except StoreUnavailable as raised:
             failures.append(str(raised))
         if store._env._opened is not None and store._env._opened.lmdb is faulty:
@@ -428,15 +406,8 @@ def random_bytes(data: Path) -> None:
     overwrite(data, (2 * 4_096, random.Random(3).randbytes(40 * 4_096)))
 
 
-ASKS: dict[str, Callable[[Any], Any]] = {
-    "hit": lambda store: store.hit(CHECKS),
-    "peek": lambda store: store.peek(CHECKS),
-    "bans": lambda store: store.bans.active(),
-}
-
-
 @pytest.mark.parametrize("damage", [zeroed, overwrite_heads, heads_replaced, random_bytes])
-@pytest.mark.parametrize("ask", ASKS)
+@pytest.mark.parametrize("ask", ["hit", "peek", "active"])
 def test_a_file_that_is_damaged_in_use_is_begun_anew_with_its_bans(
     store_path: Path, store: Any, observer: RecordingObserver, damage: Callable[[Path], None], ask: str
 ) -> None:
@@ -444,7 +415,7 @@ def test_a_file_that_is_damaged_in_use_is_begun_anew_with_its_bans(
     damage(counts_file(store_path))
     for question in (ask, ask, "hit", "hit"):
         with suppress(StoreUnavailable):
-            ASKS[question](store)
+            QUESTIONS[question](store)
     assert store.hit(CHECKS).remaining < 5
     assert observer.kinds == ["counts_restarted"]
     assert "was damaged (" in observer.events[0].message

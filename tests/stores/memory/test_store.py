@@ -1,6 +1,5 @@
 """The memory store: the contract, threads, and how little it keeps."""
 
-import asyncio
 import gc
 import random
 import sys
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slidegate import Limiter, MemoryStore, Quota
+from slidegate import MemoryStore, Quota
 from slidegate.core import AnyLimit, Bucket, Concurrency, Limit, Reason, parse_limits
 from slidegate.stores.memory.shard import Table, cell_of
 from slidegate.stores.system_clock import SYSTEM
@@ -39,18 +38,9 @@ class Hesitant(str):
         return super().__hash__()
 
 
-@pytest.mark.parametrize("amount", [50, 300])
-def test_threads_are_told_apart_by_the_lock_alone(amount: int) -> None:
-    """Without it each of some tens of runs admitted more."""
-    store, checks = MemoryStore(), ((bucket(f"{amount}/hour"), Hesitant("ann"), 1),)
-    with hurried(collecting=False):
-        admitted = at_once(lambda _: sum(store.hit(checks).allowed for _ in range(200)), threads=16)
-    assert sum(admitted) == amount
-
-
 def test_sixteen_threads_that_ask_for_many_keys_at_once_wait_for_nobody_for_ever(rng: random.Random) -> None:
     """Each asks for keys of several shards in any order, while limits come and go; all that passes is within them."""
-    store, keys = MemoryStore(), [f"client-{number}" for number in range(40)]
+    store, keys = MemoryStore(), [Hesitant(f"client-{number}") for number in range(40)]
     admitted: Counter[str] = Counter()
     together, counting = Bucket("together", parse_limits("25/hour; 30/day")), threading.Lock()
     seeds = [rng.random() for _ in range(16)]
@@ -73,33 +63,6 @@ def test_sixteen_threads_that_ask_for_many_keys_at_once_wait_for_nobody_for_ever
     assert sum(admitted.values()) > 500
     spent = {key: 25 - (store.peek(((together, key, 0),)).states[0].remaining) for key in keys}
     assert spent == {key: admitted[key] for key in keys}, "nothing is lost, and nothing counted twice"
-
-
-async def test_a_thousand_tasks_cancelled_at_random_lose_and_leak_nothing(rng: random.Random) -> None:
-    clock = FakeClock()
-    store = MemoryStore(clock=clock)
-    limiter = Limiter(store)
-    admitted: list[int] = []
-
-    async def work() -> None:
-        for _ in range(4):
-            for _ in range(rng.randrange(3)):
-                await asyncio.sleep(0)
-            cost = rng.randrange(1, 4)
-            if await limiter.hit("ann", "100000/minute; 500000/hour", cost):
-                admitted.append(cost)
-
-    tasks = [asyncio.create_task(work()) for _ in range(1_000)]
-    for task in rng.sample(tasks, 700):
-        if rng.random() < 0.05:
-            await asyncio.sleep(0)
-        task.cancel()
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert 0 < sum(isinstance(result, asyncio.CancelledError) for result in results) <= 700
-    peeked = await limiter.peek("ann", "100000/minute; 500000/hour", 0)
-    assert [state.limit.amount - state.remaining for state in peeked.states] == [sum(admitted)] * 2
-    clock.advance("2h")
-    assert (await limiter.hit("ann", "100000/minute; 500000/hour", 100_000)).remaining == 0
 
 
 def test_a_clock_that_fails_leaves_the_store_free() -> None:
@@ -125,7 +88,7 @@ def test_a_flood_of_one_hit_keys_stays_within_max_keys_and_is_told() -> None:
         key = f"client-{number}"
         if store.hit(((limited, key, 1),)) and number >= 1_000:
             admitted[cell_of(key, store._secret)] += 1
-    assert store.key_count() == 1_000
+    assert (store.key_count(), repr(store)) == (1_000, "<MemoryStore 1000 of 1000 keys>"), "without shared cells"
     assert max(admitted.values()) == 5  # strangers who meet in a cell share its bound, and nobody gets past it
     assert observer.kinds == ["keys_shared"]
     assert "all 1000 keys are in use" in observer.events[0].message
@@ -186,15 +149,6 @@ def test_idle_keys_of_a_long_window_go_although_a_short_one_empties_again_and_ag
         clock.advance("2s")
         store.hit(((limited, "ann", 1),))
     assert store.key_count() <= 2
-
-
-def test_the_number_of_keys_is_without_shared_cells() -> None:
-    store, limited = MemoryStore(max_keys=2, clock=FakeClock()), bucket("5/minute; 100/hour")
-    assert repr(store) == "<MemoryStore 0 of 2 keys>"
-    store.hit(((limited, "ann", 1),))
-    store.hit(((limited, "bob", 1),))
-    assert store.key_count() == 2
-    assert repr(store) == "<MemoryStore 2 of 2 keys>"
 
 
 def test_looking_and_handing_back_make_no_windows() -> None:

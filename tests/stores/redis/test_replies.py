@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 import hiredis
@@ -11,17 +12,16 @@ import pytest
 from redis.asyncio import Redis
 from redis.credentials import CredentialProvider
 
-from slidegate import BanPolicy, Decision, StoreError
-from slidegate.core import Ban, Bucket, Concurrency, Reason, Snapshot, StatsRow, parse_limits
-from slidegate.core.bans.rows import to_rows
+from slidegate import Decision, StoreError
+from slidegate.core import Ban, Bucket, Concurrency, Reservation, Snapshot
 from slidegate.core.reservation import reserved
 from slidegate.stores.redis import RedisStore
 
+from ...contract.harness import CHECKS, QUESTIONS, SHARED_QUESTIONS
 from ...fault_proxy import FaultProxy, stop_listening
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis
 
-BUCKET: Final = Bucket("hit", parse_limits("3/hour"))
-CHECKS: Final = ((BUCKET, "user:1", 1),)
+HELD: Final = (Bucket("held", [Concurrency(2)]), "user:ann", 1)
 
 
 def packed(value: Any) -> bytes:
@@ -101,40 +101,22 @@ async def outcome(question: Callable[[], Any]) -> Any:
             return error
 
 
-def charged(store: RedisStore) -> Decision:
-    """Return a decision that charged a unit and a permit."""
-    checks = (*CHECKS, (Bucket("held", [Concurrency(2)]), "user:1", 1))
-    reservations = reserved(checks, [1, 0], [1, 1])
+def charged(store: RedisStore) -> list[Reservation]:
+    """Return what a decision has charged: a unit and a permit."""
+    reservations = reserved((*CHECKS, HELD), [1, 0], [1, 1])
     reservations[1].holder = store.batcher().permits
-    return Decision(True, Reason.OK, 1, checks, [(1, 3_600_000_001, 1, 0), (1, 0, 0, 0)], reservations)
+    return reservations
 
 
-def methods_of(store: RedisStore) -> dict[str, Callable[[], Any]]:
-    """Return a question for each public method that asks Redis, by name."""
-    policy, bans, row = BanPolicy("2/1h", "10m"), store.bans, StatsRow("5s", 0, b"", 60_000_000)
-    dumped = [*to_rows([Ban("user:9", "", "ann", 0, 1, None)])]
-    held = ((Bucket("held", [Concurrency(2)]), "user:1", 1),)
-    return {
-        "hit": lambda: store.hit(CHECKS),
-        "hit of permits": lambda: store.hit(held),
-        "hit of two keys": lambda: store.hit(((BUCKET, "user:7", 1), (BUCKET, "user:8", 1))),
-        "peek": lambda: store.peek(CHECKS),
-        "charge": lambda: store.charge(CHECKS),
-        "refund": lambda: store.refund(charged(store).take_back()),
-        "renew_permits": store.renew_permits,
-        "reset": lambda: store.reset("user:2"),
-        "reset_all": store.reset_all,
-        "inspect": lambda: store.inspect("user:2", [BUCKET]),
-        "time": store.shared_stats.time,
-        "write": lambda: store.shared_stats.write(b"worker00", row),
-        "read": lambda: store.shared_stats.read("5s", 0, 0),
-        "ban": lambda: bans.ban("user:3", 60_000_000, "", "ann"),
-        "strike": lambda: bans.strike(policy, "user:4", 1, ""),
-        "find": lambda: bans.find(("user:5", (4, 7))),
-        "active": bans.active,
-        "unban": lambda: bans.unban("user:3", "ann"),
-        "load": lambda: bans.load(dumped),
-    }
+METHODS: Final = {
+    **QUESTIONS,
+    **SHARED_QUESTIONS,
+    "time": lambda store: store.shared_stats.time(),
+    "hit of permits": lambda store: store.hit((HELD,)),
+    "hit of two keys": lambda store: store.hit(tuple((CHECKS[0][0], key, 1) for key in ("user:7", "user:8"))),
+    "refund of permits": lambda store: store.refund(charged(store)),
+}
+"""A question for each public method that asks Redis."""
 
 
 async def test_an_answer_that_is_none_is_a_clear_error_for_every_method(rng: random.Random) -> None:
@@ -145,12 +127,11 @@ async def test_an_answer_that_is_none_is_a_clear_error_for_every_method(rng: ran
 
     async with server_that_says(reply) as url:
         store = RedisStore(url)
-        methods = methods_of(store)
         errors: list[str] = []
         for _ in range(600):  # the first that makes no sense of an answer may give the connection up for all
-            names = rng.sample([*methods], rng.choice((1, 1, 5)))
+            names = rng.sample([*METHODS], rng.choice((1, 1, 5)))
             for name, found in zip(
-                names, await asyncio.gather(*(outcome(methods[name]) for name in names)), strict=True
+                names, await asyncio.gather(*(outcome(partial(METHODS[name], store)) for name in names)), strict=True
             ):
                 kinds = StoreError, Decision, Ban, Snapshot, bool, list, tuple, int
                 assert isinstance(found, kinds) or found is None, (name, found)
@@ -188,7 +169,7 @@ async def test_closing_tells_everybody_who_waits_at_any_moment(
             if rng.random() < 0.7:
                 await store.hit(CHECKS)
             await other.bans.ban(f"user:{rng.random()}", 10_000_000, "", "ann")  # news for the store
-            calls = [asyncio.create_task(outcome(rng.choice([*methods_of(store).values()]))) for _ in range(20)]
+            calls = [asyncio.create_task(outcome(partial(rng.choice([*METHODS.values()]), store))) for _ in range(20)]
             await asyncio.sleep(rng.choice([0.0, 0.0, rng.random() * 0.01]))
             await store.close()
             async with asyncio.timeout(BOUND_S):

@@ -29,7 +29,7 @@ from ...virtual_time import turns
 from ..transports import RandomContract
 from .faults import Deployment
 from .stores import PLENTY, address, eventually, fresh_prefix, hit, store_at, store_of, usual, workers_at
-from .test_replies import methods_of
+from .test_replies import METHODS
 
 pytestmark = needs_redis
 HELD: Final = ((Bucket("held", [Concurrency(9)]), "user:ann", 1),)
@@ -354,8 +354,8 @@ async def test_an_ordinary_refusal_writes_nothing(server: RedisServer) -> None:
 
 async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: RedisServer) -> None:
     async with store_at(url_of_user(server), prefix=f"slidegate:{fresh_prefix()}") as store:
-        for name, ask in methods_of(store).items():
-            answer = await settle(ask())
+        for name, ask in METHODS.items():
+            answer = await settle(ask(store))
             assert answer or name not in ("read", "active"), name
 
 
