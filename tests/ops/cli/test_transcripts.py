@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,12 +92,11 @@ class Terminal:
 
         async def send(limiter: Limiter) -> str:
             name, _, limits = rules.partition("=")
-            if limits:
-                app = RateLimitMiddleware(hello, rules=[Rule("*", limits, name=name)], limiter=limiter)
-            else:
-                of_file = RateLimitMiddleware.from_file(hello, rules, store="memory://").app
-                rules_of, client, bans = of_file.rules, of_file.client, of_file.policies
-                app = RateLimitMiddleware(hello, rules=rules_of, client=client, bans=bans, limiter=limiter)
+            app: Any = (
+                RateLimitMiddleware(hello, rules=[Rule("*", limits, name=name)], limiter=limiter)
+                if limits
+                else RateLimitMiddleware.from_file(hello, rules, limiter=limiter)
+            )
             await limiter.overrides()
             await limiter.reset(PEER)
             return " ".join(map(str, await statuses(app, int(times))))

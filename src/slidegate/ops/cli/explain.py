@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import Any, Final
@@ -37,19 +38,17 @@ async def explain(limiter: Limiter, key: str, value: str | None, rules: str | No
     """
     client = key_of(key, value)
     of_file = None if rules is None else middleware_of(rules)
-    in_code = [_named_rule(text) for text in named]
-    if of_file is None and not in_code:
+    if of_file is None and not named:
         note("name the rules with --rules FILE or --rule NAME=LIMITS to see windows")
     elif of_file is not None and of_file.default_rule is not None:
         note("default_limits count each route by itself and are not shown")
-    written, lists = ([], {}) if of_file is None else (of_file.rules, of_file.lists)
-    # Limiters have weak references to their middlewares.
-    middleware = RateLimitMiddleware(nothing, limiter=limiter, rules=[*written, *in_code])
+    lists = {} if of_file is None else of_file.lists
+    middlewares = _counting(limiter, of_file, named)  # limiters have weak references to them
     ban = await limiter.banned(client)
     changes = await limiter.overrides()  # reads them, and the middleware applies them
     off = next((one.until.timestamp() for one in changes if one.name == "*"), None)
     view = await limiter.inspect(client if of_file is None or value is not None else of_file.client.truncated(client))
-    del middleware
+    del middlewares
     listed = {kind: networks is not None and key in networks for kind, networks in lists.items()}
     windows = [row_of_window(window) for window in view.windows]
     left_us = None if ban is None else ban.left_us(view.unix_us)
@@ -67,11 +66,23 @@ async def explain(limiter: Limiter, key: str, value: str | None, rules: str | No
     return [state], _state_lines(state)
 
 
-def _named_rule(text: str) -> Rule:
+def _counting(limiter: Limiter, of_file: RateLimitMiddleware | None, named: Sequence[str]) -> list[RateLimitMiddleware]:
+    """Return middlewares that count by the rules of a file and those of the command, each under its own name."""
+    rules = defaultdict[str, list[Rule]](list)
+    if of_file is not None:
+        rules[of_file.prefix.removesuffix(":")] += of_file.rules
+    for name, rule in map(_named_rule, named):
+        rules[name].append(rule)
+    return [RateLimitMiddleware(nothing, limiter=limiter, rules=own, name=name or None) for name, own in rules.items()]
+
+
+def _named_rule(text: str) -> tuple[str, Rule]:
+    """Return the name of a middleware, empty for one without, and a rule of it."""
     name, equals, limits = text.partition("=")
     if not equals:
         raise ConfigurationError(f'expected a name and limits, for example "api=100/10s", not {text!r}', "--rule")
-    return Rule("*", limits, name=name)
+    outer, _, own = name.rpartition(":")
+    return outer, Rule("*", limits, name=own)
 
 
 def _refuses(window: dict[str, Any]) -> bool:
