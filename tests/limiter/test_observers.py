@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore
+from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware
 from slidegate.events import KINDS, Event, Observer, Outcome
 from slidegate.limiter.observers import FAILURE_EVERY_S
 from slidegate.testing import FakeClock, RecordingObserver
 
+from ..asgi import call, hello
 from ..events_page import details
 from ..hurry import at_once
 
@@ -70,31 +71,17 @@ class Requests(Observer):
         self.outcomes.append(outcome)
 
 
-@pytest.mark.parametrize("kind", ["memory", "lmdb"])
-async def test_questions_without_http_have_outcomes(url: str) -> None:
-    requests = Requests()
-    async with Limiter.from_url(url, deadline="60s", observers=[requests]) as limiter:
-        answers = [await limiter.hit("a", "3/minute", rule="some") for _ in range(5)]
-        async with limiter.limited("1/day", key="b", rule="block"):
-            pass
-    *hits, block = requests.outcomes
-    assert [outcome.decisions[0] for outcome in hits] == answers
-    assert [(outcome.allowed, outcome.ended) for outcome in hits] == [(True, "success")] * 3 + [(False, "refused")] * 2
-    assert {(outcome.route, outcome.status, outcome.rules) for outcome in hits} == {(None, 0, ("some",))}
-    assert block.rules == ("block",)
-
-
 async def test_an_observer_that_was_removed_hears_nothing_and_outcomes_are_made_only_for_somebody() -> None:
     removed, requests, other = RecordingObserver(), Requests(), RecordingObserver()
     limiter = Limiter(observers=[other])
     assert not limiter.engine.observers.requests, "it has the method of the base class alone"
     subscriptions = [limiter.observe(observer) for observer in (removed, requests)]
     emit(limiter, 1)
-    await limiter.hit("a", "1/day")
+    await call(RateLimitMiddleware(hello, limiter=limiter))
     for subscription in subscriptions * 2:
         subscription.remove()
     emit(limiter, 3, first=1)
-    await limiter.hit("a", "1/day")
+    await call(RateLimitMiddleware(hello, limiter=limiter))
     assert (numbers(removed.events), numbers(other.events)) == ([0], [0, 1, 2, 3])
     assert (len(requests.outcomes), limiter.engine.observers.requests) == (1, [])
 
@@ -126,9 +113,10 @@ async def test_an_observer_that_raises_is_logged_now_and_then_and_silences_no_ot
 ) -> None:
     failing, events, requests = Failing(), list[Event](), Requests()
     limiter = Limiter(observers=[failing, events.append, requests])
+    app = RateLimitMiddleware(hello, limits="2/day", limiter=limiter)
     for first, count in ((0, 50), (50, 1)):
         emit(limiter, count, first)
-        assert await limiter.hit("a", "2/day"), "the decision stands"
+        assert (await call(app)).status == 200, "the decision stands"
         now_s[0] += FAILURE_EVERY_S
     assert (numbers(events), len(requests.outcomes)) == (list(range(51)), 2)
     failures = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]

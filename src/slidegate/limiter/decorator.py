@@ -116,7 +116,6 @@ class Limited:
         decision = None if self._wait_us and queues.is_queued(name) else await ask()
         if decision is None or (self._wait_us and may_wait(decision)):
             decision = await queues.wait(name, decision, ask, wait_us=self._wait_us, wait_max=MAX_WAITING)
-        self._engine.report_outcome(decision)
         if not decision.allowed:
             raise RateLimitExceeded(decision)
         return decision

@@ -30,7 +30,7 @@ from .aio import COMMAND_DEADLINE_S, answer_of, within
 from .failover import Failover, OnError, check_failure_policy
 from .inspect import BucketCaller, Caller
 from .keys import Keys
-from .observers import AnyObserver, ObserverHub, outcome_of_question, tell
+from .observers import AnyObserver, ObserverHub
 from .operators import NetworkLookup
 from .overrides import NamedLimit, Overrides
 from .portal import Portal
@@ -270,11 +270,6 @@ class Engine:
         """Answer as the store does, after a look for changed limits if it is due."""
         self.overrides.look_if_due()
         return self._ask(question)
-
-    def report_outcome(self, decision: Decision) -> None:
-        """Pass the outcome of a question without HTTP to the observers of requests, if there are any."""
-        if self.observers.requests:
-            tell(self.observers.requests, outcome_of_question(decision, self.now_us()))
 
 
 all_engines: Final[WeakSet[Engine]] = WeakSet()

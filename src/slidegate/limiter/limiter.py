@@ -167,10 +167,7 @@ class Limiter:
         if question is None:
             question = self._question(key, limits, rule, cost)
         answer = self.engine.ask(question)
-        decision = answer if isinstance(answer, Decision) else await answer
-        if self.engine.observers.requests:
-            self.engine.report_outcome(decision)
-        return decision
+        return answer if isinstance(answer, Decision) else await answer
 
     async def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
         """Return what `hit` would return now. Changes nothing."""

@@ -48,16 +48,15 @@ Ended: TypeAlias = Literal["refused", "success", "exception", "cancelled"]
 
 @dataclass(slots=True, eq=False)
 class Outcome:
-    """The outcome of one request, or of one call of the limiter without HTTP.
+    """The outcome of one request.
 
     Attributes:
         decisions: Its decisions, those of outer middlewares first.
         refusal: The decision that refused it; None if none did.
         shadow_rules: The names of the shadow rules that would have refused it.
         route: The methods and the template of the route, for example ``GET /items/{id}``; ``(no route)`` if no route
-            was found, None without HTTP. For a request refused before, the label of the rule, list or policy that
-            refused it.
-        status: The status code of the response; 0 if none was sent, or without HTTP.
+            was found. For a request refused before, the label of the rule, list or policy that refused it.
+        status: The status code of the response; 0 if none was sent.
         ended: ``refused``; or, if admitted, ``success``, ``exception`` or ``cancelled``. A request that is cancelled
             while it waits for room, or whose client disconnects, is ``cancelled``, and not allowed.
         began_us: When it arrived, in microseconds of Unix time.
@@ -67,7 +66,7 @@ class Outcome:
     decisions: Sequence[Decision]
     refusal: Decision | None
     shadow_rules: tuple[str, ...]
-    route: str | None
+    route: str
     status: int
     ended: Ended
     began_us: int
@@ -95,12 +94,6 @@ class Outcome:
         if refusal is None or self.ended != "refused":
             return tuple([bucket.label for decision in self.decisions for bucket, _, _ in decision.checks])
         return (refusal.by,) if refusal.status else refusing_rules(refusal)
-
-
-def outcome_of_question(decision: Decision, now_us: int) -> Outcome:
-    """Return the outcome of a call of the limiter without HTTP, made at `now_us`."""
-    refusal = None if decision.allowed else decision
-    return Outcome((decision,), refusal, (), None, 0, "success" if decision.allowed else "refused", now_us, 0)
 
 
 def refusing_rules(refusal: Decision) -> tuple[str, ...]:

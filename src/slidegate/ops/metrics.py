@@ -32,7 +32,7 @@ REASONS: Final = (Reason.LIMITED, Reason.TOO_LARGE, Reason.BANNED, Reason.BLOCKE
 _OWN_OUTCOMES: Final = {Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE}
 
 Add: TypeAlias = Callable[[float], object]
-Note: TypeAlias = tuple[Sequence[Check], str | None, int] | Outcome
+Note: TypeAlias = tuple[Sequence[Check], str, int] | Outcome
 """What is kept until it is counted: the checks, route and microseconds of an admitted request that ended well."""
 Kind: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], str, bool, Reason | None]
 """The rules, shadow rules and route of some requests, whether they were admitted, and why they were refused."""
@@ -99,18 +99,17 @@ def rules_of(checks: Sequence[Check]) -> tuple[str, ...]:
 
 
 def by_kind(notes: Iterable[Note]) -> dict[Kind, list[int]]:
-    """Return the microseconds of the requests of each kind. Calls without HTTP are left out."""
+    """Return the microseconds of the requests of each kind."""
     times_us: dict[Kind, list[int]] = {}
     for note in notes:
         if isinstance(note, tuple):
             checks, route, time_us = note
-            kind: Kind = rules_of(checks), (), route or "", True, None
+            kind: Kind = rules_of(checks), (), route, True, None
         else:
-            route, time_us = note.route, note.duration_us
+            time_us = note.duration_us
             refused = note.reason if note.ended == "refused" else None
-            kind = note.rules, note.shadow_rules, route or "", note.allowed, refused
-        if route is not None:
-            times_us.setdefault(kind, []).append(time_us)
+            kind = note.rules, note.shadow_rules, note.route, note.allowed, refused
+        times_us.setdefault(kind, []).append(time_us)
     return times_us
 
 
@@ -151,9 +150,10 @@ class LimiterMetrics(Observer):
         self._subscription.remove()
 
     def event(self, event: Event, /) -> None:
-        """Count a ban."""
+        """Count a ban, and the failures of the store that no request has met."""
         if event.kind == "banned":
             self._adder(BANS)(1)
+        self._count(())
 
     def request(self, outcome: Outcome, /) -> None:
         """Count a request."""

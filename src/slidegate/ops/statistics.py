@@ -229,8 +229,8 @@ class LoggedEvent(NamedTuple):
 class Statistics(Observer):
     """Counts and durations of recent requests of all workers, by rule, route and client.
 
-    Use `Statistics.of`, which attaches one object to a limiter. Requests without HTTP, such as `Limiter.hit`, are not
-    counted. A worker without an event loop of asyncio writes its counts when they are read, and at its end.
+    Use `Statistics.of`, which attaches one object to a limiter. Calls such as `Limiter.hit` are no requests. A worker
+    without an event loop of asyncio writes its counts when they are read, and at its end.
 
     Args:
         limiter: The limiter whose requests are counted.
@@ -278,8 +278,6 @@ class Statistics(Observer):
 
     def request(self, outcome: Outcome, /) -> None:
         """Note the outcome of a request."""
-        if outcome.route is None:
-            return
         self._pending.append(noted(outcome))
         self._arm()
         if len(self._pending) >= PART:
@@ -331,12 +329,12 @@ class Statistics(Observer):
             message = f"{MAX_SERIES} combinations of rules and routes are counted; further ones count as {OTHER}"
             self._limiter.store.observers.tell(Event("series_full", message, {"max_series": MAX_SERIES}))
 
-    def _count_success(self, checks: Sequence[Check], route: str | None, duration_us: int) -> None:
+    def _count_success(self, checks: Sequence[Check], route: str, duration_us: int) -> None:
         known = self._known.get(checks)
         if known is None:
             known = self._known[checks] = rules_of(checks), self._clients_of({key for _, key, _ in checks})
         rules, clients = known
-        traffic = self._traffic(rules, route or "")
+        traffic = self._traffic(rules, route)
         traffic.passed += 1
         traffic.times.count_one(duration_us)
         for name in clients:
@@ -344,7 +342,7 @@ class Statistics(Observer):
 
     def _count(self, outcome: Outcome) -> None:
         passed, is_refused = outcome.allowed, outcome.ended == "refused"
-        traffic = self._traffic(outcome.rules, "" if is_refused and outcome.route == NO_ROUTE else outcome.route or "")
+        traffic = self._traffic(outcome.rules, "" if is_refused and outcome.route == NO_ROUTE else outcome.route)
         traffic.count(outcome, passed)
         if passed:
             traffic.times.count_one(outcome.duration_us)
