@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from slidegate import RateLimitMiddleware, Rule, client_ip
+from slidegate import Limiter, RateLimitMiddleware, Rule, client_ip
 from slidegate.ops.replay import AccessRecord, Measured, Replay, Simulated
 from slidegate.ops.replay.replay import checks_of
 from slidegate.ops.replay.report import MINUTE_US, measure, peak, quantile, refused_by
@@ -66,15 +66,17 @@ def test_round_numbers_refuse_less_and_less_up_to_nothing() -> None:
     assert [(row["limit"], row["clients"]) for row in rows] == [("50/1m", 39), ("100/1m", 0), ("178/1m", 0)]
 
 
-@given(RECORDS, OPTIONS)
+@given(RECORDS, OPTIONS, st.booleans())
 async def test_counts_of_a_simulation_are_those_of_its_requests(
-    gaps: list[AccessRecord], options: dict[str, Any]
+    gaps: list[AccessRecord], options: dict[str, Any], have_one_limiter: bool
 ) -> None:
-    records = at_times(gaps)
-    simulated = Simulated(Replay.of(**options))
+    records, limiter = at_times(gaps), Limiter()
+    inner = RateLimitMiddleware(hello, limiter=limiter if have_one_limiter else Limiter(), **options)
+    outer = RateLimitMiddleware(inner, rules=[Rule("*", "9/hour", name="all")], limiter=limiter)
+    simulated = Simulated(Replay([outer, inner]))
     for one in records:
         await simulated.add(one)
-    results = await play(Replay.of(**options), *records)
+    results = await play(Replay([outer, inner]), *records)
     value = simulated.value()
     refused = Counter(result.client for result in results if not result.allowed)
     assert value["requests"] == len(records)
@@ -84,7 +86,8 @@ async def test_counts_of_a_simulation_are_those_of_its_requests(
     rows = {(row["kind"], row["rule"]): row for row in value["rules"]}
     kinds = Counter(event.kind for result in results for event in result.events)
     assert sum(row["refused"] for (kind, _), row in rows.items() if kind == "shadow") == kinds["shadow_refused"]
-    outcomes = [outcome for result in results for outcome in result.outcomes]
+    assert rows["limit", "all"]["requests"] <= len(records), "once each, unless they are banned"
+    outcomes = [result.outcome for result in results]
     for name, row in [(name, row) for (kind, name), row in rows.items() if kind == "limit"]:
         assert row["refused"] == sum(not outcome.allowed and name in outcome.rules for outcome in outcomes)
         assert row["requests"] == sum(

@@ -33,15 +33,15 @@ class Played(NamedTuple):
     """The key of the client's address, as the outermost middleware counts it."""
     status: int
     """The status of the response: that of a refusal, else the logged one."""
-    outcomes: Sequence[Outcome]
-    """The outcomes that the limiters report: one for all middlewares of a limiter."""
+    outcome: Outcome
+    """The outcome that the outermost middleware reports, with the decisions of all."""
     events: Sequence[Event]
     """The events that the limiters report: refusals, shadow refusals and bans."""
 
     @property
     def allowed(self) -> bool:
         """Whether no middleware refused the request."""
-        return all(outcome.allowed for outcome in self.outcomes)
+        return self.outcome.allowed
 
 
 def checks_of(outcome: Outcome) -> list[Check]:
@@ -67,7 +67,7 @@ class Replay:
         self.now_us = 0
         self.unwaited = [rule.label for one in middlewares for rule in one.rules if rule.wait_us or rule.concurrency]
         self._answer = _LoggedAnswer(middlewares[-1].app)
-        self._outcomes: list[Outcome] = []
+        self._outcome: Outcome
         self._events: list[Event] = []
         self._status = 0
         limiters = {id(one.limiter): self._new_limiter() for one in middlewares}
@@ -95,22 +95,22 @@ class Replay:
         """
         self.now_us = max(self.now_us, record.time_us)
         self._answer.status = record.status if 200 <= record.status <= 599 else 200
-        self._outcomes, self._events = [], []
+        self._events = []
         scope = scope_of(record)
         await self._app(scope, _receive, self._send)
         if any(event.kind in _FULL for event in self._events):
             raise ConfigurationError(
                 f"the log needs more than {MAX_KEYS:,} windows or bans at a time; pass a shorter part of it"
             )
-        return Played(self.middlewares[0].client.locate(scope)[0], self._status, self._outcomes, self._events)
+        return Played(self.middlewares[0].client.locate(scope)[0], self._status, self._outcome, self._events)
 
     def event(self, event: Event) -> None:
         """Receive an event of a limiter."""
         self._events.append(event)
 
     def request(self, outcome: Outcome) -> None:
-        """Receive the outcome of a request."""
-        self._outcomes.append(outcome)
+        """Receive the outcome of a request; each limiter reports one, that of the outermost middleware the last."""
+        self._outcome = outcome
 
     def _new_limiter(self) -> Limiter:
         limiter = Limiter(MemoryStore(max_keys=MAX_KEYS, max_bans=MAX_KEYS, clock=lambda: self.now_us))

@@ -83,12 +83,11 @@ class Simulated:
         self._first_us = self._first_us or self._replay.now_us
         self.clients[played.client] += 1
         self.refused.update([] if played.allowed else [played.client])
-        for outcome in played.outcomes:
-            for label in {bucket.label for bucket, _, _ in checks_of(outcome)}:
-                self.rows["limit", label].requests += 1
-            kind, names = _refused_by(outcome)
-            for name in names:
-                self._refuse(kind, name, played.client)
+        for label in {bucket.label for bucket, _, _ in checks_of(played.outcome)}:
+            self.rows["limit", label].requests += 1
+        kind, names = _refused_by(played.outcome)
+        for name in names:
+            self._refuse(kind, name, played.client)
         for event in played.events:
             if event.kind == "shadow_refused":
                 self._refuse("shadow", event.details["rule"], played.client)
@@ -170,7 +169,7 @@ class Measured:
         """Measure an HTTP request."""
         played = await self._replay.play(record)
         self.requests += 1
-        for bucket, key, _ in [check for outcome in played.outcomes for check in checks_of(outcome)]:
+        for bucket, key, _ in checks_of(played.outcome):
             route = bucket.name.partition(_PER_ROUTE)[2] or ALL
             clients = self._times_us.setdefault(route, {})
             clients.setdefault(key, array("q")).append(self._replay.now_us)
