@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from zoneinfo import ZoneInfo
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,19 +95,3 @@ def test_periods_are_those_of_the_model(data: st.DataObject, unit: str, zone_nam
     found = [calendar.period_at(at_us).start_us for at_us in (start_us, end_us - 1, end_us)]
     assert found == [start_us, start_us, end_us]
     assert calendar.period_at(start_us - 1).end_us == start_us
-
-
-@pytest.mark.parametrize(
-    ("unit", "anchor", "zone", "at", "start", "end"),
-    [
-        # 2:30 does not come: it is 3:30. Then a day that did not come at all, and days that a month or year lacks.
-        ("day", Anchor(150), "Europe/Berlin", "2024-03-31T12:00Z", "2024-03-31T03:30+02:00", "2024-04-01T02:30+02:00"),
-        ("day", Anchor(), "Pacific/Apia", "2011-12-30T09:59Z", "2011-12-29T00:00-10:00", "2011-12-31T00:00+14:00"),
-        ("month", Anchor(day=31), "UTC", "2024-02-10T00:00Z", "2024-01-31T00:00Z", "2024-02-29T00:00Z"),
-        ("year", Anchor(day=29, month=2), "UTC", "2025-01-01T00:00Z", "2024-02-29T00:00Z", "2025-02-28T00:00Z"),
-    ],
-)
-def test_a_period_that_can_be_looked_up(unit: str, anchor: Anchor, zone: str, at: str, start: str, end: str) -> None:
-    period = Calendar(unit, anchor, ZoneInfo(zone)).period_at(unix_us(datetime.fromisoformat(at)))  # type: ignore[arg-type]
-    found = [unix_us(datetime.fromisoformat(moment)) for moment in (start, end)]
-    assert [period.start_us, period.end_us] == found

@@ -1,34 +1,15 @@
 """Concurrency limits and places, with time as a number."""
 
-import copy
-import pickle
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate.core import NEVER, OPEN, AnyLimit, Bucket, Concurrency, Limit
+from slidegate.core import NEVER, OPEN, Bucket, Concurrency, Limit
 from slidegate.core.concurrency import ENTRY, PermitCounter, apart, entry, in_force
 from slidegate.core.decision import Decision, Reason
 from slidegate.core.ring import MAX_UNITS
 from slidegate.stores.memory.store import MemoryStore
-
-
-@pytest.mark.parametrize("amount", [4, "4", " 4 "])
-def test_a_concurrency_limit_is_a_number_or_its_text(amount: int | str) -> None:
-    limit = Concurrency(amount)
-    assert (limit.amount, limit.span_us, str(limit), repr(limit)) == (4, 0, "4 at a time", "<Concurrency 4 at a time>")
-    assert limit == Concurrency(4) != Concurrency(5)
-    assert hash(limit) == hash(Concurrency(4))
-    with pytest.raises(AttributeError, match="a Concurrency is immutable; create another one"):
-        limit.amount = 5
-    assert limit != Limit(4, "1m")
-    assert (isinstance(limit, AnyLimit), isinstance(limit, Limit), hasattr(limit, "window_us")) == (True, False, False)
-    assert (limit.window_s, limit.said) == (None, "4 at a time")
-    named = Concurrency(amount, name="renders")
-    assert str(named) == "renders: 4 at a time"
-    assert copy.copy(named) == pickle.loads(pickle.dumps(named)) == named
 
 
 def test_in_one_process_no_time_frees_a_permit() -> None:

@@ -71,27 +71,6 @@ def test_states_name_their_rule_key_and_limit_in_the_order_asked() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("limits", "names"),
-    [
-        ("5/m", ["api"]),
-        ("x: 5/m", ["x"]),
-        ("5/m; 50/h", ["api_60", "api_3600"]),
-        ("burst: 5/1500ms; 50/h", ["burst", "api_3600"]),
-        ("5/1500ms; 50/7ms @10", ["api_1.5", "api_0.007"]),
-        ("5/m; 50/m @10; 6/m @20", ["api_60", "api_60_2", "api_60_3"]),
-    ],
-)
-def test_limits_are_named_after_their_rule_or_by_themselves(limits: str, names: list[str]) -> None:
-    assert list(Bucket("api", parse_limits(limits)).names) == names
-
-
-@pytest.mark.parametrize("limits", ["a: 5/s; a: 6/m; a: 7/h", "a: 5/s; a: 6/m; a@64: 7/h", "api_60: 5/s; 6/m; 7/h"])
-def test_no_two_limits_of_a_rule_have_one_name(limits: str) -> None:
-    names = Bucket("api", parse_limits(limits)).names
-    assert len(set(names)) == len(names) == 3
-
-
 def test_taking_back_one_check_leaves_the_others() -> None:
     login, service = Bucket("login", parse_limits("5/m; 50/h")), Bucket("service", parse_limits("100/s"))
     readings = [(2, 60, 9, 0), (2, 99, 9, 0), (7, 50, 9, 0)]

@@ -3,12 +3,8 @@
 What it decides is compared with the reference by the contract of stores, and held to the promises in `test_promises`.
 """
 
-from struct import pack
-
-import pytest
-
 from slidegate import Limit
-from slidegate.core.ring import MAX_UNITS, expires_us
+from slidegate.core.ring import expires_us
 
 SECOND_US = 1_000_000
 EXACT = Limit(3, "10s")
@@ -20,33 +16,6 @@ def spent(limit: Limit, *charges: tuple[int, int], ring: bytes = b"") -> bytes:
         ring, state = limit.counter.spend(ring, now_us, units)
         assert state[3] == 0
     return ring
-
-
-def head(units: int, newest: int, newest_us: int, oldest_us: int) -> bytes:
-    return pack("<IIqq", units, newest, newest_us, oldest_us)
-
-
-@pytest.mark.parametrize(
-    ("ring", "row"),
-    [
-        (spent(EXACT, (5, 1)), head(1, 1, 5, 5)),
-        (spent(EXACT, (5, 1), (5, 1)), head(2, 2, 5, 5)),
-        (spent(EXACT, (5, 1), (7, 2)), head(3, 2, 7, 5) + pack("<qI", 5, 1)),
-        (spent(EXACT, (5, 1), (7, 1), (8, 1)), head(3, 1, 8, 5) + pack("<qIqI", 5, 1, 7, 1)),
-        (spent(SLICED, (0, 4), (999_999, 3)), head(7, 7, 999_999, 999_999)),
-        (spent(SLICED, (12_345, 4), (2_000_000, 3)), head(7, 3, 2_999_999, 999_999) + pack("<qI", 999_999, 4)),
-        (EXACT.counter.settle(spent(EXACT, (5, 1), (9, 2)), 10 * SECOND_US + 5), head(2, 2, 9, 9)),
-        (EXACT.counter.settle(spent(EXACT, (5, 1), (9, 2)), 10 * SECOND_US + 9), b""),
-        (EXACT.counter.settle(spent(EXACT, (5, 1), (9, 2)), 7), head(3, 2, 7, 5) + pack("<qI", 5, 1)),
-        (
-            SLICED.counter.settle(spent(SLICED, (5_000_000, 1), (7_000_000, 2)), 4_100_000),
-            head(3, 3, 4_999_999, 4_999_999),
-        ),
-        (EXACT.counter.charge(b"", 5, 2**40)[0], head(MAX_UNITS, MAX_UNITS, 5, 5)),
-    ],
-)
-def test_golden_rows(ring: bytes, row: bytes) -> None:
-    assert ring == row
 
 
 def test_one_hit_takes_little_and_many_take_what_the_resolution_allows() -> None:
