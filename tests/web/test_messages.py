@@ -17,7 +17,7 @@ from slidegate import BanPolicy, ConfigurationError, MessageLimits, RateLimit, R
 from slidegate.core import Store
 from slidegate.httpx import LimitedTransport
 
-from ..asgi import hello, page, scope_of, statuses
+from ..asgi import hello, page, scope_of
 from ..remote_stores import RemoteStore
 from ..test_messages import message_of
 from .network_files import operators
@@ -128,31 +128,6 @@ def test_a_function_that_does_not_take_what_it_will_be_given_is_refused_where_it
     for function in OTHERS:
         with pytest.raises(ConfigurationError, match=f"^{option}: expected a function of .* which takes "):
             make(**{"limits": "5/minute", option: function})
-
-
-FOREIGN = r"""
-/\d+ /items/\w+ /items/<id> /items/<int:id> /items/:id /:tenant/items /(a|b) /api/(v1|v2)/x /api/.+$ /api/.* /api/(.*)
-/files/.*\.js /api/v1\.0 /..\windows /api/.+ /api$ /items/[id] /items/[0-9]+ /(?P<id>\d+) /^api
-"""
-
-
-@pytest.mark.parametrize("path", FOREIGN.split())
-def test_a_path_in_the_language_of_another_library_is_refused(path: str) -> None:
-    for make in (
-        lambda: Rule(path, "5/minute"),
-        lambda: Rule(["/a", path], exempt=True),
-        lambda: middleware(rules=[], bans=BanPolicy(signals={path: "ban"})),
-    ):
-        with pytest.raises(ConfigurationError, match=r"is not in Starlette's syntax, where .* write for example"):
-            make()
-
-
-ODD = "/$metadata /v1/items:batch /v1/things:batchGet /wiki/A_(b) /a+b /~me /a;b=1 /@x /a|b /P({id})"
-
-
-@pytest.mark.parametrize("path", ODD.split())
-async def test_a_path_with_odd_letters_that_clients_send_is_taken(path: str) -> None:
-    assert await statuses(middleware(rules=[Rule(path, "1/hour")]), 2, path) == [200, 429]
 
 
 def test_limits_are_shown_as_they_count() -> None:

@@ -4,20 +4,19 @@ import contextvars
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 
-from ..asgi import attempt, call, hello, page, statuses
+from ..asgi import attempt, call, hello, statuses
 
 
 @pytest.mark.parametrize("of_a_file", [False, True])
@@ -62,39 +61,6 @@ async def test_context_variables_streams_and_background_tasks_behave_as_without_
     assert answer.body == b"abc"
     assert user.get() == "inner"  # the application ran in the caller's own task and context
     assert done == ["task"]
-
-
-async def test_it_works_on_the_app_on_a_route_and_on_a_mount_and_each_counts_once() -> None:
-    shared = Limiter(MemoryStore(clock=FakeClock()))
-
-    def limited(limits: str) -> list[Middleware]:
-        return [Middleware(RateLimitMiddleware, limits=limits, limiter=shared)]
-
-    app = Starlette(
-        routes=[
-            Route("/one", page, middleware=limited("2/hour")),
-            Route("/two", page, middleware=limited("2/hour")),
-            Mount("/sub", routes=[Route("/a", page), Route("/b", page)], middleware=limited("3/hour")),
-        ],
-        middleware=limited("100/hour"),
-    )
-    assert await statuses(app, 3, "/one") == [200, 200, 429]
-    assert await statuses(app, 3, "/two") == [200, 200, 429], "two unnamed middlewares are two buckets"
-    assert [*await statuses(app, 2, "/sub/a"), *await statuses(app, 2, "/sub/b")] == [200, 200, 200, 429]
-    answer = await call(app, "/one")
-    lines = [value for name, value in answer.start["headers"] if name == b"ratelimit-policy"]
-    assert lines == [b'"default";q=2;w=3600', b'"default";q=100;w=3600'], "each middleware writes its own"
-
-
-def test_the_middleware_runs_on_trio_as_well() -> None:
-    async def main() -> list[int]:
-        async def key(request: Any) -> str:
-            await anyio.lowlevel.checkpoint()
-            return "someone"
-
-        return await statuses(RateLimitMiddleware(hello, rules=[Rule("*", "1/hour", key=key)]), 2)
-
-    assert anyio.run(main, backend="trio") == [200, 429]
 
 
 async def test_a_condition_of_several_rules_is_asked_once_for_each_request() -> None:

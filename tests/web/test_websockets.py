@@ -1,33 +1,23 @@
 """Websockets: refused at the handshake, closed at a limit of messages, and closed when their client is banned."""
 
 import asyncio
-from typing import Any
 
 import anyio
-import pytest
 from fastapi import Depends, FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from slidegate import Limiter, MemoryStore, MessageLimits, Networks, RateLimit, RateLimitMiddleware
+from slidegate import Limiter, MemoryStore, MessageLimits, RateLimit, RateLimitMiddleware
 from slidegate.testing import FakeClock, limits_clock
 
-from ..asgi import PEER, scope_of, send_scope
+from ..asgi import PEER, scope_of
 from ..remote_stores import SlowStore
 from ..virtual_time import turns
 from .sockets import BYE, Client, greet, listening, texts
 
 # -- the handshake -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("extensions", [{}, None, {"tls": {}}])
-async def test_without_the_extension_it_is_closed_before_accept(extensions: Any) -> None:
-    middleware = RateLimitMiddleware(listening, limits="9/hour", blocklist=Networks([PEER]))
-    scope = scope_of("/ws", type="websocket", extensions=extensions)
-    assert (await send_scope(middleware, scope)).messages == [{"type": "websocket.close", "code": 1008, "reason": ""}]
-    assert "received" not in scope, "the application never runs"
 
 
 async def test_a_handshake_that_is_refused_is_no_exception_where_a_server_checks_the_code_there_too() -> None:
