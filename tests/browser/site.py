@@ -5,14 +5,9 @@
 """
 
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Final
 
-import anyio
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 from slidegate import BanPolicy, Limiter, Networks, RateLimitMiddleware, Rule, client_ip, everyone, header
@@ -26,36 +21,19 @@ AMOUNT: Final = 30
 """The limit of a client in ten minutes, a window longer than any test."""
 
 limiter = Limiter.from_url(os.environ.get("STORE", "memory://"), deadline="30s")
-behind = client_ip(trusted=["127.0.0.0/8"])
-
-
-async def slow(request: Request) -> PlainTextResponse:
-    """Respond with a delay, so that the chart has response times."""
-    await anyio.sleep(0.02)
-    return PlainTextResponse("a report")
-
-
-@asynccontextmanager
-async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    async with limiter:
-        yield
-
-
 app = Starlette(
     routes=[
         Route("/", page),
-        Route("/articles/{slug}", page),
-        Route("/reports", slow),
+        Route("/reports", page),
         Route("/search", page),
         Route("/login", page, methods=["POST"]),
         Mount("/slidegate", Dashboard(limiter, token=TOKEN)),
-    ],
-    lifespan=lifespan,
+    ]
 )
 app.add_middleware(
     RateLimitMiddleware,
     limiter=limiter,
-    client=behind,
+    client=client_ip(trusted=["127.0.0.0/8"]),
     rules=[
         Rule("/slidegate/{rest:path}", exempt=True),
         Rule("/login", "5/minute; 20/hour", methods=["POST"], name="login"),
