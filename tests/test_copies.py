@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from slidegate.core.bans.ban import Ban
 from slidegate.core.decision import Check, refused_by_ban
 from slidegate.ops.statistics import Stats, Traffic, Worker
 
-from .test_parsing import MADE as USUAL
+from .test_wrong_arguments import RIGHT
 
 LIMIT = Limit(5, "1m")
 BUCKET = Bucket("api", [LIMIT], ["a"], count_denied=True, label="All", on_error="deny")
@@ -51,7 +52,8 @@ MADE: dict[str, tuple[Any, ...]] = {
     "SyncLimiter": (Limiter(),),
     **dict.fromkeys(["ConfigurationError", "SlidegateError", "StoreError"], ("a reason",)),
 }
-"""The arguments of public classes that are not among `USUAL`."""
+"""The arguments of public classes for which names are not enough."""
+NEEDED = {"amount", "app", "limits", "path", "text", "window"}
 COMPILED: frozenset[str] = frozenset({"Decision", "MemoryStore"} if slidegate.__compiled__ else ())
 WAYS: dict[str, Callable[[Any], Any]] = {
     "copy": copy.copy,
@@ -85,11 +87,12 @@ def test_a_copied_policy_reads_as_the_original() -> None:
 def test_users_derive_from_a_public_class_but_for_those_that_are_compiled(name: str) -> None:
     public, given = getattr(slidegate, name), MADE.get(name, ())
     kind = type("Derived", (public,), {"of_the_user": True})
+    options = {} if given else {name: RIGHT[name] for name in signature(public).parameters if name in NEEDED}
     if name in COMPILED:
         with pytest.raises(TypeError, match="compiled"):
             kind(*given)
     else:
-        assert kind(*given, **dict(USUAL).get(public, {})).of_the_user
+        assert kind(*given, **options).of_the_user
 
 
 @pytest.mark.parametrize("way", WAYS)

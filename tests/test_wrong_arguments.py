@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from starlette.requests import Request
 
 import slidegate
 from slidegate import Limiter, Networks, RateLimitMiddleware, Rule, SlidegateError, SyncLimiter, header, user
+from slidegate.core import Concurrency, CounterWindow, HotKeys, MetricWindow, RollingTotals
 from slidegate.dashboard import Dashboard
 from slidegate.httpx import LimitedTransport, SyncLimitedTransport
 from slidegate.ops.statistics import Statistics
@@ -29,6 +31,7 @@ REQUEST = Request({"type": "http", "method": "GET", "path": "/", "headers": [], 
 RIGHT = {
     "amount": 5,
     "app": Starlette(),
+    "capacity": 5,
     "client": Redis(),
     "cost": 1,
     "duration": "1h",
@@ -41,19 +44,33 @@ RIGHT = {
     "path": "/items",
     "policy": slidegate.BanPolicy(),
     "request": REQUEST,
+    "slice_us": 1,
+    "slices": 5,
     "text": "5/day",
+    "threshold": 5,
     "units": 1,
     "url": "memory://",
     "used": 1,
     "value": b"x",
     "window": "1m",
+    "windows_us": [5],
 }
 """A right value for each argument that has no default."""
+HUGE = (
+    (
+        "{0}|-{0}|0.{0}|{0}/minute|5/{0}s|5/minute @{0}|{0}-01|{0}:00|192.0.2.0/{0}|redis://localhost:{0}|"
+        "memory://?max_keys={0}"
+    )
+    .format("1" * 5_000)
+    .split("|")
+)
 WRONG: list[Any] = [
     *(None, True, 0, -1, 3, 1.5, nan, inf, 10**30, "", "x", "1m", "5/minute", "a\x00b", "é\ud800", "x" * 5_000),
     *(b"", b"x", bytearray(b"x"), [], [None], ["x"], [1], ["x", 1], [[]], {}, {"x": 1}, {1: 2}, {1}, (), range(3)),
     *(object(), ..., int, ValueError, Starlette, Rule, lambda: 1, lambda request: request, Path("/nowhere")),
     *(timedelta(1), timedelta(-1), slidegate.Limit(5, "1m"), slidegate.everyone, REQUEST, REQUEST.scope),
+    *(10**5_000, -(10**5_000), 2**64, 1e308, -1e308, timedelta.max, timedelta.min, "9" * 30, "\u0661" * 5_000),
+    *("x" * 100_000, "1e400", "\u00b2", *HUGE, HUGE, {"refused": 10**5_000}, {"refused": HUGE[0]}, {HUGE[0]: 1}),
 ]
 NOT_CALLED = {"Decision", "ConfigurationError", "RateLimitExceeded", "SlidegateError", "StoreError"}
 """What users receive."""
@@ -67,6 +84,9 @@ CALLED: list[Callable[..., Any]] = [
     *(Networks.from_file, RateLimitMiddleware.from_file, Dashboard, OtelMetrics, PrometheusMetrics, Statistics.of),
     *(LimitedTransport, SyncLimitedTransport, FakeClock, RecordingObserver, LmdbStore, RedisStore),
     *(Statistics.of(LIMITER).read, Statistics.of(LIMITER).clients, Statistics.of(LIMITER).events),
+    *(Concurrency, CounterWindow, HotKeys, MetricWindow, RollingTotals),
+    partial(Rule, "/", "5/minute", wait="5s"),
+    *(partial(slidegate.Quota, f"5/{unit}") for unit in ("week", "month", "year")),
 ]
 
 
@@ -90,11 +110,13 @@ async def problem_of(function: Callable[..., Any], name: str, value: object) -> 
     except SlidegateError:
         return None
     except Exception as error:
-        return f"{name}={value!r:.40}: {error!r}"
+        return f"{name}={type(value).__name__}, number {WRONG.index(value)}: {error!r:.80}"
     return None
 
 
-@pytest.mark.parametrize("function", [*filter(callable, CALLED)], ids=lambda one: one.__qualname__)
+@pytest.mark.parametrize(
+    "function", [*filter(callable, CALLED)], ids=lambda one: getattr(one, "__qualname__", "partial")
+)
 def test_no_argument_of_a_public_name_leads_to_an_error_of_pythons_own(
     function: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ import anyio
 
 from .core import AnyLimit, ConfigurationError, Event, Reason, SlidegateError, parse_duration_us, parse_limits
 from .core.arguments import check_list, check_takes, expect
-from .core.errors import RateLimitExceeded, StoreError
+from .core.errors import RateLimitExceeded, StoreError, quoted
 from .core.limits import check_name, check_whole
 from .limiter import Limiter
 
@@ -97,7 +97,7 @@ class _Limited:
         name: str = "outbound",
     ) -> None:
         if transport is not None and not hasattr(transport, self._method):
-            raise ConfigurationError(f"transport: expected one with {self._method}, not {transport!r}")
+            raise ConfigurationError(f"transport: expected one with {self._method}, not {quoted(transport)}")
         self._transport = transport
         self._key = (lambda request: request.url.host) if key is None else check_takes("key", key, "request")
         self._own_limiter = limiter is None
@@ -146,7 +146,7 @@ class _Limited:
         if self._transport is None:
             self._transport = getattr(sys.modules[name], self._kind)()
         if type(self._transport).__module__.partition(".")[0] in {"httpx", "httpx2"} - {name}:
-            raise ConfigurationError(f"transport: expected {name}.{self._kind}(), not {self._transport!r}")
+            raise ConfigurationError(f"transport: expected {name}.{self._kind}(), not {quoted(self._transport)}")
         return sys.modules[name]
 
     async def _wait_for_room(self, key: str, until_s: float, library: Any) -> None:

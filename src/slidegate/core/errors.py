@@ -98,9 +98,9 @@ class RateLimitExceeded(SlidegateError):
         return f"{rule} is refused {when}: {reason}"
 
 
-def closest(word: str, choices: Iterable[str]) -> str:
+def closest(word: object, choices: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the choice most similar to `word`, or an empty string."""
-    if len(word) > _LONGEST_WORD:
+    if not isinstance(word, str) or len(word) > _LONGEST_WORD:
         return ""  # comparing words takes time proportional to the product of their lengths
     # Imported here, because only error messages need it.
     import difflib

@@ -246,5 +246,5 @@ def check_on_error(on_error: object) -> OnError:
     for choice in _STRICTEST_FIRST:
         if on_error == choice:
             return choice
-    similar = closest(str(on_error), _STRICTEST_FIRST)
+    similar = closest(on_error, _STRICTEST_FIRST)
     raise ConfigurationError(f'expected one of "local", "allow", "deny", not {quoted(on_error)}{similar}', "on_error")

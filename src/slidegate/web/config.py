@@ -235,7 +235,7 @@ class ConfigReader:
         if isinstance(given, str) and given in _WORDS:
             return _WORDS[given]
         if not isinstance(given, dict):
-            raise ConfigurationError(f"{_KEY}, not {quoted(given)}{closest(str(given), _WORDS)}")
+            raise ConfigurationError(f"{_KEY}, not {quoted(given)}{closest(given, _WORDS)}")
         kinds = [name for name in given if name in MAKERS]
         if len(kinds) != 1:
             raise ConfigurationError(f"expected one of {', '.join(MAKERS)}, not {quoted(given)}")

@@ -65,7 +65,7 @@ class McpTool(Key):
             if not isinstance(name, str) or name not in self.names:
                 raise ConfigurationError(
                     f"expected tools that mcp_tool names, such as {quoted(min(self.names))}, "
-                    f"not {quoted(name)}{closest(str(name), self.names)}",
+                    f"not {quoted(name)}{closest(name, self.names)}",
                     "is_in",
                 )
         wanted = frozenset(names)

@@ -113,7 +113,7 @@ class Network(Key):
 
     def __init__(self, file: NetworkFile, by: str | None = None) -> None:
         if by not in (None, *_BY):
-            raise ConfigurationError(f'expected "asn" or "country", not {quoted(by)}{closest(str(by), _BY)}', "by")
+            raise ConfigurationError(f'expected "asn" or "country", not {quoted(by)}{closest(by, _BY)}', "by")
         self.file = file
         self.by: str = by or next(one for one in _BY if one in file.has)
         self.identity = f"network:{self.by}"

@@ -160,7 +160,7 @@ def _check_signals(signals: object) -> Mapping[str | int, Weight]:
     for signal, weight in signals.items():
         name: str | int = int(signal) if isinstance(signal, str) and re.fullmatch(_STATUS, signal) else signal
         if not _is_signal(name):
-            hint = closest(signal, [SIGNAL]) if isinstance(signal, str) else ""
+            hint = closest(signal, [SIGNAL])
             raise ConfigurationError(
                 f'expected a status from 100 to 599, a class such as "4xx", a path or "{SIGNAL}", not '
                 f"{quoted(signal)}; for example {_EXAMPLE}{hint}",
