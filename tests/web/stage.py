@@ -333,6 +333,8 @@ class Stage:
                 written = rest.removeprefix("".join(paths))
                 given, options = eval(f"(lambda *given, **options: (given, options))({written})", self.names)
                 words = [*paths, *given]
+            if verb in LIFTED:
+                return "" if await getattr(self.limiter, verb)(*words) else "there is none"
             said = getattr(self, f"_{verb}")(*words, **options)
             return (said if said is None or isinstance(said, str) else await said) or ""
         except ConfigurationError as error:
@@ -493,14 +495,8 @@ class Stage:
         await self.limiter.override(name, limit, duration, by=by, reason=" ".join(reason))
         await turns(50)
 
-    async def _restore(self, name: str) -> str:
-        return "" if await self.limiter.restore(name) else "there is none"
-
     async def _ban(self, key: str, duration: str = "1h") -> None:
         await self.limiter.ban(key, duration, reason="by hand", by="ann")
-
-    async def _unban(self, key: str) -> str:
-        return "" if await self.limiter.unban(key) else "there is none"
 
     async def _hit(self, name: str, key: str = PEER) -> None:
         rule = next(one for one in self.app.rules if one.label == name)
@@ -509,14 +505,8 @@ class Stage:
     async def _refund(self) -> str:
         return "" if await self.limiter.refund(self.charged) else "there is none"
 
-    async def _reset(self, key: str) -> str:
-        return "" if await self.limiter.reset(key) else "there is none"
-
     async def _bans(self) -> str:
         return "\n".join([f"{ban.key} by {ban.by}, level {ban.level}" async for ban in self.limiter.bans()] or ["none"])
-
-    async def _overrides(self) -> str:
-        return "\n".join([f"{one.name} {one.limit}" for one in await self.limiter.overrides()] or ["none"])
 
     def _amounts(self) -> str:
         found = [zip(bucket.names, bucket.limits, strict=True) for bucket in self.app.buckets()]
@@ -585,5 +575,7 @@ class Stage:
         return said or "none"
 
 
+LIFTED = ("restore", "unban", "reset")
+"""Verbs that are methods of the limiter, and say whether there was something."""
 AS_IN_CODE = ("site", "everywhere", "forms", "rule", "around", "application", "endpoint", "socket")
 """Verbs of which the rest is written as in code."""
