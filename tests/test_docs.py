@@ -26,12 +26,13 @@ import slidegate.events
 import slidegate.testing
 from scripts import make_reference
 from slidegate import RateLimitMiddleware
+from slidegate.ops.cli.check import CODES as SUBJECTS
+from slidegate.web.checks import CODES
 
-from .pages.anchors import broken
+from .pages.anchors import ROOT, broken, leads_somewhere
 from .pages.blocks import MARKED, SHELL, Block, blocks, varying
 from .web.network_files import written
 
-ROOT = Path(__file__).resolve().parents[1]
 SKILL = ROOT / "docs" / "SKILL.md"
 """People copy it to where their coding agent looks for skills; so it links to nothing."""
 SITE = sorted({*(ROOT / "docs").rglob("*.md")} - {SKILL})
@@ -162,3 +163,25 @@ def test_the_reference_lists_every_public_name() -> None:
 @pytest.mark.interpreted("compiled classes and functions have no docstrings")
 def test_the_reference_says_what_the_docstrings_say() -> None:
     assert make_reference.main(["--check"]) == 0, "run python -m scripts.make_reference"
+
+
+ERRORS = ROOT / "docs" / "reference" / "errors.md"
+PAGE = re.compile(r"docs/[\w/]+\.md(?:#[\w-]+)?")
+
+
+def test_every_finding_has_its_heading_in_order() -> None:
+    section = ERRORS.read_text("utf-8").partition("\n## Findings\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^### (.+)$", section, re.MULTILINE) == [*CODES, *SUBJECTS]
+    assert not set(SUBJECTS) & set(CODES)
+
+
+def test_every_page_that_the_source_names_is_there() -> None:
+    named = {
+        (path.relative_to(ROOT).as_posix(), page)
+        for room in ("src", "examples", "scripts", "requirements")
+        for path in (ROOT / room).rglob("*")
+        if path.suffix in {".py", ".toml", ".lua", ".js", ".html", ".in", ".yml"}
+        for page in PAGE.findall(path.read_text("utf-8"))
+    }
+    assert named
+    assert {(path, page) for path, page in named if not leads_somewhere(ROOT / "README.md", page)} == set()
