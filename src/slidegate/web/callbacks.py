@@ -143,4 +143,4 @@ class UserCallbacks:
 
 def whole_cost(units: Any) -> int:
     """Return a checked cost; other whole numbers, such as numpy's, are converted to `int`."""
-    return check_cost(index(units) if hasattr(units, "__index__") else units)
+    return check_cost(index(units) if hasattr(type(units), "__index__") else units)
