@@ -58,12 +58,15 @@ class CountIf(Hook):
 
 
 class StrikeForStatus(Hook):
-    """Strikes for the status of a response; a status that is no signal costs a look-up."""
+    """Strikes for the status of a response; a status that is no signal costs a look-up.
+
+    The status of a refusal, by whichever middleware or limit within, is none of the application.
+    """
 
     def start(self, exchange: Exchange, status: Any) -> Awaitable[object] | None:
         """See `Hook.start`."""
         signals = exchange.middleware.signals
-        if status not in signals.by_kind or exchange.is_refused:
+        if status not in signals.by_kind or not all(map(_DECISION, exchange.decided)):
             return None
         return signals.strike_for(status, exchange.scope, exchange)
 
