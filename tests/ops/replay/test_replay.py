@@ -75,9 +75,10 @@ OPTIONS = st.fixed_dictionaries(
         "blocklist": st.just(Networks(["198.51.100.3"])),
         "allowlist": st.just(Networks(["192.0.2.64/26"])),
         "bans": st.just(BanPolicy("6/10m", "5m", signals={404: 1, "refused": 1, "/.env": "ban"})),
-        "name": st.just("outer"),
     },
 )
+NAMES = st.sampled_from([[None], ["outer"], ["inner", "outer"], [None, "outer"]])
+"""Of middlewares around each other, whose rules have the same names."""
 
 
 def at_times(gaps: list[AccessRecord]) -> list[AccessRecord]:
@@ -101,20 +102,25 @@ def record(second: float, client: str = "192.0.2.7", path: str = "/", **more: An
     return AccessRecord(at_us, client, "GET", path, 200)._replace(**more)
 
 
-@given(RECORDS, OPTIONS)
-async def test_a_replay_decides_as_the_live_application_does(gaps: list[AccessRecord], options: dict[str, Any]) -> None:
+@given(RECORDS, OPTIONS, NAMES)
+async def test_a_replay_decides_as_the_live_application_does(
+    gaps: list[AccessRecord], options: dict[str, Any], names: list[str | None]
+) -> None:
     async def answer(request: Request) -> Response:
         return Response(status_code=int(request.headers["x-status"]))
 
     clock = FakeClock()
     app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST", "PUT"])])
-    middleware = RateLimitMiddleware(app, limiter=Limiter(MemoryStore(clock=clock)), **options)
-    replay = Replay([middleware])
+    limiter, middlewares = Limiter(MemoryStore(clock=clock)), list[Any]()
+    for name in names:
+        inner = middlewares[0] if middlewares else app
+        middlewares.insert(0, RateLimitMiddleware(inner, limiter=limiter, name=name, **options))
+    replay = Replay(middlewares)
     for record in at_times(gaps):
         clock.set(record.time_us)
         scope = scope_of(record)
         scope["headers"].append((b"x-status", str(record.status).encode()))
-        assert (await replay.play(record)).status == (await send_scope(middleware, scope)).status
+        assert (await replay.play(record)).status == (await send_scope(middlewares[0], scope)).status
 
 
 async def test_all_middlewares_around_an_application_decide() -> None:

@@ -146,6 +146,7 @@ def _copied(one: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> RateLim
         bans=one.policies,
         headers=None,
         enabled=True,
+        name=one.prefix.removesuffix(":") or None,
         blocklist=one.lists["blocklist"],
         allowlist=one.lists["allowlist"],
     )
