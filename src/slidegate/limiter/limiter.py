@@ -26,7 +26,7 @@ from ..core.memo import remember
 from ..core.question import Question
 from ..core.store import BanStore, Store
 from ..stores.memory.store import MemoryStore
-from .aio import COMMAND_DEADLINE_S, answer_of, answer_to_the_end, in_turns
+from .aio import COMMAND_DEADLINE_S, answer_of, answer_to_the_end, in_turns, to_the_end
 from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
@@ -187,14 +187,15 @@ class Limiter:
         return await answer_to_the_end(self.engine.charge(checks))
 
     async def refund(self, decision: Decision) -> bool:
-        """Refund the units that `decision` charged.
+        """Refund the units that `decision` charged. Cancelling the call does not interrupt it.
 
         Returns:
             False, with nothing changed, for a refused decision, a second call, or a charge that has expired.
         """
         if not isinstance(decision, Decision):
             raise ConfigurationError(f"refund: expected the Decision that `hit` returned, not {quoted(decision)}")
-        return await self.engine.refund(decision.take_back())
+        answer = self.engine.refund(decision.take_back())
+        return await (answer if self.engine.per_process else to_the_end(answer))  # the former never suspends
 
     async def reset(self, key: AnyKey) -> bool:
         """Forget the windows of `key` under every rule. Returns False if there were none.
@@ -378,7 +379,7 @@ class Limiter:
         spelled = self._ban_key(key)
         if not may_ban(policy, spelled):
             return None
-        return await answer_of(self.engine.strike(policy, spelled, weight, clean_reason(reason)))
+        return await answer_to_the_end(self.engine.strike(policy, spelled, weight, clean_reason(reason)))
 
     async def export_bans(self) -> AsyncIterator[str]:
         """Yield the bans in force as lines of JSON, to write to a file. Strikes are not exported.
