@@ -55,7 +55,7 @@ class Outcome:
         refusal: The decision that refused it; None if none did.
         shadow_rules: The names of the shadow rules that would have refused it.
         route: The methods and the template of the route, for example ``GET /items/{id}``; ``(no route)`` if no route
-            was found. For a request refused before, the label of the rule, list or policy that refused it.
+            was found, for example because the request was refused before.
         status: The status code of the response; 0 if none was sent.
         ended: ``refused``; or, if admitted, ``success``, ``exception`` or ``cancelled``. A request that is cancelled
             while it waits for room, or whose client disconnects, is ``cancelled``, and not allowed.

@@ -18,8 +18,7 @@ from ..limiter.aio import in_background
 from ..limiter.engine import Engine
 from ..limiter.observers import Ended, Outcome, tell
 from .exchange import Exchange, Hook, is_failure
-from .responses import label_of_refusal
-from .routes import UNROUTED, RouteLabels
+from .routes import RouteLabels
 from .waiting import refund
 
 if TYPE_CHECKING:
@@ -122,19 +121,17 @@ class Report(Hook):
         duration_us = self._now_us() - began_us
         if duration_us < 0:  # a user-supplied clock may step back
             duration_us = 0
-        route = self._routes.label(exchange.scope)
         decisions = [*map(_DECISION, decided)]
         refusal: Decision | None = None
         ended: Ended = "success"
         if decisions and not decisions[-1].allowed:
             # Not if a limit at an endpoint refuses after the response has begun: the connection breaks.
             refusal = None if error is not None and status and is_failure(error) else decisions[-1]
-        if refusal is not None and route == UNROUTED:
-            route = label_of_refusal(refusal)
         if refusal is not None and not decided.has_left:
             ended = "refused"
         elif not exchange.is_complete:
             ended, status = _ended(exchange, error)
+        route = self._routes.label(exchange.scope)
         outcome = Outcome(decisions, refusal, decided.shadow_rules, route, status, ended, began_us, duration_us)
         tell(self._observers.requests, outcome)
 

@@ -27,7 +27,6 @@ from ..core.store import Event
 from .callbacks import request_of
 from .exchange import CLOSED, Exchange
 from .headers import Fields
-from .routes import UNROUTED
 
 if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
@@ -191,7 +190,7 @@ class Refusals:
             return
         client = middleware.clients.find(scope).key
         state, ban, wait_us = refusal.binding, refusal.ban, refusal.retry_after_us
-        label, route = label_of_refusal(refusal), middleware.route_labels.label(scope)
+        label = label_of_refusal(refusal)
         rule, by = (label, "") if state is not None or refusal.status else ("", refusal.by)
         key = state.key if state is not None else client if ban is None else ban.key
         method = escaped(str(scope.get("method", _HANDSHAKE)), _MAX_METHOD)
@@ -204,7 +203,7 @@ class Refusals:
             "limit": "" if state is None else str(state.limit),
             "reason": str(refusal.reason),
             "by": by,
-            "route": label if route == UNROUTED else route,
+            "route": middleware.route_labels.label(scope),
             "method": method,
             "path": path,
             "retry_after_s": None if wait_us is None else ceil_s(wait_us),
