@@ -62,8 +62,9 @@ class Limiter:
 
     Safe to share between threads and event loops; use one for the whole application.
 
-    A ban of an address or network refuses every address in it. A bare IPv6 address means its /64; ``2001:db8::1/128``
-    is that single address. A ban of any other key refuses the requests that are counted under it.
+    A ban by hand of an address or network refuses every address in it. A bare IPv6 address means its /64;
+    ``2001:db8::1/128`` is that single address. A ban of any other key, or by a policy, refuses the requests that are
+    counted under its key, or struck by it.
 
     Args:
         store: The store that keeps the counts; by default a new `MemoryStore`.
