@@ -133,16 +133,6 @@ async def test_64_questions_that_one_late_answer_leaves_open_are_one_late_call()
     assert (traffic.limiter.failures, traffic.limiter.is_failing) == (2, False)
 
 
-async def test_half_of_the_calls_of_a_second_are_an_outage_though_others_are_answered() -> None:
-    traffic = Traffic(lambda number: LATE_S if number % 2 and number >= 400 else QUICK_S)
-    await traffic.run(200, 400)
-    assert traffic.limiter.failures == 0
-    began_us = traffic.clock()
-    await traffic.run(200, 300)
-    ((reported_us, _),) = traffic.of("store_failed")
-    assert 900_000 <= reported_us - began_us <= 1_200_000
-
-
 async def test_a_server_that_always_needs_80_ms_is_reported_with_the_time_that_it_needs() -> None:
     traffic = Traffic(lambda number: 0.08)
     await traffic.run(20, 100)

@@ -165,16 +165,6 @@ async def test_large_rows_take_no_more_than_was_taken_ahead(opened_as: Opened, m
     assert store._env.room.used() < 8 * mib, "a process that writes to a hole on a full disk is killed"
 
 
-async def test_rows_outlive_the_process_and_are_those_of_all_stores_on_a_path(opened_as: Opened) -> None:
-    first, second = opened_as("lmdb"), opened_as("lmdb")
-    await write(first, *rows(1, 3))
-    assert second.shared_stats.read("5s", 0, 0) == [(0, ANN, bytes(3))]
-    first.close()
-    second.close()
-    third = opened_as("lmdb")
-    assert third.shared_stats.read("5s", 0, 0) == [(0, ANN, bytes(3))]
-
-
 async def redis_rows(store: RedisStore) -> None:
     await write(store, *rows(2, 5, 7), StatsRow("workers", 0, b"ann", MINUTE_US))
     assert sorted(await store.shared_stats.read("5s", 0, 40)) == [(7, ANN, bytes(5)), (8, ANN, bytes(5))]

@@ -9,9 +9,9 @@ import pytest
 
 from slidegate import Limit
 
-from ...redis_servers import RedisServer, needs_redis, until
+from ...redis_servers import RedisServer, needs_redis
 from ...soak.checks import most_inside
-from .worker import SPAWN, Orders, at_work, work
+from .worker import Orders, at_work
 
 pytestmark = needs_redis
 
@@ -52,19 +52,3 @@ def test_hosts_whose_clocks_disagree_share_one_limit(server: RedisServer) -> Non
         pass
     assert len(times_us) == 100
     assert times_us[-1] - times_us[0] < 5_000_000, "all have the time of the server"
-
-
-@pytest.mark.all
-@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.deep)])
-def test_clients_that_are_killed_leave_no_key_that_stays(server: RedisServer, kills: int) -> None:
-    limit = Limit(1_000, "10m")
-    for number in range(kills):
-        worker = SPAWN.Process(target=work, args=(Orders(server.url, str(limit), 60_000_000, key=f"user:{number}"),))
-        worker.start()
-        until(lambda known=number: len(server.command("KEYS", "*:w:*")) > known, "its first hit")
-        worker.kill()
-        worker.join()
-    names = [name for name in server.command("KEYS", "*") if b":bans" not in name]
-    assert len(names) >= kills
-    longest_ms = (limit.span_us + limit.slice_us) // 1_000 + 1_000
-    assert all(0 < server.command("PTTL", name) <= longest_ms for name in names)

@@ -30,7 +30,6 @@ class Orders:
         limit: For example ``"777/hour"``.
         span_us: How long it goes on, by the store's time.
         skew_s: The error of its clocks.
-        key: The key that is counted.
         may_fail: Whether the store may not answer now and then; otherwise it has time that only a hang uses up.
     """
 
@@ -38,7 +37,6 @@ class Orders:
     limit: str
     span_us: int
     skew_s: float = 0.0
-    key: str = "key"
     may_fail: bool = False
 
 
@@ -71,7 +69,7 @@ async def hits(orders: Orders) -> list[int]:
     times: list[int] = []
 
     async def hit() -> int:
-        decision = await limiter.hit(orders.key, orders.limit)
+        decision = await limiter.hit("key", orders.limit)
         assert orders.may_fail or decision.reason != "unavailable"
         if decision.allowed:
             times.append(decision.now_us)
@@ -83,7 +81,7 @@ async def hits(orders: Orders) -> list[int]:
 
     timeout = "" if orders.may_fail else f"{'&' if '?' in orders.url else '?'}timeout=30s"
     async with Limiter.from_url(orders.url + timeout, deadline="30s", on_error="deny") as limiter:
-        await limiter.peek(orders.key, orders.limit)
+        await limiter.peek("key", orders.limit)
         for start in _starts:
             start.wait(BOUND_S)
         end_us = await hit() + orders.span_us
