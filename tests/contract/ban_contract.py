@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from slidegate import BanPolicy
 from slidegate.core import Ban, ConfigurationError, Reason
 from slidegate.testing import FakeClock
 
@@ -69,6 +70,14 @@ class BansContract:
             with pytest.raises(ConfigurationError, match=r"^bans"):
                 await settle(store.raw.bans.load(bad))
         assert await store.banned() == []
+
+    @with_store()
+    async def test_nothing_is_left_of_strikes_after_their_window(self, store: StoreHarness) -> None:
+        for after in ("3/minute", "100/minute", "100/7s"):
+            policy = BanPolicy(after, name=after)
+            await store.strike("user:eve", policy=policy)
+            store.clock.advance(us=policy.after.window_us)
+            assert not await store.unban("user:eve"), f"they are counted {after}"
 
     @with_store()
     async def test_of_two_bans_of_a_key_the_longer_stays(self, store: StoreHarness) -> None:

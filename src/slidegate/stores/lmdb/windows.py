@@ -27,7 +27,7 @@ import lmdb
 from ...core import concurrency, ring
 from ...core.decide import Counter
 from ...core.decision import Bucket
-from ...core.limits import AnyLimit
+from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.quotas import KEPT_US, Quota
 from ...core.store import Clock
@@ -195,13 +195,14 @@ class WindowRows:
     def strike(self, bucket: Bucket, key: str, weight: int) -> int | None:
         """See `StrikeWindows`."""
         (limit,) = bucket.limits
+        assert isinstance(limit, Limit), "strikes are counted by one limit"
+        counter = limit.counter
         row = row_of(key, digest_of(bucket.name, *limit.same_window))
         stored = self._txn.get(row, None, self._dbs.strikes)
         if stored is None and not self._takes_room():
             return None
-        counter = limit.counter_by(self._unix_us)
         window, _ = counter.charge((stored or b"")[HEAD_BYTES:], self._now_us, weight)
-        self._txn.put(row, HEAD.pack(limit.span_us) + window, db=self._dbs.strikes)
+        self._txn.put(row, HEAD.pack(counter.terms[2]) + window, db=self._dbs.strikes)
         if stored is None:
             recheck_at(self._txn, self._dbs.ends, self._now_us + limit.check_us, row, STRIKES)
         return counter.state(window, self._now_us)[0]
