@@ -19,7 +19,7 @@ pytest plugin consist of them, and other test frameworks call them directly::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial, wraps
 from inspect import iscoroutinefunction
@@ -149,13 +149,14 @@ class Switch(AbstractContextManager[T]):
 
     def __init__(self, block: Callable[[], AbstractContextManager[T]]) -> None:
         self._block = block
-        self._entered = ExitStack()
+        self._entered: list[AbstractContextManager[T]] = []
 
     def __enter__(self) -> T:
-        return self._entered.enter_context(self._block())
+        self._entered.append(self._block())
+        return self._entered[-1].__enter__()
 
     def __exit__(self, *error: object) -> None:
-        self._entered.close()
+        self._entered.pop().__exit__(None, None, None)
 
     def __call__(self, function: F) -> F:
         """Decorate a function."""

@@ -151,13 +151,14 @@ async def test_a_switch_decorates_functions_and_those_that_are_awaited_for_each_
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-async def test_limits_are_on_again_after_the_outermost_block(depth: int) -> None:
+@pytest.mark.parametrize("is_one", [False, True])
+async def test_limits_are_on_again_after_the_outermost_block(depth: int, is_one: bool) -> None:
     limiter = Limiter()
     app = RateLimitMiddleware(hello, limits="1/minute", limiter=limiter)
     assert await statuses(app, 2) == [200, 429]
-    blocks = [ExitStack() for _ in range(depth)]
+    blocks, again = [ExitStack() for _ in range(depth)], limits_off()
     for block in blocks:
-        block.enter_context(limits_off())
+        block.enter_context(again if is_one else limits_off())
     made_meanwhile = RateLimitMiddleware(hello, limits="1/minute")
     for block in reversed(blocks):
         assert await statuses(app, 2) == await statuses(made_meanwhile, 2) == [200, 200]
