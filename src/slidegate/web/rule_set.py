@@ -378,9 +378,10 @@ class RuleSet:
         remember(plan.questions, known, question)
         if known in plan.questions:
             self._asked.append((plan.questions, known))
-        if len(self._asked) > MAX_QUESTIONS:
-            questions, oldest = self._asked.popleft()
-            questions.pop(oldest, None)
+        with suppress(IndexError):  # another thread has made all of them be forgotten
+            if len(self._asked) > MAX_QUESTIONS:
+                questions, oldest = self._asked.popleft()
+                questions.pop(oldest, None)
 
     def forget_questions(self) -> None:
         """Make all questions anew, because a list or an amount has changed."""
