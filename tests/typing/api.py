@@ -224,7 +224,7 @@ async def generate(request: Request) -> None:
         assert_type(error.concerns, Literal["server", "key"])
 
 
-networks = Networks(["192.0.2.0/24", "2001:db8::/32"], strict=False)
+networks = Networks(["192.0.2.0/24", "2001:db8::/32"])
 assert_type("192.0.2.7" in networks, bool)
 
 store = MemoryStore(max_keys=50_000, clock=lambda: 0)

@@ -102,8 +102,7 @@ def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
     first = value & -size
     if strict and first != value:
         raise ConfigurationError(
-            f"network: {quoted(text)} has host bits set; did you mean {format_network(version, value, prefix)}? "
-            "(strict=False clears them)"
+            f"network: {quoted(text)} has host bits set; write {format_network(version, value, prefix)}"
         )
     return version, first, first + size - 1
 

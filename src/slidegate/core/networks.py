@@ -30,7 +30,6 @@ class Networks:
 
     Args:
         networks: Addresses and networks as text or `ipaddress` objects.
-        strict: Whether host bits are an error; otherwise they are cleared.
 
     Raises:
         ConfigurationError: An entry is not an address or network.
@@ -41,9 +40,9 @@ class Networks:
     _ranges: dict[int, tuple[list[int], list[int]]]
     """The first and the last addresses of the ranges, by version (4 or 6)."""
 
-    def __init__(self, networks: Iterable[object] = (), *, strict: bool = True) -> None:
+    def __init__(self, networks: Iterable[object] = ()) -> None:
         listed = check_list("networks", networks, 'a list, for example ["192.0.2.0/24"]')
-        self._merge(parse_network(written(network, str), strict=strict) for network in listed)
+        self._merge(parse_network(written(network, str)) for network in listed)
 
     @classmethod
     def of_ranges(cls, ranges: Iterable[tuple[int, int, int]]) -> Self:

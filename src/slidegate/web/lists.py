@@ -29,7 +29,6 @@ class Networks(core.Networks):
 
     Args:
         networks: Addresses and networks as text or `ipaddress` objects.
-        strict: Whether host bits after the prefix are an error; otherwise they are cleared.
 
     Raises:
         ConfigurationError: An entry is invalid.
