@@ -36,10 +36,8 @@ async def test_other_scope_types_pass_unchanged(kind: str, of_a_file: bool, tmp_
     scope = {"type": kind, "state": {}}
     file = tmp_path / "slidegate.toml"
     file.write_text('limits = "1/hour"')
-    middleware: Any = (
-        RateLimitMiddleware.from_file(app, file) if of_a_file else RateLimitMiddleware(app, limits="1/hour")
-    )
-    await middleware(scope, receive, send)
+    made: Any = RateLimitMiddleware.from_file(app, file) if of_a_file else RateLimitMiddleware(app, limits="1/hour")
+    await made(scope, receive, send)
     assert [*map(id, seen)] == [id(scope), id(receive), id(message)]
     assert scope == {"type": kind, "state": {}}
 

@@ -12,7 +12,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from slidegate import Limiter, MemoryStore, MessageLimits, RateLimit, RateLimitMiddleware
 from slidegate.testing import FakeClock, limits_clock
 
-from ..asgi import PEER, scope_of
+from ..asgi import PEER
 from ..remote_stores import SlowStore
 from ..virtual_time import turns
 from .sockets import BYE, Client, greet, listening, texts
@@ -123,18 +123,6 @@ def test_no_message_is_lost_or_counted_twice_when_a_read_is_given_up(patience: l
 
 
 def test_under_trio_messages_are_counted_too() -> None:
-    async def main() -> list[tuple[str, int | None]]:
-        sent = [{"type": "websocket.connect"}, *texts(2), BYE]
-        came: list[tuple[str, int | None]] = []
-
-        async def receive() -> Message:
-            return sent.pop(0)
-
-        async def send(message: Message) -> None:
-            came.append((message["type"], message.get("code")))
-
-        app = RateLimitMiddleware(listening, messages=MessageLimits("1/hour"))
-        await app(scope_of(type="websocket"), receive, send)
-        return came
-
-    assert anyio.run(main, backend="trio") == [("websocket.accept", None), ("websocket.close", 1013)]
+    client = Client(*texts(2), BYE)
+    anyio.run(client.run, RateLimitMiddleware(listening, messages=MessageLimits("1/hour")), backend="trio")
+    assert (client.kinds, client.closes) == (["accept", "close"], [(1013, "message limit exceeded")])
