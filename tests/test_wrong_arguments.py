@@ -26,13 +26,18 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 
+from .asgi import hello, scope_of, send_scope
+
 LIMITER = Limiter()
-REQUEST = Request({"type": "http", "method": "GET", "path": "/", "headers": [], "client": ("192.0.2.7", 1)})
+TOOLS = slidegate.mcp_tool("search", validated=True)
+REQUEST = Request(scope_of())
+anyio.run(send_scope, RateLimitMiddleware(hello, limits="99999/s", bans=slidegate.BanPolicy()), REQUEST.scope)
 RIGHT = {
     "amount": 5,
     "app": Starlette(),
     "capacity": 5,
     "client": Redis(),
+    "connection": REQUEST,
     "cost": 1,
     "duration": "1h",
     "key": "192.0.2.1",
@@ -85,6 +90,8 @@ CALLED: list[Callable[..., Any]] = [
     *(LimitedTransport, SyncLimitedTransport, FakeClock, RecordingObserver, LmdbStore, RedisStore),
     *(Statistics.of(LIMITER).read, Statistics.of(LIMITER).clients, Statistics.of(LIMITER).events),
     *(Concurrency, CounterWindow, HotKeys, MetricWindow, RollingTotals),
+    *(key.of for key in (header("X-A"), slidegate.cookie("a"), slidegate.query("a"), slidegate.path_param("a"))),
+    *(TOOLS.is_in, slidegate.RateLimit("1/s").check),
     partial(Rule, "/", "5/minute", wait="5s"),
     *(partial(slidegate.Quota, f"5/{unit}") for unit in ("week", "month", "year")),
 ]

@@ -15,7 +15,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from ..core.addresses import Address, address_key
-from ..core.arguments import check_list
+from ..core.arguments import check_list, expect
 from ..core.bans.ban import OWN_PREFIX, Ban, BanSubject, clean_reason, longest
 from ..core.bans.policy import WIDEST, BanPolicy, may_ban
 from ..core.decision import Decision, Reason, refused_by_ban
@@ -229,6 +229,7 @@ async def strike(
     """
     if weight != "ban":
         check_whole(weight, 1, 1_000_000, "strike: weight", 'or "ban", for example 1')
+    expect("policy", policy, str, '"abuse"')
     decided: Decided = of_request(request, DECIDED_KEY, "strike")
     # Innermost first, so that the outermost of two policies with one name wins.
     above = {name: middleware for middleware, _ in reversed(decided) for name in middleware.signals.policies}
@@ -239,7 +240,7 @@ async def strike(
         if any(decision.reason is Reason.DISABLED for _, decision in decided):
             return None
         names = ", ".join(map(repr, above)) or "none; write RateLimitMiddleware(..., bans=BanPolicy())"
-        problem = "name one of them" if policy is None else f"{policy!r} is none{closest(policy, list(above))}"
+        problem = "name one of them" if policy is None else f"{quoted(policy)} is none{closest(policy, list(above))}"
         raise ConfigurationError(f"strike: the ban policies of this endpoint are: {names}; {problem}")
     if decided.is_exempt_from(middleware):
         return None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from starlette.requests import HTTPConnection
 
+from ..core.arguments import expect
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.reservation import Reservation
@@ -206,6 +207,7 @@ def _find(request: HTTPConnection, rule: str | None, what: str) -> _Counted | No
     Raises:
         ConfigurationError: There is no middleware around the endpoint, no such rule, or several that must be named.
     """
+    expect("rule", rule, str, '"api"')
     decided: Decided = of_request(request, DECIDED_KEY, what)
     counted = {
         bucket.label: (middleware, check)
@@ -228,5 +230,5 @@ def _find(request: HTTPConnection, rule: str | None, what: str) -> _Counted | No
     if is_uncounted or rule in names_above or (rule is None and not counted):
         return None
     names = ", ".join(map(repr, counted)) or "none"
-    problem = "name one of them" if rule is None else f"{rule!r} is no rule here{closest(rule, names_above)}"
+    problem = "name one of them" if rule is None else f"{quoted(rule)} is no rule here{closest(rule, names_above)}"
     raise ConfigurationError(f"{what}: the rules counted on this request are: {names}; {problem}")
