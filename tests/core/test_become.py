@@ -2,10 +2,8 @@
 
 import pickle
 
-import pytest
-
 from slidegate import MemoryStore, Quota
-from slidegate.core import AnyLimit, Bucket, Concurrency, Limit
+from slidegate.core import Bucket, Concurrency, Limit
 
 from ..hurry import at_once
 
@@ -46,21 +44,3 @@ def test_permits_are_refused_by_the_amount_that_holds_now() -> None:
     for amount, passes in ((4, True), (4, True), (2, False), (3, True)):
         bucket.limits[0].become(amount)
         assert store.ask(question).allowed is passes
-
-
-@pytest.mark.parametrize(
-    "one",
-    [
-        Limit(5, "1m", resolution=10, name="burst"),
-        Quota("5/month", zone="Europe/Berlin", starts=15, name="plan"),
-        Concurrency(5, name="permits"),
-    ],
-    ids=str,
-)
-def test_a_limit_with_another_amount_differs_in_nothing_else(one: AnyLimit) -> None:
-    other = one.own()
-    other.become(9)
-    assert (other.amount, other.name, other.same_window) == (9, one.name, one.same_window)
-    assert other != one
-    other.become(5)
-    assert other == one

@@ -82,29 +82,6 @@ def test_taking_back_one_check_leaves_the_others() -> None:
     assert readings[0] == (2, 60, 9, 0), "the states of the store are not touched"
 
 
-@pytest.mark.parametrize(
-    ("costs", "spent", "shown"),
-    [
-        ((1, 240), (1, 240), "tokens"),  # 59 more by requests, 3 by tokens
-        ((1, 240), (58, 240), "requests"),
-        ((1, 16), (1, 56), "requests"),  # 59 and 59: the later one
-        ((1, 16), (1, 55), "requests"),  # 59 and 59 and a bit
-        ((1, 0), (1, 990), "tokens"),  # what says its cost only afterwards counts as 1
-        ((1, 240), (60, 1_000), "requests"),  # none fits: the later one
-        ((2, 240), (61, 1_000), "requests"),  # a lowered amount
-    ],
-)
-def test_the_tightest_limit_decides_the_header_fields(
-    costs: tuple[int, int], spent: tuple[int, int], shown: str
-) -> None:
-    buckets = [Bucket("requests", parse_limits("60/minute")), Bucket("tokens", parse_limits("1000/minute"))]
-    for order in (1, -1):
-        checks: list[Check] = [(bucket, "ann", cost) for bucket, cost in zip(buckets, costs, strict=True)][::order]
-        seen = [(units, 9 - number, 0, 0) for number, units in enumerate(spent)][::order]
-        decision = Decision(True, Reason.OK, 0, checks, seen)
-        assert decision.binding.name == shown
-
-
 def test_a_refusal_that_bans_lasts_as_long_as_the_ban() -> None:
     refusal = Decision(False, Reason.LIMITED, 0, [check("5/minute")], [(5, 20 * SECOND_US, 0, 20 * SECOND_US)])
     for ban_us, retry_after in ((77 * SECOND_US, 77), (SECOND_US, 20)):

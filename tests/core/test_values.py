@@ -12,7 +12,19 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from slidegate.core import AnyLimit, Concurrency, Limit, Networks, Quota
+from slidegate.core import (
+    AnyLimit,
+    Bucket,
+    Concurrency,
+    Decision,
+    Limit,
+    Networks,
+    Quota,
+    Reason,
+    parse_address,
+    parse_limits,
+)
+from slidegate.core.addresses import format_network
 from slidegate.core.bans.policy import BanPolicy, may_ban
 from slidegate.core.calendar import Anchor, Calendar, Unit
 from slidegate.core.ring import MAX_UNITS
@@ -35,6 +47,21 @@ def period(unit: Unit, zone: str, at: str, **anchor: int) -> str:
     return " to ".join(times)
 
 
+def addresses(texts: str) -> str:
+    """Return the addresses that some texts spell, each once."""
+    found = dict.fromkeys(map(parse_address, texts.split(",")))
+    return ", ".join("none" if one is None else format_network(*one, 128 if one[0] == 6 else 32) for one in found)
+
+
+def tightest(costs: tuple[int, int], spent: tuple[int, int]) -> str:
+    """Return which of 60 requests and 1,000 tokens a minute the header fields show, for so many that are spent."""
+    limits = {"requests": "60/minute", "tokens": "1000/minute"}
+    checks = [(Bucket(name, parse_limits(limits[name])), "ann", cost) for name, cost in zip(limits, costs, strict=True)]
+    readings = [(units, 9 - number, 0, 0) for number, units in enumerate(spent)]
+    found = {Decision(True, Reason.OK, 0, checks[::way], readings[::way]).binding.name for way in (1, -1)}
+    return " or ".join(sorted(found))
+
+
 def bannable(keys: str, *protected: str, **options: Any) -> str:
     """Return which of some keys a policy may ban by itself."""
     networks = Networks([*protected])
@@ -43,7 +70,7 @@ def bannable(keys: str, *protected: str, **options: Any) -> str:
 
 NAMES = {name: value for module in MODULES for name, value in vars(module).items() if not name.startswith("_")}
 NAMES |= {
-    **{one.__name__: one for one in (shown, spent, period, bannable, timedelta)},
+    **{one.__name__: one for one in (shown, spent, period, addresses, tightest, bannable, timedelta)},
     **{"EXACT": EXACT, "SLICED": SLICED, "MAX_UNITS": MAX_UNITS},
 }
 
@@ -58,12 +85,23 @@ def test_what_is_written_becomes_what_it_says(texts: Callable[..., None]) -> Non
 
 
 @pytest.mark.parametrize(
-    "one", [Limit(5, "1m"), Quota("7/week", starts="Sunday", name="plan"), Concurrency(4)], ids=str
+    "one",
+    [
+        Limit(5, "1m", resolution=10, name="burst"),
+        Quota("7/month", zone="Europe/Berlin", starts=15, name="plan"),
+        Concurrency(4, name="permits"),
+    ],
+    ids=str,
 )
-def test_limits_are_copied_and_compared_and_cannot_be_changed(one: AnyLimit) -> None:
-    for twin in (copy.copy(one), pickle.loads(pickle.dumps(one))):
+def test_limits_are_copied_and_compared_and_only_their_own_amount_changes(one: AnyLimit) -> None:
+    own = one.own()
+    for twin in (copy.copy(one), pickle.loads(pickle.dumps(one)), own):
         assert (twin, hash(twin), str(twin)) == (one, hash(one), str(one))
-    for other in (Limit(6, "1m"), Quota("9/day"), Concurrency(5)):
+    own.become(9)
+    assert (own.amount, own.name, own.same_window) == (9, one.name, one.same_window)
+    for other in (own, Limit(5, "1m", resolution=10), Quota("9/day"), Concurrency(4)):
         assert one != other
+    own.become(one.amount)
+    assert own == one
     with pytest.raises(AttributeError, match=f"a {type(one).__name__} is immutable; create another one"):
         one.amount = 5

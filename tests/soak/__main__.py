@@ -14,12 +14,127 @@ import asyncio
 import platform
 import random
 import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
 
-from ..redis_servers import REDIS
-from .soaking import soak
+from ..redis_servers import REDIS, RedisServer
+from ..stores.redis.stores import eventually
+from .checks import PROMISES, Answer, broken_bounds, grown, leaked, lost_bans
+from .fleet import Fleet
+from .visitors import Visitors
 
-STORES = ("lmdb", "redis")
+CLIENTS: Final = 40
+GREEDY: Final = 4
+START_S: Final = 60.0
+REST_S: Final = 20.0
+LOAD_S: Final = 30.0
+"""How much longer the load goes on at most, until it has shown something."""
+LAGS_S: Final = {"lmdb": 0.0, "redis": 0.25}
+"""Where a worker answers without asking Redis, its clock is behind the server's by as long as the last answer took to
+come: a few milliseconds on this machine, and more only if the worker stands still itself."""
+EXPECTED: Final = (200, 403, 404, 429, 503)
+
+
+@dataclass
+class Findings:
+    store: str
+    broken: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+
+
+async def soak(store: str, seconds: float, workers: int, seed: int) -> Findings:
+    """Load workers on a store and disturb them."""
+    chance, findings = random.Random(f"{seed} {store}"), Findings(store)
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
+        server = None
+        if store == "redis":
+            server = stack.enter_context(RedisServer("--appendonly", "yes", "--appendfsync", "everysec"))
+        url = server.url if server else f"lmdb://{directory / 'store'}"
+        fleet = stack.enter_context(closing(Fleet(url, workers, directory)))
+        await eventually(lambda: len(fleet.lives) == workers, START_S)
+        visitors = Visitors(fleet.port, chance)
+        sending = asyncio.create_task(visitors.send(CLIENTS, GREEDY))
+        faults = await _disturb(fleet, server, chance, time.monotonic() + seconds)
+        with suppress(TimeoutError):  # slow workers need longer for the load that the verdict asks for
+            await eventually(lambda: not _unseen(visitors.answers), LOAD_S)
+        visitors.stop()
+        await sending
+        findings.broken += [*await _at_rest(fleet), *fleet.stop()]
+        _judge(findings, visitors, fleet, faults)
+    return findings
+
+
+async def _disturb(fleet: Fleet, server: RedisServer | None, chance: random.Random, until_s: float) -> Counter[str]:
+    """Do harm every few seconds until a moment; return what was done how often."""
+    done: Counter[str] = Counter()
+    while (left_s := until_s - time.monotonic()) > 0:
+        await asyncio.sleep(min(chance.uniform(1.5, 6.0), left_s))
+        if time.monotonic() >= until_s:
+            break
+        what = chance.choice(["kill", "kill", "restart", "pause"]) if server else "kill"
+        if what == "kill" or server is None:
+            fleet.kill_one(chance)
+        else:
+            begin, end = (server.kill, server.start) if what == "restart" else (server.pause, server.resume)
+            await asyncio.to_thread(begin)
+            await asyncio.sleep(chance.uniform(0.0, 2.0))
+            await asyncio.to_thread(end)
+        done[what] += 1
+    return done
+
+
+async def _at_rest(fleet: Fleet) -> list[str]:
+    """Wait until no worker has tasks and files left over; return what is left after `REST_S`."""
+    quiet_s, found = time.monotonic(), ["end: a worker says nothing about itself any more"]
+
+    def rested() -> bool:
+        nonlocal found
+        lives = fleet.running
+        if len(lives) >= fleet.count and all(said[-1].at_s >= quiet_s for said in lives.values()):
+            found = [
+                line for pid, samples in lives.items() for line in leaked(f"worker {pid}", samples[0], samples[-1])
+            ]
+        return not found
+
+    with suppress(TimeoutError):
+        await eventually(rested, REST_S)
+    return found
+
+
+def _judge(findings: Findings, visitors: Visitors, fleet: Fleet, faults: Counter[str]) -> None:
+    answers = visitors.answers
+    statuses = Counter(answer.status for answer in answers)
+    findings.broken += [*broken_bounds(answers, PROMISES), *lost_bans(answers, LAGS_S[findings.store])]
+    findings.broken += [f"status: {statuses[one]} answers with {one}" for one in statuses if one not in EXPECTED]
+    if visitors.hung:
+        findings.broken.append(f"hang: {visitors.hung} requests had no answer")
+    findings.broken += [f"load: nobody was {what}, so nothing is shown" for what in sorted(_unseen(answers))]
+    findings.lines += [
+        f"{len(answers):,} answers: " + ", ".join(f"{status} x {statuses[status]:,}" for status in sorted(statuses)),
+        f"{sum(answer.banned for answer in answers):,} of them by a ban; {visitors.cut:,} requests without an answer, "
+        "by kills or because the client left",
+        "faults: " + (", ".join(f"{what} x {count}" for what, count in sorted(faults.items())) or "none"),
+    ]
+    for pid, samples in fleet.lives.items():
+        first, last = samples[0], samples[-1]
+        findings.broken += grown(f"worker {pid}", samples)
+        findings.lines.append(
+            f"worker {pid}: {last.at_s - first.at_s:.0f} s, memory {first.rss_mib:.1f} to {last.rss_mib:.1f} MiB, "
+            f"last seen with {last.tasks} tasks and {last.files} files"
+        )
+
+
+def _unseen(answers: list[Answer]) -> set[str]:
+    """Return what the load has to bring about and has not yet."""
+    kinds = {200: "admitted", 429: "refused"}
+    return {"admitted", "refused", "banned"} - {"banned" if one.banned else kinds.get(one.status) for one in answers}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,9 +144,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=2.0, help="of all parts together")
     parser.add_argument("--seed", type=int, default=None, help="of what clients do, and of the faults")
     parser.add_argument("--workers", type=int, default=3, choices=range(2, 17), metavar="2..16")
-    parser.add_argument("--store", choices=STORES, default=None, help="only this one")
+    parser.add_argument("--store", choices=[*LAGS_S], default=None, help="only this one")
     options = parser.parse_args(arguments)
-    stores = [options.store] if options.store else list(STORES)
+    stores = [options.store] if options.store else list(LAGS_S)
     if "redis" in stores and REDIS is None:
         parser.error("there is no redis-server; python3 dev.py test says how to get one, --store lmdb goes without")
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed

@@ -9,9 +9,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import Final
-
-from .record import Answer, Promise, Sample
+from typing import Final, NamedTuple
 
 CLOCKS_S: Final = 0.004
 """By how much a window may look shorter, because the server reads another clock."""
@@ -20,6 +18,54 @@ MOST_GROWTH_MIB: Final = 4.0
 MORE_TASKS: Final = 4
 MORE_FILES: Final = 6
 """How many tasks and files of its own a store may have once it was asked, such as its connection and who reads it."""
+
+
+class Promise(NamedTuple):
+    """One rule of the application: at most `amount` in any window of one key."""
+
+    path: str
+    amount: int
+    window_s: int
+    name: str
+    shared: bool = False
+    """Whether all clients share one window."""
+
+
+PROMISES: Final = (
+    Promise("/counts", 40, 2, "counts"),
+    Promise("/exact", 8, 2, "exact"),
+    Promise("/stream", 12, 1, "stream"),
+    Promise("/maybe", 20, 2, "maybe"),
+    Promise("/wait", 5, 1, "wait"),
+    Promise("*", 400, 1, "service", shared=True),
+)
+
+
+class Answer(NamedTuple):
+    """One answer. The decision was made at some moment from `sent_s` to `received_s`, by the clock of this machine."""
+
+    client: str
+    path: str
+    status: int
+    sent_s: float
+    received_s: float
+    banned: bool = False
+    retry_after_s: int = 0
+    """Whole seconds, rounded up."""
+
+    @property
+    def admitted(self) -> bool:
+        """Whether the middleware let the request through to the application, which answers 200 or 404."""
+        return self.status in (200, 404)
+
+
+class Sample(NamedTuple):
+    """What a worker said about itself at one moment."""
+
+    at_s: float
+    rss_mib: float
+    tasks: int
+    files: int
 
 
 def broken_bounds(answers: Iterable[Answer], promises: Sequence[Promise]) -> list[str]:

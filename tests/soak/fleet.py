@@ -11,7 +11,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Final
 
-from .record import Sample
+from .checks import Sample
 
 STOP_S: Final = 20.0
 ROOT: Final = Path(__file__).parents[2]

@@ -9,13 +9,15 @@ from .checks import (
     MORE_FILES,
     MORE_TASKS,
     MOST_GROWTH_MIB,
+    Answer,
+    Promise,
+    Sample,
     broken_bounds,
     grown,
     leaked,
     lost_bans,
     most_inside,
 )
-from .record import Answer, Promise, Sample
 
 QUARTERS_S = st.integers(0, 40).map(lambda quarters: quarters / 4)
 SPANS = st.lists(st.tuples(QUARTERS_S, st.integers(0, 12)).map(lambda span: (span[0], span[0] + span[1] / 4)))

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.redis_servers import needs_redis
-from tests.soak.soaking import soak
+from tests.soak.__main__ import soak
 
 pytestmark = pytest.mark.all
 

@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 
-from .record import Answer
+from .checks import Answer
 
 HANGS_S = 15.0
 """Nobody waits that long: the deadline is 250 ms, a wait for room a second, and a paused server two."""

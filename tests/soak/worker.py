@@ -21,7 +21,7 @@ from starlette.routing import Route
 from slidegate import BanPolicy, Limiter, RateLimitMiddleware, Rule, client_ip, everyone
 
 from ..served_by_workers import serve
-from .record import PROMISES, Sample
+from .checks import PROMISES, Sample
 
 SAMPLE_EVERY_S = 0.5
 PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
