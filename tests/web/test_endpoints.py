@@ -114,6 +114,14 @@ async def test_the_count_is_named_after_the_function_and_the_limits() -> None:
     assert (await call(app)).headers["ratelimit-policy"] == f'"{page.__module__}.page";q=5;w=60'
 
 
+@pytest.mark.parametrize("name", [None, "it"])
+async def test_a_shadow_has_windows_of_its_own_beside_the_same_limit(name: str | None) -> None:
+    shadow = RateLimit("9/hour", cost=2, shadow=True, name=name)
+    app = RateLimitMiddleware(Router([Route("/", RateLimit("9/hour", name=name)(shadow(page)))]))
+    left = [(await call(app)).headers["ratelimit"].partition(";r=")[2][0] for _ in range(9)]
+    assert left == [*"876543210"]
+
+
 async def test_without_a_router_the_function_is_known_all_the_same() -> None:
     limit = RateLimit("1/hour")
     one, two = request_response(limit(page)), request_response(limit(other))

@@ -242,7 +242,7 @@ class RateLimit:
             if rule.name is None:
                 where, is_named = _place_of(endpoint)
                 rule.label = where[-MAX_LABEL:]
-                identity = f"{where if is_named else f'{where} {path}'} {_spelled(rule)}"
+                identity = rule.identity_of(f"{where if is_named else f'{where} {path}'} {_spelled(rule)}")
             plan = middleware.rule_set.plan_of_endpoint(rule, identity)
             # The memo keeps both alive, so that no other object gets their ids.
             found = remember(plans, known, (plan, (self, endpoint)))

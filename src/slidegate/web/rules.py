@@ -250,8 +250,12 @@ class Rule:
 
     @property
     def identity(self) -> str:
-        """The owner of its counts in a store. A shadow rule has separate windows under the name of another rule."""
-        return self.label if self.action == "limit" else f"{self.label}:{self.action}"
+        """The owner of its counts in a store."""
+        return self.identity_of(self.label)
+
+    def identity_of(self, name: str) -> str:
+        """Return the owner of its counts, given its name; a shadow rule has separate windows under another's name."""
+        return name if self.action == "limit" else f"{name}:{self.action}"
 
     @property
     def counts(self) -> bool:
