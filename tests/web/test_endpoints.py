@@ -68,9 +68,9 @@ async def other(request: Request) -> Response:
     return PlainTextResponse("other")
 
 
-async def counts(app: ASGIApp, path: str) -> list[str]:
+async def counts(app: ASGIApp, path: str, method: str = "GET") -> list[str]:
     """Return the names of the counts that a request charges."""
-    scope = scope_of(path)
+    scope = scope_of(path, method)
     await send_scope(app, scope)
     return [bucket.name for bucket, _, _ in checks(scope)]
 
@@ -93,9 +93,10 @@ def test_each_endpoint_has_one_count_for_each_of_its_limits_whatever_comes_first
             endpoint = made(str(at))
             for one in decorators:
                 endpoint = RateLimit(one)(endpoint)
-            router.get(f"/{at}", dependencies=depends(dependencies))(endpoint)
+            methods = ["POST" if at % 2 else "GET"]
+            router.api_route(f"/{at // 2}", methods=methods, dependencies=depends(dependencies))(endpoint)
         app.include_router(router)
-        found = {at: await counts(app, f"/{at}") for at in order}
+        found = {at: await counts(app, f"/{at // 2}", "POST" if at % 2 else "GET") for at in order}
         assert all(len(names) == len({*names}) for names in found.values()), "a limit that is met twice is charged once"
         return {at: set(names) for at, names in found.items()}
 

@@ -233,8 +233,8 @@ class RateLimit:
 
     def _plan(self, middleware: RateLimitMiddleware, scope: Scope, endpoint: Any) -> Plan:
         """Return the plan of the requests to an endpoint."""
-        path = getattr(scope.get("route"), "path", "")
-        known, plans = (id(self), id(endpoint), path), middleware.rule_set.at_endpoints
+        route = scope.get("route")
+        known, plans = (id(self), id(endpoint), id(route)), middleware.rule_set.at_endpoints
         found = plans.get(known)
         if found is None:
             rule = copy(self.rule)
@@ -242,10 +242,13 @@ class RateLimit:
             if rule.name is None:
                 where, is_named = _place_of(endpoint)
                 rule.label = where[-MAX_LABEL:]
-                identity = rule.identity_of(f"{where if is_named else f'{where} {path}'} {_spelled(rule)}")
+                if not is_named:
+                    methods = ",".join(sorted(getattr(route, "methods", None) or ()))
+                    where = f"{where} {methods} {getattr(route, 'path', '')}"
+                identity = rule.identity_of(f"{where} {_spelled(rule)}")
             plan = middleware.rule_set.plan_of_endpoint(rule, identity)
-            # The memo keeps both alive, so that no other object gets their ids.
-            found = remember(plans, known, (plan, (self, endpoint)))
+            # The memo keeps all three alive, so that no other object gets their ids.
+            found = remember(plans, known, (plan, (self, endpoint, route)))
         return found[0]
 
 
