@@ -36,7 +36,7 @@ from ...contract import StoreContract
 from ...contract.harness import bucket
 from ...contract.player import settle
 from ...hurry import PATIENCE_S
-from ...virtual_time import turns
+from ...virtual_time import VirtualTime, turns
 from ..conftest import Opened
 from ..transports import RandomContract
 from .processes import SMALL, counts_file, files_open_in, gate_held, in_another_process, keys_in
@@ -238,6 +238,14 @@ async def test_files_that_have_to_be_opened_again_wait_for_another_process_as_a_
         await turns(100)
         assert not waiting.done()
     assert (await waiting).remaining == 3
+
+
+async def test_a_question_without_a_deadline_is_given_up_after_half_a_minute(store: Any) -> None:
+    virtual, question = VirtualTime(), ((bucket("5/hour"), "ann", 1),)
+    with gate_held(store), pytest.raises(StoreTimeout, match=r"another process has held the files for 30 s"):
+        await settle(store.hit(question))
+    assert 30 <= virtual.passed_s < 31
+    assert (await settle(store.hit(question))).remaining == 4
 
 
 @pytest.mark.parametrize("deadlines", [("20ms", "4s"), ("4s", "20ms")])
