@@ -34,7 +34,7 @@ async def _listed(limiter: Limiter) -> list[Ban]:
 
 
 class SyncLimiter:
-    """The methods of `Limiter` as blocking calls: what `Limiter.sync` returns.
+    """The most used methods of `Limiter` as blocking calls: what `Limiter.sync` returns.
 
     Safe to share between threads, and after `fork`. A thread with a running event loop must not call it. If a thread is
     interrupted while it waits for the store, as by Ctrl-C, the units may stay charged.
