@@ -225,35 +225,18 @@ async def test_a_request_cancelled_after_sending_stays_charged(scene: MakeScene)
     assert made.time.passed_s == pytest.approx(1 + 0.4)
 
 
-WAIT_7, SOME_REMAIN = {"Retry-After": "7"}, {"X-RateLimit-Remaining": "9", "X-RateLimit-Reset": "7"}
-GITHUB = {"statuses": GITHUB_STATUSES}
-SENT: dict[str, tuple[dict[str, Any], list[Answer], list[int], list[float]]] = {
-    "a refusal": ({}, [(429, WAIT_7)], [200], [7]),
-    "a refusal by RateLimit": ({}, [(429, {"RateLimit": '"a";r=0;t=7'})], [200], [7]),
-    "a refusal by X-RateLimit-Reset": ({}, [(429, {"X-RateLimit-Reset": "7"})], [200], [7]),
-    "a refusal that says no time": ({}, [(429, {})], [429, 200], [0]),
-    "an overloaded server, which gets its pause only": ({}, [(503, WAIT_7)], [503, 200], [7]),
-    "another error": ({}, [(500, WAIT_7)], [500, 200], [0]),
-    "a forbidden request": ({}, [(403, WAIT_7)], [403, 200], [0]),
-    "a forbidden request of GitHub": (GITHUB, [(403, WAIT_7)], [200], [7]),
-    "one of which requests remain": (GITHUB, [(403, SOME_REMAIN)], [403, 200], [0]),
-    "one that says no time": (GITHUB, [(403, {})], [403, 200], [0]),
-    "no retries": ({"retries": 0}, [(429, WAIT_7)] * 2, [429, 429], [7]),
-    "one retry": ({"retries": 1}, [(429, WAIT_7)] * 2, [429, 200], [7, 7]),
-    "three retries": ({"retries": 3}, [(429, WAIT_7)] * 3, [200], [7, 7, 7]),
-    "pauses beyond the wait": ({"retries": 3, "wait": "10s"}, [(429, WAIT_7)] * 4, [429], [7]),
-    "more than an hour": ({"wait": "2h"}, [(429, {"Retry-After": "3601"})], [429, 200], [0]),
-}
-"""Options, answers before those of 200, the statuses that the client gets, and the seconds between requests."""
+def test_a_request_is_sent_again_after_a_pause(scene: MakeScene, texts: Callable[..., None]) -> None:
+    async def played(*answers: Answer, **options: Any) -> str:
+        """Return the statuses that a client gets until it gets 200, and the seconds between requests."""
+        made, statuses = scene(*answers, OK, **options), list[int]()
+        while 200 not in statuses:
+            statuses += await made.statuses()
+        gaps = " ".join(f"{gap:g}" for gap in made.server.gaps_s)
+        ignored = ", and ignores a pause" * ("pause_ignored" in made.observer.kinds)
+        return f"{' '.join(map(str, statuses))} with gaps of {gaps} s{ignored}"
 
-
-@pytest.mark.parametrize("name", SENT)
-async def test_a_request_is_sent_again_after_a_pause(scene: MakeScene, name: str) -> None:
-    options, answers, statuses, gaps_s = SENT[name]
-    made = scene(*answers, OK, **options)
-    assert await made.statuses(len(statuses)) == statuses
-    assert made.server.gaps_s == gaps_s
-    assert ("pause_ignored" in made.observer.kinds) == (name == "more than an hour")
+    names = {"played": played, "WAIT_7": {"Retry-After": "7"}, "GITHUB": GITHUB_STATUSES}
+    texts(Path(__file__).with_name("sent.txt"), "> ", lambda line: asyncio.run(eval(f"played({line})", dict(names))))
 
 
 async def test_clients_that_share_a_limiter_spend_and_pause_together(scene: MakeScene) -> None:
