@@ -1,7 +1,10 @@
 """What observers hear of a request: its outcome, once, when its last byte is out, and one event if it is refused."""
 
+import asyncio
 from asyncio import CancelledError
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -37,79 +40,65 @@ async def test_an_outcome_says_when_a_request_began_how_long_it_took_and_whom_it
     assert {state.key for one in ear.outcomes for decision in one.decisions for state in decision.states} == {PEER}
 
 
-START: Message = {"type": "http.response.start", "status": 200, "headers": []}
-EARLY: Message = {"type": "http.response.early_hint", "links": []}
-LAST: Message = {"type": "http.response.body", "body": b"x"}
-MORE: Message = {**LAST, "more_body": True}
-FILE: Message = {"type": "http.response.pathsend", "path": "/x"}
-ZERO_COPY: Message = {"type": "http.response.zerocopysend", "file": 3}
-TRAILERS: Message = {"type": "http.response.trailers", "headers": []}
-ACCEPT: Message = {"type": "websocket.accept"}
-CLOSE: Message = {"type": "websocket.close"}
-END = 9
-"""Behind all messages, where the application returns or raises."""
+START, BODY, COPY = ({"type": f"http.response.{name}"} for name in ("start", "body", "zerocopysend"))
+MESSAGES: dict[str, Any] = {
+    "start": {**START, "status": 200, "headers": []},
+    "304": {**START, "status": 304, "headers": []},
+    "trailed": {**START, "status": 200, "headers": [], "trailers": True},
+    "hint": {"type": "http.response.early_hint", "links": []},
+    "last": BODY,
+    "more": {**BODY, "more_body": True},
+    "file": {"type": "http.response.pathsend", "path": "/x"},
+    "copy": {**COPY, "file": 3},
+    "copy-more": {**COPY, "file": 3, "more_body": True},
+    "trailers": {"type": "http.response.trailers", "headers": []},
+    **{name: {"type": f"websocket.{name}"} for name in ("accept", "send", "close")},
+    "raises": RuntimeError(),
+    "left": ClientDisconnect(),
+    "gone": WebSocketDisconnect(1001),
+    "cancelled": CancelledError(),
+}
+"""What an application sends or raises."""
 
 
-@pytest.mark.parametrize(
-    ("messages", "at", "ended"),
-    [
-        ([START, LAST], 2, "success"),
-        ([START, FILE], 2, "success"),
-        ([START, MORE, MORE, ZERO_COPY], 4, "success"),
-        ([START, {**ZERO_COPY, "more_body": True}, LAST], 3, "success"),
-        ([{**START, "trailers": True}, LAST, TRAILERS], 2, "success"),
-        ([EARLY, EARLY, START, LAST], 4, "success"),
-        ([{**START, "status": 304}, LAST], 2, "success"),
-        ([START, LAST, LAST, MORE, START, FILE], 2, "success"),
-        ([RuntimeError()], END, "exception"),
-        ([START, RuntimeError()], END, "exception"),
-        ([START, "a limit"], END, "exception"),
-        ([START, LAST, RuntimeError()], 2, "success"),
-        ([START, MORE, ClientDisconnect()], END, "cancelled"),
-        ([CancelledError()], END, "cancelled"),
-        ([], END, "cancelled"),
-        ([ACCEPT, {"type": "websocket.send"}, CLOSE], 3, "success"),
-        ([ACCEPT, WebSocketDisconnect(1001)], END, "success"),
-        ([CLOSE], 1, "success"),
-    ],
-)
-async def test_a_request_has_one_outcome_behind_its_last_byte_and_until_then_its_permit(
-    messages: list[Any], at: int, ended: str
-) -> None:
-    """Whatever its messages and its end, and beside an observer that fails."""
-    store, ear, order, seen = MemoryStore(), Listener(), list[str](), list[tuple[int, int]]()
+async def ends(words: list[str]) -> str:
+    """Return what comes to the server and, beside an observer that fails, the outcome; and permits behind each send."""
+    store, told = MemoryStore(), list[str]()
 
     class Failing(Listener):
         def request(self, outcome: Outcome, /) -> None:
-            order.append("outcome")
+            told.append(f"[{outcome.ended}]" if outcome.allowed else "[refused]")
             raise RuntimeError("no")
 
     limiter = Limiter(store)
     await limiter.hit(PEER, "1/hour", rule="tight")
-    for observer in (Failing(), ear):
+    for observer in (Failing(), ear := Listener()):
         limiter.observe(observer)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        for message in messages:
-            if message == "a limit":
+        for word in words:
+            if word == "limited":
                 await TIGHT.check(Request(scope))
-            if isinstance(message, BaseException):
-                raise message
-            await send(message)
-            seen.append((store.permits_held(), len(ear.outcomes)))
+            if isinstance(MESSAGES[word], BaseException):
+                raise MESSAGES[word]
+            await send(MESSAGES[word])
+            told.append(str(store.permits_held()))
 
     async def send(message: Message) -> None:
-        order.append(message["type"])
+        told.append(message["type"].rpartition(".")[2])
 
     middleware = RateLimitMiddleware(app, rules=[Rule("*", "5/day", concurrency=1)], limiter=limiter)
-    connection = "websocket" if messages and messages[0] in (ACCEPT, CLOSE) else "http"
     with suppress(Exception, CancelledError):
-        await middleware(scope_of(type=connection), anyio.sleep_forever, send)
-    sent = [message["type"] for message in messages if isinstance(message, dict)]
-    assert order == [*sent[:at], "outcome", *sent[at:]]
-    assert [(one.allowed, one.ended) for one in ear.outcomes] == [(True, ended)]
-    assert seen == [(1, 0) if number < at else (0, 1) for number in range(1, len(sent) + 1)]
-    assert store.permits_held() == 0
+        kind = "websocket" if words[:1] in (["accept"], ["close"]) else "http"
+        await middleware(scope_of(type=kind), anyio.sleep_forever, send)
+    assert len(ear.outcomes) == 1
+    return " ".join([*told, f"end {store.permits_held()}"])
+
+
+def test_a_request_has_one_outcome_behind_its_last_byte_and_until_then_its_permit(texts: Callable[..., None]) -> None:
+    texts(
+        Path(__file__).with_name("ends.txt"), "> ", lambda line: asyncio.run(ends(line.removeprefix("nothing").split()))
+    )
 
 
 async def test_an_observer_that_comes_while_a_request_is_under_way_hears_of_the_next_one() -> None:
