@@ -115,6 +115,15 @@ async def test_the_count_is_named_after_the_function_and_the_limits() -> None:
     assert (await call(app)).headers["ratelimit-policy"] == f'"{page.__module__}.page";q=5;w=60'
 
 
+async def test_two_functions_without_a_name_are_two_limits() -> None:
+    outer = RateLimit(limits=lambda request: "90/hour")
+    inner = RateLimit(limits=lambda request: "9/hour")
+    app = RateLimitMiddleware(Router([Route("/", outer(inner(page)))]))
+    assert await counts(app, "/") == await counts(app, "/")
+    assert len({*await counts(app, "/")}) == 2
+    assert [one.partition(";")[0] for one in (await call(app)).headers["ratelimit"].split(";r=")[1:]] == ["86", "5"]
+
+
 @pytest.mark.parametrize("name", [None, "it"])
 async def test_a_shadow_has_windows_of_its_own_beside_the_same_limit(name: str | None) -> None:
     shadow = RateLimit("9/hour", cost=2, shadow=True, name=name)

@@ -281,9 +281,13 @@ def _bytes_of(max_body: int | str) -> int:
 
 
 def _spelled(rule: Rule) -> str:
-    """Return the limits of a rule as text."""
+    """Return the limits of a rule as text; those of a function by its name, with the line if that is not unique."""
     function = rule.limits_function
-    return "; ".join(map(str, rule.all_limits)) if function is None else "by " + _place_of(function)[0]
+    if function is None:
+        return "; ".join(map(str, rule.all_limits))
+    where, is_named = _place_of(function)
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"by {where}" if is_named or code is None else f"by {where} in line {code.co_firstlineno}"
 
 
 def _place_of(endpoint: Any) -> tuple[str, bool]:
