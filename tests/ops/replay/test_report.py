@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from slidegate import Limiter, RateLimitMiddleware, Rule, client_ip
+from slidegate import Limiter, Networks, RateLimitMiddleware, Rule, client_ip
 from slidegate.ops.replay import AccessRecord, Measured, Replay, Simulated
 from slidegate.ops.replay.replay import checks_of
 from slidegate.ops.replay.report import MINUTE_US, measure, peak, quantile, refused_by
@@ -108,9 +108,10 @@ async def test_routes_are_measured_apart_however_long_they_are() -> None:
 
 async def test_exempt_requests_are_not_measured() -> None:
     rules = [Rule("/health", exempt=True), Rule("/no", block=True), Rule("/", "1/minute", final=True)]
-    middleware = RateLimitMiddleware(hello, rules=rules, client=client_ip(ipv4_prefix=24))
+    lists = {"blocklist": Networks(["192.0.2.8"]), "allowlist": Networks(["192.0.2.9"])}
+    middleware = RateLimitMiddleware(hello, rules=rules, client=client_ip(ipv4_prefix=24), **lists)
     measured = Measured(middleware=middleware)
-    for n, path in enumerate(["/health", "/no", "/", "/a"]):
-        await measured.add(record(n, f"192.0.2.{n}", path))
-    assert measured.requests == 4
+    for host, path in enumerate(["/health", "/no", "/", "/a", "/", "/"], start=4):
+        await measured.add(record(host, f"192.0.2.{host}", path))
+    assert measured.requests == 6
     assert {client: len(times) for client, times in measured.clients.items()} == {"192.0.2.0/24": 2}

@@ -146,8 +146,8 @@ class Measured:
 
     Args:
         app: An application with routes. It is not called.
-        middleware: A middleware around it: its `client` is used, and requests that it exempts or blocks are not
-            measured. Its limits are ignored.
+        middleware: A middleware around it: its `client` is used, and requests that it exempts or blocks, by a rule or a
+            list, are not measured. Its limits are ignored.
 
     Attributes:
         requests: The number of HTTP requests.
@@ -157,11 +157,14 @@ class Measured:
         self.requests = 0
         self._times_us: dict[str, dict[str, array[int]]] = {ALL: {}}
         rules = () if middleware is None else middleware.rules
+        lists = {} if middleware is None else middleware.lists
         measuring = RateLimitMiddleware(
             app or nothing,
             rules=[*(rule for rule in rules if not rule.counts), Rule("*", _BOUNDLESS, name=ALL)],
             default_limits=None if app is None else _BOUNDLESS,
             client=None if middleware is None else middleware.client,
+            blocklist=lists.get("blocklist"),
+            allowlist=lists.get("allowlist"),
         )
         self._replay = Replay([measuring])
 
