@@ -203,12 +203,8 @@ class StoreContract(
         assert await settle(store.raw.inspect("ann", ())) == (store.clock.now_us, store.clock.now_us, [])
 
     @with_store()
-    async def test_closing_twice_is_harmless(self, store: StoreHarness) -> None:
-        await settle(store.raw.close())
-
-    @with_store()
     async def test_a_closed_store_answers_no_question(self, store: StoreHarness) -> None:
-        """Every method raises `StoreUnavailable`, even for keys that were refused or banned before."""
+        """Every method raises `StoreUnavailable`, even for keys that were refused or banned before; but `close`."""
         full = (bucket("1/minute"), "bob", 1)
         await store.ban("eve")
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Redis and Valkey by address: every form reaches a real server, and no message shows a password."""
+"""Stores by address: what is read of it and refused, that no message shows a password, and what a real server sees."""
 
 import ast
 import inspect
@@ -18,13 +18,14 @@ from redis.asyncio import RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from slidegate import ConfigurationError, Limiter
+from slidegate import ConfigurationError, Limiter, MemoryStore
 from slidegate.stores.open_store import open_store
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.urls import SCHEMES, open_client
 
 from ..fault_proxy import HOST, FaultProxy
 from ..redis_servers import RedisServer, needs_redis
+from ..test_messages import message_of
 
 SECRET = "hunter2"
 SETTINGS = ("path", "db", "ssl", "username", "password", "ssl_ca_certs", "ssl_check_hostname", "ssl_cert_reqs")
@@ -48,6 +49,23 @@ def settings_of(url: str) -> str:
 
 def test_addresses_are_read(texts: Callable[..., None]) -> None:
     texts(Path(__file__).with_name("addresses.txt"), ">>> ", settings_of)
+
+
+def refusal_of(expression: str) -> str:
+    """Return the message, which shows no password, nor does an error behind it."""
+    from slidegate.stores.lmdb import LmdbStore  # Windows has none
+
+    names = {known.__name__: known for known in (Limiter, LmdbStore, MemoryStore, RedisStore)}
+    if SECRET in expression:
+        with pytest.raises(ConfigurationError) as caught:
+            eval(expression, dict(names))
+        assert SECRET not in str(caught.value)
+        assert caught.value.__cause__ is caught.value.__context__ is None
+    return message_of(expression, names)
+
+
+def test_options_and_addresses_that_cannot_work_are_refused_with_what_would(texts: Callable[..., None]) -> None:
+    texts(Path(__file__).with_name("messages.txt"), ">>> ", refusal_of)
 
 
 @given(st.sampled_from(SCHEMES), st.text(max_size=12), st.text(max_size=12), st.text(max_size=12))

@@ -1,4 +1,4 @@
-"""The law of bans: strikes in a ring, the ladder, forgiving."""
+"""The law of bans: policies, strikes in a ring, the ladder, forgiving."""
 
 from typing import NamedTuple
 
@@ -110,3 +110,19 @@ def test_a_high_level_has_an_end_that_every_store_can_write() -> None:
     policy = BanPolicy("1/minute", "400d", forgive="400d")
     _, level = next_ban(policy, "ann", "why", Level(10**6, 0, LATEST_US), 0)
     assert level.over_us == LATEST_US
+
+
+@pytest.mark.parametrize("factor", [1, 1.0, 1.1, 1.5, 4, 1_000])
+@pytest.mark.parametrize(("duration", "longest"), [("1s", "400d"), ("1h", "1h"), ("400d", "400d"), ("1s", "1s")])
+def test_every_ladder_ends_and_never_goes_down(factor: float, duration: str, longest: str) -> None:
+    policy = BanPolicy(duration=duration, factor=factor, longest=longest)
+    ladder_us = [policy.length_us(level) for level in range(1, 201)]
+    assert ladder_us == sorted(ladder_us)
+    assert ladder_us[-1] == (policy.duration_us if factor == 1 else policy.longest_us)
+
+
+def test_a_policy_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError, match="a BanPolicy is immutable; create another one instead of setting name"):
+        BanPolicy().name = "other"
+    with pytest.raises(TypeError):
+        BanPolicy().signals["refused"] = 2  # type: ignore[index]
