@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
-from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, everyone
+from slidegate import Limiter, MemoryStore, Quota, RateLimit, RateLimitMiddleware, Rule, everyone
 from slidegate.limiter import overrides
 from slidegate.testing import FakeClock
 from slidegate.web.rule_set import BoundRule
@@ -207,3 +207,16 @@ async def test_a_child_of_fork_looks_at_its_first_request_as_its_parent_did(limi
     app.begin_anew()
     assert await passed(app, 1) == 1
     assert app._decided
+
+
+async def test_every_name_that_headers_show_is_that_of_a_limit_which_can_be_changed(limiter: Limiter) -> None:
+    rules = [
+        Rule("*", ["5/minute", Quota("9/month")], concurrency=2, name="n" * 64),
+        Rule("/" + "p" * 99, "5/400 days; 5/s"),
+        Rule("*", "5/minute", name='a"b, c'),
+    ]
+    app = guarded(limiter, *rules)
+    for one in limiter.limits():
+        await limiter.override(one.name, one.with_amount(1), "1h")
+    assert [one.limit.amount for one in app.limits_by_name()] == [1] * 6
+    assert [await limiter.restore(one.name) for one in limiter.limits()] == [True] * 6

@@ -50,6 +50,8 @@ _LOG_EVERY_S: Final = 600.0
 WORKER: Final = 1
 """The number of the rows of workers."""
 _VERSION: Final = 2
+_MAX_NAME: Final = 128
+"""A name of response headers has what follows a rule's name of 64 characters: its window, or a number."""
 _WRITE_EVERY_S: Final = 10.0
 _KEPT_US: Final = 30_000_000
 _LISTED: Final = 10
@@ -197,7 +199,7 @@ class Overrides:
     async def unset(self, name: str) -> bool:
         """End the override of a limit; False if it has none."""
         if name != ALL:
-            check_name(name, "limit name")
+            check_name(name, "limit name", _MAX_NAME)
         await self.refresh()
         if name not in self.known:
             return False
@@ -374,7 +376,7 @@ def _checked(name: str, limit: str) -> str:
         if limit != OFF:
             raise ConfigurationError(f'limit "*": it stands for all limits and can only be "off", not {quoted(limit)}')
         return OFF
-    check_name(name, "limit name")
+    check_name(name, "limit name", _MAX_NAME)
     return written(parse_one(limit))
 
 
