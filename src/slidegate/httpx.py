@@ -107,6 +107,8 @@ class _Limited:
         codes = check_list("statuses", statuses, "a list of status codes such as (429, 503)")
         self._statuses = {check_whole(code, 400, 599, "statuses", "for example 429") for code in codes}
         self._rule, self._limits = check_name(name, "name"), parse_limits(limits)
+        # Operators see and change the limits of functions that exist; those of a block go with each request.
+        self._listed = self._limiter.limited(self._limits, key="to:", rule=name)(lambda: None)
 
     async def _handle(self, request: Any) -> Any:
         """Send a request when its key has room, and again after a pause; return the response after its head."""
