@@ -387,7 +387,7 @@ async def test_an_idle_worker_writes_nothing(rows: SharedRows, statistics: Stati
     assert time.passed_s == pytest.approx(3_605.1)
     statistics.event(Event("banned", "somebody"))
     await asyncio.sleep(EVERY_S + 0.1)
-    assert rows.writes == len(STEPS) + 2, "only the row of the worker has changed"
+    assert rows.writes == len(STEPS) + 3, "only the rows of the worker and of its events have changed"
 
 
 @given(st.floats(0, 5))
@@ -566,7 +566,7 @@ async def test_events_of_all_workers_are_the_newest_first_and_escaped(rows: Shar
     for at, worker in enumerate((statistics, other, statistics)):
         worker.event(Event("banned", f"{at}\n" * 200, {"key": "a\x1b[0m", "until": 5, "path": "x" * 999}, at + 1))
     other.request(refused("api", key="user:ann", began_us=10))
-    await other.publish()
+    await other.end()
     found = await statistics.events()
     assert [(event.kind, event.time_us) for event in found] == [
         ("refused", 1_010),

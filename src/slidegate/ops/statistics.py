@@ -71,7 +71,7 @@ KEPT_US: Final = 86_400_000_000
 """How long the events of a worker are shown, in microseconds."""
 
 # The kinds of rows. Their names change with their format, so that two versions do not read each other's.
-CLIENTS, WORKERS = "stats6-clients", "stats6-workers"
+CLIENTS, WORKERS, EVENTS = "stats6-clients", "stats7-workers", "stats7-events"
 STEPS: Final = {
     "stats6-5s": (5_000_000, 60),
     "stats6-1m": (60_000_000, 60),
@@ -273,6 +273,7 @@ class Statistics(Observer):
         self._current: dict[tuple[str, int], Series] = {}
         self._unwritten: dict[tuple[str, int], Series] = {}
         self._events, self._refusals = deque[Event](maxlen=MAX_EVENTS), deque[Event | Outcome](maxlen=MAX_REFUSALS)
+        self._has_events = False
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
@@ -286,6 +287,7 @@ class Statistics(Observer):
     def event(self, event: Event, /) -> None:
         """Note an event."""
         (self._refusals if event.kind in OF_REFUSALS else self._events).append(event)
+        self._has_events = True
         self._arm()
 
     def _arm(self) -> None:
@@ -355,6 +357,7 @@ class Statistics(Observer):
             _found(self._fresh_clients, name).count(outcome, passed)
         if is_refused:
             self._refusals.append(outcome)
+            self._has_events = True
 
     def _clients_of(self, keys: set[str]) -> list[SeriesName]:
         """Return the clients that a request with these keys is of."""
@@ -387,7 +390,7 @@ class Statistics(Observer):
         self._ahead_s = now_us / 1_000_000 - monotonic()
         self._add(now_us)
         await self._write()
-        await self._keep_worker(now_us)
+        await self._keep_worker(now_us, ALIVE_S)
 
     async def end(self) -> None:
         """Write what is left, when the application ends or the limiter is closed."""
@@ -398,7 +401,7 @@ class Statistics(Observer):
                 if task is not None and task.get_loop() is asyncio.get_running_loop():
                     await asyncio.wait([task])  # it may say once more that this worker lives
             await self.publish()
-            await self._keep_worker(0)
+            await self._keep_worker(0, 0)
 
     def _add(self, now_us: int) -> None:
         """Add the fresh counts to the slices that are current now."""
@@ -423,11 +426,18 @@ class Statistics(Observer):
                 del self._unwritten[kind, number]
             await _pause()
 
-    async def _keep_worker(self, now_us: int) -> None:
-        """Write the row of this worker: who it is, when it wrote, 0 at its end, and its latest events."""
-        events = [_entry_of(event) for event in (*self._events, *self._refusals)]
-        row = _encoded([socket.gethostname(), os.getpid(), now_us, events])
-        await self._limiter.keep_row(WORKERS, 0, row, KEPT_US)
+    async def _keep_worker(self, now_us: int, kept_s: float) -> None:
+        """Write who this worker is and when it wrote; and its latest events, if there are new ones."""
+        host, pid = socket.gethostname(), os.getpid()
+        if self._has_events:
+            events = [_entry_of(event) for event in (*self._events, *self._refusals)]
+            self._has_events = False
+            try:
+                await self._limiter.keep_row(EVENTS, 0, _encoded([host, pid, events]), KEPT_US)
+            except BaseException:
+                self._has_events = True
+                raise
+        await self._limiter.keep_row(WORKERS, 0, _encoded([host, pid, now_us]), int(kept_s * 1_000_000))
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -454,7 +464,11 @@ class Statistics(Observer):
                 if (rule is None or rule in name[0]) and (route is None or route == name[1]):
                     _include(stats, number - first, name, traffic)
             await _pause()
-        stats.workers.extend(sorted(worker for worker, _ in await self._workers() if worker.age_s < ALIVE_S))
+        now_us = await self._limiter.now_us()
+        for _, identity, row in await self._limiter.rows(WORKERS):
+            host, pid, at_us = _decoded(row)
+            stats.workers.append(Worker(_name_of(host, pid, identity), host, pid, max(now_us - at_us, 0) / 1_000_000))
+        stats.workers.sort()
         return stats
 
     async def clients(self, limit: int = 50) -> list[ClientTraffic]:
@@ -491,18 +505,13 @@ class Statistics(Observer):
         """
         check_whole(limit, 1, 1_000, "events: limit", "for example 100")
         await self.publish()
-        found = [event for _, events in await self._workers() for event in events]
-        return nlargest(limit, found, key=lambda event: event.time_us)
-
-    async def _workers(self) -> list[tuple[Worker, list[LoggedEvent]]]:
-        """Return all workers, those that have ended included, and the latest events of each."""
-        now_us, workers = await self._limiter.now_us(), []
-        for _, identity, row in await self._limiter.rows(WORKERS):
-            host, pid, at_us, events = _decoded(row)
-            worker = Worker(f"{host}:{pid}:{identity[:4].hex()}", host, pid, max(now_us - at_us, 0) / 1_000_000)
-            workers.append((worker, [LoggedEvent._make((*event, worker.name)) for event in events]))
+        found: list[LoggedEvent] = []
+        for _, identity, row in await self._limiter.rows(EVENTS):
+            host, pid, events = _decoded(row)
+            found += [LoggedEvent._make((*event, _name_of(host, pid, identity))) for event in events]
+            found = nlargest(limit, found, key=lambda event: event.time_us)
             await _pause()
-        return workers
+        return found
 
 
 _OTHER: Final[SeriesName] = ((OTHER,), OTHER)
@@ -526,6 +535,11 @@ def _bounded() -> AbstractContextManager[object]:
     except RuntimeError:
         return nullcontext()
     return anyio.fail_after(END_S)
+
+
+def _name_of(host: str, pid: int, identity: bytes) -> str:
+    """Return the unique name of a worker."""
+    return f"{host}:{pid}:{identity[:4].hex()}"
 
 
 async def _pause() -> None:
