@@ -83,20 +83,23 @@ ENDPOINTS = st.lists(st.tuples(st.lists(LIMITS, max_size=3), st.lists(LIMITS, ma
 def test_each_endpoint_has_one_count_for_each_of_its_limits_whatever_comes_first(
     of_app: list[str], of_router: list[str], endpoints: list[tuple[list[str], list[str]]], random: Any
 ) -> None:
+    """At the same path of a router, of included and of mounted ones, as a factory may make them."""
+    places = ["GET /x", "POST /x", "GET /included/x", "GET /mounted/x"]
+
     def depends(limits: Iterable[str]) -> list[Any]:
         return [Depends(RateLimit(one)) for one in limits]
 
     async def all_counts(order: list[int]) -> dict[int, set[str]]:
         app = FastAPI(middleware=[Middleware(RateLimitMiddleware)], dependencies=depends(of_app))
-        router = APIRouter(dependencies=depends(of_router))
+        mounted = FastAPI(dependencies=depends(of_app))
         for at, (decorators, dependencies) in enumerate(endpoints):
-            endpoint = made(str(at))
+            endpoint, router = made(str(at)), APIRouter(dependencies=depends(of_router))
             for one in decorators:
                 endpoint = RateLimit(one)(endpoint)
-            methods = ["POST" if at % 2 else "GET"]
-            router.api_route(f"/{at // 2}", methods=methods, dependencies=depends(dependencies))(endpoint)
-        app.include_router(router)
-        found = {at: await counts(app, f"/{at // 2}", "POST" if at % 2 else "GET") for at in order}
+            router.api_route("/x", methods=places[at].split()[:1], dependencies=depends(dependencies))(endpoint)
+            (mounted if at == 3 else app).include_router(router, prefix="/included" if at == 2 else "")
+        app.mount("/mounted", mounted)
+        found = {at: await counts(app, *reversed(places[at].split())) for at in order}
         assert all(len(names) == len({*names}) for names in found.values()), "a limit that is met twice is charged once"
         return {at: set(names) for at, names in found.items()}
 

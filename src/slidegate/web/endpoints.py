@@ -29,6 +29,7 @@ from ..core.memo import remember
 from .decided import EXCHANGE_KEY, of_request
 from .exchange import Exchange
 from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, takes_answer
+from .routes import first_label
 from .rule_set import Plan, limits_kind
 from .rules import MAX_LABEL, Rule
 
@@ -243,8 +244,7 @@ class RateLimit:
                 where, is_named = _place_of(endpoint)
                 rule.label = where[-MAX_LABEL:]
                 if not is_named:
-                    methods = ",".join(sorted(getattr(route, "methods", None) or ()))
-                    where = f"{where} {methods} {getattr(route, 'path', '')}"
+                    where = f"{where} {first_label(scope) or getattr(route, 'path', '')}"
                 identity = rule.identity_of(f"{where} {_spelled(rule)}")
             plan = middleware.rule_set.plan_of_endpoint(rule, identity)
             # The memo keeps all three alive, so that no other object gets their ids.

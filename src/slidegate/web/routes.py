@@ -194,6 +194,12 @@ def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
     return found
 
 
+def first_label(scope: Scope) -> str:
+    """Return the display name of a request's endpoint, of its routes that of the first by name; empty if unknown."""
+    routes, endpoint = mounted_routes(scope.get("router")), scope.get("endpoint")
+    return min([route.label for route in routes if route.endpoint is endpoint], default="")
+
+
 class RouteLabels:
     """Names the routes that requests have reached, for outcomes and events."""
 
