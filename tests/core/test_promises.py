@@ -4,6 +4,7 @@ Every answer is compared with the reference by the contract of stores; here the 
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 from hypothesis import given
@@ -24,30 +25,22 @@ class Traffic(NamedTuple):
     questions: list[tuple[int, int]]
 
 
-def traffic(rolled: bytes) -> Traffic:
-    """Make traffic out of drawn bytes; time goes on."""
+def traffic(rolled: bytes, steps_back: bool = False) -> Traffic:
+    """Make traffic out of drawn bytes; time goes on, or now and then `steps_back`."""
     dice = Choices(rolled)
     limit = dice.limit()
     start_us = dice.pick((0, dice.below(10**9), YEAR_2100_US))
     questions = []
     while dice:
         span_us = dice.span_us([limit])
-        questions.append((dice.pick((0, span_us, span_us)), dice.cost([limit])))
+        direction = -1 if steps_back and dice.below(16) == 1 else 1
+        questions.append((direction * dice.pick((0, span_us, span_us)), dice.cost([limit])))
     return Traffic(limit, start_us, questions)
-
-
-def unsteady(rolled: bytes) -> Traffic:
-    """Make traffic with a clock that now and then steps back: the last bytes say where."""
-    made, dice = traffic(rolled), Choices(rolled[::-1])
-    for number, (span_us, cost) in enumerate(made.questions):
-        if dice.below(16) == 1:
-            made.questions[number] = -span_us, cost
-    return made
 
 
 BYTES = st.one_of(st.binary(max_size=60), st.binary(min_size=200, max_size=1_000))
 TRAFFIC = BYTES.map(traffic)
-UNSTEADY = BYTES.map(unsteady)
+UNSTEADY = BYTES.map(partial(traffic, steps_back=True))
 
 
 class Key:

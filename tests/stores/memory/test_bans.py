@@ -4,10 +4,10 @@ import gc
 import json
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -25,23 +25,26 @@ NEW_YEAR_US = 4_102_444_800 * SECOND_US
 
 AT_ONCE = BanPolicy("1/minute", "10m")
 BUCKET = Bucket("rule", parse_limits("5/minute"))
+PROGRAM = type, FunctionType, MethodType, BuiltinMethodType, ModuleType
 Opened: TypeAlias = Callable[..., MemoryStore]
+
+
+def reached_from(*roots: object) -> Iterator[Any]:
+    """Yield the objects that can be reached from some objects, leaving out the program itself."""
+    waiting, seen = list(roots), set[int]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in seen and not isinstance(one, PROGRAM):
+            seen.add(id(one))
+            yield one
+            waiting += gc.get_referents(one)
 
 
 def tracked_below(*roots: object) -> Counter[str]:
     """Return the types of the objects that the garbage collector walks below some objects, with how many there are."""
     for _ in range(3):
         gc.collect()  # tuples are left out from then on, those in others first
-    found: Counter[str] = Counter()
-    waiting, seen = list(roots), set[int]()
-    while waiting:
-        one = waiting.pop()
-        if id(one) not in seen and gc.is_tracked(one):
-            seen.add(id(one))
-            found[type(one).__name__] += 1
-            if not isinstance(one, (type, FunctionType, MethodType, BuiltinMethodType, ModuleType)):
-                waiting += gc.get_referents(one)
-    return found
+    return Counter(type(one).__name__ for one in reached_from(*roots) if gc.is_tracked(one))
 
 
 @pytest.fixture

@@ -4,10 +4,7 @@ CPython takes integers modulo 2**61 - 1 for their hash, and an IPv6 network of 4
 equal by it. A dictionary of such keys is as slow as a list.
 """
 
-import gc
-import types
 from collections import Counter
-from typing import Any
 
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware
 from slidegate.core import Bucket, parse_address, parse_limits
@@ -16,6 +13,7 @@ from slidegate.testing import FakeClock
 from slidegate.web.client_ip import client_ip
 
 from ...asgi import call, hello
+from .test_bans import reached_from
 
 FIRST = 0x20010DB8 << 96
 STEP = 2**61 - 1
@@ -27,22 +25,8 @@ def crafted(shift: int) -> list[str]:
     return [format_network(6, FIRST + (number * STEP << shift), 128 - shift) for number in range(MANY)]
 
 
-def dictionaries(root: object) -> list[dict[Any, Any]]:
-    """Return the dictionaries that can be reached from an object, leaving out the program itself."""
-    found, seen, waiting = [], set[int](), [root]
-    while waiting:
-        thing = waiting.pop()
-        if id(thing) in seen or isinstance(thing, (type, types.ModuleType, types.FunctionType)):
-            continue
-        seen.add(id(thing))
-        if isinstance(thing, dict):
-            found.append(thing)
-        waiting += gc.get_referents(thing)
-    return found
-
-
 def most_of_one_hash(root: object) -> int:
-    large = [held for held in dictionaries(root) if len(held) >= MANY]
+    large = [each for each in reached_from(root) if isinstance(each, dict) and len(each) >= MANY]
     assert large, "nothing was filled, so this shows nothing"
     return max(max(Counter(map(hash, held)).values()) for held in large)
 

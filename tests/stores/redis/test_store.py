@@ -23,6 +23,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from ...contract import StoreContract
 from ...contract.harness import bucket
 from ...contract.player import settle
+from ...contract.stats_contract import StatsContract
 from ...questions import hit_all
 from ...redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ...virtual_time import turns
@@ -79,6 +80,10 @@ class TestValkey(AtServer, RandomContract):
 
 
 class TestCluster(AtServer, RandomContract):
+    running = "cluster"
+
+
+class TestStatsOnACluster(AtServer, StatsContract):
     running = "cluster"
 
 
