@@ -12,14 +12,10 @@ from tree_sitter import Language, Parser
 
 from slidegate import Limiter
 from slidegate.dashboard import Dashboard
-from slidegate.ops.dashboard.page import count, ms, rate, share, span
 from slidegate.ops.statistics import Statistics
 
 from ...asgi import call
 from .site import TOKEN, VIEWS, Page, Site, basic
-
-NOTHING = "\u2013"
-"""What is shown for no value."""
 
 
 async def test_page_of_a_view_is_small_and_asks_no_other_place(site: Site) -> None:
@@ -81,12 +77,3 @@ async def test_dashboard_without_a_middleware_shows_empty_views(site: Site) -> N
     dashboard = Dashboard(Limiter(), token=TOKEN)
     for view in VIEWS:
         assert (await call(dashboard, f"/{view}", headers={"authorization": basic(TOKEN)})).status == 200
-
-
-def test_numbers_are_shown_in_units_that_people_read() -> None:
-    assert [count(1_234.4), count(None)] == ["1,234", NOTHING]
-    assert [rate(0.1234), rate(1_234.0)] == ["0.123", "1,234"]
-    assert [share(1, 8), share(0, 0)] == ["12.5 %", NOTHING]
-    assert [ms(0.8581), ms(1_500), ms(12_345)] == ["0.858 ms", "1,500 ms", "12.3 s"]
-    seconds = (0.2, -5, 3_661, 90_061, None)
-    assert [span(one) for one in seconds] == ["0.2 s", "0 s", "1 h 2 min", "1 d 2 h", NOTHING]

@@ -185,16 +185,3 @@ async def test_a_log_that_needs_too_many_windows_ends_the_replay(monkeypatch: py
     replay = Replay.of(limits="5/minute")
     with pytest.raises(ConfigurationError, match="more than 10 windows or bans at a time; pass a shorter part"):
         await play(replay, *(record(0, f"192.0.2.{host}") for host in range(100)))
-
-
-TARGETS = {
-    "/a%20b?c=d": ("/a b", b"c=d"),
-    "http://example.org/a?c=d": ("/a", b"c=d"),
-    **dict.fromkeys(("http://example.org", "http://[", "*"), ("/", b"")),
-}
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_every_form_of_a_target_is_a_path(target: str) -> None:
-    scope = scope_of(record(0, path=target))
-    assert (scope["path"], scope["query_string"]) == TARGETS[target]

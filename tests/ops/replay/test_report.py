@@ -61,11 +61,6 @@ def test_the_suggested_limit_is_twice_the_busiest_minute(gaps: list[list[int]]) 
     assert (row["clients"], row["requests"]) == (0, 0)
 
 
-def test_round_numbers_refuse_less_and_less_up_to_nothing() -> None:
-    rows = measure("all", [[number for _ in range(number)] for number in range(1, 90)])["would_refuse"]
-    assert [(row["limit"], row["clients"]) for row in rows] == [("50/1m", 39), ("100/1m", 0), ("178/1m", 0)]
-
-
 @given(RECORDS, OPTIONS, st.booleans())
 async def test_counts_of_a_simulation_are_those_of_its_requests(
     gaps: list[AccessRecord], options: dict[str, Any], have_one_limiter: bool
