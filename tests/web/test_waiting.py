@@ -42,10 +42,6 @@ async def stage(virtual: VirtualTime, tmp_path: Path) -> AsyncIterator[Stage]:
         yield made
 
 
-async def send_nothing(message: Message) -> None:
-    raise AssertionError(f"nothing should be sent, but {message}")
-
-
 class Losing:
     """A server that hands a message out slowly, and has lost it where its reader is cancelled meanwhile."""
 
@@ -112,8 +108,8 @@ async def test_an_exception_of_the_store_while_a_request_waits_comes_as_it_is(at
 async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back() -> None:
     """As a server does that ends its event loop with requests under way."""
     store, app = SlowStore(FakeClock()), Slow()
-    middleware = RateLimitMiddleware(app, limiter=Limiter(store), rules=[Rule("*", concurrency=1)])  # type: ignore[arg-type]
-    request: Any = asyncio.create_task(middleware(scope_of(), anyio.sleep_forever, send_nothing))
+    middleware: Any = RateLimitMiddleware(app, limiter=Limiter(store), rules=[Rule("*", concurrency=1)])  # type: ignore[arg-type]
+    request: Any = asyncio.create_task(middleware(scope_of(), anyio.sleep_forever, None))
     await turns()
     assert (app.entered, store.permits_held()) == (1, 1)
     request.get_coro().close()
