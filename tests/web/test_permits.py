@@ -42,8 +42,7 @@ async def test_the_bound_holds_over_all_ends_of_requests_on_a_shared_store(url: 
 
 
 def test_permits_come_back_under_trio_too() -> None:
-    trio = pytest.importorskip("trio")
-    store, seen = MemoryStore(), []
+    store, seen = MemoryStore(), list[int]()
 
     async def later(scope: Any, receive: Any, send: Any) -> None:
         await anyio.lowlevel.checkpoint()
@@ -55,14 +54,14 @@ def test_permits_come_back_under_trio_too() -> None:
         seen.extend(await statuses(middleware, 1))
 
     async def main() -> None:
-        with trio.fail_after(20):
-            async with trio.open_nursery() as nursery:
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
                 for _ in range(5):
-                    nursery.start_soon(come)
-            with trio.move_on_after(0):
+                    tasks.start_soon(come)
+            with anyio.move_on_after(0):
                 await call(middleware)
 
-    trio.run(main)
+    anyio.run(main, backend="trio")
     assert (seen, store.permits_held()) == ([200] * 5, 0)
 
 
