@@ -59,7 +59,10 @@ class Metric:
     together: Literal["livesum", "mostrecent", "livemin"] = "livesum"
 
 
-_BY_RULE: Final = "Requests by rule and outcome; each counts once for every rule that counted or refused it."
+_BY_RULE: Final = (
+    "Requests by rule and outcome: an admitted one for each rule that counted it, "
+    "a refused one for each that refused it."
+)
 _TO_LAST_BYTE: Final = "The time to the last byte of the response, for admitted requests."
 RULE_REQUESTS: Final = Metric("slidegate.rule.requests", "{request}", ("rule", "outcome"), _BY_RULE)
 REFUSALS: Final = Metric(

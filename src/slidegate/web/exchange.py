@@ -194,7 +194,8 @@ def client_key(request: HTTPConnection) -> str:
         request: The request, or the websocket.
 
     Returns:
-        An address such as ``203.0.113.7``, a network such as ``2001:db8::/64``, or ``unknown-peer``.
+        An address such as ``203.0.113.7``, a network such as ``2001:db8::/64``, ``unknown-peer``, or ``peer:NAME`` if
+        the server names something else, as test clients do.
 
     Raises:
         ConfigurationError: There is no middleware around the endpoint.
