@@ -23,14 +23,11 @@ LIMITS_AN_APPLICATION = """
 import asyncio
 from importlib.metadata import distributions
 import slidegate
-
-async def hello(scope, receive, send):
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"hello"})
+from starlette.responses import PlainTextResponse
 
 with open("slidegate.toml", "w") as file:
     file.write('limits = "2/minute"')
-app = slidegate.RateLimitMiddleware.from_file(hello, "slidegate.toml")
+app = slidegate.RateLimitMiddleware.from_file(PlainTextResponse("hello"), "slidegate.toml")
 
 async def get():
     sent = []
