@@ -10,11 +10,10 @@ from fastapi import APIRouter, Depends, FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router, WebSocketRoute, request_response
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -27,7 +26,6 @@ from slidegate import (
     RateLimit,
     RateLimitExceeded,
     RateLimitMiddleware,
-    SlidegateError,
     rate_limit_exceeded,
 )
 from slidegate.testing import RecordingObserver
@@ -127,14 +125,6 @@ async def test_two_functions_without_a_name_are_two_limits() -> None:
     assert [one.partition(";")[0] for one in (await call(app)).headers["ratelimit"].split(";r=")[1:]] == ["86", "5"]
 
 
-@pytest.mark.parametrize("name", [None, "it"])
-async def test_a_shadow_has_windows_of_its_own_beside_the_same_limit(name: str | None) -> None:
-    shadow = RateLimit("9/hour", cost=2, shadow=True, name=name)
-    app = RateLimitMiddleware(Router([Route("/", RateLimit("9/hour", name=name)(shadow(page)))]))
-    left = [(await call(app)).headers["ratelimit"].partition(";r=")[2][0] for _ in range(9)]
-    assert left == [*"876543210"]
-
-
 async def test_without_a_router_the_function_is_known_all_the_same() -> None:
     limit = RateLimit("1/hour")
     one, two = request_response(limit(page)), request_response(limit(other))
@@ -183,23 +173,6 @@ async def test_rate_limit_exceeded_answers_what_limited_raises_in_an_endpoint() 
     answer = await refused(app, limiter)
     assert answer.status == 429
     assert 3_000 < int(answer.headers["retry-after"]) <= 3_600
-
-
-async def test_the_exception_says_all_that_a_handler_may_want() -> None:
-    caught: list[Any] = []
-
-    async def handler(request: Request, error: Any) -> Response:
-        caught.append(error)
-        return JSONResponse(error.detail, error.status_code, headers=error.headers)
-
-    limit = RateLimit("1/hour")
-    answer = await refused(FORMS["dependency"](limit, page, exception_handlers={RateLimitExceeded: handler}))
-    (error,) = caught
-    assert isinstance(error, (RateLimitExceeded, SlidegateError))
-    assert isinstance(error, HTTPException)
-    assert (error.decision.allowed, error.decision.checks[0][0].limits) == (False, limit.rule.limits)
-    assert (answer.status, error.retry_after_s) == (429, pytest.approx(3_600, abs=2))
-    assert answer.body == b'"No more than 1 per 1h; Retry-After says when to try again."'
 
 
 async def test_a_dependency_that_makes_another_answer_of_it_has_its_way() -> None:

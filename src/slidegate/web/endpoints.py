@@ -281,13 +281,16 @@ def _bytes_of(max_body: int | str) -> int:
 
 
 def _spelled(rule: Rule) -> str:
-    """Return the limits of a rule as text; those of a function by its name, with the line if that is not unique."""
+    """Return the limits of a rule as text; those of a function by its name, with the place if that is not unique."""
     function = rule.limits_function
     if function is None:
         return "; ".join(map(str, rule.all_limits))
     where, is_named = _place_of(function)
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return f"by {where}" if is_named or code is None else f"by {where} in line {code.co_firstlineno}"
+    if is_named or code is None:
+        return f"by {where}"
+    columns = [column for *_, column, _ in code.co_positions() if column is not None]  # two lambdas in one line
+    return f"by {where} in line {code.co_firstlineno}:{max(columns, default=0)}"
 
 
 def _place_of(endpoint: Any) -> tuple[str, bool]:
