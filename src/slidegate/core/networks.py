@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from heapq import merge
-from itertools import chain, islice
+from itertools import islice
 from typing import Final, Self
 
 from .addresses import parse_address, parse_network
@@ -86,12 +86,6 @@ class Networks:
             if 2 * covered > high - low:
                 return f"IPv{version}"
         return None
-
-    def __or__(self, other: object) -> Self:
-        """Return the union of both sets."""
-        if not isinstance(other, Networks):
-            return NotImplemented
-        return self.of_ranges(chain(self.ranges(), other.ranges()))
 
     def __len__(self) -> int:
         """Return the number of ranges after merging."""

@@ -35,7 +35,7 @@ class Networks(core.Networks):
     """
 
     file: ListFile | None = None
-    """The file from which the networks are read; None for copies, and for sets that are created with ``|``."""
+    """The file from which the networks are read; None for copies."""
 
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> Networks:
