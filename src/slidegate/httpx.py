@@ -38,7 +38,7 @@ import anyio
 
 from .core import AnyLimit, ConfigurationError, Event, Reason, SlidegateError, parse_duration_us, parse_limits
 from .core.arguments import check_list, check_takes, expect
-from .core.errors import RateLimitExceeded, StoreError, quoted
+from .core.errors import RateLimitExceeded, quoted
 from .core.limits import check_name, check_whole
 from .limiter import Limiter
 
@@ -188,7 +188,7 @@ class _Limited:
                     reason = f"it answered {status}"
                     await self._call(self._methods.ban, spelled, span, reason=reason, by="outbound", within_s=1)
                 return True
-            except (StoreError, TimeoutError) as error:
+            except (SlidegateError, TimeoutError) as error:  # also of a key that nobody can ban, such as a blank
                 kind, failure = "pause_unshared", repr(error)
         message = f"{key!r} requested a pause of {pause_us / 1_000_000:g} s, which is not observed: {failure}"
         self._limiter.store.observers.tell(Event(kind, message, {"key": key, "pause_us": pause_us}))

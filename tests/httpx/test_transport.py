@@ -320,6 +320,12 @@ async def test_a_pause_that_cannot_be_stored_is_an_event_and_delays_a_response_b
     assert made.observer.kinds == ["pause_unshared"]
 
 
+async def test_a_pause_of_a_key_that_cannot_be_banned_fails_no_response(scene: MakeScene) -> None:
+    made = scene((429, {"Retry-After": "7"}), OK, key=lambda request: " ")
+    assert await made.statuses() == [429]
+    assert made.observer.kinds == ["pause_unshared"]
+
+
 @pytest.mark.parametrize(("body", "times"), [("in memory", 2), ("a stream", 1), ("read before", 2)])
 async def test_a_body_is_sent_again_if_it_is_in_memory(scene: MakeScene, body: str, times: int) -> None:
     made = scene((429, {"Retry-After": "1"}), OK)
