@@ -51,7 +51,7 @@ KEY: Final = any_of({"enum": ["client", "everyone", "user"]}, ref("Keys"))
 LIMITS: Final = any_of(TEXT, ref("Quotas"), list_of(any_of(TEXT, ref("Quotas")), minItems=1))
 LIST: Final = any_of(TEXT, list_of(TEXT))
 WRITTEN: Final[Mapping[str, dict[str, Any]]] = {
-    **dict.fromkeys(("limits", "fallback_limits", "default_limits"), LIMITS),
+    **dict.fromkeys(("limits", "default_limits"), LIMITS),
     "fair": KEY,
     "key": {**KEY, "default": "client"},
     **dict.fromkeys(("blocklist", "allowlist"), LIST),
@@ -189,7 +189,7 @@ def excluding(rule: dict[str, Any]) -> dict[str, Any]:
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a configuration file."""
-    rule = [name for name in inspect.signature(Rule).parameters if name not in ("cost_max", "fallback_limits")]
+    rule = [name for name in inspect.signature(Rule).parameters if name not in config.OF_FUNCTIONS]
     policy = [name for name in inspect.signature(BanPolicy).parameters if name != "name"]
     tables = {
         "Rules": excluding(table(Rule, rule)),

@@ -48,6 +48,8 @@ OPTIONS: Final = (
     *("messages", "enabled", "name", *OF_LIMITER),
 )
 """The keys at the top of a file, in the order of reading: options of `RateLimitMiddleware` and of its `Limiter`."""
+OF_FUNCTIONS: Final = ("cost_max", "fallback_limits")
+"""The options of a rule that belong to functions, which a file has not."""
 _LIMITING: Final = frozenset({"limits", "rules", "default_limits", "bans"})
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _WORDS: Final[Mapping[str, keys.Key | None]] = {"client": None, "everyone": keys.everyone, "user": keys.user}
@@ -101,7 +103,7 @@ class ConfigReader:
         self._has_key = False
         self._opened: dict[str, NetworkFile] = {}
         self._readers: Mapping[str, Callable[[Any], Any]] = {
-            **dict.fromkeys(("limits", "default_limits", "fallback_limits"), self._limits),
+            **dict.fromkeys(("limits", "default_limits"), self._limits),
             **dict.fromkeys(("blocklist", "allowlist"), self._list),
             "key": self._key,
             "client": lambda table: self._made(client_ip, table),
@@ -213,7 +215,9 @@ class ConfigReader:
 
     def _rules(self, tables: object) -> list[Rule]:
         listed = check_list("", tables, "tables [[rules]]")
-        rules = [(self._at(number, Rule, table), table) for number, table in enumerate(listed)]
+        options = signature(Rule).parameters
+        defaults = {name: options[name].default for name in OF_FUNCTIONS}
+        rules = [(self._at(number, Rule, table, **defaults), table) for number, table in enumerate(listed)]
         # "client" is no key, but here it has to replace the file's.
         return [rule.keyed(self._client) if "key" in table and self._has_key else rule for rule, table in rules]
 
