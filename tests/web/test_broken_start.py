@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import Mount, Route
 
-from slidegate import BanPolicy, ConfigurationError, RateLimitMiddleware, Rule
+from slidegate import ConfigurationError, RateLimitMiddleware
 
 from ..asgi import page, scope_of, send_scope
 
@@ -35,10 +35,6 @@ def made(app: Any, limits: str) -> Any:
     return RateLimitMiddleware(app, limits=limits)
 
 
-def of_ban(request: object) -> str:
-    return "somebody"
-
-
 class Around:
     """A middleware of somebody's own, which makes a middleware around what it is given."""
 
@@ -54,8 +50,6 @@ TEN = 'limits = "ten/minute"'
 LOST = 'store = "lmdb:///dev/null/middleware"\nlimits = "5/minute"'
 ADDITIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "limits": (RateLimitMiddleware, {"limits": "ten/minute"}, "'ten/minute'"),
-    "two names": (RateLimitMiddleware, {"rules": [Rule("*", "1/s", name="a")] * 2}, "would share one bucket"),
-    "bans": (RateLimitMiddleware, {"bans": BanPolicy("3/1h", key=of_ban)}, "of_ban"),
     "an option": (RateLimitMiddleware, {"limit": "5/minute"}, "unknown option 'limit'"),
     "a subclass": (Strict, {"limits": "ten/minute"}, "'ten/minute'"),
     "another's": (Around, {}, "'ten/minute'"),
