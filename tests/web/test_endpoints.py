@@ -110,12 +110,6 @@ def test_each_endpoint_has_one_count_for_each_of_its_limits_whatever_comes_first
     assert asyncio.run(all_counts(order)) == found
 
 
-async def test_the_count_is_named_after_the_function_and_the_limits() -> None:
-    app = RateLimitMiddleware(Router([Route("/", RateLimit("5/minute")(page))]))
-    assert await counts(app, "/") == [f"{page.__module__}.page 5/1m"]
-    assert (await call(app)).headers["ratelimit-policy"] == f'"{page.__module__}.page";q=5;w=60'
-
-
 async def test_two_functions_without_a_name_are_two_limits() -> None:
     outer = RateLimit(limits=lambda request: "90/hour")
     inner = RateLimit(limits=lambda request: "9/hour")

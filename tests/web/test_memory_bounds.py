@@ -99,7 +99,6 @@ def made(limiter: Limiter) -> RateLimitMiddleware:
         Rule("*", "9000/hour", key=combine(client_ip(), api_key), name="both"),
         Rule("*", "9000/hour", key=lambda request: f"path:{request.url.path}", name="function"),
         Rule("*", lambda request: "5/minute" + " " * random.randrange(3_000), fallback_limits="9/minute", name="plans"),
-        Rule("*", "9/hour", key=host, shadow=True, name="tracked"),
         Rule("*", "9/hour", shadow=True, key=host, name="shadow"),
         Rule("*", "100000/hour", key=everyone),
     ]
