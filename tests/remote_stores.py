@@ -35,8 +35,8 @@ class RemoteStore(Store):
         self.inner = MemoryStore(clock=clock) if inner is None else inner
         self.bans: Any = RemoteBans(self)
 
-    hit, peek, charge, refund, reset, inspect = map(  # type: ignore[assignment]
-        answers, ("hit", "peek", "charge", "refund", "reset", "inspect")
+    hit, peek, charge, refund, reset, reset_all, inspect = map(  # type: ignore[assignment]
+        answers, ("hit", "peek", "charge", "refund", "reset", "reset_all", "inspect")
     )
 
     def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:

@@ -49,7 +49,7 @@ def test_a_type_checker_reads_code_that_uses_each_name() -> None:
 
 
 def test_a_limiter_offers_these_words() -> None:
-    counting = "charge hit inspect peek refund reset"
+    counting = "charge hit inspect peek refund reset reset_all"
     bans = "ban banned bans export_bans import_bans strike unban"
     changed = "override overrides restore"
     tools = "deadline_us failures is_failing keep_row limits middlewares now_us on_error queued rows workers"

@@ -111,6 +111,14 @@ class DictStore(Store):
                     self._windows[name] = b""
             return found
 
+    def reset_all(self) -> bool:
+        """Forget the windows of all keys, except the permits of requests in progress."""
+        with self._guard():
+            forgotten = [name for name, limit in self._limits.items() if not isinstance(limit, Concurrency)]
+            for name in forgotten:
+                del self._windows[name], self._limits[name]
+            return bool(forgotten)
+
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
         """Return the windows of a key."""
         with self._guard():

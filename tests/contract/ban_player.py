@@ -79,7 +79,7 @@ class BanPlayer:
         choices = self.choices
         kind, client = choices.below(32), choices.pick(self.clients)
         if kind == 0:  # shrinking turns bytes to 0, which makes the program shorter
-            await self._reset(client[1])
+            await self._reset(choices.pick((client[1], None)))
         if kind < 15:
             await self._strike(choices.pick(self.policies), client, choices.pick((1, 1, 2, 3, 64, 1_000)))
         elif kind < 20:
@@ -98,9 +98,9 @@ class BanPlayer:
         else:
             await self._unban(choices.pick((*BANNED_BY_HAND, *(ban.key for ban in self.model.active(self.now_us)))))
 
-    async def _reset(self, key: str) -> None:
-        """Reset a key, which leaves its bans, levels and strikes."""
-        await settle(self.store.reset(key))
+    async def _reset(self, key: str | None) -> None:
+        """Reset a key, or all keys, which leaves bans, levels and strikes."""
+        await settle(self.store.reset_all() if key is None else self.store.reset(key))
 
     async def _strike(self, policy: BanPolicy, client: tuple[str, str], weight: int) -> None:
         _, key = client

@@ -47,6 +47,7 @@ QUESTIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
     **{name: partial(lambda ask, store: getattr(store, ask)(CHECKS), name) for name in ("hit", "peek", "charge")},
     "refund": lambda store: store.refund(reserved(CHECKS, [1], [1])),
     "reset": lambda store: store.reset("user:ann"),
+    "reset_all": lambda store: store.reset_all(),
     "inspect": lambda store: store.inspect("user:ann", [CHECKS[0][0]]),
     "find": lambda store: store.bans.find(("user:ann", (4, 7))),
     "strike": lambda store: store.bans.strike(POLICY, "user:ann", 1, "why"),
@@ -102,6 +103,10 @@ class StoreHarness:
     async def reset(self, key: str) -> bool:
         """Reset a key."""
         return await settle(self.raw.reset(key))
+
+    async def reset_all(self) -> bool:
+        """Reset all keys."""
+        return await settle(self.raw.reset_all())
 
     async def views(self, key: str, limited: Bucket) -> list[LimitState]:
         """Return the windows of a key, and check them against a peek."""

@@ -124,7 +124,7 @@ async def _play(store: StoreHarness, chance: random.Random) -> None:
                 if decision.allowed:
                     under_way.append((decision, [(rule, key) for rule in rules]))
             case 4:
-                await store.reset(chance.choice(("ann", "bob")))
+                await (store.reset_all() if chance.random() < 0.3 else store.reset(chance.choice(("ann", "bob"))))
             case _ if under_way:
                 decision, _ = under_way.pop(chance.randrange(len(under_way)))
                 await _release(store, decision, at_once=chance.random() < 0.5)

@@ -169,10 +169,13 @@ class Player:
                 # After a reset, or beside a debt, units of the same moment belong to others.
                 self.admitted = others if len(others) < len(self.admitted) else []
 
-    async def _reset(self, key: str) -> None:
+    async def _reset(self, key: str | None) -> None:
         await self.look_after_all()  # both drop expired units
-        self._agree(await settle(self.store.reset(key)), self.model.reset(key))
+        known = await settle(self.store.reset_all() if key is None else self.store.reset(key))
+        had_units = self.model.reset(key)
         self.admitted.clear()
+        if key is not None:  # of everything, a store may still have expired windows
+            self._agree(known, had_units)
 
     async def _step_back(self, span_us: int) -> None:
         # A store may drop expired units at any time while the clock advances. Touch every window before the clock

@@ -54,9 +54,9 @@ class Refund(NamedTuple):
 
 
 class Reset(NamedTuple):
-    """Reset a key."""
+    """Reset a key; all keys if it is None."""
 
-    key: str
+    key: str | None
 
 
 class Step(NamedTuple):
@@ -187,7 +187,7 @@ class Choices:
         if kind < 28:
             return Refund(self.below(4))
         if kind == 28:
-            return Reset(self.pick(KEYS))
+            return Reset(self.pick((*KEYS, None)))
         if kind == 29:
             return Step(-self.span_us(known))
         rule = self.below(len(rules))

@@ -37,7 +37,7 @@ class QuestionsContract:
         assert await hits(store.raw, question, 3) == [True, True, False]
         await store.reset("ann")
         assert await hits(store.raw, question, 3) == [True, True, False]
-        await store.reset("ann")
+        await store.reset_all()
         assert await hits(store.raw, question, 1) == [True]
         await store.ban("ann")
         assert (await settle(store.raw.ask(question))).reason is Reason.BANNED

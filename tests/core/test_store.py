@@ -11,7 +11,7 @@ from slidegate.testing import FakeClock
 
 from ..asgi import hello
 
-METHODS = ("charge", "hit", "inspect", "peek", "refund", "reset")
+METHODS = ("charge", "hit", "inspect", "peek", "refund", "reset", "reset_all")
 BAN_METHODS = ("active", "ban", "find", "load", "strike", "unban")
 
 
@@ -32,9 +32,9 @@ class Smallest(Store):
         refusal = self.bans.decide(checks, subjects)
         return self.inner.peek(checks) if refusal is None else refusal
 
-    charge, refund, reset, inspect = (
+    charge, refund, reset, reset_all, inspect = (
         lambda self, *arguments, name=name: getattr(self.inner, name)(*arguments)  # type: ignore[misc]
-        for name in ("charge", "refund", "reset", "inspect")
+        for name in ("charge", "refund", "reset", "reset_all", "inspect")
     )
 
 

@@ -37,6 +37,7 @@ QUESTIONS: list[Callable[[Limiter], Awaitable[object]]] = [
     lambda limiter: limiter.peek("user:ann", "5/minute"),
     lambda limiter: limiter.charge("user:ann", "5/minute", 1),
     lambda limiter: limiter.reset("user:ann"),
+    lambda limiter: limiter.reset_all(),
     lambda limiter: limiter.inspect("user:ann", {"hit": "5/minute"}),
     lambda limiter: limiter.ban("user:ann", "1h"),
     lambda limiter: limiter.unban("user:ann"),

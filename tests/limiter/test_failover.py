@@ -205,10 +205,10 @@ class Outages(RuleBasedStateMachine):
         assert (ban is not None) is (self.model.strikes["store" if is_answered else "here"] >= 3)
 
     @precondition(lambda self: self.weather != "well")
-    @rule(command=st.sampled_from(["ban", "unban", "reset", "inspect"]))
+    @rule(command=st.sampled_from(["ban", "unban", "reset", "inspect", "reset_all"]))
     def command(self, command: str) -> None:
         """An operator is told that the store fails."""
-        arguments = ("bob", "1h") if command == "ban" else ("bob",)
+        arguments = {"ban": ("bob", "1h"), "reset_all": ()}.get(command, ("bob",))
         with pytest.raises((StoreError, OSError, ValueError)):
             self.run(getattr(self.limiter, command)(*arguments))
 

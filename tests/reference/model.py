@@ -83,9 +83,9 @@ class Model:
             charged.clear()
         return changed
 
-    def reset(self, key: str) -> bool:
-        """Reset every window of a key; return whether there were units that had not expired."""
-        windows = [window for (_, whose, _), window in self._windows.items() if key == whose]
+    def reset(self, key: str | None) -> bool:
+        """Reset every window of a key, or of all keys; return whether there were units that had not expired."""
+        windows = [window for (_, whose, _), window in self._windows.items() if key in (whose, None)]
         had_units = any(window.holds_units for window in windows)
         for window in windows:
             window.reset()

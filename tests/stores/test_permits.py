@@ -135,7 +135,7 @@ class Program:
                     self.written[other] = units, surely_us * (surely_us > self.workers.clock()), perhaps_us
                 self.workers.clock.now_us -= 3 * LONG_US
             case 10 if self.choices.below(2):
-                await settle(store.reset(self.key))
+                await settle(self.choices.pick((store.reset_all, partial(store.reset, self.key)))())
             case 10:  # it is killed, and another comes
                 self.at_work[self.at_work.index(store)] = self.workers.hire(permit_lease="10m")
             case 11 | 12 if mine:  # nobody hands back what it had; or somebody tries to while the store is away

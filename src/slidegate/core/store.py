@@ -1,6 +1,6 @@
 """The interface of stores, and the events that they emit.
 
-A custom store derives from `Store`, implements its six abstract methods and sets `bans`. Other methods have defaults,
+A custom store derives from `Store`, implements its seven abstract methods and sets `bans`. Other methods have defaults,
 which report that the store lacks a feature; a limiter works without it.
 """
 
@@ -276,6 +276,15 @@ class Store:
         """Forget the windows of `key` under every rule; return whether it had spent units.
 
         Units count until they leave, even if the amount of their limit has changed since they were spent.
+        """
+
+    @abstractmethod
+    def reset_all(self) -> bool | Awaitable[bool]:
+        """Forget the windows of all keys under every rule; return False if there were none.
+
+        This includes quotas, and earlier charges can no longer be refunded. Permits stay taken, because their requests
+        are still in progress; bans and strikes stay, too. A process that has cached a refusal drops it within about a
+        second.
         """
 
     @abstractmethod

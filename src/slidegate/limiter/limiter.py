@@ -209,6 +209,21 @@ class Limiter:
         finally:
             self.engine.queues.wake(text)
 
+    async def reset_all(self) -> bool:
+        """Forget the windows of all keys under every rule, quotas too. Returns False if there were none.
+
+        Bans, strikes and the permits of requests in progress are kept. The first waiter of each queue of this process
+        asks again immediately. Other workers may repeat cached refusals for up to a second. What workers have counted
+        by themselves during an outage of the store is not forgotten.
+
+        Raises:
+            StoreError: The store does not answer; some windows may have been reset.
+        """
+        try:
+            return await self.engine.command(self.store.reset_all)
+        finally:
+            self.engine.queues.wake()
+
     async def inspect(self, key: AnyKey, rules: Mapping[str, Limits] | None = None) -> KeyView:
         """Return all windows of `key`, slice by slice. Changes nothing.
 

@@ -53,6 +53,7 @@ class SyncLimiter:
     refund = _blocking(Limiter.refund, run_query)
     strike = _blocking(Limiter.strike, run_query)
     reset = _blocking(Limiter.reset, run_command)
+    reset_all = _blocking(Limiter.reset_all, run_command)
     inspect = _blocking(Limiter.inspect, run_command)
     ban = _blocking(Limiter.ban, run_command)
     unban = _blocking(Limiter.unban, run_command)

@@ -103,6 +103,7 @@ COMMANDS: dict[str, Callable[[Any], Any]] = {
     "ban": lambda limiter: limiter.ban("user:eve", "1h"),
     "unban": lambda limiter: limiter.unban("user:bob"),
     "reset": lambda limiter: limiter.reset("user:ann"),
+    "reset_all": lambda limiter: limiter.reset_all(),
 }
 IMPORT = {"import_bans": lambda limiter: limiter.import_bans(export(150))}  # more than are written at once
 

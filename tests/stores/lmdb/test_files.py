@@ -342,8 +342,7 @@ def test_whatever_call_of_lmdb_fails_the_error_is_that_of_a_store_and_the_next_q
         if store._env._opened is not None and store._env._opened.lmdb is faulty:
             store._env._opened = inner
         assert store.hit(((CHECKS[0][0], "user:free", 1),)), (fails_at, faulty.error)
-        assert store.reset("user:free")
-        store.reset("user:ann")
+        store.reset_all()
     assert failures
     assert all("as a fault" in failure for failure in failures), failures
 

@@ -61,7 +61,8 @@ def test_each_change_is_a_line_with_named_fields_and_a_version(machine: Machine)
     store.bans.unban("user:eve", "ann")
     store.bans.strike(POLICY, "user:bob", 1, "why")
     store.hit(((Bucket("plan", parse_limits(Quota("64/year"))), "user:ann", 2),))
-    *seen, quota = lines(machine)
+    store.reset_all()
+    *seen, quota, all_reset = lines(machine)
     until_us = now_us + HOUR_US
     made = {"reason": "by request", "by": "ann", "level": 0, "since_us": now_us, "until_us": None}
     assert seen == [
@@ -83,6 +84,7 @@ def test_each_change_is_a_line_with_named_fields_and_a_version(machine: Machine)
         **{"key": "user:ann", "window": quota["quota"]["window"], "spent": 2, "rule": "plan"},
         **{"period": "year 01-01 UTC", "until_us": 1_009_843_200_000_000},
     }
+    assert all_reset == {"v": 1, "reset_all": {}}
 
 
 def test_lines_of_a_later_version_are_an_error_that_says_what_to_do(machine: Machine) -> None:
@@ -204,9 +206,9 @@ class Restarts(BanPlayer):
         decision = await settle(self.store.charge(((PLAN, client[1], 1),)))
         same(decision.remaining, max(PLAN.limits[0].amount - self.spent[client[1]], 0))
 
-    async def _reset(self, key: str) -> None:
+    async def _reset(self, key: str | None) -> None:
         await super()._reset(key)
-        del self.spent[key]
+        self.spent = Counter() if key is None else self.spent - Counter({key: self.spent[key]})
 
     async def _restart(self, start_us: int, loads: int) -> None:
         """Restart the workers, or the machine, which forgets strikes."""

@@ -107,6 +107,7 @@ async def test_what_another_layout_wrote_is_neither_read_nor_touched(server: Red
             server.command("HSET", name, "x", "theirs")
         assert (await hit(store, "ann")).remaining == 4
         await store.bans.ban("user:eve", None, "", "ann")
+        await store.reset_all()
         assert theirs == {name for name in theirs if server.command("HGET", name, "x") == b"theirs"}
 
 
@@ -162,7 +163,7 @@ async def test_a_known_refusal_costs_a_command_a_second_whatever_else_redis_is_a
     assert await counted(server, flood_beside_others) <= 10 * 3 + 4 + news
 
 
-@pytest.mark.parametrize("how", ["refund", "reset", "unban"])
+@pytest.mark.parametrize("how", ["refund", "reset", "reset_all", "unban"])
 async def test_what_another_worker_hands_back_is_known_after_a_second(
     workers: list[RedisStore], ahead: Ahead, how: str
 ) -> None:
@@ -174,6 +175,7 @@ async def test_what_another_worker_hands_back_is_known_after_a_second(
     ways: dict[str, Callable[[], Any]] = {
         "refund": lambda: other.refund(charged.take_back()),
         "reset": lambda: other.reset("ann"),
+        "reset_all": other.reset_all,
         "unban": lambda: other.bans.unban("ann", "bob"),
     }
     assert await ways[how]()

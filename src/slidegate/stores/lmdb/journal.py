@@ -6,6 +6,7 @@
     {"v": 1, "ban": {"key": "user:eve", "lifted": true}}
     {"v": 1, "level": {"policy": "abuse", "key": "user:eve", "level": 2, "until_us": 7, "over_us": 9}}
     {"v": 1, "quota": {"key": "user:ann", "window": "5f...", "spent": 3, "until_us": 9, "rule": "plan", ...}}
+    {"v": 1, "reset_all": {}}
 
 Times are Unix time. Lines are appended behind the gate, before the transaction that they belong to is committed: who is
 killed in between has told nobody. Each begins with a line break, so a torn line spoils no other. They are synced about
@@ -46,6 +47,7 @@ _NAMED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "ban": ("key",),
     "level": ("policy", "key"),
     "quota": ("key", "window"),
+    "reset_all": (),
 }
 
 
@@ -76,6 +78,8 @@ def read_lines(lines: Iterable[bytes], unix_us: int) -> dict[Name, Fields]:
             (_, version), (kind, fields) = json.loads(line).items()
             if version > VERSION:
                 later = version
+            elif kind == "reset_all":
+                kept = {name: row for name, row in kept.items() if name[0] != "quota"}
             elif is_over(kind, fields, unix_us):
                 kept.pop(name_of(kind, fields), None)
             else:

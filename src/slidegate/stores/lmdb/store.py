@@ -161,6 +161,13 @@ class LmdbStore(Store):
         """
         return self._batcher.run(lambda transaction: transaction.windows.reset(key))
 
+    def reset_all(self) -> bool | Awaitable[bool]:
+        """Delete the windows of all keys under every rule, and all shared cells; return False if there were none.
+
+        Permits stay taken, because their requests are still in progress.
+        """
+        return self._batcher.run(lambda transaction: transaction.windows.reset_all())
+
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot | Awaitable[Snapshot]:
         """Return the windows of `key` under some buckets."""
         return self._batcher.look(Transaction.inspect, key, buckets)

@@ -181,6 +181,17 @@ class WindowRows:
                     self._note("quota", quota_fields(row, b""))
         return had_units
 
+    def reset_all(self) -> bool:
+        """Delete the windows of all keys and all shared cells; return whether there were any."""
+        self.save_and_clear()
+        databases = self._dbs.windows, self._dbs.cells
+        had_windows = any(self._txn.stat(database)["entries"] for database in databases)
+        for database in databases:
+            self._txn.drop(database, delete=False)
+        if had_windows:
+            self._note("reset_all", {})
+        return had_windows
+
     def strike(self, bucket: Bucket, key: str, weight: int) -> int | None:
         """See `StrikeWindows`."""
         (limit,) = bucket.limits

@@ -170,6 +170,25 @@ class RedisStore(Store):
 
         return self.batcher().request(partial(self.packing.command, [self.packing.name_of(key)], b"reset"), read)
 
+    async def reset_all(self) -> bool:
+        """Forget the windows of all keys under every rule; False if there were none. Permits stay taken.
+
+        Keys are found by SCAN, so Redis keeps serving; units charged during the scan may remain.
+        """
+
+        def read(answer: Any) -> tuple[bytes, bool]:
+            cursor, found = answer
+            return cursor, found > 0
+
+        cursor, forgotten = b"", False
+        self.refusals.change_all()
+        while cursor != b"0":
+            args = b"reset_some", cursor or 0, self.packing.windows + b"*"
+            cursor, found = await self.batcher().command((), *args, read=read)
+            forgotten |= found
+        self.refusals.change_all()
+        return forgotten
+
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
         """Return the windows of `key` under each limit of `buckets`. Changes nothing."""
         checks, batcher = [(bucket, key, 0) for bucket in buckets], self.batcher()

@@ -42,15 +42,27 @@ function commands.read_stats()
 end
 
 -- Reset the windows in a hash, but not the permits; return whether there were any, as 1 or 0.
-function commands.reset()
-  local name, found = key_at(1), 0
-  local fields = redis.call("HGETALL", name)
+local function reset(name)
+  local found, fields = 0, redis.call("HGETALL", name)
   for at = 1, #fields, 2 do
     if #fields[at] == FIELD_BYTES then
       found = redis.call("HDEL", name, fields[at])
     end
   end
   return found
+end
+
+function commands.reset()
+  return reset(key_at(1))
+end
+
+-- Reset some of the hashes whose names match a pattern; return the next cursor, and whether there were any windows.
+function commands.reset_some(cursor, pattern)
+  local scanned, found = redis.call("SCAN", cursor, "MATCH", pattern, "COUNT", 100), 0
+  for _, name in ipairs(scanned[2]) do
+    found = max(found, reset(name))
+  end
+  return { scanned[1], found }
 end
 
 -- The keys of commands about all bans: the hash with identity and version, the banned keys by end, the network bans by key,
