@@ -31,25 +31,6 @@ class QuestionsContract:
             assert [check[1:] for check in copied.checks] == [check[1:] for check in checks]
 
     @with_store()
-    async def test_a_prepared_question_outlives_resets_bans_and_its_windows(self, store: StoreHarness) -> None:
-        checks = ((bucket("2/minute"), "ann", 1),)
-        question = store.raw.prepare(checks)
-        assert await hits(store.raw, question, 3) == [True, True, False]
-        await store.reset("ann")
-        assert await hits(store.raw, question, 3) == [True, True, False]
-        await store.reset_all()
-        assert await hits(store.raw, question, 1) == [True]
-        await store.ban("ann")
-        assert (await settle(store.raw.ask(question))).reason is Reason.BANNED
-        await store.unban("ann")
-        assert await hits(store.raw, question, 2) == [True, False]
-        for _ in range(5):  # so that the store drops expired windows
-            store.clock.advance("1h")
-            await store.hit((bucket("2/minute", "another"), "bob", 1))
-        assert (await store.hit(*checks)).allowed
-        assert await hits(store.raw, question, 2) == [True, False]
-
-    @with_store()
     async def test_bans_of_its_keys_and_subjects_refuse_a_prepared_question(self, store: StoreHarness) -> None:
         checks = ((bucket("9/minute"), "ann", 1), (bucket("9/minute", "other"), "bob", 1))
         address = parse_address("192.0.2.7")

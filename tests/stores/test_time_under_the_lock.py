@@ -11,7 +11,7 @@ from slidegate import Limiter
 from slidegate.core import Bucket, Decision, StoreUnavailable, parse_limits
 from slidegate.testing import FakeClock
 
-from ..hurry import PATIENCE_S, at_once, hurried
+from ..hurry import PATIENCE_S
 from ..remote_stores import SickStore
 from .conftest import Opened
 
@@ -73,17 +73,6 @@ def test_who_is_stopped_with_the_time_it_has_read_lets_nobody_past_the_limit(
     while store.hit(one):
         later += 1
     assert amount - 1 + later <= amount, "the window that began when the others hit"
-
-
-@HERE
-def test_threads_together_admit_no_more_than_the_amount_in_any_window(opened: Opened) -> None:
-    store, limited = opened(), Bucket("rule", parse_limits("5/20ms"))
-    with hurried(collecting=False):
-        decisions = at_once(lambda _: [store.hit(((limited, "ann", 1),)) for _ in range(300)])
-    moments = sorted(decision.now_us for made in decisions for decision in made if decision.allowed)
-    assert len(moments) >= 5
-    within = [later - first for first, later in zip(moments, moments[5:], strict=False)]
-    assert min(within, default=20_000) >= 20_000, "six units in less than a window"
 
 
 @pytest.mark.parametrize("reading", [1, 2, 3, 4])
