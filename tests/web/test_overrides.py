@@ -30,11 +30,6 @@ SHARED = ["lmdb", pytest.param("redis", marks=needs_redis)]
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(1_800_000_000_000_000)
-
-
-@pytest.fixture
 def another(kind: str, clock: FakeClock, opened_as: Opened) -> Callable[[], Limiter]:
     """Makes the limiter of another worker on one store."""
     return lambda: Limiter(opened_as(kind, clock=clock), deadline="20s")
