@@ -24,7 +24,7 @@ from ..asgi import call, hello, page, statuses
 from ..ops.shared_rows import SharedRows
 from ..redis_servers import needs_redis, until
 from ..stores.conftest import Opened
-from .middlewares import FollowedFiles
+from .middlewares import FollowedFiles, fields
 
 SHARED = ["lmdb", pytest.param("redis", marks=needs_redis)]
 
@@ -50,6 +50,35 @@ async def passed(app: ASGIApp, times: int, path: str = "/", **more: Any) -> int:
 
 
 # -- what is counted -------------------------------------------------------------------------------------------------
+
+
+NAMES = st.sampled_from(["a b", "a_b", "a-b", "a_b_2", "a_b_60"])
+LIMITS = st.sampled_from(["5/minute", "5/minute; 50/hour", "a-b: 5/minute", "a-b: 5/minute; a b: 50/hour"])
+OPTIONS = st.fixed_dictionaries({"limits": LIMITS, "concurrency": st.sampled_from([None, None, 4]), "name": NAMES})
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["*", "/a", "/b"]), OPTIONS), max_size=4, unique_by=lambda one: one[1]["name"])
+)
+async def test_an_override_changes_the_one_limit_that_header_fields_show_by_its_name(
+    written: list[tuple[str, dict[str, Any]]],
+) -> None:
+    app = guarded(Limiter(), *[Rule(path, **options) for path, options in written])
+
+    async def shown() -> list[dict[str, int]]:
+        answers = [await call(app, path) for path in ("/a", "/b")]
+        read = [fields(answer.headers.get("ratelimit-policy", "")) for answer in answers]
+        return [{name: one["q"] for name, one in each} for each in read]
+
+    expected = await shown()
+    for name, amount in {**expected[0], **expected[1]}.items():
+        window = {5: "/minute", 50: "/hour", 4: ""}[amount]
+        await app.limiter.override(name, f"{amount - 1}{window}", "1h")
+        expected = [{**each, **({name: amount - 1} if name in each else {})} for each in expected]
+        assert await shown() == expected
+    assert [one.limit.amount for one in app.limiter.limits()] == [
+        one.configured.amount - 1 for one in app.limiter.limits()
+    ]
 
 
 @pytest.mark.parametrize("kind", SHARED)

@@ -122,16 +122,15 @@ class Bucket:
         return f"<Bucket {self.name!r} {'; '.join(map(str, self.limits))}>"
 
 
-def wire_names(rule: str, limits: Sequence[AnyLimit]) -> tuple[str, ...]:
+def wire_names(rule: str, limits: Sequence[AnyLimit], taken: Collection[str] = ()) -> tuple[str, ...]:
     """Name each limit for the response headers: its own name, else its rule's; ``name_<seconds>`` if there are several.
 
-    The names consist of letters, digits, ``_`` and ``.``, which all parsers of these headers accept.
+    The names consist of letters, digits, ``_`` and ``.``, which all parsers of these headers accept; none is `taken`.
     """
-    if len(limits) == 1:
-        return (spelled(limits[0].name or rule),)
     names: list[str] = []
     for limit in limits:
-        names.append(unique_name(spelled(limit.name or f"{rule}_{limit.suffix}"), names))
+        name = limit.name or (rule if len(limits) == 1 else f"{rule}_{limit.suffix}")
+        names.append(unique_name(spelled(name), {*taken, *names}))
     return tuple(names)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -79,6 +79,7 @@ class BoundRule:
         rule: The rule.
         identity: The name of its buckets.
         paths: Reads the paths of requests, which are not routed yet; None for a limit at an endpoint.
+        taken: The names in header fields that other limits have.
 
     Attributes:
         rule: The rule.
@@ -96,9 +97,10 @@ class BoundRule:
         by_client: Whether its checks are the same for all requests of a client.
     """
 
-    def __init__(self, rule: Rule, identity: str, paths: PathReader | None = None) -> None:
+    def __init__(self, rule: Rule, identity: str, paths: PathReader | None = None, taken: Collection[str] = ()) -> None:
         self.rule = rule
         self.identity = identity
+        self._taken = taken
         self.maker = object()
         self.counts = self._bucket(rule.limits) if rule.limits else None
         self.permits = None if rule.concurrency is None else self._permits(rule.concurrency)
@@ -123,7 +125,7 @@ class BoundRule:
         return Bucket(
             self.identity,
             limits,
-            wire_names(rule.label, limits),
+            wire_names(rule.label, limits, self._taken),
             count_denied=rule.count_denied,
             unit=rule.unit,
             label=rule.label,
@@ -133,8 +135,8 @@ class BoundRule:
         )
 
     def _permits(self, concurrency: Concurrency) -> Bucket:
-        rule, taken = self.rule, () if self.counts is None else self.counts.names
-        name = unique_name(spelled(f"{rule.label}_concurrency" if taken else rule.label), taken)
+        rule, own = self.rule, () if self.counts is None else self.counts.names
+        name = unique_name(spelled(f"{rule.label}_concurrency" if own else rule.label), {*self._taken, *own})
         return Bucket(self.identity, (concurrency,), (name,), label=rule.label, on_error=rule.on_error)
 
     def _named(self) -> list[NamedLimit]:
@@ -279,7 +281,13 @@ class RuleSet:
         identities = [
             unique_id(rule.identity) if rule.name is None and rule.counts else prefix + rule.identity for rule in rules
         ]
-        self._bound = [self.bind(rule, identity, self._paths) for rule, identity in zip(rules, identities, strict=True)]
+        self._bound: list[BoundRule] = []
+        taken: dict[str, frozenset[str]] = {}  # by action: no header field shows a shadow rule, so it takes no name
+        for rule, identity in zip(rules, identities, strict=True):
+            others = taken.get(rule.action, frozenset())
+            bound = self.bind(rule, identity, self._paths, others)
+            taken[rule.action] = others.union(one.name for one in bound.named)
+            self._bound.append(bound)
         self._index = PathIndex([(path, index) for index, bound in enumerate(self._bound) for path in bound.paths])
         self._anywhere = {index for index, bound in enumerate(self._bound) if not bound.paths}
         self._throttle = Throttle()
@@ -353,11 +361,13 @@ class RuleSet:
             remember(self._plans, known, plan)
         return plan
 
-    def bind(self, rule: Rule, identity: str, paths: PathReader | None = None) -> BoundRule:
+    def bind(
+        self, rule: Rule, identity: str, paths: PathReader | None = None, taken: Collection[str] = ()
+    ) -> BoundRule:
         """Return a rule with its buckets, which operators can change as long as it is in use."""
         if rule.concurrency is not None:
             self._engine.expect_permits()
-        bound = BoundRule(rule, identity, paths)
+        bound = BoundRule(rule, identity, paths, taken)
         self._living[id(bound)] = bound
         self._engine.overrides.register(bound.named)
         return bound
