@@ -1,11 +1,8 @@
 """A quota is written in few words, and a mistake in them says what to write instead."""
 
 import zoneinfo
-from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Quota
 from slidegate.core import NEVER
@@ -42,31 +39,6 @@ def test_a_period_ends_in_unix_time() -> None:
     assert counter.spend(window, now_us, 6)[1][3] == NEVER
     assert counter.spend(b"", now_us, 6)[1] == (0, 0, 0, NEVER)
     assert quota.expires_us(window) == NEW_YEAR_US + HOUR_US, "a clock that is set back by an hour still finds it"
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 10**12), st.integers(-4 * DAY_US, 4 * DAY_US), st.integers(1, 3)), max_size=40)
-)
-def test_no_step_of_a_clock_exceeds_a_quota(
-    hits: list[tuple[int, int, int]],
-) -> None:
-    """No offset between the two clocks is stored, so the time of the store does not matter at all."""
-    quota, window, unix_us, admitted = Quota("5/day"), b"", NEW_YEAR_US, Counter[int]()
-    counter = quota.counter_by(lambda: unix_us)
-    latest_us = 0
-    for now_us, step_us, cost in hits:
-        unix_us = unix_us + step_us
-        end_us = quota.period_at(unix_us).end_us
-        latest_us = max(latest_us, end_us)
-        assert counter.spend(b"", now_us, 1)[1] == (1, now_us + end_us - unix_us, end_us, 0), "another key"
-        window, state = counter.spend(window, now_us, cost)
-        if not state[3]:
-            admitted[state[2]] += cost
-            assert state[2] == latest_us
-            assert state[1] - now_us == latest_us - unix_us
-        else:
-            assert state[3] == latest_us - unix_us
-    assert all(units <= 5 for units in admitted.values())
 
 
 def test_a_refund_takes_units_of_its_period_that_are_there() -> None:
