@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,9 +16,11 @@ from starlette.requests import HTTPConnection
 from starlette.types import Message, Scope
 
 from ..core.bans.ban import BanSubject
-from ..core.decision import Check, Decision, Reason
+from ..core.decision import Bucket, Check, Decision, Reason
+from ..core.memo import remember
 from ..core.question import Question
 from ..core.store import Event
+from ..limiter.aio import answer_of
 from ..limiter.queues import Name, may_wait
 from .callbacks import request_of, whole_cost
 from .client_ip import Client, ClientAddress
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
 _RECEIVE: Final = "_receive"
 """The attribute of Starlette's `Request` with its receive channel."""
+_MOST_TWINS: Final = 1_000
+"""For how many buckets with `count_denied` others are remembered that charge no refusal."""
 
 
 class Decider:
@@ -48,6 +53,7 @@ class Decider:
         self._calls = middleware.calls
         self._rules = middleware.rule_set
         self._writer = middleware.header_writer
+        self._twins: dict[Bucket, Bucket] = {}
 
     def decide(
         self, exchange: Exchange, plan: Plan, client: Client, request: HTTPConnection | None = None
@@ -140,8 +146,10 @@ class Decider:
         if not checks:
             decision = await self._unless_banned(plan, request.scope, client)
         else:
-            ask = partial(self._ask, checks, self.subjects(request.scope, client))
-            decision = await (ask() if queue is None else self._in_queue(exchange, endpoint, client, *queue, ask))
+            question = checks, self.subjects(request.scope, client)
+            decision = await (
+                self._ask(*question) if queue is None else self._wait(exchange, endpoint, client, *queue, *question)
+            )
         try:
             for bound in plan.shadows if decision.allowed else ():
                 await self._observe(bound, exchange, client, request)
@@ -213,6 +221,42 @@ class Decider:
         self._engine.observers.report_exceeded(decision, self._engine.now_us())
 
     # -- waiting -------------------------------------------------------------------------------------------------------
+
+    async def _wait(
+        self,
+        exchange: Exchange,
+        endpoint: HTTPConnection | None,
+        client: Client,
+        bound: BoundRule,
+        name: Name,
+        checks: Sequence[Check],
+        subjects: Sequence[BanSubject],
+    ) -> Decision:
+        """Ask about the limits of a request that may wait.
+
+        The store is asked many times, so limits with `count_denied` count a refusal here, once.
+        """
+        ask = partial(self._ask, [*map(self._uncounted, checks)], subjects)
+        decision = await self._in_queue(exchange, endpoint, client, bound, name, ask)
+        counted = [check for check in checks if check[0].count_denied]
+        if counted and decision.reason is Reason.LIMITED and not exchange.decided.has_left:
+            question = self._engine.prepare(checks, subjects)
+            seen = await answer_of(self._engine.peek(question, subjects))  # with this refusal counted
+            if seen.reason is Reason.LIMITED:
+                decision, decision.checks = seen, question
+            await answer_of(self._engine.charge(counted))
+        return decision
+
+    def _uncounted(self, check: Check) -> Check:
+        """Return a check that charges no refusal."""
+        bucket, key, cost = check
+        if not bucket.count_denied:
+            return check
+        twin = self._twins.get(bucket)
+        if twin is None:
+            twin = remember(self._twins, bucket, copy(bucket), _MOST_TWINS)
+            twin.count_denied = False
+        return twin, key, cost
 
     async def _in_queue(
         self,
