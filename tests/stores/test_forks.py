@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import anyio
 import pytest
 
 from slidegate import MemoryStore
@@ -14,8 +16,10 @@ from slidegate.core import Bucket, Concurrency, Quota, parse_address
 from slidegate.stores.forks import InChild, ProcessLock
 from slidegate.stores.memory import store as memory
 from slidegate.testing import FakeClock
+from slidegate.web import file_watcher
 
 from ..contract.harness import POLICY, bucket
+from ..web.test_file_watcher import KINDS, Followed
 from .lmdb.processes import actor, outcome
 
 PATIENCE_S = 30
@@ -61,6 +65,29 @@ def test_what_belongs_to_the_parent_alone_begins_anew_in_a_child_as_long_as_it_l
 
     forked(answer)
     assert (begun, kept is not None) == ([], True)
+
+
+def fork_at_every_line(act: Callable[[], object], where: Path, check: Callable[[], object]) -> None:
+    """Do something, and check in a child that is forked at every line of a file, or of the files of a folder."""
+    seen = set[object]()
+
+    def trace(frame: Any, event: str, arg: object) -> object:
+        file = Path(frame.f_code.co_filename)
+        if where not in (file, file.parent):
+            return None
+        if event == "line" and (frame.f_code, frame.f_lineno) not in seen:
+            seen.add((frame.f_code, frame.f_lineno))
+            sys.settrace(None)
+            forked(check)
+            sys.settrace(trace)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(None)
+    assert len(seen) > 10
 
 
 NETWORK, ADDRESS = "192.0.2.0/24", parse_address("192.0.2.7")
@@ -132,23 +159,32 @@ class Scene:
 def test_a_child_goes_on_at_whatever_line_another_thread_of_its_parent_was(number: int) -> None:
     """Locks are in the hands of the thread that forks, which the child does not go on with."""
     scene = Scene()
-    moves, seen = scene.moves(), set[object]()
+    moves = scene.moves()
     for move in moves[:number]:
         move()
+    fork_at_every_line(moves[number], Path(memory.__file__).parent, scene.check)
 
-    def trace(frame: Any, event: str, arg: object) -> object:
-        if Path(frame.f_code.co_filename).parent != Path(memory.__file__).parent:
-            return None
-        if event == "line" and (frame.f_code, frame.f_lineno) not in seen:
-            seen.add((frame.f_code, frame.f_lineno))
-            sys.settrace(None)
-            forked(scene.check)
-            sys.settrace(trace)
-        return trace
 
-    sys.settrace(trace)
-    try:
-        moves[number]()
-    finally:
-        sys.settrace(None)
-    assert len(seen) > 10
+@pytest.mark.interpreted("lines of compiled code are not traced")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_child_looks_at_a_file_at_which_another_thread_of_its_parent_was_looking(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_watcher, "now_s", file_watcher.now_s)  # the file replaces it
+    followed = Followed(tmp_path, kind)
+    followed.follow()
+    followed.put(followed.content(2), "renamed")
+    anyio.run(followed.look, followed.app)
+    with monkeypatch.context() as patched:
+        patched.setattr(file_watcher, "Thread", thread := Mock())
+        anyio.run(followed.look, followed.app)
+
+    async def check() -> None:
+        await followed.visit(followed.app)
+        assert await followed.at_work(1, 2) == [2]
+
+    def look() -> None:
+        for started in thread.call_args_list:  # a configuration has a list
+            started.kwargs["target"]()
+
+    fork_at_every_line(look, Path(file_watcher.__file__), lambda: anyio.run(check))

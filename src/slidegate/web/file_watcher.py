@@ -16,7 +16,7 @@ import stat
 import time
 from abc import abstractmethod
 from collections.abc import Callable
-from threading import Lock, Thread
+from threading import Thread, current_thread
 from typing import Final, TypeAlias
 
 from ..core.errors import ConfigurationError
@@ -100,7 +100,8 @@ class FollowedFile:
         self._details = {"list": name, "path": path} if name else {"path": path}
         self._observers = Observers()
         self._seen = self.version
-        self._looking = Lock()
+        self._looking: dict[int, Thread] = {}
+        """The thread that looks, by process: a child of `fork`, which does not have that of its parent, has its own."""
         self._next_look_s = now_s() + LOOK_EVERY_S
 
     @abstractmethod
@@ -130,7 +131,8 @@ class FollowedFile:
             logger.warning("no thread to look at %s: %s", self.path, error)
 
     def _look(self) -> None:
-        if not self._looking.acquire(blocking=False):  # reading may take longer than the interval between two looks
+        process, thread = os.getpid(), current_thread()
+        if self._looking.setdefault(process, thread) is not thread:  # reading may take longer than the interval
             return
         try:
             now = version_of(self.path)
@@ -140,7 +142,7 @@ class FollowedFile:
         except Exception:
             logger.exception("reading %s again failed", self.path)
         finally:
-            self._looking.release()
+            del self._looking[process]
 
     def _read_again(self, now: FileVersion | None) -> None:
         """Read the file, and apply its content unless it has changed meanwhile."""
@@ -153,13 +155,14 @@ class FollowedFile:
             said = getattr(error, "text", "") or str(error) or repr(error)
         if version_of(self.path) != now:
             return
-        self.version = now
         told = {"name": self.name, "path": self.path, "count": count, "error": said}
         if apply is None:
+            self.version = now
             self._report(logging.ERROR, Event(f"{self.kind}_rejected", self.rejected.format(**told), self._details))
             return
         apply()
-        self.generation += 1  # last, so that nothing cached for this generation comes from the old content
+        self.generation += 1  # now, so that nothing cached for this generation comes from the old content
+        self.version = now  # last: a child that is forked before this reads the file again
         details = {**self._details, "count": count}
         level = logging.WARNING if self.name and not count else logging.INFO
         self._report(level, Event(f"{self.kind}_reloaded", self.reloaded.format(**told), details))
