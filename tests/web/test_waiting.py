@@ -197,19 +197,24 @@ async def test_who_becomes_first_by_a_permit_of_another_asks_although_nobody_her
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
 async def test_every_store_hands_permits_out_fairly_and_those_that_a_change_adds(url: str, tmp_path: Path) -> None:
-    async def until(*tenants: str) -> None:
-        while sorted(tenant for tenant, _ in stage.under_way) != [*tenants]:  # noqa: ASYNC110 - a store answers late
+    def state() -> tuple[int, list[str]]:
+        return stage.limiter.engine.queues.waiting, sorted(tenant for tenant, _ in stage.under_way)
+
+    async def until(waiting: int, *tenants: str) -> None:
+        while state() != (waiting, [*tenants]):  # noqa: ASYNC110 - a store answers late
             await asyncio.sleep(0.01)
 
     in_real_time: Any = SimpleNamespace(passed_s=0.0)
     async with asyncio.timeout(BOUND_S), Stage(in_real_time, tmp_path) as stage:
         stage.limiter = Limiter.from_url(url, deadline="20s")
         await stage.play(f'rule "/", concurrency=2, {FAIR}', "slow", "come GET / X-Tenant=big times=4")
-        await until("big", "big")
-        await stage.play("come GET / X-Tenant=small", "end 0")
-        await until("big", "small")
+        await until(2, "big", "big")
+        await stage.play("come GET / X-Tenant=small")
+        await until(3, "big", "big")
+        await stage.play("end 0")
+        await until(2, "big", "small")
         await stage.play("override held 3")
-        await until("big", "big", "small")
+        await until(1, "big", "big", "small")
         await stage.play("end")
         await asyncio.gather(*stage.tasks)
         assert {status for *_, status in stage.ended} == {"200"}
