@@ -1,15 +1,15 @@
 """Plays random strikes, bans, times and restarts to a store and to the reference, and compares them after each move."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from math import inf
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from slidegate import BanPolicy
 from slidegate.core import Ban, BanSubject, Bucket, Reason, Store, parse_address, parse_limits
 from slidegate.core.addresses import BITS, format_network
 from slidegate.core.bans.ban import OWN_PREFIX, ban_key
-from slidegate.core.bans.rows import to_rows
+from slidegate.core.bans.rows import HEADER, to_rows
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..reference.ban_model import BanModel, Made
@@ -51,6 +51,7 @@ class BanPlayer:
         self.clock = FakeClock(choices.pick((0, choices.below(10**9), YEAR_2100_US)))
         self.model = BanModel()
         self.moves: list[str] = []
+        self.exports: list[tuple[Sequence[Any], list[Made]]] = []
         self._bucket = Bucket("rule", parse_limits("3600/400d @3600"))
 
     @property
@@ -95,6 +96,9 @@ class BanPlayer:
         elif kind == 29:
             ahead_us = choices.pick((0, span_us(choices), -span_us(choices), -choices.below(2**40)))
             await self._restart(max(self.clock.now_us + ahead_us, 0), loads=choices.pick((2, 1)))
+        elif kind == 30:
+            await self._export()
+            await self._import(choices.pick(self.exports), self._drawn_export())
         else:
             await self._unban(choices.pick((*BANNED_BY_HAND, *(ban.key for ban in self.model.active(self.now_us)))))
 
@@ -147,14 +151,32 @@ class BanPlayer:
 
     async def _restart(self, start_us: int, loads: int) -> None:
         """Replace the store by a new one at another time, which loads an export of the old one."""
-        self.moves.append(f"a restart at {start_us} us, with {loads} imports")
-        rows = json.loads(json.dumps([*to_rows(await settle(self.store.bans.active()))]))
+        self.moves.append(f"a restart at {start_us} us")
+        await self._export()
         await settle(self.store.close())
-        self.model.move(self.now_us)
+        self.model = BanModel()
         self.clock = FakeClock(start_us)
         await self._open()
         for _ in range(loads):
-            same(await settle(self.store.bans.load(rows)), len(self.model.active(self.now_us)))
+            await self._import(self.exports[-1])
+
+    async def _export(self) -> None:
+        """Keep an export, and the bans of the reference."""
+        rows = json.loads(json.dumps([*to_rows(await settle(self.store.bans.active()))]))
+        self.exports.append((rows, self.model.active(self.now_us)))
+
+    def _drawn_export(self) -> tuple[Sequence[Any], list[Made]]:
+        """Return a ban that another store has made, by hand or by a policy."""
+        key, until_us = self.choices.pick(BANNED_BY_HAND), self.now_us + span_us(self.choices)
+        made = Made("other", key, self.now_us, until_us, level=self.choices.pick((0, 1)))
+        return [HEADER, Ban(key, "why", "other", made.level, self.now_us, until_us)._asdict()], [made]
+
+    async def _import(self, *exports: tuple[Sequence[Any], list[Made]]) -> None:
+        """Import exports of this or of earlier stores, in one call."""
+        rows = [HEADER, *(row for exported, _ in exports for row in exported[1:])]
+        self.moves.append(f"an import of {rows[1:]}")
+        bans = [ban for _, bans in exports for ban in bans]
+        same(await settle(self.store.bans.load(rows)), self.model.load(bans, self.now_us))
 
     async def _compare(self) -> None:
         in_force = self.model.active(self.now_us)

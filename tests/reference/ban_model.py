@@ -8,6 +8,7 @@ imported. Time is Unix time.
 import ipaddress
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import NamedTuple, TypeAlias
 
 from slidegate import BanPolicy
@@ -85,6 +86,17 @@ class BanModel:
         self.changes.append(("banned", key))
         return made
 
+    def load(self, bans: Sequence[Made], now_us: int) -> int:
+        """Import bans; of two that refuse the same the one that ends later stays. Return how many are in force."""
+        lasting = [replace(ban, refuses=True, is_imported=True) for ban in bans if ban.lasts(now_us)]
+        for ban in lasting:
+            others = [one for one in self.active(now_us) if (one.key, _is_wide(one)) == (ban.key, _is_wide(ban))]
+            if all(one.until_us is not None and (ban.until_us or inf) > one.until_us for one in others):
+                for one in others:
+                    one.refuses = False
+                self.entries.append(ban)
+        return len(lasting)
+
     def unban(self, key: str, now_us: int) -> None:
         """Remove the bans and strikes of a key."""
         if any(ban.key == key for ban in self.active(now_us)):
@@ -118,11 +130,6 @@ class BanModel:
         banned = any(ban.key == key for ban in self.active(now_us))
         return banned or any(any(self.stand(policy, key, now_us)) for policy in policies)
 
-    def move(self, now_us: int) -> None:
-        """Keep what a new store has that imports the bans: those in force, without strikes, levels and events."""
-        self.entries = [replace(ban, is_imported=True) for ban in self.active(now_us)]
-        self.changes = []
-
     def _replace(self, key: str) -> None:
         for entry in self.entries:
             if isinstance(entry, Made) and entry.key == key:
@@ -154,6 +161,14 @@ class BanModel:
                 level = max(level - max(entry.since_us - ended_us, 0) // policy.forgive_us, 0) + 1
                 ended_us = entry.until_us
         return max(level - max(now_us - ended_us, 0) // policy.forgive_us, 0)
+
+
+def _is_wide(ban: Made) -> bool:
+    """Return whether a ban refuses the addresses of a network, and not only who is counted by its key."""
+    try:
+        return not ban.level and ipaddress.ip_network(ban.key).prefixlen not in (32, 64)
+    except ValueError:
+        return False
 
 
 def _holds(network: str, address: str) -> bool:

@@ -123,9 +123,10 @@ class BanStore(ABC):
 
     @abstractmethod
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
-        """Import rows of `core.bans.rows`; return the number of bans read. Of two bans of a key the longer one is kept.
+        """Import rows of `core.bans.rows`; return the number of bans read.
 
-        As a ban by hand, an import is always recorded.
+        Of two bans of a key that refuse the same addresses (`Ban.network`) the longer one is kept. As a ban by hand, an
+        import is always recorded.
 
         Raises:
             ConfigurationError: A row is invalid, so that nothing is imported; or there are more than 1,000 networks.

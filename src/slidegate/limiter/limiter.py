@@ -396,9 +396,10 @@ class Limiter:
     async def import_bans(self, lines: Iterable[str]) -> int:
         """Import the lines that `export_bans` wrote. Imported bans end when the originals do.
 
-        If a key is banned on both sides, the longer-lasting ban is kept; a second import changes nothing. All lines are
-        parsed in one step, which takes seconds for 100,000 bans, so import before serving. Shared stores write them in
-        several steps: after a failure some bans may be imported, and repeating the import adds the rest.
+        If a key is banned on both sides, the longer-lasting ban is kept; a network that a policy has banned as a
+        client keeps a ban by hand as well. A second import changes nothing. All lines are parsed in one step, which
+        takes seconds for 100,000 bans, so import before serving. Shared stores write them in several steps: after a
+        failure some bans may be imported, and repeating the import adds the rest.
 
         Returns:
             The number of bans in the lines that have not ended.

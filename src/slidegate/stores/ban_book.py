@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol, TypeVar
 
-from ..core.bans.ban import Ban, lasts_longer
+from ..core.bans.ban import Ban, lasts_longer, longest
 from ..core.bans.events import banned, bans_full, shadow_banned, strikes_dropped, unbanned
 from ..core.bans.policy import BanPolicy
 from ..core.bans.strikes import Level, next_ban
@@ -27,20 +27,23 @@ STEP: Final = 64
 
 
 class BanRows(Protocol):
-    """At most one ban for each key, and one level for each policy and key; may include expired ones."""
+    """At most two bans for each key, and one level for each policy and key; may include expired ones.
 
-    def ban(self, key: str) -> Ban | None:
-        """Return the ban of exactly this key."""
+    A key that is a network may have a ban of the network, and a ban by a policy of those that are counted by the key.
+    """
+
+    def bans_of(self, key: str) -> list[Ban]:
+        """Return the bans of exactly this key."""
 
     def put_ban(self, ban: Ban) -> None:
-        """Store a ban, replacing one of the same key.
+        """Store a ban, replacing one of the same key and `network()`.
 
         Raises:
             ConfigurationError: Too many networks are banned.
         """
 
-    def remove_ban(self, key: str) -> None:
-        """Remove the ban of a key, if it has one."""
+    def remove_ban(self, ban: Ban) -> None:
+        """Remove a ban."""
 
     def ban_count(self) -> int:
         """Return how many bans there are."""
@@ -97,10 +100,10 @@ class BanBook:
         """Count strikes, and ban the key if its window is full; return the new ban, if any."""
         rows = self._rows
         rows.remove_expired(now_us, 2)
-        ban, before = rows.ban(key), rows.level(policy.name, key)
+        before = rows.level(policy.name, key)
         # The ban that a shadow policy has reported would be in force.
         would_be_banned = policy.shadow and before is not None and now_us < before.until_us
-        if would_be_banned or (ban is not None and not ban.is_over(now_us)):
+        if would_be_banned or longest(rows.bans_of(key), now_us) is not None:
             return None
         units = self._windows.strike(policy.strikes, key, weight)
         if units is None:
@@ -128,30 +131,39 @@ class BanBook:
         self._rows.remove_expired(now_us, 2)
         ban = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us)
         self._rows.put_ban(ban)
+        for other in self._rows.bans_of(key):
+            if other.network() != ban.network():
+                self._rows.remove_ban(other)
         self.events.append(banned(ban))
         return ban
 
     def unban(self, key: str, by: str, now_us: int) -> bool:
         """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
-        ban = self._rows.ban(key)
-        self._rows.remove_ban(key)
+        ban = longest(self._remove_bans(key), now_us)
         levels = [level for level in self._rows.remove_levels(key) if level.over_us > now_us]
         had_strikes = self._windows.remove_strikes(key)
-        if ban is None or ban.is_over(now_us):
+        if ban is None:
             return had_strikes or bool(levels)
         self.events.append(unbanned(ban, by))
         return True
 
     def take_over(self, bans: Iterable[Ban]) -> None:
-        """Import bans; of two for a key, the one that ends later is kept."""
+        """Import bans; of two that replace each other, the one that ends later is kept."""
         for ban in bans:
-            other = self._rows.ban(ban.key)
-            if other is None or lasts_longer(ban, other):
+            replaced = [other for other in self._rows.bans_of(ban.key) if other.network() == ban.network()]
+            if all(lasts_longer(ban, other) for other in replaced):
                 self._rows.put_ban(ban)
+
+    def _remove_bans(self, key: str) -> list[Ban]:
+        """Remove the bans of a key, and return them."""
+        bans = self._rows.bans_of(key)
+        for ban in bans:
+            self._rows.remove_ban(ban)
+        return bans
 
     def _has_room(self, key: str, now_us: int) -> bool:
         """Return whether one more automatic ban can be recorded."""
-        self._rows.remove_ban(key)  # an expired ban of the key, which the new one replaces
+        self._remove_bans(key)  # they have expired, and the new one replaces them
         more = True
         while (is_full := self._rows.ban_count() >= self._max_bans) and more:
             more = self._rows.remove_expired(now_us, STEP)

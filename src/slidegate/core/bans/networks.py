@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from ..addresses import BITS, Address
+from ..addresses import BITS
 from ..errors import ConfigurationError
-from .ban import Ban
+from .ban import Ban, BanSubject
 
 MAX_NETWORKS: Final = 1_000
 """The most banned networks; longer lists belong in a blocklist, which has a faster lookup."""
@@ -39,9 +39,11 @@ class BannedNetworks:
                 self._tables[version].setdefault(BITS[version] - prefix, {})[bits] = ban
                 self.bans[ban.key] = ban
 
-    def of(self, address: Address) -> list[Ban]:
-        """Return the bans of the networks that contain an address, including expired ones."""
-        version, value = address
+    def of(self, subject: BanSubject) -> list[Ban]:
+        """Return the bans of the networks that contain an address, or that are a key, including expired ones."""
+        if isinstance(subject, str):
+            return [self.bans[subject]] if subject in self.bans else []
+        version, value = subject
         found = []
         for shift, table in self._tables[version].items():
             if (ban := table.get((value >> shift).to_bytes(16, "big"))) is not None:

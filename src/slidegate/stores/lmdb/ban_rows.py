@@ -1,6 +1,7 @@
 """Bans and levels as rows of an LMDB environment; strikes are windows, see `windows`.
 
     bans      key                  the ban as JSON
+    bans      key 0xff             the ban as JSON, of a network
     levels    key 0xff policy      the level as JSON
     ban_ends  time, row            when to check a row again, and its database
     meta      "networks"           the keys of the bans of networks, after 8 random bytes as their version
@@ -58,33 +59,30 @@ class LmdbBanRows:
         self._known = known
         self._note = note
 
-    def ban(self, key: str) -> Ban | None:
+    def bans_of(self, key: str) -> list[Ban]:
         """See `BanRows`."""
-        packed = self._txn.get(key.encode(), None, self._dbs.bans)
-        return None if packed is None else ban_of(packed)
+        rows = (self._txn.get(row, None, self._dbs.bans) for row in (key.encode(), row_of(key)))
+        return [ban_of(packed) for packed in rows if packed is not None]
 
     def put_ban(self, ban: Ban) -> None:
         """See `BanRows`."""
-        networks = self.networks()
-        if ban.network() is not None or ban.key in networks.bans:
-            self._keep_networks(networks.with_ban(ban, self._unix_us()))
-        row = ban.key.encode()
+        if ban.network() is not None:
+            self._keep_networks(self.networks().with_ban(ban, self._unix_us()))
+        row = _row_of_ban(ban)
         self._txn.put(row, json.dumps(ban, separators=(",", ":")).encode(), db=self._dbs.bans)
         if ban.until_us is not None:
             recheck_at(self._txn, self._dbs.ban_ends, ban.until_us, row, BANS)
         self._note("ban", ban._asdict())
 
-    def remove_ban(self, key: str) -> None:
+    def remove_ban(self, ban: Ban) -> None:
         """See `BanRows`."""
-        ban = self.ban(key)
-        if ban is None:
-            return
-        networks = self.networks()
-        if key in networks.bans:
-            self._keep_networks(networks.without(key))
-        self._txn.delete(key.encode(), b"", self._dbs.bans)
+        if ban.network() is not None:
+            self._keep_networks(self.networks().without(ban.key))
+        self._txn.delete(_row_of_ban(ban), b"", self._dbs.bans)
         if not ban.is_over(self._unix_us()):
-            self._note("ban", lifted(key))
+            self._note("ban", lifted(ban.key))
+            for other in self.bans_of(ban.key):
+                self._note("ban", other._asdict())
 
     def ban_count(self) -> int:
         """See `BanRows`."""
@@ -96,7 +94,7 @@ class LmdbBanRows:
         version, networks = self._known.read
         if packed[:_VERSION_BYTES] != version:
             keys = json.loads(packed[_VERSION_BYTES:] or b"[]")  # a file that was begun anew may have no networks
-            networks = BannedNetworks(ban for key in keys if (ban := self.ban(key)) is not None)
+            networks = BannedNetworks(ban for key in keys for ban in self.bans_of(key))
             self._known.read = packed[:_VERSION_BYTES], networks
         return networks
 
@@ -135,13 +133,17 @@ class LmdbBanRows:
         self._known.read = version, networks
 
 
+def _row_of_ban(ban: Ban) -> bytes:
+    return ban.key.encode() if ban.network() is None else row_of(ban.key)
+
+
 def ban_of(packed: bytes) -> Ban:
     """Return the ban of a row."""
     return Ban(*json.loads(packed))
 
 
 def lifted(key: str) -> Fields:
-    """Return the fields of a line that says that a key has no ban."""
+    """Return the fields of a line that says that a key has no bans."""
     return {"key": key, "lifted": True}
 
 

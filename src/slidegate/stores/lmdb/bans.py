@@ -50,7 +50,7 @@ class LmdbBans(BookBans):
         return self._batcher.look(Transaction.ban_of, subjects)
 
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
-        """Import rows of `core.bans.rows`; of two bans of a key the longer one is kept.
+        """Import rows of `core.bans.rows`; of two that replace each other the longer one is kept.
 
         They are written in parts, with pauses in which other processes can write. If the store fails in between,
         another import adds the rest.

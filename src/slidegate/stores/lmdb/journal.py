@@ -26,6 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from ...core.bans.ban import Ban
 from ...core.errors import ConfigurationError
 from ...core.quotas import KEPT_US
 from .checking import is_file_at
@@ -53,7 +54,9 @@ _NAMED_BY: Final[Mapping[str, tuple[str, ...]]] = {
 
 def name_of(kind: str, fields: Fields) -> Name:
     """Return the name of the row that a line is about."""
-    return kind, *(fields[field] for field in _NAMED_BY[kind])
+    name = kind, *(fields[field] for field in _NAMED_BY[kind])
+    is_network = kind == "ban" and Ban._make(map(fields.get, Ban._fields)).network() is not None
+    return (*name, "network") if is_network else name
 
 
 def is_over(kind: str, fields: Fields, unix_us: int) -> bool:
@@ -82,6 +85,8 @@ def read_lines(lines: Iterable[bytes], unix_us: int) -> dict[Name, Fields]:
                 kept = {name: row for name, row in kept.items() if name[0] != "quota"}
             elif is_over(kind, fields, unix_us):
                 kept.pop(name_of(kind, fields), None)
+                if "lifted" in fields:
+                    kept.pop((kind, fields["key"]), None)  # beside the ban of the network
             else:
                 kept[name_of(kind, fields)] = fields
         except (ValueError, TypeError, AttributeError, KeyError):

@@ -33,8 +33,8 @@ def lines_as_stored(txn: Any, dbs: Databases, noted: Iterable[tuple[str, Fields]
     bans, lines = _bans(txn, dbs), []
     for kind, fields in noted:
         if kind == "ban":
-            ban = bans.ban(fields["key"])
-            lines.append(line_of(kind, lifted(fields["key"]) if ban is None else ban._asdict()))
+            stored_bans = [ban._asdict() for ban in bans.bans_of(fields["key"])]
+            lines += [line_of(kind, one) for one in (lifted(fields["key"]), *stored_bans)]
         elif kind == "level":
             _, policy, key = name_of(kind, fields)
             lines.append(line_of(kind, level_fields(policy, key, bans.level(policy, key) or NO_LEVEL)))

@@ -15,7 +15,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, Final, NamedTuple, TypeAlias
 
-LAYOUT: Final = 17
+LAYOUT: Final = 18
 """The version of the file. It increases whenever the bytes or the meaning of any row change."""
 NETWORKS: Final = b"networks"
 """The key of the list of banned networks, which begins with random bytes that differ after each change."""

@@ -7,11 +7,11 @@ converted to objects when they are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ...core.bans.ban import Ban, BanSubject, longest
+from ...core.bans.ban import Ban, BanSubject, longest, network_place
 from ...core.bans.networks import BannedNetworks
 from ...core.bans.rows import Row, from_rows
 from ...core.bans.strikes import Level
@@ -42,14 +42,14 @@ class MemoryBanRows:
         unix_us: Returns Unix time in microseconds.
 
     Attributes:
-        bans: The fields of each ban by its key.
+        bans: The fields of each ban, by its network or its key.
         changes: Grows after each new ban. A question that no ban refused is not refused until then.
         networks: The bans of networks.
     """
 
     def __init__(self, unix_us: Clock) -> None:
         self._unix_us = unix_us
-        self.bans: dict[str, tuple[Any, ...]] = {}
+        self.bans: dict[Hashable, tuple[Any, ...]] = {}
         self.changes = 0
         self.networks = BannedNetworks()
         self._levels: dict[tuple[str, str], tuple[int, ...]] = {}
@@ -64,25 +64,26 @@ class MemoryBanRows:
         self._levels.clear()
         self._ends.clear()
 
-    def ban(self, key: str) -> Ban | None:
+    def bans_of(self, key: str) -> list[Ban]:
         """See `BanRows`."""
-        row = self.bans.get(key)
-        return None if row is None else Ban(*row)
+        return [Ban(*row) for name in (key, network_place(key)) if (row := self.bans.get(name)) is not None]
 
     def put_ban(self, ban: Ban) -> None:
         """See `BanRows`."""
-        if ban.network() is not None or ban.key in self.networks.bans:
+        network = ban.network()
+        if network is not None:
             self.networks = self.networks.with_ban(ban, self._unix_us())
         if ban.until_us is not None:
             self._ends_at(ban.until_us, _BAN, ban.key)
-        self.bans[ban.key] = tuple(ban)
+        self.bans[network or ban.key] = tuple(ban)
         self.changes += 1
 
-    def remove_ban(self, key: str) -> None:
+    def remove_ban(self, ban: Ban) -> None:
         """See `BanRows`."""
-        if key in self.networks.bans:
-            self.networks = self.networks.without(key)
-        self.bans.pop(key, None)
+        network = ban.network()
+        if network is not None:
+            self.networks = self.networks.without(ban.key)
+        self.bans.pop(network or ban.key, None)
 
     def ban_count(self) -> int:
         """See `BanRows`."""
@@ -118,14 +119,17 @@ class MemoryBanRows:
                 level = self.level(policy, key)
                 if level is not None and level.over_us <= now_us:
                     del self._levels[policy, key]
-            elif (ban := self.ban(key)) is not None and ban.is_over(now_us):
-                self.remove_ban(key)
+            else:
+                for ban in self.bans_of(key):
+                    if ban.is_over(now_us):
+                        self.remove_ban(ban)
         return True
 
     def _ends_at(self, end_us: int, policy: str, key: str) -> None:
         if len(self._ends) > 2 * (len(self.bans) + len(self._levels)) + 64:  # too many outdated entries
             ends = [(Level(*row).over_us, policy, key) for (policy, key), row in self._levels.items()]
-            ends += [(until_us, _BAN, key) for key, row in self.bans.items() if (until_us := Ban(*row).until_us)]
+            bans = map(Ban._make, self.bans.values())
+            ends += [(ban.until_us, _BAN, ban.key) for ban in bans if ban.until_us is not None]
             heapify(ends)
             self._ends = ends
         heappush(self._ends, (end_us, policy, key))
@@ -172,12 +176,13 @@ class MemoryBans(BookBans):
         """
         rows, networks, found = self.rows, self.rows.networks, []
         for subject in subjects:
-            if not isinstance(subject, str):
-                if networks.bans:
-                    found += networks.of(subject)
-            elif (row := rows.bans.get(subject)) is not None:
+            if networks.bans:
+                found += networks.of(subject)
+            if isinstance(subject, str) and (row := rows.bans.get(subject)) is not None:
                 found.append(Ban(*row))
         for _, key, _ in checks:
+            if networks.bans:
+                found += networks.of(key)
             if (row := rows.bans.get(key)) is not None:
                 found.append(Ban(*row))
         if not found:
@@ -217,7 +222,7 @@ class MemoryBans(BookBans):
         return self.rows.ban_count()
 
     def load(self, rows: Sequence[Row]) -> int:
-        """Import rows of `core.bans.rows`; of two bans of a key the longer one is kept."""
+        """Import rows of `core.bans.rows`; of two that replace each other the longer one is kept."""
         self._store.expect_open()
         bans = from_rows(rows, self._unix_us())  # the slowest part, which needs no lock
 

@@ -126,7 +126,7 @@ class RedisBans(BanStore):
         """Ban a key manually, permanently if `length_us` is None; replaces a ban of the key."""
         now_us = await self._batcher().server_us()
         made = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us)
-        await self._put([made])
+        await self._put([made], replaces=True)
         self._tell(banned(made))
         return made
 
@@ -153,20 +153,25 @@ class RedisBans(BanStore):
         await self.hear()
         keys = await self._batcher().command(self._names, b"keys", read=lambda keys: [key.decode() for key in keys])
         self._count, now_us = len(keys), self._store.time.now_us()
-        found = {ban.key: ban for ban in self.networks.bans.values() if not ban.is_over(now_us)}
+        found = [ban for ban in self.networks.bans.values() if not ban.is_over(now_us)]
         async for some in in_steps(keys):
-            found.update((ban.key, ban) for ban in await self._of_keys(some))
-        return list(found.values())
+            found += await self._of_keys(some)
+        return found
 
     def count(self) -> int:
-        """Return how many bans Redis last reported: those in force, and some that have ended since."""
+        """Return how many banned keys Redis last reported: those in force, and some that have ended since."""
         return self._count
 
     async def load(self, rows: Sequence[Row]) -> int:
-        """Import rows of `core.bans.rows`; of two bans of a key the longer-lasting one is kept."""
+        """Import rows of `core.bans.rows`; of two that replace each other the longer one is kept."""
         bans = from_rows(rows, await self._batcher().server_us())
-        known = {ban.key: ban for ban in await self.active()}
-        longer = [ban for ban in bans if ban.key not in known or lasts_longer(ban, known[ban.key])]
+        kept = {ban.network() or ban.key: ban for ban in await self.active()}
+        known = {*kept.values()}
+        for ban in bans:
+            name = ban.network() or ban.key
+            if name not in kept or lasts_longer(ban, kept[name]):
+                kept[name] = ban
+        longer = [ban for ban in kept.values() if ban not in known]
         longer.sort(key=lambda ban: ban.network() is None)  # networks first: there may be too many
         async for some in in_steps(longer):
             await self._put(some)
@@ -210,13 +215,14 @@ class RedisBans(BanStore):
     def _names_of(self, key: str) -> tuple[bytes, bytes]:
         return self._store.packing.name_of(key), self._store.packing.strikes_name(key)
 
-    async def _put(self, bans: Sequence[Ban]) -> None:
-        """Store bans in one call; each replaces one of the same key.
+    async def _put(self, bans: Sequence[Ban], replaces: bool = False) -> None:
+        """Store bans in one call; each replaces one of the same key and `network()`, or every ban of the key.
 
         Raises:
             ConfigurationError: Too many networks are banned.
         """
-        names, args, now_us = [*self._names], list[bytes | int]([os.urandom(8)]), self._store.time.now_us()
+        names, now_us = [*self._names], self._store.time.now_us()
+        args: list[bytes | int] = [os.urandom(8), int(replaces)]
         networks = {ban.key for ban in bans if ban.network() is not None}
         if networks:
             await self.hear()
@@ -225,7 +231,7 @@ class RedisBans(BanStore):
                 raise too_many_networks(min(networks - known))
         for ban in bans:
             names.append(self._store.packing.name_of(ban.key))
-            args += [ban.key.encode(), pack_ban(ban), int(ban.key in networks)]
+            args += [ban.key.encode(), pack_ban(ban), int(ban.network() is not None)]
         await self._batcher().command(names, b"put", *args)
         self._store.refusals.change_all()
         if networks:
@@ -244,10 +250,7 @@ class RedisBans(BanStore):
             return []
         found: list[Ban] = []
         for one in subjects:
-            if not isinstance(one, str):
-                found += networks.of(one)
-            elif one in networks.bans:
-                found.append(networks.bans[one])
+            found += networks.of(one)
         now_us = self._store.time.now_us()
         return [ban for ban in found if not ban.is_over(now_us)]
 

@@ -73,9 +73,10 @@ local function count_bans()
   return redis.call("ZCOUNT", key_at(INDEX), "(" .. text_of(now), "+inf")
 end
 
+-- Index a key by the later end of its bans.
 local function add_to_index(key, row)
   local ends, index = unpack_from("<i8", row), key_at(INDEX)
-  redis.call("ZADD", index, ends < 0 and "+inf" or text_of(ends), key)
+  redis.call("ZADD", index, "GT", ends < 0 and "+inf" or text_of(ends), key)
   live_for(index, LONGEST_MS)
   redis.call("ZREMRANGEBYSCORE", index, "-inf", text_of(now))
 end
@@ -92,15 +93,18 @@ function commands.keys()
 end
 
 -- Store bans of single keys; each has three arguments: the key, the row, and 1 for a network. `version` names the new
--- version of the list of networks.
-function commands.put(version, ...)
+-- version of the list of networks; if `replaces` is 1, other bans of the keys end.
+function commands.put(version, replaces, ...)
   local bans = { ... }
   for place = 0, #bans / 3 - 1 do
     local windows = key_at(FIRST + place)
     local key, row, is_network = unpack(bans, 3 * place + 1, 3 * place + 3)
+    if replaces == "1" then
+      redis.call("ZREM", key_at(INDEX), key)
+      redis.call("HDEL", windows, BAN)
+    end
     if is_network == "1" then
       put(key_at(NETWORKS), key, row)
-      redis.call("HDEL", windows, BAN)
       set_meta("networks", version)
     else
       put(windows, BAN, row)
