@@ -110,6 +110,11 @@ def test_a_file_that_was_regular_a_moment_ago_is_no_pipe_that_blocks(
 
 
 KINDS = ["list", "config", "operators"]
+RELOADED = {
+    "list": "list_reloaded: list 'followed': address ranges: 1",
+    "config": "/followed: active rules: 1",
+    "operators": "list_reloaded: list 'followed': nodes of its search tree: 128",
+}
 MANY = 90_000
 """More requests than a test sends; a configuration has as many and its version as the amounts of two limits."""
 
@@ -282,10 +287,11 @@ async def test_what_becomes_of_a_file_is_logged(
     caplog.set_level(logging.INFO, "slidegate")
     followed = Followed(tmp_path, kind)
     followed.follow()
-    for content in (followed.content(2), b"<html>"):
+    for content in (followed.content(2) * (2 if kind == "list" else 1), b"<html>"):
         followed.put(content, "written")
         await followed.visit(followed.app)
     assert "Traceback" not in caplog.text
+    assert RELOADED[kind] in caplog.text
     for reader in ("lists.ListFile.read", "reload.ConfigReader.options", "networks._opened"):
         monkeypatch.setattr(f"slidegate.web.{reader}", fails)
     followed.put(followed.content(3), "written")

@@ -89,7 +89,7 @@ class FollowedFile:
 
     kind = "list"
     """The first part of the kinds of its events."""
-    reloaded = "list {name!r}: {count} networks"
+    reloaded = "list {name!r}: address ranges: {count}"
     rejected = "list {name!r} is kept unchanged: {error}"
 
     def __init__(self, path: str, name: str) -> None:
@@ -109,7 +109,7 @@ class FollowedFile:
         """Read the file.
 
         Returns:
-            How many entries it has, and a function that applies them.
+            Its size, as its event reports it, and a function that applies them.
 
         Raises:
             ConfigurationError: It cannot be read.

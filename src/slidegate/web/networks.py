@@ -54,6 +54,8 @@ class NetworkFile(FollowedFile):
         ConfigurationError: It cannot be read, or contains neither operators nor countries.
     """
 
+    reloaded = "list {name!r}: nodes of its search tree: {count}"
+
     def __init__(self, path: str) -> None:
         super().__init__(path, os.path.basename(path))
         self._by_client: dict[str, Place] = {}
