@@ -105,8 +105,8 @@ class RateLimit:
     requires a `RateLimitMiddleware` around the endpoint, and uses the limiter and the client address of the innermost.
 
     Each endpoint function has its own count, at whichever routes it is, and also below a router or an application with
-    the limit. Objects of one name share their counts, also with a `Rule` of that name. A request that meets the same
-    limit twice is charged once, with the larger cost.
+    the limit. Objects of one name share their counts, also with a `Rule` of that name in a middleware without
+    one. A request that meets the same limit twice is charged once, with the larger cost.
 
     A refusal raises `RateLimitExceeded`, which is a Starlette `HTTPException` with status 429 (503 under
     ``on_error="deny"``). The application answers it; see `rate_limit_exceeded`. An accepted websocket is closed with
