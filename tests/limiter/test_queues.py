@@ -302,7 +302,8 @@ def test_a_child_does_not_queue_behind_the_waiters_of_its_parent() -> None:
         assert line.queues.waiting == 1
 
 
-def test_waiters_of_all_threads_and_kinds_of_loops_are_one_queue() -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_waiters_of_all_threads_and_kinds_of_loops_are_one_queue(first: int) -> None:
     store, queues, order = MemoryStore(clock=FakeClock()), Queues(), list[int]()
     checks = [(Bucket(NAME[0], [Concurrency(1)]), KEY, 1)]
 
@@ -321,7 +322,7 @@ def test_waiters_of_all_threads_and_kinds_of_loops_are_one_queue() -> None:
         leave(decision)
 
     inside = store.hit(checks)
-    runs = [partial(anyio.run, wait, number, backend=("asyncio", "trio")[number % 2]) for number in range(5)]
+    runs = [partial(anyio.run, wait, number, backend=("asyncio", "trio")[(first + number) % 2]) for number in range(5)]
     threads = [threading.Thread(target=run) for run in runs]
     for count, thread in enumerate(threads, start=1):
         thread.start()

@@ -18,11 +18,12 @@ this process. The state of a queue belongs to no event loop: waiters of any loop
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import anyio
 
@@ -48,6 +49,7 @@ class _Waiter:
     Attributes:
         tenant: The tenant whose share of the permits it takes.
         is_gone: Returns whether its client has left.
+        loop: Its event loop, of asyncio or trio.
         until_s: When its time is over, by the clock of its event loop.
     """
 
@@ -57,10 +59,12 @@ class _Waiter:
         self.until_s = anyio.current_time() + wait_us / 1_000_000 + LATE_S
         self._event = anyio.Event()
         self._call_soon: Callable[[Callable[[], object]], object]
-        if (loop := running_loop()) is not None:
-            self._call_soon = loop.call_soon_threadsafe
+        self.loop: Any = running_loop()
+        if self.loop is not None:
+            self._call_soon = self.loop.call_soon_threadsafe
         else:
-            self._call_soon = sys.modules["trio"].lowlevel.current_trio_token().run_sync_soon
+            self.loop = sys.modules["trio"].lowlevel.current_trio_token()
+            self._call_soon = self.loop.run_sync_soon
 
     def wake(self) -> None:
         """End the sleep. Callable from any thread."""
@@ -74,23 +78,44 @@ class _Waiter:
         self._event = anyio.Event()
 
 
+class _Refused(NamedTuple):
+    """A waiter that was refused, and when it expects room for its own cost.
+
+    Attributes:
+        room_s: That time by the clock of its event loop.
+        monotonic_s: By that of the process, because the clock of each trio loop begins anywhere.
+    """
+
+    waiter: _Waiter
+    decision: Decision
+    room_s: float
+    monotonic_s: float
+
+    def left_s(self, waiter: _Waiter) -> float:
+        """Return how long that is from now, in the event loop of another waiter."""
+        if waiter.loop is self.waiter.loop:
+            return self.room_s - anyio.current_time()
+        return self.monotonic_s - time.monotonic()
+
+
 class _Queue:
     """The waiters of one rule and key.
 
     Attributes:
         waiters: The waiters, in order of arrival.
-        refused: The waiter that was refused last, its refusal, and when it expects room for its own cost, by the clock
-            of its event loop.
+        refused: The last refusal.
     """
 
     def __init__(self) -> None:
         self.waiters: dict[_Waiter, None] = {}
-        self.refused: tuple[_Waiter, Decision, float] | None = None
+        self.refused: _Refused | None = None
 
     def is_hopeless(self, waiter: _Waiter) -> bool:
         """Return whether the time of a waiter is over before there is room, for all that is known."""
-        asks_s = self.refused[2] if self.refused is not None and self.refused[0] in self.waiters else 0.0
-        return max(asks_s, anyio.current_time()) >= waiter.until_s
+        left_s, refused = 0.0, self.refused
+        if refused is not None and refused.waiter in self.waiters:
+            left_s = max(refused.left_s(waiter), 0.0)
+        return anyio.current_time() + left_s >= waiter.until_s
 
     def make_room(self, tenant: str) -> bool:
         """Remove waiters whose clients have left, else the newest one of the tenant with the most.
@@ -110,12 +135,12 @@ class _Queue:
             waiter.wake()
         return True
 
-    def refusal_of(self, name: Name) -> Decision | None:
-        """Return the refusal of a request that never asked: what the last refusal says about the rule and its key."""
+    def refusal_of(self, name: Name, waiter: _Waiter) -> Decision | None:
+        """Return the refusal of a waiter that never asked: what the last refusal says about the rule and its key."""
         if self.refused is None:
             return None
-        _, last, asks_s = self.refused
-        left_us = max(round((asks_s - anyio.current_time()) * 1_000_000), 1)
+        last = self.refused.decision
+        left_us = max(round(self.refused.left_s(waiter) * 1_000_000), 1)
         pairs = zip([check for check in last.checks for _ in check[0].limits], last.readings, strict=True)
         own = [(check, reading) for check, reading in pairs if (check[0].name, check[1]) == name]
         readings = [(*reading[:3], OPEN if check[0].is_permit else left_us) for check, reading in own]
@@ -208,7 +233,7 @@ class Queues:
         try:
             decision = await self._take_turns(name, queue, waiter, refused, ask)
             if decision is None:
-                decision = queue.refusal_of(name)
+                decision = queue.refusal_of(name, waiter)
             if decision is None:  # the first waiter is still asking for the first time
                 decision = await ask()
         finally:
@@ -232,7 +257,7 @@ class Queues:
                 if not lacking:
                     break
                 wait_s = max(state.retry_after_us or 0 for state in lacking) / 1_000_000  # 0 for a permit
-                queue.refused = waiter, decision, anyio.current_time() + wait_s
+                queue.refused = _Refused(waiter, decision, anyio.current_time() + wait_s, time.monotonic() + wait_s)
                 pause_s = min(wait_s or PAUSE_S, PAUSE_S)
             if queue.is_hopeless(waiter):
                 break
