@@ -21,6 +21,8 @@ GAPS = st.lists(
     st.sampled_from([0, 1, 900, 15_625, 15_626, 100_000, 499_999, 1_000_000, 30_000_000]), min_size=1, max_size=150
 )
 
+ENDS = ({"exempt": True}, {"block": True}, {"limits": "1/minute", "final": True}, {"limits": "1/minute"})
+
 
 @example([[0, 60_000_000, *[0] * 99]], 100)  # beyond 64, a window may count what is a little older
 @given(st.lists(GAPS, min_size=1, max_size=3), st.integers(1, 120))
@@ -99,6 +101,22 @@ async def test_routes_are_measured_apart_however_long_they_are() -> None:
         await measured.add(record(n, path=f"/api/v1/organizations/a/projects/b/{path}"))
     counts = {route["route"]: route["requests"] for route in measured.routes()}
     assert counts == {"all": 4, f"GET {long}/members": 2, f"GET {long}/settings": 1, "(no route)": 1}
+
+
+@given(st.lists(st.tuples(st.sampled_from(["/a", "/b", "*"]), st.sampled_from(ENDS))))
+async def test_the_first_rule_that_ends_the_list_decides_what_is_measured(listed: list[tuple[str, Any]]) -> None:
+    app = Starlette(routes=[Route("/a", hello), Route("/b", hello)])
+    rules = [Rule(path, name=f"rule-{n}", **options) for n, (path, options) in enumerate(listed)]
+    measured = Measured(app, RateLimitMiddleware(app, rules=[*rules, Rule("*", "9/minute")]))
+    expected: Counter[str] = Counter()
+    for n, path in enumerate(["/a", "/b", "/b", "/none"]):
+        await measured.add(record(n, path=path))
+        ends = [options for one, options in listed if one in (path, "*") and options != ENDS[-1]]
+        if not ends or "limits" in ends[0]:
+            expected += Counter(["all", "(no route)" if path == "/none" else f"GET {path}"])
+    found = measured.routes() if expected else ()
+    assert Counter({route["route"]: route["requests"] for route in found}) == expected
+    assert bool(measured.clients) == bool(expected)
 
 
 async def test_exempt_requests_are_not_measured() -> None:

@@ -147,7 +147,7 @@ class Measured:
     Args:
         app: An application with routes. It is not called.
         middleware: A middleware around it: its `client` is used, and requests that it exempts or blocks, by a rule or a
-            list, are not measured. Its limits are ignored.
+            list, are not measured. Its limits are ignored, but not that final rules end its list.
 
     Attributes:
         requests: The number of HTTP requests.
@@ -156,24 +156,24 @@ class Measured:
     def __init__(self, app: ASGIApp | None = None, middleware: RateLimitMiddleware | None = None) -> None:
         self.requests = 0
         self._times_us: dict[str, dict[str, array[int]]] = {ALL: {}}
-        rules = () if middleware is None else middleware.rules
+        rules = [] if middleware is None else [rule for rule in middleware.rules if rule.final or rule.blocks]
         lists = {} if middleware is None else middleware.lists
         measuring = RateLimitMiddleware(
-            app or nothing,
-            rules=[*(rule for rule in rules if not rule.counts), Rule("*", _BOUNDLESS, name=ALL)],
-            default_limits=None if app is None else _BOUNDLESS,
+            nothing,
+            rules=[*(_unlimited(rule, f"{ALL}-{n}") for n, rule in enumerate(rules)), Rule("*", _BOUNDLESS, name=ALL)],
             client=None if middleware is None else middleware.client,
             blocklist=lists.get("blocklist"),
             allowlist=lists.get("allowlist"),
         )
-        self._replay = Replay([measuring])
+        routes = RateLimitMiddleware(app or nothing, default_limits=_BOUNDLESS, client=measuring.client)
+        self._replay = Replay([measuring] if app is None else [measuring, routes])
 
     async def add(self, record: AccessRecord) -> None:
         """Measure an HTTP request."""
         played = await self._replay.play(record)
         self.requests += 1
-        for bucket, key, _ in checks_of(played.outcome):
-            route = bucket.name.partition(_PER_ROUTE)[2] or ALL
+        keys = {bucket.name.partition(_PER_ROUTE)[2] or ALL: key for bucket, key, _ in checks_of(played.outcome)}
+        for route, key in keys.items() if ALL in keys else ():
             clients = self._times_us.setdefault(route, {})
             clients.setdefault(key, array("q")).append(self._replay.now_us)
 
@@ -188,6 +188,21 @@ class Measured:
             measure("(no route)" if route == _NO_ROUTE else route, list(clients.values()))
             for route, clients in self._times_us.items()
         ]
+
+
+def _unlimited(rule: Rule, name: str) -> Rule:
+    """Return a rule that ends the list where another does; if that counts, this one counts by the client, and all."""
+    if not rule.counts:
+        return rule
+    return Rule(
+        rule.paths if rule.rule_paths else "*",
+        _BOUNDLESS,
+        methods=rule.methods,
+        connection=rule.connection,
+        when=rule.when,
+        name=name,
+        final=True,
+    )
 
 
 def measure(route: str, times_us: Sequence[Sequence[int]]) -> Json:
