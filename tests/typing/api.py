@@ -122,6 +122,11 @@ guessing = BanPolicy(
 )
 RateLimitMiddleware(app, bans=[guessing, BanPolicy()])
 BanPolicy(signals={404: "much"})  # type: ignore[dict-item]
+by_class: dict[str, int] = {"4xx": 1}
+by_status: dict[int, int] = {404: 1}
+BanPolicy(signals=by_class)
+BanPolicy(signals=by_status)
+BanPolicy(signals={404: "ban"})
 
 
 app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml", limiter=limiter)

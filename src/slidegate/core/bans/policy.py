@@ -23,6 +23,8 @@ STRIKES: Final = "strikes;"
 """How the names of buckets of strikes begin; no name of a rule contains a semicolon."""
 
 Weight: TypeAlias = int | Literal["ban"]
+Signals: TypeAlias = Mapping[Any, Weight]
+"""Weights by signals, each text or a status; with `str | int` in place of `Any`, a `dict[str, int]` would be none."""
 
 SIGNAL: Final = "refused"
 """The signal of a refusal by a limit; the other signals are statuses and paths."""
@@ -80,7 +82,7 @@ class BanPolicy:
         factor: float = 4,
         longest: str | timedelta | None = None,
         forgive: str | timedelta = "24h",
-        signals: Mapping[str | int, Weight] | None = None,
+        signals: Signals | None = None,
         name: str = "abuse",
         key: Any = None,
         shadow: bool = False,
