@@ -290,7 +290,7 @@ class Decider:
                     exchange.record(left)
                 raise
             if channel.is_gone():
-                exchange.send_on, exchange.decided.has_left = _send_nobody, True
+                exchange.send_on, exchange.decided.has_left, exchange.left_with = _send_nobody, True, exchange.status
                 await refund(self._limiter, decision.take_back())
                 return left
             if not isinstance(decision.checks, Question):  # what a refusal of another request says about this one

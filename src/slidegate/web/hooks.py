@@ -129,6 +129,8 @@ class Report(Hook):
             refusal = None if error is not None and status and is_failure(error) else decisions[-1]
         if refusal is not None and not decided.has_left:
             ended = "refused"
+        elif exchange.left_with is not None:  # whatever the application answers then
+            ended, status = "cancelled", exchange.left_with
         elif not exchange.is_complete:
             ended, status = _ended(exchange, error)
         route = self._routes.label(exchange.scope)
