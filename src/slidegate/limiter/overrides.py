@@ -263,8 +263,10 @@ class Overrides:
         self._next_us = now_us + _LONGEST_LOOK_US  # nobody else looks meanwhile
         if self._rows.is_shared and running_loop() is not None:
             self._looking = in_background(self.look())
-        elif self._engine.store.answers_threads():
-            next(self.look().__await__(), None)  # it never suspends with a store that answers threads
+        elif not self._rows.is_shared or self._engine.store.answers_threads():
+            next(
+                self.look().__await__(), None
+            )  # it never suspends: the rows are in memory, or its store answers threads
 
     async def look(self) -> None:
         """Refresh the overrides, and keep the row of this worker."""
