@@ -303,6 +303,8 @@ class Overrides:
                 changes[ALL] = 0, 0, self.known.get(ALL)
                 self._engine.restart_middlewares()
             self._engine.rebuild()
+        if changes:
+            self._engine.queues.wake()
         for name, (was, amount, applied) in changes.items():
             if override := applied or known.get(name) or self.known.get(name):
                 self._engine.emit(_event_of(name, was, amount, override, ended=applied is None))
@@ -320,8 +322,7 @@ class Overrides:
             if amount != one.limit.amount:
                 changes[one.name] = one.limit.amount, amount, override
                 one.limit.become(amount)
-        if changes:  # waiting requests ask again, and middlewares read the amounts anew
-            self._engine.queues.wake()
+        if changes:  # middlewares read the amounts anew
             self._engine.restart_middlewares()
         return changes
 
