@@ -22,6 +22,8 @@ from ..asgi import PEER
 HOUR, DAY = 3_600, 86_400
 METHODS = ("GET", "HEAD", "POST", "PUT")
 PATHS = ("/a", "/b", "/c")
+HONEYPOT = "/b"
+WORKERS = 2
 Windows: TypeAlias = dict[int, int]
 """Amounts by the length of their window in seconds."""
 
@@ -249,7 +251,7 @@ class Program(Short):
     endpoint_kind: str = "async"
     """A function, sync or not, or the method of a class, which has decorators alone."""
     beside: bool = False
-    """Whether the middlewares have lists, ban policies and the like too, which no request meets."""
+    """Whether the middlewares have lists and the like too, which no request meets, and a honeypot that only reports."""
 
     @property
     def limits_in_order(self) -> list[Limited]:
@@ -357,6 +359,7 @@ class Model:
         self.spent: Counter[tuple[Window, int]] = Counter()
         self.changed: dict[tuple[int, str], int] = {}
         self.exceeded: set[object] = set()
+        self.trapped: set[object] = set()
         self.worker = 0
 
     # -- operators and time --------------------------------------------------------------------------------------------
@@ -379,6 +382,7 @@ class Model:
     def days_pass(self) -> None:
         self.spent.clear()
         self.exceeded.clear()
+        self.trapped.clear()
         self.changed.clear()
 
     # -- one request ---------------------------------------------------------------------------------------------------
@@ -402,13 +406,26 @@ class Model:
 
     def _enter(self, depth: int, request: Request, passed: Passed) -> None:
         self.expected.limiters.add(self.program.layers[depth].limiter)
-        counting = self._counting(depth, request)
+        counting, ends = self._counting(depth, request)
+        if self.program.beside and ends != "exempt" and request.url.path == HONEYPOT:
+            self._trap(depth, request)
+        if ends == "block":
+            raise Refused({counting.pop().name}, 403)
         self._ask(depth, [one for one in counting if one.kind != "shadow"], request, passed)
         for one in counting:
             if one.kind == "shadow":
                 self._report(depth, one, request, passed)
 
-    def _counting(self, depth: int, request: Request) -> list[Limited]:
+    def _trap(self, depth: int, request: Request) -> None:
+        """Note that the honeypot would ban the client; the store tells that once, to the limiters of all workers."""
+        assert request.client
+        trapped = self.program.layers[depth].limiter, request.client.host
+        if trapped not in self.trapped:
+            self.trapped.add(trapped)
+            self.expected.events += [("shadow_banned", "trap", request.client.host)] * WORKERS
+
+    def _counting(self, depth: int, request: Request) -> tuple[list[Limited], str]:
+        """Return the rules that count a request, the blocking one last, and the kind of that which ends the list."""
         found: list[Limited] = []
         for one in self.program.layers[depth].rules:
             if not one.is_about(request.url.path, request.method):
@@ -416,14 +433,11 @@ class Model:
             holds = self._holds(depth, one, request)
             if holds is False or (holds is None and one.kind == "exempt"):
                 continue
-            if one.kind == "block":
-                raise Refused({one.name}, 403)
-            if one.kind == "exempt":
-                break
-            found.append(one)
-            if one.kind == "final" and holds:
-                break
-        return found
+            if one.kind != "exempt":
+                found.append(one)
+            if one.kind in ("exempt", "block") or (one.kind == "final" and holds):
+                return found, one.kind
+        return found, ""
 
     def _holds(self, depth: int, one: Limited, request: Request) -> bool | None:
         """Return whether its condition holds; None where its function fails."""

@@ -33,9 +33,7 @@ from ..asgi import Answer, attempt, scope_of
 from ..ops.shared_rows import SharedRows
 from .limited import answer, class_of
 from .middlewares import Listener, Log, fields
-from .model import METHODS, PATHS, PROGRAMS, REQUESTS, Expected, Model, Program, Sent
-
-WORKERS = 2
+from .model import HONEYPOT, METHODS, PATHS, PROGRAMS, REQUESTS, WORKERS, Expected, Model, Program, Sent
 
 
 def endpoint_of(program: Program) -> ASGIApp:
@@ -69,12 +67,12 @@ async def answering(request: Request) -> Response:
 
 
 def beside() -> dict[str, Any]:
-    """Return what a middleware may have beside its rules, and what no request meets."""
+    """Return what a middleware may have beside its rules: what no request meets, and a honeypot."""
     nobody = Networks(["192.0.2.77"])
     return {
         "allowlist": nobody,
         "blocklist": nobody,
-        "bans": BanPolicy(signals={"/never": "ban"}),
+        "bans": BanPolicy(name="trap", shadow=True, signals={HONEYPOT: "ban"}),
         "client": client_ip(trusted=["10.0.0.0/8"]),
         "messages": MessageLimits("1000/second"),
     }
@@ -136,7 +134,8 @@ class Middleware(RuleBasedStateMachine):
             assert len({name for name, *_ in shown}) == len(shown)
 
     def check_events(self, foreseen: Expected) -> None:
-        emitted = [(event.kind, event.details["rule"], event.details["key"]) for event in self.listener.events]
+        told = [(event.kind, event.details) for event in self.listener.events]
+        emitted = [(kind, details.get("rule", details.get("policy")), details["key"]) for kind, details in told]
         assert [one for one in emitted if one[0] != "refused"] == foreseen.events
         refused = [name for kind, name, _ in emitted if kind == "refused"]
         assert len(refused) == bool(foreseen.refused_by)

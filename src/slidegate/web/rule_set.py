@@ -227,7 +227,8 @@ class Plan:
         is_exempt: Whether ban policies ignore them.
         limiting: The rules that limit them.
         shadows: The rules in shadow mode.
-        is_conditional: Whether a rule has a condition; the plan depends on its result then.
+        is_conditional: Whether a rule has a condition. The plan depends on its result then, and no rule has ended the
+            list yet.
         verdict: What decides if no limit counts: exempt, or blocked by a rule.
         by_client: Whether the question is the same for all requests of a client.
         asks: Whether functions of the user's, queues, strikes or shadow rules are involved.
@@ -239,7 +240,8 @@ class Plan:
     def __init__(self, met: Sequence[Met], strikes: Sequence[Signal], kind: Kind) -> None:
         self.met = met
         self.kind = kind
-        last = met[-1][0].rule if met and met[-1][1] else None
+        self.is_conditional = not kind.is_evaluated and any(bound.rule.when is not None for bound, _ in met)
+        last = met[-1][0].rule if met and met[-1][1] and not self.is_conditional else None
         is_blocked = last is not None and last.blocks
         counting = [bound for bound, _ in met if bound.rule.counts]
         self.is_websocket = kind.is_websocket
@@ -247,7 +249,6 @@ class Plan:
         self.strikes = () if self.is_exempt else strikes
         self.limiting = () if is_blocked else tuple([bound for bound in counting if bound.rule.action == "limit"])
         self.shadows = tuple([bound for bound in counting if bound.rule.action == "shadow"])
-        self.is_conditional = not kind.is_evaluated and any(bound.rule.when is not None for bound, _ in met)
         self.verdict = EXEMPT
         if last is not None and is_blocked:
             self.verdict = Decision(False, Reason.BLOCKED, by=last.label, status=last.status)
