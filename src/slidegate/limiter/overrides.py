@@ -90,6 +90,14 @@ class NamedLimit:
         """Whether `Limiter.override` can change it."""
         return not self.fixed
 
+    def takes(self, limit: str) -> bool:
+        """Return whether an override of its name with this text applies to it: it has the window of this limit."""
+        try:
+            amount_in(limit, self.name, self.configured)
+        except ConfigurationError:
+            return False
+        return self.changeable
+
     def with_amount(self, amount: int | str) -> str:
         """Return the text of the configured limit with another amount, as `Limiter.override` takes it."""
         return f"{amount}{_window_of(self.configured)}"
@@ -314,11 +322,10 @@ class Overrides:
         changes: Changes = {}
         for one in limits:
             override, amount = self.known.get(one.name), one.configured.amount
-            if override is not None and one.changeable:
-                try:
-                    amount = amount_in(override.limit, one.name, one.configured)
-                except ConfigurationError:
-                    override = None
+            if override is not None and one.takes(override.limit):
+                amount = parse_one(override.limit).amount
+            else:
+                override = None
             if amount != one.limit.amount:
                 changes[one.name] = one.limit.amount, amount, override
                 one.limit.become(amount)

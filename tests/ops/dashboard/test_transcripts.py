@@ -66,9 +66,10 @@ class Visitor:
         }
         self.site = Site(self.clock, **options[name])
 
-    async def _file(self) -> None:
+    async def _file(self, name: str = "file", limit: str = "4/s") -> None:
+        """Add a middleware of a file, whose limit may have the name of another one."""
         file = self.home / "slidegate.toml"
-        file.write_text('[[rules]]\npath = "/from/file"\nlimits = "4/s"\nname = "file"\n')
+        file.write_text(f'[[rules]]\npath = "/from/file"\nlimits = "{limit}"\nname = "{name}"\n')
         self._kept.append(RateLimitMiddleware.from_file(hello, file, limiter=self.site.limiter))
 
     async def _visit(self, path: str, *words: str) -> str:

@@ -195,17 +195,21 @@ class Service:
         return {"limits": self.limits(changes), "off": off}
 
     def limits(self, changes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the limits of this process, each with its change or None."""
+        """Return the limits of this process, each with its change or None; of equal names one can be changed."""
         changed = {one["name"]: one for one in changes}
+        limits = self.limiter.limits()
+        last = {one.name: one for one in limits if one.changeable}  # the one that workers tell of
         return [
             {
-                **named(one, "name", "rule", "changeable", "shadow"),
+                **named(one, "name", "rule"),
+                "changeable": last.get(one.name) is one,
+                "shadow": one.shadow,
                 "limit": str(one.limit),
                 "configured": str(one.configured),
                 "amount": one.limit.amount,
-                "change": changed.get(one.name),
+                "change": change if (change := changed.get(one.name)) and one.takes(change["limit"]) else None,
             }
-            for one in self.limiter.limits()
+            for one in limits
         ]
 
     # -- change --------------------------------------------------------------------------------------------------------
@@ -237,7 +241,7 @@ class Service:
         The name ``*`` with the limit ``off`` switches all workers off.
         """
         if limit.strip().isdigit():
-            known = next((one for one in self.limiter.limits() if one.name == name), None)
+            known = next((one for one in reversed(self.limiter.limits()) if one.name == name and one.changeable), None)
             limit = limit if known is None else known.with_amount(limit.strip())
         return row_of_change(await self.limiter.override(name, limit, duration, reason=reason, by=by))
 
