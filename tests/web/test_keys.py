@@ -143,6 +143,14 @@ def test_a_value_is_compared_in_the_form_in_which_the_application_reads_it(
     assert {key.find(scope_of(**one), limiter, PEER) for one in requests} == {limiter.key_for(key.of(value))}
 
 
+@given(st.lists(st.text('";=\\ 0173dx\xa0', max_size=12), max_size=3))
+def test_a_cookie_has_the_value_that_the_application_reads(texts: list[str]) -> None:
+    key, limiter = cookie("d"), Limiter()
+    scope = scope_of(headers=[(b"cookie", f"d={text}".encode("latin-1")) for text in texts])
+    value = Request(scope).cookies.get("d")
+    assert key.find(scope, limiter, PEER) == (limiter.key_for(key.of(value)) if value else PEER)
+
+
 async def test_every_value_is_a_short_key_of_its_own_that_does_not_show_it() -> None:
     names = ["a" + "x" * 70, "b" + "x" * 70, "\u00fc" * 60, "\udcff" * 40, "\udcff"]
     values = ["secret", "other", "k" * 65_536]
