@@ -295,7 +295,7 @@ class Decider:
                 return left
             if not isinstance(decision.checks, Question):  # what a refusal of another request says about this one
                 decision.checks = self._engine.prepare(decision.checks, ())
-        if decision.allowed and bound.rule.fair is not None:
+        if decision.allowed and decision.checks and bound.rule.fair is not None:  # no checks while switched off
             queues.take(name, tenant)
             exchange.permits = (*exchange.permits, (name, tenant))
         return decision
