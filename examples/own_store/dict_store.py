@@ -115,9 +115,10 @@ class DictStore(Store):
         """Forget the windows of all keys, except the permits of requests in progress."""
         with self._guard():
             forgotten = [name for name, limit in self._limits.items() if not isinstance(limit, Concurrency)]
+            found = any(not self._has_expired(name) for name in forgotten)
             for name in forgotten:
                 del self._windows[name], self._limits[name]
-            return bool(forgotten)
+            return found
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
         """Return the windows of a key."""

@@ -174,8 +174,7 @@ class Player:
         known = await settle(self.store.reset_all() if key is None else self.store.reset(key))
         had_units = self.model.reset(key)
         self.admitted.clear()
-        if key is not None:  # of everything, a store may still have expired windows
-            self._agree(known, had_units)
+        self._agree(known, had_units)
 
     async def _step_back(self, span_us: int) -> None:
         # A store may drop expired units at any time while the clock advances. Touch every window before the clock

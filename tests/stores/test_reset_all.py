@@ -5,15 +5,17 @@ import time
 
 import pytest
 
-from slidegate import Limiter, MemoryStore
-from slidegate.core import Bucket, Store
+from slidegate import Limiter, MemoryStore, Quota, parse_limits
+from slidegate.core import AnyLimit, Bucket, Store
 from slidegate.stores.redis import RedisStore
+from slidegate.testing import FakeClock
 
 from ..contract.harness import bucket
 from ..contract.player import settle
 from ..fault_proxy import FaultProxy
 from ..hurry import at_once
 from ..redis_servers import BOUND_S, RedisServer, needs_redis
+from .conftest import Opened
 from .redis.stores import fresh_prefix, store_at
 
 
@@ -48,6 +50,21 @@ def test_threads_get_no_more_than_the_amount_between_two_resets() -> None:
     assert store.key_count() == 0
     for limited, amount in zip(rules, amounts, strict=True):
         assert sum(bool(store.hit(((limited, "ann", 1),))) for _ in range(amount + 10)) == amount
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+@pytest.mark.parametrize("limit", ["3/hour", "100/hour @5", Quota("3/day")])
+async def test_windows_whose_units_have_left_are_none(kind: str, limit: AnyLimit | str, opened_as: Opened) -> None:
+    """Redis goes by the end of a hash, and its own time."""
+    clock = FakeClock(1_800_000_000_000_000)
+    store = opened_as(kind, clock=clock)
+    question = ((Bucket("rule", parse_limits(limit)), "ann", 1),)
+    found = []
+    for passed in ("1us", "59m", "2d"):
+        assert await settle(store.hit(question))
+        clock.advance(passed)
+        found.append(await settle(store.reset_all()))
+    assert found == [True, True, False]
 
 
 async def spend(store: Store, rule: Bucket) -> None:

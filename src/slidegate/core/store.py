@@ -281,7 +281,7 @@ class Store:
 
     @abstractmethod
     def reset_all(self) -> bool | Awaitable[bool]:
-        """Forget the windows of all keys under every rule; return False if there were none.
+        """Forget the windows of all keys under every rule; return whether any had spent units, as for `reset`.
 
         This includes quotas, and earlier charges can no longer be refunded. Permits stay taken, because their requests
         are still in progress; bans and strikes stay, too. A process that has cached a refusal drops it within about a

@@ -210,7 +210,7 @@ class Limiter:
             self.engine.queues.wake(text)
 
     async def reset_all(self) -> bool:
-        """Forget the windows of all keys under every rule, quotas too. Returns False if there were none.
+        """Forget the windows of all keys under every rule, quotas too. Returns False if no units were spent.
 
         Bans, strikes and the permits of requests in progress are kept. The first waiter of each queue of this process
         asks again immediately. Other workers may repeat cached refusals for up to a second. What workers have counted

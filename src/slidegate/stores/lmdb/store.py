@@ -162,7 +162,7 @@ class LmdbStore(Store):
         return self._batcher.run(lambda transaction: transaction.windows.reset(key))
 
     def reset_all(self) -> bool | Awaitable[bool]:
-        """Delete the windows of all keys under every rule, and all shared cells; return False if there were none.
+        """Delete the windows of all keys under every rule, and all shared cells; return whether units were spent.
 
         Permits stay taken, because their requests are still in progress.
         """

@@ -182,15 +182,17 @@ class WindowRows:
         return had_units
 
     def reset_all(self) -> bool:
-        """Delete the windows of all keys and all shared cells; return whether there were any."""
+        """Delete the windows of all keys and all shared cells; return whether there were units in them."""
         self.save_and_clear()
-        databases = self._dbs.windows, self._dbs.cells
-        had_windows = any(self._txn.stat(database)["entries"] for database in databases)
-        for database in databases:
-            self._txn.drop(database, delete=False)
-        if had_windows:
+        had_units, databases = False, (self._dbs.windows, self._dbs.cells)
+        if any(self._txn.stat(database)["entries"] for database in databases):
             self._note("reset_all", {})
-        return had_windows
+        for database in databases:
+            with self._txn.cursor(database) as cursor:
+                rows = cursor.iternext(keys=False)
+                had_units |= any(expires_us(row, self._now_us, self._unix_us) > self._now_us for row in rows)
+            self._txn.drop(database, delete=False)
+        return had_units
 
     def strike(self, bucket: Bucket, key: str, weight: int) -> int | None:
         """See `StrikeWindows`."""

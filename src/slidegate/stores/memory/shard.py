@@ -154,7 +154,7 @@ class Generations:
         gone = 0
         for _ in range(min(len(self.stale), STEP_WINDOWS)):
             name, window = self.stale.popitem()
-            if not self.limit.life_us and self._holds(window, now_us, unix_us):
+            if not self.limit.life_us and self.holds(window, now_us, unix_us):
                 self.fresh[name] = window
             else:
                 gone += 1
@@ -176,7 +176,7 @@ class Generations:
     def __bool__(self) -> bool:
         return bool(self.fresh or self.stale)
 
-    def _holds(self, window: bytes, now_us: int, unix_us: int) -> bool:
+    def holds(self, window: bytes, now_us: int, unix_us: int) -> bool:
         """Return whether a window is in use; for a quota according to Unix time."""
         return (unix_us if isinstance(self.limit, Quota) else now_us) < self.limit.expires_us(window)
 

@@ -237,7 +237,7 @@ class MemoryStore(Store):
             return sum(tables[at].reset(key, now_us) for tables in list(self._tables.values())) > 0
 
     def reset_all(self) -> bool:
-        """Forget the windows of all keys under every rule, and all shared cells; return False if there were none.
+        """Forget the windows of all keys under every rule, and all shared cells; return whether units were spent.
 
         Permits stay taken, because their requests are still in progress.
         """
@@ -245,13 +245,14 @@ class MemoryStore(Store):
         return self.clear(lambda table: not table.holds_permits and not table.counts_strikes)
 
     def clear(self, is_meant: Callable[[Table], bool]) -> bool:
-        """Delete the windows and cells of some tables; return whether there were any."""
-        forgotten: list[dict[str, bytes]] = []
+        """Delete the windows and cells of some tables; return whether any was in use."""
+        forgotten: list[tuple[Table, dict[str, bytes]]] = []
         with self._all:  # all locks, so that no question finds a part of the keys reset
             for table in [table for tables in self._tables.values() for table in tables if is_meant(table)]:
-                forgotten += table.clear()
-        # The windows are deallocated on return, without blocking other threads on a lock.
-        return any(forgotten)
+                forgotten += [(table, windows) for windows in table.clear()]
+        # The windows are read here, and deallocated on return, without blocking other threads on a lock.
+        now_us, unix_us = self.time_us(), self.unix_us()
+        return any(table.holds(window, now_us, unix_us) for table, windows in forgotten for window in windows.values())
 
     def answers_threads(self) -> bool:
         """Return True: no method returns an awaitable."""

@@ -171,7 +171,7 @@ class RedisStore(Store):
         return self.batcher().request(partial(self.packing.command, [self.packing.name_of(key)], b"reset"), read)
 
     async def reset_all(self) -> bool:
-        """Forget the windows of all keys under every rule; False if there were none. Permits stay taken.
+        """Forget the windows of all keys under every rule; return whether there were any. Permits stay taken.
 
         Keys are found by SCAN, so Redis keeps serving; units charged during the scan may remain.
         """
