@@ -29,6 +29,10 @@ async def as_body(request: Request) -> str:
     return (await request.body()).decode()
 
 
+async def as_weight(request: Request) -> int:
+    return len(await request.body()) and 1
+
+
 async def as_json(request: Request) -> Any:
     return await request.json()
 
@@ -105,6 +109,20 @@ async def test_a_body_above_max_body_fails_the_function_and_reaches_the_endpoint
     assert await post(app, "text/plain", [b"a" * 600, b"a" * 600, b"b"]) == (200, "a" * 1_200 + "b")
     assert "write RateLimit(..., max_body=" in caplog.text
     assert (await app.limiter.peek(PEER, "1/hour", rule="all")).remaining == 0, "it is counted by address"
+
+
+async def how_many_messages(request: Request) -> int:
+    count = 1
+    while (await request.receive()).get("more_body"):
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("where", FORMS)
+@pytest.mark.parametrize("part", [b"", b"a"])
+async def test_what_is_kept_of_a_body_does_not_grow_with_the_number_of_its_parts(where: str, part: bytes) -> None:
+    limit = RateLimit("9/hour", key=as_body, cost=as_weight)
+    assert await post(served(where, limit, how_many_messages), "text/plain", [b"k", *[part] * 1_000]) == (200, 1)
 
 
 async def by_form(account: Annotated[str, Form()]) -> str:

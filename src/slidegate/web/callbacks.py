@@ -67,7 +67,7 @@ class _ReadTwice:
     async def receive(self) -> Message:
         """Receive for the function."""
         message = await self._receive()
-        self._kept.append(message)
+        self._keep(message)
         self._left -= len(message.get("body", b""))
         if self._left < 0:
             raise RuntimeError(
@@ -76,9 +76,22 @@ class _ReadTwice:
             )
         return message
 
+    def _keep(self, message: Message) -> None:
+        """Keep a message; those of the body as one, because a client may send it in parts of a byte, or of none."""
+        if message["type"] == "http.request":
+            body = bytearray()
+            if self._kept and self._kept[-1]["type"] == "http.request":
+                body = self._kept.pop()["body"]
+            body += message.get("body", b"")
+            message = {**message, "body": body}
+        self._kept.append(message)
+
     async def receive_again(self) -> Message:
         """Receive for the endpoint, whatever the function has read."""
-        return self._kept.popleft() if self._kept else await self._receive()
+        if not self._kept:
+            return await self._receive()
+        message = self._kept.popleft()
+        return {**message, "body": bytes(message["body"])} if "body" in message else message
 
 
 def with_body(request: object, max_body: int) -> object:
