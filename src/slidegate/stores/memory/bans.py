@@ -36,7 +36,7 @@ class MemoryBanRows:
     """The bans and levels of a memory store; see `BanRows`.
 
     A child that is forked in the middle of a change finds an end without its ban or level, and never one without its
-    end.
+    end; `begin_anew` makes the bans of networks those in `bans`.
 
     Args:
         unix_us: Returns Unix time in microseconds.
@@ -56,6 +56,11 @@ class MemoryBanRows:
         self._policies: set[str] = set()
         # A heap of (end, policy, key). Every change adds an entry, and outdated entries are skipped.
         self._ends: list[tuple[int, str, str]] = []
+
+    def begin_anew(self) -> None:
+        """In a forked child, find the bans of networks anew, and have every question look at the bans."""
+        self.networks = BannedNetworks([Ban(*row) for name, row in self.bans.items() if not isinstance(name, str)])
+        self.changes += 1
 
     def clear(self) -> None:
         """Delete all bans and levels."""

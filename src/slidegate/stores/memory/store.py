@@ -123,7 +123,7 @@ class MemoryStore(Store):
                 table.clear()
         self._room.keys = sum([len(table.fresh) + len(table.stale) for table in tables])
         self._all.moved()
-        self._bans.changes += 1
+        self._bans.begin_anew()
         self._new, self._due, self._sweep_us = deque(tables), [], 0
 
     def __repr__(self) -> str:
