@@ -453,6 +453,30 @@ def test_another_loop_goes_on_where_the_first_was_closed(rows: SharedRows, stati
     assert asyncio.run(written(rows)) == 3
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("turns_left", range(5))
+def test_a_loop_that_ends_while_counts_are_written_says_nothing(
+    turns_left: int,
+    rows: SharedRows,
+    statistics: Statistics,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(module, "EVERY_S", 1e-6)
+    loop = asyncio.new_event_loop()
+    loop.call_soon(statistics.request, PASSED)
+    for _ in range(2 + turns_left):
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+    loop.close()
+    assert asyncio.run(written(rows)) <= 1
+    asyncio.run(statistics.publish())
+    assert asyncio.run(written(rows)) == 1, "nothing is lost"
+    statistics.forget()
+    gc.collect()
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_every_event_loop_reads_and_ends(backend: str) -> None:
     async def serve() -> None:

@@ -226,6 +226,16 @@ class LoggedEvent(NamedTuple):
     worker: str
 
 
+class _Publishing(asyncio.Task[None]):
+    """A task whose event loop may end before it: counts are written later, so neither asyncio nor Python complains."""
+
+    def __del__(self) -> None:
+        if self.done():
+            super().__del__()
+        else:
+            self.get_coro().close()
+
+
 class Statistics(Observer):
     """Counts and durations of recent requests of all workers, by rule, route and client.
 
@@ -302,7 +312,7 @@ class Statistics(Observer):
     def _due(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is loop:
             self._loop = None
-            self._task = loop.create_task(self._publish_or_retry())
+            self._task = _Publishing(self._publish_or_retry(), loop=loop)
 
     async def _publish_or_retry(self) -> None:
         try:
