@@ -6,10 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+from granian.utils.proxies import wrap_asgi_with_proxy_headers
+from hypercorn.middleware import ProxyFixMiddleware
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, client_ip
+from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, client_ip, client_key
 from slidegate.testing import FakeClock
 from slidegate.web.headers import MAX_FIELD
 
@@ -66,6 +72,39 @@ def test_whatever_an_attacker_writes_left_of_the_trusted_hops_the_client_is_the_
     written = ",".join(attack)
     lines = [written, ", ".join(appended)] if own_line else [f"{written}, {', '.join(appended)}"]
     assert behind(*lines, name="forwarded" if forwarded else "x-forwarded-for", trusted=trusted) == "203.0.113.9"
+
+
+# -- servers that read the header themselves ---------------------------------------------------------------------------
+
+
+SPELLED = {
+    "203.0.113.9": ["203.0.113.9", "203.0.113.9:4711", "203.0.113.9:", "::ffff:203.0.113.9", "[::FFFF:cb00:7109]:1"],
+    "2001:db8::/64": ["2001:db8::1", "2001:DB8:0:0::2", "[2001:db8::1]", "[2001:db8::1]:4711", "2001:db8::1%eth0"],
+}
+SERVERS_THAT_READ: dict[str, Callable[[ASGIApp], Any]] = {
+    "uvicorn": lambda app: ProxyHeadersMiddleware(app, "10.0.0.1"),
+    "hypercorn": lambda app: ProxyFixMiddleware(app, trusted_hops=1),
+    "hypercorn, Forwarded": lambda app: ProxyFixMiddleware(app, mode="modern", trusted_hops=1),
+    "granian": lambda app: wrap_asgi_with_proxy_headers(app, trusted_hosts=["10.0.0.1"]),
+}
+
+
+@pytest.mark.parametrize("server", SERVERS_THAT_READ)
+@pytest.mark.parametrize(("key", "entry"), [(key, entry) for key, spelled in SPELLED.items() for entry in spelled])
+async def test_a_client_is_its_address_however_a_server_takes_it_from_the_header(
+    server: str, key: str, entry: str
+) -> None:
+    found: list[str] = []
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        found.append(client_key(HTTPConnection(scope)))
+        await hello(scope, receive, send)
+
+    listed = Networks(["192.0.2.0/24"])
+    app = SERVERS_THAT_READ[server](RateLimitMiddleware(application, limits="9/hour", blocklist=listed))
+    headers = {"X-Forwarded-For": f"192.0.2.1, {entry}", "Forwarded": f'for=192.0.2.1, for="{entry}"'}
+    await send_scope(app, scope_of(client=("10.0.0.1", 1), headers=headers))
+    assert found == [key]
 
 
 # -- requests for which the server names no peer -----------------------------------------------------------------------

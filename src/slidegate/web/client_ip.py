@@ -104,7 +104,8 @@ class ClientAddress(Key):
         return self._find(peer_of(scope) or "", field_value(scope, self.header) if believed else "")
 
     def _find(self, host: str, value: str) -> tuple[str, Address | None]:
-        address = peer = parse_address(host)
+        # A server that reads the header itself may leave port, brackets and quotes around the address.
+        address = peer = parse_address(host) or read_node(host)
         if self._hops:
             address = count_back(self._split(value), self._hops, peer)
         elif self.networks.covers(*peer) if peer is not None else self._unix:
