@@ -166,7 +166,8 @@ class BanModel:
 def _is_wide(ban: Made) -> bool:
     """Return whether a ban refuses the addresses of a network, and not only who is counted by its key."""
     try:
-        return not ban.level and ipaddress.ip_network(ban.key).prefixlen not in (32, 64)
+        network = ipaddress.ip_network(ban.key)
+        return not ban.level and network.prefixlen != {4: 32, 6: 64}[network.version]
     except ValueError:
         return False
 
