@@ -8,8 +8,9 @@
 
 While a queue exists, new requests of its rule and key join it without a question to the store. Nothing is charged or
 reserved for a waiter before its turn. A request that leaves the queue, admitted or not, wakes the next one; so does
-every refund or release in this process. What happens in other processes wakes nobody, so the first waiter asks at least
-every `PAUSE_S`. Other processes have queues of their own, and may be admitted first.
+every refund or release in this process. It also wakes the waiter of another queue that lacks the same limit for the
+longest time, who wakes the next of these when it lacks it no more. What happens in other processes wakes nobody, so the
+first waiter asks at least every `PAUSE_S`. Other processes have queues of their own, and may be admitted first.
 
 If a rule shares its permits among tenants, the first waiter is the oldest of the tenant that has the fewest permits in
 this process. The state of a queue belongs to no event loop: waiters of any loop, in any thread, share it.
@@ -51,12 +52,14 @@ class _Waiter:
         is_gone: Returns whether its client has left.
         loop: Its event loop, of asyncio or trio.
         until_s: When its time is over, by the clock of its event loop.
+        lacks: The limits and keys for lack of which it was refused last.
     """
 
     def __init__(self, tenant: str, is_gone: Callable[[], bool], wait_us: int) -> None:
         self.tenant = tenant
         self.is_gone = is_gone
         self.until_s = anyio.current_time() + wait_us / 1_000_000 + LATE_S
+        self.lacks: set[Name] = set()
         self._event = anyio.Event()
         self._call_soon: Callable[[Callable[[], object]], object]
         self.loop: Any = running_loop()
@@ -155,6 +158,7 @@ class Queues:
         self._lock = ProcessLock()
         self._queues: dict[Name, _Queue] = {}
         self._permits: dict[Name, Counter[str]] = {}
+        self._lacking: dict[Name, dict[_Waiter, None]] = {}
         self._in_child = InChild(self.forget)
 
     @property
@@ -189,13 +193,14 @@ class Queues:
 
     def wake(self, key: str | None = None) -> None:
         """Wake the first waiter of each queue of a key, or of all: windows were reset, or amounts changed."""
-        for name in [name for name in self._queues.copy() if key in (None, name[1])]:
+        for name in [name for name in (*self._queues.copy(), *self._lacking.copy()) if key in (None, name[1])]:
             self._wake(name)
 
     def forget(self) -> None:
         """Drop all queues, as in a child of `fork`: the requests that wait in the parent never run in the child."""
         self._queues.clear()
         self._permits.clear()
+        self._lacking.clear()
 
     async def wait(
         self,
@@ -254,6 +259,7 @@ class Queues:
                 if decision is None or has_slept:
                     decision = await ask()
                 lacking = _lacking(decision)
+                self._lacks(waiter, {(state.rule, state.key) for state in lacking})
                 if not lacking:
                     break
                 wait_s = max(state.retry_after_us or 0 for state in lacking) / 1_000_000  # 0 for a permit
@@ -271,12 +277,36 @@ class Queues:
             queue.waiters.pop(waiter, None)
             if not queue.waiters and self._queues.get(name) is queue:
                 del self._queues[name]
+        self._lacks(waiter, set())
         self._wake(name)
 
+    def _lacks(self, waiter: _Waiter, names: set[Name]) -> None:
+        """Record what a waiter lacks, and wake the next one that lacks what it lacks no more."""
+        gone = waiter.lacks - names
+        with self._lock:
+            for name in gone:
+                others = self._lacking.get(name, {})
+                others.pop(waiter, None)
+                if not others:
+                    self._lacking.pop(name, None)
+            for name in names:
+                self._lacking.setdefault(name, {})[waiter] = None
+        waiter.lacks = names
+        for name in gone:
+            self._wake_lacking(name)
+
     def _wake(self, name: Name) -> None:
+        """Wake the first waiter of a queue, and the one that lacks its limit for the longest time."""
         first = self._first(name) if name in self._queues else None
         if first is not None:
             first.wake()
+        self._wake_lacking(name)
+
+    def _wake_lacking(self, name: Name) -> None:
+        with self._lock:
+            waiter = next(iter(self._lacking.get(name, ())), None)
+        if waiter is not None:
+            waiter.wake()
 
     def _first(self, name: Name) -> _Waiter | None:
         """Return the oldest waiter of the tenant that has the fewest permits."""
