@@ -24,16 +24,21 @@ class Client:
         coming: What the application has not received yet.
     """
 
-    def __init__(self, *sent: Message, address: str = PEER, strict: bool = False, **headers: str) -> None:
+    def __init__(
+        self, *sent: Message, address: str = PEER, strict: bool = False, method: str | None = None, **headers: str
+    ) -> None:
         """Make a client.
 
         Args:
             sent: What it sends after its handshake.
             address: Its address.
             strict: Whether the server sends no close code but 1000 and those of applications, as daphne does.
+            method: The method that the server names, as NGINX Unit did.
             headers: The header fields of its handshake.
         """
         self.scope = scope_of("/", type="websocket", client=(address, 1), headers=headers)
+        if method is not None:
+            self.scope["method"] = method
         self.strict = strict
         self.came: list[Message] = []
         self.accepted = asyncio.Event()

@@ -3,13 +3,14 @@
 import asyncio
 
 import anyio
+import pytest
 from fastapi import Depends, FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from slidegate import Limiter, MemoryStore, MessageLimits, RateLimit, RateLimitMiddleware
+from slidegate import Limiter, MemoryStore, MessageLimits, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock, limits_clock
 
 from ..asgi import PEER
@@ -33,22 +34,39 @@ async def test_a_handshake_that_is_refused_is_no_exception_where_a_server_checks
         assert [(await Checking(BYE).run(middleware)).kinds for _ in range(2)] == [["accept", "close"], ["close"]]
 
 
+METHODS = [None, "GET", "CONNECT"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_handshake_is_a_get_whatever_method_its_server_names(method: str | None) -> None:
+    app = FastAPI()
+    app.websocket("/", dependencies=[Depends(RateLimit("2/hour", methods=["GET"]))])(greet)
+    for limits in ("1/hour", "9/hour"):
+        rules = [Rule("*", limits, methods=["GET"]), Rule("*", "1/day", methods=["CONNECT", "OPTIONS"])]
+        middleware = RateLimitMiddleware(app, rules=rules)
+        admitted = min(int(limits[0]), 2)
+        kinds = [(await Client(BYE, method=method).run(middleware)).kinds for _ in range(admitted + 1)]
+        assert kinds == [["accept", "close"]] * admitted + [["close"]]
+
+
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["192.0.2.1", "192.0.2.2"]), st.integers(0, 4), st.integers(0, 2)), max_size=8)
+    st.lists(st.tuples(st.sampled_from(["192.0.2.1", "192.0.2.2"]), st.integers(0, 4), st.integers(0, 2)), max_size=8),
+    st.sampled_from(METHODS),
+    st.sampled_from([None, "100/hour"]),
 )
 def test_the_messages_of_all_websockets_of_a_client_are_admitted_as_the_limiter_admits(
-    connections: list[tuple[str, int, int]],
+    connections: list[tuple[str, int, int]], method: str | None, limits: str | None
 ) -> None:
     async def run() -> None:
         clock = FakeClock(10**9)
         limiter, model = (Limiter(MemoryStore(clock=clock)) for _ in range(2))
-        app = RateLimitMiddleware(listening, messages=MessageLimits("5/2s"), limiter=limiter)
+        app = RateLimitMiddleware(listening, limits=limits, messages=MessageLimits("5/2s"), limiter=limiter)
         for address, sent, later_s in connections:
             clock.advance(us=later_s * 1_000_000)
-            client = await Client(*texts(sent), BYE, address=address).run(app)
+            client = await Client(*texts(sent), BYE, address=address, method=method).run(app)
             admitted = 0
             while admitted < sent and (await model.hit(address, "5/2s")).allowed:
                 admitted += 1

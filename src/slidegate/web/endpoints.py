@@ -30,7 +30,7 @@ from .decided import EXCHANGE_KEY, of_request
 from .exchange import Exchange
 from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, takes_answer
 from .routes import first_label
-from .rule_set import Plan, limits_kind
+from .rule_set import Plan, limits_kind, method_of
 from .rules import MAX_LABEL, Rule
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ class RateLimit:
         scope = connection.scope
         if exchange.own[0].reason is Reason.DISABLED:
             return
-        if self.rule.methods is not None and not limits_kind(self.rule, scope["type"], scope.get("method", "GET")):
+        if self.rule.methods is not None and not limits_kind(self.rule, scope["type"], method_of(scope)):
             return
         middleware = exchange.middleware
         plan = self._plan(middleware, scope, endpoint or scope.get("endpoint") or self)

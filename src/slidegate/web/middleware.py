@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from .reload import FileOptions, ReloadingMiddleware
 
 _DECIDED: Final = frozenset({"http", "websocket"})
-_UNUSUAL: Final = (None, "OPTIONS")
-"""The methods of handshakes and preflights, whose plans are not those of other requests."""
 _DISABLED: Final = Decision(True, Reason.DISABLED)
 
 
@@ -230,7 +228,7 @@ class RateLimitMiddleware(FailsAtStartup):
             return
         who = self._who(scope)
         plan = self._always
-        if plan is None or scope.get("method") in _UNUSUAL:
+        if plan is None or scope["type"] == "websocket" or scope.get("method") == "OPTIONS":  # perhaps a preflight
             plan = self.rule_set.match(scope)
         outer = scope.get(EXCHANGE_KEY)
         decided = scope[DECIDED_KEY] = Decided() if outer is None else outer.decided

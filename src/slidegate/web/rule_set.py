@@ -306,7 +306,7 @@ class RuleSet:
 
         If that fails, every limit counts the request and nothing exempts it, so that a failure bypasses no limit.
         """
-        method = scope.get("method", "GET")
+        method = method_of(scope)
         is_preflight = method == "OPTIONS" and _is_preflight(scope)
         if is_preflight:
             method = "a preflight"
@@ -338,7 +338,7 @@ class RuleSet:
         indexes: Iterable[int] = range(len(self._bound))
         if texts:
             indexes = sorted({*self._anywhere, *self._index.find(texts)})
-        kind, method = scope["type"], scope.get("method", "GET")
+        kind, method = scope["type"], method_of(scope)
         met: list[Met] = []
         for index in indexes:
             bound = self._bound[index]
@@ -405,6 +405,11 @@ class RuleSet:
         """Return the counting rules in order, then those of routes and endpoints that were requested so far."""
         living = [ref() for ref in self._living.valuerefs()]
         return [bound for bound in living if bound is not None and bound.rule.counts]
+
+
+def method_of(scope: Scope) -> Any:
+    """Return the method of a request; a handshake is a GET, even if its server names another, as NGINX Unit did."""
+    return "GET" if scope["type"] == "websocket" else scope.get("method", "GET")
 
 
 def limits_kind(rule: Rule, kind: str, method: object) -> bool:
