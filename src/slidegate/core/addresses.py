@@ -85,13 +85,11 @@ def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
         raise ConfigurationError(f"network: {quoted(text)} is not an address or network, for example 192.0.2.0/24")
     version, value = address
     bits = 128 if ":" in host else 32
-    prefix = bits
-    if slash:
-        if not re.fullmatch(_PREFIX, length) or int(length) > bits:
-            raise ConfigurationError(
-                f"network: {quoted(text)} needs a prefix length from 0 to {bits}, for example {host}/{bits}"
-            )
-        prefix = int(length)
+    if slash and not (re.fullmatch(_PREFIX, length) and int(length) <= bits):
+        raise ConfigurationError(
+            f"network: {quoted(text)} needs a prefix length from 0 to {bits}, for example {host}/{bits}"
+        )
+    prefix = int(length) if slash else bits
     if bits == 128 and version == 4:
         if prefix < 96:
             raise ConfigurationError(

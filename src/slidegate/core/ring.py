@@ -197,8 +197,6 @@ class Ring:
 
 def _settled(window: bytes, now_us: int, step_us: int, span_us: int) -> bytes:
     """See `Ring.settle`."""
-    if not window:
-        return window
     _, _, newest_us, oldest_us = _read(window)
     steps_back = newest_us - now_us >= step_us
     if now_us < oldest_us + span_us and not steps_back:
@@ -227,9 +225,7 @@ def expires_us(window: bytes, life_us: int) -> int:
         window: The ring.
         life_us: The longest time that a unit counts, whatever the amount of the limit, in microseconds.
     """
-    if not window:
-        return 0
-    return _read(window)[2] + life_us
+    return read_head(window)[2] + life_us if window else 0
 
 
 def entries(window: bytes) -> Iterator[tuple[int, int]]:

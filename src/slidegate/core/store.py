@@ -345,4 +345,3 @@ class Store:
 
         A `Limiter` reports with them which deadline the store needs. By default `took` is never called.
         """
-        return
