@@ -184,10 +184,14 @@ def test_what_is_shown_is_accepted(text: str) -> None:
     assert accepts(tomllib.loads(text))
 
 
-@pytest.mark.parametrize("document", [found for text in mistaken_files() if (found := parsed(text)) is not None])
-def test_what_the_editor_accepts_is_wrong_by_the_meaning_of_a_value(document: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text", [text for text in mistaken_files() if parsed(text) is not None], ids=lambda text: ascii(text[:30])
+)
+def test_what_the_editor_accepts_is_wrong_by_the_meaning_of_a_value(text: str | bytes, tmp_path: Path) -> None:
     """A wrong type, an unknown key, and keys that exclude each other, the editor shows."""
-    said = mistake(document, tmp_path)
+    document = parsed(text)
+    assert document is not None
+    said = refusal(text if isinstance(text, bytes) else text.encode(), tmp_path)
     about_shape = re.compile("unknown option|not an option|is missing|expected (a table|True or False|one of header)")
     assert not accepts(document) or not about_shape.search(said), said
 
