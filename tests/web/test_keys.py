@@ -126,7 +126,12 @@ async def test_other_credentials_are_kept_apart_and_what_is_no_base64_or_nothing
 
 
 SPELLINGS: list[tuple[Any, str, list[dict[str, Any]]]] = [
-    (header("Host"), "a.example.com", fields("Host", "A.example.com", "a.example.com:8443", "a.example.com:")),
+    (
+        header("Host"),
+        "a.example.com",
+        fields("Host", "A.example.com", "a.example.com:8443", "a.example.com:", "a.example.com:x:1"),
+    ),
+    (header("Host"), "[::1]", fields("Host", "[::1]", "[::1]:8443", "[::1]:x", "[::1]x")),
     (header("X-API-Key"), "k", fields("X-API-Key", " k", "k\t", "k")),
     (cookie("device"), 'a"b', fields("Cookie", r'device="a\"b"', r'device="\141\"b"', r' device = "a\"b" ')),
     (API_KEY, "first", [{"headers": LINES}, {"headers": LINES[:1]}]),
@@ -141,6 +146,17 @@ def test_a_value_is_compared_in_the_form_in_which_the_application_reads_it(
 ) -> None:
     limiter = Limiter()
     assert {key.find(scope_of(**one), limiter, PEER) for one in requests} == {limiter.key_for(key.of(value))}
+
+
+@given(st.text("Aa.:[]1x", max_size=8), st.text("Aa.:[]1x", max_size=8))
+def test_hosts_that_an_application_takes_for_the_same_are_one_key(one: str, other: str) -> None:
+    def read(host: str) -> str:  # as older Starlette does, and applications do
+        return host.lower().partition(":")[0]
+
+    key, limiter = header("Host"), Limiter()
+    found = [key.find(scope_of(headers={"Host": host}), limiter, PEER) for host in (one, other)]
+    if "[" not in (one + other):
+        assert (found[0] == found[1]) is (read(one) == read(other))
 
 
 @given(st.lists(st.text('";=\\ 0173dx\xa0', max_size=12), max_size=3))

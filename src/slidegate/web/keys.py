@@ -25,7 +25,7 @@ from .paths import spelled_value
 
 _OF_HEADER: Final = "a header's value that is not empty, as one line of Latin-1 text or as the bytes on the wire"
 _NO_HEADER: Final = re.compile(rb"[\r\n\0]")
-_PORT: Final = re.compile(rb":[0-9]*\Z")
+_NAME: Final = re.compile(rb"\[[^\]]*\]|[^:]*")
 _QUOTE: Final = b"\1"
 """Stands for a quote in a field; no field contains it."""
 _ESCAPE: Final = re.compile(r"\\(?:([0-3][0-7][0-7])|(.))")
@@ -155,8 +155,8 @@ def _credentials(value: bytes) -> bytes:
 
 
 def _host(value: bytes) -> bytes:
-    """Return the name in a Host field: in any case, with any port."""
-    return _PORT.sub(b"", value.lower())
+    """Return the name in a Host field: in any case, with any port, even one that is no number."""
+    return _NAME.match(value.lower())[0]  # type: ignore[index]  # it matches everything
 
 
 _NORMAL_FORMS: Final[dict[str, Callable[[bytes], bytes]]] = {
