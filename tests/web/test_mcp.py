@@ -53,6 +53,17 @@ def test_whatever_fields_a_client_sends_there_are_no_more_keys_than_tools(
     assert (found == OLDER) <= (named.count(b"mcp-protocol-version") <= 1)
 
 
+@pytest.mark.parametrize("without", [name for name, _ in fields()])
+@pytest.mark.parametrize("instead", [[], [b""], [b"a", b"a"]])
+def test_a_call_with_a_field_missing_empty_or_repeated_may_be_one_of_any_tool(
+    without: bytes, instead: list[bytes]
+) -> None:
+    headers = [*[one for one in fields() if one[0] != without], *[(without, value) for value in instead]]
+    scope = scope_of("/mcp", "POST", headers=headers)
+    for name in TOOLS.names:
+        assert TOOLS.is_in(name).holds(scope, "client") is None
+
+
 @asynccontextmanager
 async def served(*rules: Rule) -> AsyncIterator[str]:
     """Serve a real MCP server behind some rules; yields its URL."""

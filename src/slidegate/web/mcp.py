@@ -106,7 +106,9 @@ def _tool_of(scope: Scope) -> str | None:
         return None
     if revision < _FIRST_VALIDATED:
         return _OLDER
-    name = None if method is None else _decoded(tool or b"")
+    if not method or (method == b"tools/call" and not tool):
+        return None
+    name = _decoded(tool or b"")
     return name if name is None or method == b"tools/call" else ""
 
 
