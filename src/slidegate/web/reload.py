@@ -1,8 +1,9 @@
 """A middleware that reads its configuration from a file, and reads it again when the file changes.
 
-The active middleware is complete and never modified. A changed file creates another middleware, and a single assignment
-makes it the active one for later requests; those that wait end under the one that they came to. A file with an error
-changes nothing. `file_watcher` determines when a file is looked at and read.
+The active middleware is complete. A changed file creates another middleware, and a single assignment makes it the
+active one for later requests; those that wait end under the one that they came to, whose limits take the new amounts,
+because later requests queue behind them. A file with an error changes nothing. `file_watcher` determines when a file is
+looked at and read.
 """
 
 from __future__ import annotations
@@ -116,9 +117,14 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         made = self._made(reader, options)
 
         def apply() -> None:
-            self.limiter.engine.unregister(self.app)
+            replaced, self.app = self.app, made
+            self.limiter.engine.unregister(replaced)
             self.limiter.engine.register(made)
-            self.app = made
+            amounts = {(one.name, one.limit.same_window): one.limit.amount for one in made.limits_by_name()}
+            for one in replaced.limits_by_name():
+                one.limit.become(amounts.get((one.name, one.limit.same_window), one.limit.amount))
+            replaced.begin_anew()
+            self.limiter.engine.queues.wake()
 
         return len(made.rules), apply
 
