@@ -132,14 +132,14 @@ def basic(token: str, user: str = "ann") -> str:
 class Page(HTMLParser):
     """What a browser makes of a page: its elements, and its text in lines, with the cells of tables and the fields.
 
-    No page has inline styles or scripts, which the policy forbids.
+    No page has inline styles or scripts, which the policy forbids, or two rows in a table that its script mixes up.
     """
 
     def __init__(self, answer: Answer) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.alerts: list[str] = []
-        self._lines = [""]
+        self._lines, self._rows = [""], set[str]()
         self.feed(answer.body.decode())
 
     @property
@@ -154,6 +154,11 @@ class Page(HTMLParser):
         given = dict(attrs)
         self.tags.append((tag, given))
         assert not [name for name in (tag, *given) if name == "style" or name.startswith("on")]
+        if tag == "table":
+            self._rows.clear()
+        if (row := given.get("data-key")) is not None:
+            assert row not in self._rows
+            self._rows.add(row)
         assert tag != "script" or given == {"src": "static/page.js"}
         if tag in BLOCKS:
             self._lines.append("")

@@ -1,5 +1,6 @@
 """Pages: charts, sizes, the policy that browsers enforce, texts of clients as text, secrets, and numbers."""
 
+import json
 import re
 from functools import partial
 from typing import Any
@@ -10,11 +11,13 @@ import pytest
 import tree_sitter_javascript
 from tree_sitter import Language, Parser
 
-from slidegate import Limiter
+from slidegate import Limiter, RateLimitMiddleware, Rule
+from slidegate.core import Ban
+from slidegate.core.bans.rows import to_rows
 from slidegate.dashboard import Dashboard
 from slidegate.ops.statistics import Statistics
 
-from ...asgi import call
+from ...asgi import call, page
 from .site import TOKEN, VIEWS, Page, Site, basic
 
 
@@ -77,3 +80,12 @@ async def test_dashboard_without_a_middleware_shows_empty_views(site: Site) -> N
     dashboard = Dashboard(Limiter(), token=TOKEN)
     for view in VIEWS:
         assert (await call(dashboard, f"/{view}", headers={"authorization": basic(TOKEN)})).status == 200
+
+
+async def test_limits_of_one_name_and_bans_of_one_key_are_rows_of_their_own(site: Site) -> None:
+    _inner = RateLimitMiddleware(page, limiter=site.limiter, rules=[Rule("*", "9/hour", name="all")])
+    bans = [Ban("203.0.113.0/24", "", by, level, 0, None) for level, by in enumerate(("ann", "abuse"))]
+    await site.limiter.import_bans(map(json.dumps, to_rows(bans)))
+    rows = {view: (await site.page(view)).names("tr", "data-key") for view in ("bans", "configuration")}
+    assert len([key for key in rows["bans"] if key.startswith("203.0.113.0/24")]) == 2
+    assert len([key for key in rows["configuration"] if key.startswith("all")]) == 2
