@@ -6,7 +6,8 @@
                      |            '-----------'------- sleep until they are first, or their time is over
                      '-- asks the store, sleeps for its retry-after, asks again
 
-While a queue exists, new requests of its rule and key join it without a question to the store. Nothing is charged or
+While a queue exists, new requests of its rule and key join it without a question about them; other limits and bans are
+looked at first, so that requests that they refuse take no places from others. Nothing is charged or
 reserved for a waiter before its turn. A request that leaves the queue, admitted or not, wakes the next one; so does
 every refund or release in this process. It also wakes the waiter of another queue that lacks the same limit for the
 longest time, who wakes the next of these when it lacks it no more. What happens in other processes wakes nobody, so the
@@ -321,6 +322,12 @@ class Queues:
 def may_wait(decision: Decision) -> bool:
     """Return whether it is of use to wait after a decision: it is a refusal, and what is lacking will become free."""
     return bool(_lacking(decision))
+
+
+def is_too_late(decision: Decision, wait_us: int) -> bool:
+    """Return whether a decision is a refusal that waiting for `wait_us` microseconds does not change."""
+    lacking = _lacking(decision)
+    return not decision.allowed and (not lacking or max(state.retry_after_us or 0 for state in lacking) > wait_us)
 
 
 def _lacking(decision: Decision) -> Sequence[LimitState]:

@@ -21,7 +21,7 @@ from ..core.memo import remember
 from ..core.question import Question
 from ..core.store import Event
 from ..limiter.aio import answer_of
-from ..limiter.queues import Name, may_wait
+from ..limiter.queues import Name, is_too_late, may_wait
 from .callbacks import request_of, whole_cost
 from .client_ip import Client, ClientAddress
 from .exchange import Exchange
@@ -237,7 +237,9 @@ class Decider:
         The store is asked many times, so limits with `count_denied` count a refusal here, once.
         """
         ask = partial(self._ask, [*map(self._uncounted, checks)], subjects)
-        decision = await self._in_queue(exchange, endpoint, client, bound, name, ask)
+        decision = await self._refused_beside(bound, name, checks, subjects)
+        if decision is None:
+            decision = await self._in_queue(exchange, endpoint, client, bound, name, ask)
         counted = [check for check in checks if check[0].count_denied]
         if counted and decision.reason is Reason.LIMITED and not exchange.decided.has_left:
             question = self._engine.prepare(checks, subjects)
@@ -298,6 +300,23 @@ class Decider:
         if decision.allowed and decision.checks and bound.rule.fair is not None:  # no checks while switched off
             queues.take(name, tenant)
             exchange.permits = (*exchange.permits, (name, tenant))
+        return decision
+
+    async def _refused_beside(
+        self, bound: BoundRule, name: Name, checks: Sequence[Check], subjects: Sequence[BanSubject]
+    ) -> Decision | None:
+        """Return the refusal of a request by a ban, or by limits beside those of the queue that it would join.
+
+        It must not take a place from others until its turn. None if it may wait.
+        """
+        if not self._engine.queues.is_queued(name):
+            return None
+        question = self._engine.prepare([check for check in checks if (check[0].name, check[1]) != name], ())
+        decision = await answer_of(self._engine.peek(question, subjects))
+        if not is_too_late(decision, bound.rule.wait_us):
+            return None
+        if decision.readings:
+            decision.checks = question
         return decision
 
     async def _tenant(self, bound: BoundRule, client: Client, request: HTTPConnection) -> str:
