@@ -240,9 +240,10 @@ class Transaction:
 
     def refusal_by_ban(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the refusal of a question by a ban; None if no ban refuses it."""
-        get, bans, found, networks = self.txn.get, self.dbs.bans, [], self.ban_rows.networks()
+        get, bans, found = self.txn.get, self.dbs.bans, []
         for subject in {*subjects, *(key for _, key, _ in checks)}:
-            found += networks.of(subject)
+            if not isinstance(subject, str) or "/" in subject:  # an address, or a key that may be a network
+                found += self.ban_rows.networks().of(subject)
             if isinstance(subject, str) and (packed := get(subject.encode(), None, bans)) is not None:
                 found.append(ban_of(packed))
         if not found:
