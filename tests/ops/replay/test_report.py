@@ -74,10 +74,6 @@ async def test_counts_of_a_simulation_are_those_of_its_requests(
     for one in records:
         await simulated.add(one)
     results = await play(Replay([outer, inner]), *records)
-    live = [
-        Rule("/items/{id}", "1000/1s", name="stricter") if one.action == "shadow" else one for one in options["rules"]
-    ]
-    counting = RateLimitMiddleware(hello, limiter=inner.limiter, **{**options, "rules": live})
     value = simulated.value()
     refused = Counter(result.client for result in results if not result.allowed)
     assert value["requests"] == len(records)
@@ -87,9 +83,6 @@ async def test_counts_of_a_simulation_are_those_of_its_requests(
     rows = {(row["kind"], row["rule"]): row for row in value["rules"]}
     kinds = Counter(event.kind for result in results for event in result.events)
     assert sum(row["refused"] for (kind, _), row in rows.items() if kind == "shadow") == kinds["shadow_refused"]
-    admitted = [one.outcome for one in await play(Replay([outer, counting]), *records) if one.allowed]
-    counted = sum(bucket.label == "stricter" for outcome in admitted for bucket, _, _ in checks_of(outcome))
-    assert sum(row["requests"] for (kind, _), row in rows.items() if kind == "shadow") == counted
     assert rows["limit", "all"]["requests"] <= len(records), "once each, unless they are banned"
     outcomes = [result.outcome for result in results]
     for name, row in [(name, row) for (kind, name), row in rows.items() if kind == "limit"]:

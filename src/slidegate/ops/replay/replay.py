@@ -8,7 +8,7 @@ application runs, except functions of rules and keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ... import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
-from ...core import Check, Decision, Event, Reason
+from ...core import Check, Event, Reason
 from ...events import Outcome
 from .logs import AccessRecord
 
@@ -37,8 +37,6 @@ class Played(NamedTuple):
     """The outcome that the outermost middleware reports, with the decisions of all."""
     events: Sequence[Event]
     """The events that the limiters report: refusals, shadow refusals and bans."""
-    shadowed: Sequence[Check]
-    """The checks of shadow rules, which counted it."""
 
     @property
     def allowed(self) -> bool:
@@ -71,7 +69,6 @@ class Replay:
         self._answer = _LoggedAnswer(middlewares[-1].app)
         self._outcome: Outcome
         self._events: list[Event] = []
-        self._shadowed: list[Check] = []
         self._status = 0
         limiters = {id(one.limiter): self._new_limiter() for one in middlewares}
         self._app: ASGIApp = self._answer
@@ -98,15 +95,14 @@ class Replay:
         """
         self.now_us = max(self.now_us, record.time_us)
         self._answer.status = record.status if 200 <= record.status <= 599 else 200
-        self._events, self._shadowed = [], []
+        self._events = []
         scope = scope_of(record)
         await self._app(scope, _receive, self._send)
         if any(event.kind in _FULL for event in self._events):
             raise ConfigurationError(
                 f"the log needs more than {MAX_KEYS:,} windows or bans at a time; pass a shorter part of it"
             )
-        client, _ = self.middlewares[0].client.locate(scope)
-        return Played(client, self._status, self._outcome, self._events, self._shadowed)
+        return Played(self.middlewares[0].client.locate(scope)[0], self._status, self._outcome, self._events)
 
     def event(self, event: Event) -> None:
         """Receive an event of a limiter."""
@@ -117,30 +113,13 @@ class Replay:
         self._outcome = outcome
 
     def _new_limiter(self) -> Limiter:
-        limiter = Limiter(_Store(self._note, max_keys=MAX_KEYS, max_bans=MAX_KEYS, clock=lambda: self.now_us))
+        limiter = Limiter(MemoryStore(max_keys=MAX_KEYS, max_bans=MAX_KEYS, clock=lambda: self.now_us))
         limiter.observe(self)
         return limiter
-
-    def _note(self, checks: Sequence[Check]) -> None:
-        self._shadowed += [check for check in checks if check[0].shadow]
 
     async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-
-
-class _Store(MemoryStore):
-    """Passes on the checks that it decides: no outcome contains those of shadow rules."""
-
-    def __init__(self, note: Callable[[Sequence[Check]], None], **options: Any) -> None:
-        super().__init__(**options)
-        self._note = note
-
-    def ask(self, question: Any) -> Decision:
-        decision = super().ask(question)
-        if decision.reason is not Reason.BANNED:
-            self._note(question.checks)
-        return decision
 
 
 class _LoggedAnswer:

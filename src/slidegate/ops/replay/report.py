@@ -43,7 +43,7 @@ class Row:
     """The counts of one rule, or of what refuses without counting.
 
     Attributes:
-        requests: The requests that it counted; in shadow, of those that the other rules admitted.
+        requests: The requests that it counted.
         refused: The requests that it refused, or would have refused in shadow.
         clients: The clients that it refused or banned, or would have in shadow.
     """
@@ -85,8 +85,6 @@ class Simulated:
         self.refused.update([] if played.allowed else [played.client])
         for label in {bucket.label for bucket, _, _ in checks_of(played.outcome)}:
             self.rows["limit", label].requests += 1
-        for label in {bucket.label for bucket, _, _ in played.shadowed}:
-            self.rows["shadow", label].requests += 1
         kind, names = _refused_by(played.outcome)
         for name in names:
             self._refuse(kind, name, played.client)
