@@ -306,7 +306,7 @@ class RuleSet:
 
         If that fails, every limit counts the request and nothing exempts it, so that a failure bypasses no limit.
         """
-        method = method_of(scope)
+        method = "GET" if scope["type"] == "websocket" else scope.get("method", "GET")  # as `method_of`, without a call
         is_preflight = method == "OPTIONS" and _is_preflight(scope)
         if is_preflight:
             method = "a preflight"
