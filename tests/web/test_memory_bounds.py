@@ -151,6 +151,7 @@ async def test_however_many_values_clients_choose_few_of_them_are_remembered(mon
     assert 50 < len(paths) <= 101, "of all kinds of requests"
 
 
+@pytest.mark.interpreted("a default that the test replaces is a part of the compiled code")
 async def test_however_many_routes_clients_request_they_leave_no_more_questions_and_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -100,6 +100,10 @@ class RulePath:
             raise ConfigurationError(f"{quoted(path)} cannot be used: {error}", option) from None
         self.takes = re.compile(_generous(self.path, self.convertors), re.DOTALL).match
 
+    # Copies and pickles of compiled classes are created with their arguments.
+    def __getnewargs__(self) -> tuple[str]:
+        return (self.path,)
+
     def is_exactly(self, text: str) -> bool:
         """Return whether a text matches Starlette's own pattern of the path."""
         return self._exact.fullmatch(text) is not None
