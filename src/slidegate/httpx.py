@@ -181,8 +181,8 @@ class _Limited:
             try:
                 seen = await self._call(self._methods.peek, key, self._limits, rule=self._rule)
                 left_us = seen.retry_after_us if seen.reason is Reason.BANNED else 0
-                # Concurrent responses request the same pause up to 100 ms apart. A longer ban is never shortened.
-                if left_us is not None and left_us + 100_000 < pause_us:
+                # Concurrent responses request the same pause a moment apart. A longer ban is never shortened.
+                if left_us is not None and left_us + min(pause_us // 10, 100_000) < pause_us:
                     # `key_for` escapes keys that cannot be encoded as JSON.
                     span, spelled = timedelta(microseconds=pause_us), self._limiter.key_for(key)
                     reason = f"it answered {status}"
