@@ -18,11 +18,12 @@ pytest plugin consist of them, and other test frameworks call them directly::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
-from functools import partial, wraps
+from functools import wraps
 from inspect import iscoroutinefunction
+from threading import Lock
 from typing import Any, Final, TypeVar, cast
 
 from .core import Clock, ConfigurationError, Event, parse_duration_us
@@ -36,6 +37,9 @@ AnyClock = TypeVar("AnyClock", bound=Clock)
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_off: Final[dict[object, None]] = {}
+_clocks: Final[dict[object, Any]] = {}
+_lock: Final = Lock()
 
 
 class FakeClock:
@@ -143,32 +147,43 @@ def reset_limits() -> None:
 class Switch(AbstractContextManager[T]):
     """A switch for the time of a block, or of each call of a function that it decorates, async ones included.
 
+    Blocks of tasks and threads may overlap and end in any order: the newest one in progress applies.
+
     Args:
-        block: Makes the block.
+        value: What applies in the block.
+        values: The values of all blocks in progress, oldest first.
+        apply: Applies the last of them.
     """
 
-    def __init__(self, block: Callable[[], AbstractContextManager[T]]) -> None:
-        self._block = block
-        self._entered: list[AbstractContextManager[T]] = []
+    def __init__(self, value: T, values: dict[object, T], apply: Callable[[], object]) -> None:
+        self._value = value
+        self._values = values
+        self._apply = apply
+        self._entered: list[object] = []
 
     def __enter__(self) -> T:
-        self._entered.append(self._block())
-        return self._entered[-1].__enter__()
+        with _lock:
+            self._entered.append(object())
+            self._values[self._entered[-1]] = self._value
+            self._apply()
+        return self._value
 
     def __exit__(self, *error: object) -> None:
-        self._entered.pop().__exit__(None, None, None)
+        with _lock:
+            del self._values[self._entered.pop()]
+            self._apply()
 
     def __call__(self, function: F) -> F:
         """Decorate a function."""
 
         @wraps(function)
         async def awaited(*args: Any, **options: Any) -> Any:
-            with self._block():
+            with self:
                 return await function(*args, **options)
 
         @wraps(function)
         def called(*args: Any, **options: Any) -> Any:
-            with self._block():
+            with self:
                 return function(*args, **options)
 
         return cast(F, awaited if iscoroutinefunction(function) else called)
@@ -183,16 +198,7 @@ def limits_off() -> Switch[None]:
     Example:
         ``with limits_off(): assert all(client.get("/").is_success for _ in range(1_000))``
     """
-    return Switch(_off)
-
-
-@contextmanager
-def _off() -> Iterator[None]:
-    were_on = all_limiters.turn(False)
-    try:
-        yield
-    finally:
-        all_limiters.turn(were_on)
+    return Switch(None, _off, lambda: all_limiters.turn(not _off))
 
 
 def limits_clock(clock: AnyClock) -> Switch[AnyClock]:
@@ -214,13 +220,4 @@ def limits_clock(clock: AnyClock) -> Switch[AnyClock]:
         raise ConfigurationError(
             f"clock: expected a function that returns microseconds, for example FakeClock(), not {quoted(clock)}"
         )
-    return Switch(partial(_by_clock, clock))
-
-
-@contextmanager
-def _by_clock(clock: AnyClock) -> Iterator[AnyClock]:
-    before = all_limiters.use_clock(clock)
-    try:
-        yield clock
-    finally:
-        all_limiters.use_clock(before)
+    return Switch(clock, _clocks, lambda: all_limiters.use_clock(next(reversed(_clocks.values()), None)))

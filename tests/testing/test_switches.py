@@ -3,12 +3,15 @@
 What the fixtures do with them in a user's tests is in plugin/cases.py.
 """
 
+import asyncio
 import time
 from contextlib import ExitStack
 from datetime import datetime, timedelta, timezone
+from itertools import permutations
 from typing import Any
 
 import pytest
+from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +32,7 @@ CLOCKS = st.integers(0, 2**52).map(FakeClock)
 MOVES = st.lists(
     st.one_of(
         st.tuples(st.just("begin"), CLOCKS),
-        st.tuples(st.just("end"), st.none()),
+        st.tuples(st.just("end"), st.integers(0, 9)),
         st.tuples(st.just("move"), st.integers(-HOUR_US, HOUR_US)),
         st.tuples(st.just("set back"), st.integers(0, 2**52)),
     ),
@@ -55,7 +58,7 @@ def test_the_monotonic_time_passes_only_as_the_clock_in_use_advances(moves: list
                 block = all_blocks.enter_context(ExitStack())
                 blocks.append((block, block.enter_context(limits_clock(value))))
             elif move == "end" and blocks:
-                blocks.pop()[0].close()
+                blocks.pop(value % len(blocks))[0].close()
             elif move == "move" and blocks:
                 blocks[-1][1].advance(us=value)
                 passed_us = max(value, 0)
@@ -138,6 +141,7 @@ async def test_a_switch_decorates_functions_and_those_that_are_awaited_for_each_
 
     @limits_off()
     async def awaited() -> list[bool]:
+        await checkpoint()
         return [bool(await limiter.hit("ann", "1/minute")) for _ in range(2)]
 
     @limits_off()
@@ -145,22 +149,22 @@ async def test_a_switch_decorates_functions_and_those_that_are_awaited_for_each_
     def called() -> tuple[bool, int]:
         return Engine.counting, system_us()
 
-    assert [await awaited() for _ in range(2)] == [[True, True]] * 2
+    assert await asyncio.gather(awaited(), awaited()) == [[True, True]] * 2
     assert [called() for _ in range(2)] == [(False, NOON_US)] * 2
     assert [bool(await limiter.hit("ann", "1/minute")) for _ in range(2)] == [True, False]
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("order", [order for count in (1, 2, 3) for order in permutations(range(count))])
 @pytest.mark.parametrize("is_one", [False, True])
-async def test_limits_are_on_again_after_the_outermost_block(depth: int, is_one: bool) -> None:
+async def test_limits_are_on_again_after_the_last_block(order: tuple[int, ...], is_one: bool) -> None:
     limiter = Limiter()
     app = RateLimitMiddleware(hello, limits="1/minute", limiter=limiter)
     assert await statuses(app, 2) == [200, 429]
-    blocks, again = [ExitStack() for _ in range(depth)], limits_off()
+    blocks, again = [ExitStack() for _ in order], limits_off()
     for block in blocks:
         block.enter_context(again if is_one else limits_off())
     made_meanwhile = RateLimitMiddleware(hello, limits="1/minute")
-    for block in reversed(blocks):
+    for block in (blocks[place] for place in order):
         assert await statuses(app, 2) == await statuses(made_meanwhile, 2) == [200, 200]
         assert all([await limiter.hit("ann", "1/minute") for _ in range(2)])
         with pytest.raises(ZeroDivisionError), block:

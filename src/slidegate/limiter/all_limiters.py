@@ -14,17 +14,16 @@ def reset() -> None:
         engine.forget()
 
 
-def turn(on: bool) -> bool:
-    """Turn all limits and middlewares on or off; return whether they were on.
+def turn(on: bool) -> None:
+    """Turn all limits and middlewares on or off.
 
     While they are off, middlewares pass all requests and limiters exempt all keys, without a query to a store.
     """
-    before, Engine.counting = Engine.counting, on
+    Engine.counting = on
     for engine in list(all_engines):
         engine.rebuild()
         engine.restart_middlewares()
-    return before
 
 
 use_clock: Final = SYSTEM.use
-"""Makes all limiters use a clock, or with None that of the system; returns the one that they used before."""
+"""Makes all limiters use a clock, or with None that of the system."""

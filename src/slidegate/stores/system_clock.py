@@ -22,14 +22,13 @@ class SystemClock:
         time_ns: Returns Unix time in nanoseconds.
     """
 
-    __slots__ = ("_test_clock", "monotonic_ns", "time_ns")
+    __slots__ = ("monotonic_ns", "time_ns")
 
     def __init__(self) -> None:
         self.monotonic_ns: Callable[[], int] = time.monotonic_ns
         self.time_ns: Callable[[], int] = time.time_ns
-        self._test_clock: Clock | None = None
 
-    def use(self, clock: Clock | None) -> Clock | None:
+    def use(self, clock: Clock | None) -> None:
         """Read a test's clock instead of that of the system; or, with None, that of the system again.
 
         Stores rely on a monotonic time that never runs backwards. So it continues from its present value, whatever the
@@ -37,9 +36,6 @@ class SystemClock:
 
         Args:
             clock: Returns Unix time in microseconds; may step back.
-
-        Returns:
-            The clock that was read until now; None for that of the system.
         """
         if clock is None:
             steady_ns, self.time_ns = time.monotonic_ns, time.time_ns
@@ -47,8 +43,6 @@ class SystemClock:
             steady_ns, self.time_ns = _nanoseconds(non_decreasing(clock)), _nanoseconds(clock)
         ahead_ns = self.monotonic_ns() - steady_ns()
         self.monotonic_ns = lambda: steady_ns() + ahead_ns
-        before, self._test_clock = self._test_clock, clock
-        return before
 
 
 def _nanoseconds(clock: Clock) -> Callable[[], int]:
