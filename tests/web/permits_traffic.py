@@ -5,10 +5,11 @@ import random
 from collections import Counter
 from typing import Any
 
+from starlette.exceptions import WebSocketException
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
-from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule, header
+from slidegate import Limiter, RateLimit, RateLimitExceeded, RateLimitMiddleware, Rule, header
 from slidegate.events import Observer, Outcome
 
 from ..asgi import scope_of
@@ -58,7 +59,7 @@ class Application:
 
 async def serve(kind: str, how: str, steps: int, receive: Receive, send: Send, leave: Any) -> None:
     """Answer one request; `leave` is called right before its last byte."""
-    await turns(steps)
+    await (asyncio.sleep(steps / 20) if how == "slow" else turns(steps))
     if how == "silent":
         return
     if how == "raise":
@@ -113,7 +114,7 @@ def middleware(limiter: Limiter, app: Application) -> RateLimitMiddleware:
 
 
 async def visit(app: RateLimitMiddleware, seen: Application, chance: random.Random) -> None:
-    how = chance.choice(("plain", "plain", "stream", "raise", "late", "silent", "disconnect", "plain"))
+    how = chance.choice(("plain", "plain", "stream", "raise", "late", "silent", "disconnect", "slow"))
     fields = {"X-Key": chance.choice(KEYS), "X-How": how, "X-Steps": str(chance.randrange(6))}
     kind = chance.choice(("http", "http", "http", "websocket"))
     more = {"type": "websocket", "scheme": "ws", "subprotocols": []} if kind == "websocket" else {}
@@ -141,7 +142,7 @@ async def visit(app: RateLimitMiddleware, seen: Application, chance: random.Rand
     gone.set()
     async with asyncio.timeout(BOUND_S):
         (outcome,) = await asyncio.gather(task, return_exceptions=True)
-    if isinstance(outcome, Exception) and not isinstance(outcome, Broken):
+    if isinstance(outcome, Exception) and not isinstance(outcome, (Broken, RateLimitExceeded, WebSocketException)):
         raise outcome
     status = next((str(message.get("status", message["type"])) for message in sent), type(outcome).__name__)
     seen.outcomes[status] += 1
@@ -160,5 +161,7 @@ async def play(limiter: Limiter, seed: int, *, visits: int = 150) -> Application
             await turns(chance.randrange(6))
             if chance.random() < 0.05:
                 await limiter.reset(chance.choice(KEYS))
+            if chance.random() < 0.1:
+                await asyncio.sleep(0.03)
     assert not any(app.under_way.values())
     return app

@@ -18,12 +18,13 @@ from slidegate.testing import FakeClock
 from ..asgi import call, hello, statuses
 from ..redis_servers import AT_REDIS, BOUND_S, needs_redis
 from ..remote_stores import SickStore
+from ..virtual_time import VirtualTime
 from .permits_traffic import AMOUNTS, play
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.deep) for seed in range(100, 250))])
 async def test_the_bound_holds_over_all_ends_of_requests(seed: int) -> None:
-    store = MemoryStore()
+    store = MemoryStore(clock=VirtualTime().clock)
     app = await play(Limiter(store), seed, visits=400)
     assert store.permits_held() == 0, f"seed {seed}: everything has ended"
     assert {rule for rule, most in app.most.items() if most == AMOUNTS[rule]} == set(AMOUNTS), "all were full once"
