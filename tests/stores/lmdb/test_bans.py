@@ -12,7 +12,7 @@ import pytest
 from slidegate import Limiter, StoreError
 from slidegate.core import Ban, Reason, StoreTimeout
 from slidegate.core.bans.rows import to_rows
-from slidegate.stores.lmdb.transaction import Transaction
+from slidegate.stores.lmdb.transaction import Transactions
 from slidegate.testing import FakeClock
 
 from ...hurry import PATIENCE_S, at_once, hurried
@@ -76,13 +76,13 @@ def test_without_an_event_loop_many_bans_are_imported_too(store: Any, clock: Fak
 
 def test_each_event_of_threads_that_ban_at_once_is_told_once(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     emitted: list[object] = []
-    events = Transaction.events
+    tell = Transactions.tell
 
-    def slowly(transaction: Transaction) -> Any:
+    def slowly(own: Transactions) -> None:
         time.sleep(0)  # lets other threads go on
-        return events(transaction)
+        tell(own)
 
-    monkeypatch.setattr(Transaction, "events", slowly)
+    monkeypatch.setattr(Transactions, "tell", slowly)
     store.observe(lambda event: emitted.append(event.details["key"]))
     keys = [[f"user:{thread}-{number}" for number in range(50)] for thread in range(4)]
 

@@ -13,30 +13,21 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ...core.bans.ban import Ban
 from ...core.bans.networks import BannedNetworks
 from ...core.bans.strikes import Level
 from ...core.store import Clock
-from .journal import Fields, Note
+from .journal import Noted
 from .layout import BETWEEN, NETWORKS, Databases, recheck_at, row_of, rows_with, sweep
 
 _VERSION_BYTES: Final = 8
 BANS: Final = b"bans"
 LEVELS: Final = b"levels"
-NO_LEVEL: Final = Level(0, 0, 0)
 
-
-class KnownNetworks:
-    """The banned networks as this process last read them.
-
-    Attributes:
-        read: The bytes of their version, and the bans.
-    """
-
-    def __init__(self) -> None:
-        self.read = b"", BannedNetworks()
+KnownNetworks: TypeAlias = dict[bytes, BannedNetworks]
+"""The banned networks as this process last read them, by the bytes of their version."""
 
 
 class LmdbBanRows:
@@ -47,17 +38,17 @@ class LmdbBanRows:
         dbs: The databases.
         unix_us: Returns Unix time in microseconds.
         known: The cached bans of networks.
-        note: Called with each change that survives a restart of the machine.
+        noted: Receives the changes that survive a restart of the machine.
     """
 
-    __slots__ = ("_dbs", "_known", "_note", "_txn", "_unix_us")
+    __slots__ = ("_dbs", "_known", "_noted", "_txn", "_unix_us")
 
-    def __init__(self, txn: Any, dbs: Databases, unix_us: Clock, known: KnownNetworks, note: Note) -> None:
+    def __init__(self, txn: Any, dbs: Databases, unix_us: Clock, known: KnownNetworks, noted: Noted) -> None:
         self._txn = txn
         self._dbs = dbs
         self._unix_us = unix_us
         self._known = known
-        self._note = note
+        self._noted = noted
 
     def bans_of(self, key: str) -> list[Ban]:
         """See `BanRows`."""
@@ -72,17 +63,14 @@ class LmdbBanRows:
         self._txn.put(row, json.dumps(ban, separators=(",", ":")).encode(), db=self._dbs.bans)
         if ban.until_us is not None:
             recheck_at(self._txn, self._dbs.ban_ends, ban.until_us, row, BANS)
-        self._note("ban", ban._asdict())
+        self._noted.append(("ban", {"key": ban.key}))
 
     def remove_ban(self, ban: Ban) -> None:
         """See `BanRows`."""
         if ban.network() is not None:
             self._keep_networks(self.networks().without(ban.key))
         self._txn.delete(_row_of_ban(ban), b"", self._dbs.bans)
-        if not ban.is_over(self._unix_us()):
-            self._note("ban", lifted(ban.key))
-            for other in self.bans_of(ban.key):
-                self._note("ban", other._asdict())
+        self._noted.append(("ban", {"key": ban.key}))
 
     def ban_count(self) -> int:
         """See `BanRows`."""
@@ -91,11 +79,11 @@ class LmdbBanRows:
     def networks(self) -> BannedNetworks:
         """Return the bans of networks, reading them again if their version has changed."""
         packed = self._txn.get(NETWORKS, None, self._dbs.meta) or b""
-        version, networks = self._known.read
-        if packed[:_VERSION_BYTES] != version:
-            keys = json.loads(packed[_VERSION_BYTES:] or b"[]")  # a file that was begun anew may have no networks
+        networks = self._known.get(packed[:_VERSION_BYTES])
+        if networks is None:
+            keys = json.loads(packed[_VERSION_BYTES:] or b"[]")
             networks = BannedNetworks(ban for key in keys for ban in self.bans_of(key))
-            self._known.read = packed[:_VERSION_BYTES], networks
+            self._know(packed[:_VERSION_BYTES], networks)
         return networks
 
     def level(self, policy: str, key: str) -> Level | None:
@@ -109,14 +97,14 @@ class LmdbBanRows:
         if not self._txn.get(row, None, self._dbs.levels):
             recheck_at(self._txn, self._dbs.ban_ends, level.over_us, row, LEVELS)
         self._txn.put(row, json.dumps(level, separators=(",", ":")).encode(), db=self._dbs.levels)
-        self._note("level", level_fields(policy, key, level))
+        self._noted.append(("level", {"policy": policy, "key": key}))
 
     def remove_levels(self, key: str) -> list[Level]:
         """See `BanRows`."""
         rows = rows_with(self._txn, self._dbs.levels, row_of(key))
         for row, _ in rows:
             self._txn.delete(row, b"", self._dbs.levels)
-            self._note("level", level_fields(row.rpartition(BETWEEN)[2].decode(), key, NO_LEVEL))
+            self._noted.append(("level", {"policy": row.rpartition(BETWEEN)[2].decode(), "key": key}))
         return [level_of(packed) for _, packed in rows]
 
     def level_count(self) -> int:
@@ -130,7 +118,11 @@ class LmdbBanRows:
     def _keep_networks(self, networks: BannedNetworks) -> None:
         version = os.urandom(_VERSION_BYTES)
         self._txn.put(NETWORKS, version + json.dumps([*networks.bans]).encode(), db=self._dbs.meta)
-        self._known.read = version, networks
+        self._know(version, networks)
+
+    def _know(self, version: bytes, networks: BannedNetworks) -> None:
+        self._known.clear()
+        self._known[version] = networks
 
 
 def _row_of_ban(ban: Ban) -> bytes:
@@ -140,16 +132,6 @@ def _row_of_ban(ban: Ban) -> bytes:
 def ban_of(packed: bytes) -> Ban:
     """Return the ban of a row."""
     return Ban(*json.loads(packed))
-
-
-def lifted(key: str) -> Fields:
-    """Return the fields of a line that says that a key has no bans."""
-    return {"key": key, "lifted": True}
-
-
-def level_fields(policy: str, key: str, level: Level) -> Fields:
-    """Return the fields of a line about the level of a key."""
-    return {"policy": policy, "key": key, **level._asdict()}
 
 
 def level_of(packed: bytes) -> Level:

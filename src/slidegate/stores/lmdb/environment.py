@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from os import PathLike
@@ -31,7 +31,7 @@ from ...core.errors import ConfigurationError, StoreUnavailable, quoted
 from ...core.store import Clock, Event
 from .checking import check_directory, check_file_system, check_files, is_file_at, unusable
 from .gate import Gate
-from .journal import Fields, Journal, in_background, line_of
+from .journal import Journal, Noted, in_background
 from .kept_rows import lines_as_stored
 from .layout import Databases
 from .opening import DAMAGE, Opened, Options, choose, close, discard, open_file
@@ -103,12 +103,12 @@ class Environment:
         except ConfigurationError as error:
             raise StoreUnavailable(str(error)) from error
 
-    def commit(self, txn: Any, noted: Sequence[tuple[str, Fields]], *, is_large: bool) -> None:
+    def commit(self, txn: Any, noted: Noted, *, is_large: bool) -> None:
         """Append to the journal, commit a transaction, and leave the gate.
 
         Args:
             txn: The transaction.
-            noted: The kinds and fields of the lines to append.
+            noted: The changes to append to the journal.
             is_large: Whether the transaction may have taken much room.
 
         Raises:
@@ -121,7 +121,7 @@ class Environment:
                 self.room.check(txn, self.dbs, always=is_large)
             if noted:
                 self._expect_in_place()
-                self.journal.append([line_of(*one) for one in noted])
+                self.journal.append(lines_as_stored(txn, self.dbs, noted))
             try:
                 txn.commit()
             except lmdb.Error:
@@ -231,7 +231,7 @@ class Environment:
                 self._leave()
         return txn
 
-    def _take_back(self, noted: Sequence[tuple[str, Fields]]) -> None:
+    def _take_back(self, noted: Noted) -> None:
         """Append what is stored, after lines of a transaction that could not be committed."""
         assert self._opened is not None, "it has had a transaction"
         with suppress(lmdb.Error, OSError), self._opened.lmdb.begin() as txn:

@@ -42,8 +42,8 @@ _FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_CREAT | os.O_NONBLOCK
 Name: TypeAlias = tuple[str, ...]
 """The kind of a row, and what identifies it."""
 Fields: TypeAlias = Mapping[str, Any]
-Note: TypeAlias = Callable[[str, Fields], object]
-"""Takes the kind and the fields of a line."""
+Noted: TypeAlias = list[tuple[str, Fields]]
+"""The kinds of rows that have changed, and the fields that identify them."""
 _NAMED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "ban": ("key",),
     "level": ("policy", "key"),

@@ -7,10 +7,12 @@ from typing import Any
 
 from ...core.bans.ban import Ban
 from ...core.bans.strikes import Level
-from .ban_rows import NO_LEVEL, KnownNetworks, LmdbBanRows, level_fields, lifted
-from .journal import Fields, Name, line_of, name_of
+from .ban_rows import LmdbBanRows
+from .journal import Fields, Name, Noted, line_of
 from .layout import Databases, recheck_at
-from .quota_lines import HEAD_BYTES, quota_fields, quota_row
+from .quota_lines import quota_row, quota_state, quota_value
+
+NO_LEVEL = Level(0, 0, 0)
 
 
 def write(txn: Any, dbs: Databases, rows: Iterable[tuple[Name, Fields]]) -> None:
@@ -23,28 +25,34 @@ def write(txn: Any, dbs: Databases, rows: Iterable[tuple[Name, Fields]]) -> None
             level = Level(*(fields[name] for name in Level._fields))
             bans.put_level(fields["policy"], fields["key"], level)
         else:
-            row, stored = quota_row(fields)
-            txn.put(row, stored, db=dbs.windows)
+            row = quota_row(fields)
+            txn.put(row, quota_value(fields), db=dbs.windows)
             recheck_at(txn, dbs.ends, 0, row, b"windows")
 
 
-def lines_as_stored(txn: Any, dbs: Databases, noted: Iterable[tuple[str, Fields]]) -> list[bytes]:
-    """Return lines that take back others: they say of the same rows what is stored."""
+def lines_as_stored(txn: Any, dbs: Databases, noted: Noted) -> list[bytes]:
+    """Return lines that say of some rows what is stored.
+
+    Args:
+        txn: A transaction.
+        dbs: The databases.
+        noted: The rows.
+    """
     bans, lines = _bans(txn, dbs), []
     for kind, fields in noted:
+        states: list[Fields] = [{}]
         if kind == "ban":
-            stored_bans = [ban._asdict() for ban in bans.bans_of(fields["key"])]
-            lines += [line_of(kind, one) for one in (lifted(fields["key"]), *stored_bans)]
+            states = [ban._asdict() for ban in bans.bans_of(fields["key"])]
+            if not states or "/" in fields["key"]:  # a network may have had two
+                states.insert(0, {"lifted": True})
         elif kind == "level":
-            _, policy, key = name_of(kind, fields)
-            lines.append(line_of(kind, level_fields(policy, key, bans.level(policy, key) or NO_LEVEL)))
+            states = [(bans.level(fields["policy"], fields["key"]) or NO_LEVEL)._asdict()]
         elif kind == "quota":
-            row, _ = quota_row(fields)
-            stored = txn.get(row, None, dbs.windows) or b""
-            lines.append(line_of(kind, quota_fields(row, stored[HEAD_BYTES:])))
+            states = [quota_state(txn.get(quota_row(fields), b"", dbs.windows))]
+        lines += [line_of(kind, {**fields, **state}) for state in states]
     return lines
 
 
 def _bans(txn: Any, dbs: Databases) -> LmdbBanRows:
     """Return the rows of bans in a transaction that does not know the clock of the store: it is late in all of them."""
-    return LmdbBanRows(txn, dbs, lambda: 2**62, KnownNetworks(), lambda *_: None)
+    return LmdbBanRows(txn, dbs, lambda: 2**62, {}, [])

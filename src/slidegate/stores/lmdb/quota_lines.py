@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from ...core.packing import pack_head, read_head
 from ...core.quotas import Quota
-from .journal import Fields, Note
+from .journal import Fields, Noted
 from .layout import BETWEEN, Databases, row_of
 
 PARTS: Final = 64
@@ -36,19 +36,26 @@ def digest_of(rule: str, *identity: object) -> bytes:
     return blake2b("\n".join((rule, *map(str, identity))).encode(), digest_size=_DIGEST_BYTES).digest()
 
 
-def quota_fields(row: bytes, window: bytes, rule: str = "", limit: Quota | None = None) -> Fields:
-    """Return the fields of a line about a row; rule and period are for versions that name rows in another way."""
-    spent, _, until_us, _ = read_head(window) if window else (0, 0, 0, 0)
-    fields = {"key": row[: -_DIGEST_BYTES - len(BETWEEN)].decode(), "window": row[-_DIGEST_BYTES:].hex()}
-    named = {} if limit is None else {"rule": rule, "period": limit.same_window[1]}
-    return {**fields, "spent": spent, "until_us": until_us, **named}
+def quota_fields(row: bytes) -> Fields:
+    """Return the fields of a line that identify its row."""
+    return {"key": row[: -_DIGEST_BYTES - len(BETWEEN)].decode(), "window": row[-_DIGEST_BYTES:].hex()}
 
 
-def quota_row(fields: Fields) -> tuple[bytes, bytes]:
-    """Return the row of a line, and its value."""
+def quota_row(fields: Fields) -> bytes:
+    """Return the row of a line."""
+    return row_of(fields["key"], bytes.fromhex(fields["window"]))
+
+
+def quota_state(stored: bytes) -> Fields:
+    """Return the other fields of a line, given the value of its row; empty if there is none."""
+    spent, _, until_us, _ = read_head(stored[HEAD_BYTES:]) if len(stored) > HEAD_BYTES else (0, 0, 0, 0)
+    return {"spent": spent, "until_us": until_us}
+
+
+def quota_value(fields: Fields) -> bytes:
+    """Return the value of the row of a line."""
     spent, until_us = fields["spent"], fields["until_us"]
-    value = HEAD.pack(0) + pack_head(spent, spent, until_us, until_us)
-    return row_of(fields["key"], bytes.fromhex(fields["window"])), value
+    return HEAD.pack(0) + pack_head(spent, spent, until_us, until_us)
 
 
 class QuotaLines:
@@ -58,37 +65,38 @@ class QuotaLines:
         txn: LMDB's transaction.
         dbs: The databases.
         unix_us: The Unix time in microseconds.
-        note: Takes the lines.
+        noted: Receives the rows that get a line.
     """
 
-    def __init__(self, txn: Any, dbs: Databases, unix_us: int, note: Note) -> None:
+    def __init__(self, txn: Any, dbs: Databases, unix_us: int, noted: Noted) -> None:
         self._txn = txn
         self._dbs = dbs
         self._unix_us = unix_us
-        self._note = note
+        self._noted = noted
         self._second = unix_us // 1_000_000
         second, written = _WRITTEN.unpack(txn.get(_BUDGET, _WRITTEN.pack(self._second, 0), dbs.meta))
         self._before = self._written = written if second == self._second else 0
 
-    def head(self, row: bytes, head: bytes, before: bytes, after: bytes, rule: str, limit: Quota) -> bytes:
+    def head(self, row: bytes, stored: bytes, window: bytes, rule: str, limit: Quota) -> bytes:
         """Return the head of a row that changes, after noting a line if one is due.
 
         Args:
             row: The row.
-            head: Its head until now.
-            before: The window until now.
-            after: The window from now on.
+            stored: Its value until now, which may be empty.
+            window: The window from now on.
             rule: The name of the rule.
             limit: The quota.
         """
+        head, before = stored[:HEAD_BYTES] or HEAD.pack(0), stored[HEAD_BYTES:]
         if self._written >= MOST_A_SECOND:
             return head
         written_us = -HEAD.unpack(head)[0]
         is_recent = self._unix_us - MAX_AGE_US < written_us <= self._unix_us
-        if is_recent and _part(before, limit.amount) == _part(after, limit.amount):
+        if is_recent and _part(before, limit.amount) == _part(window, limit.amount):
             return head
         self._written += 1
-        self._note("quota", quota_fields(row, after, rule, limit))
+        # Rule and period are for versions that name rows in another way.
+        self._noted.append(("quota", {**quota_fields(row), "rule": rule, "period": limit.same_window[1]}))
         return HEAD.pack(-self._unix_us)
 
     def save(self) -> None:

@@ -23,7 +23,7 @@ from ..ban_book import LOG_EVERY_US, BanBook
 from ..shared import SHARED_PAUSE_US, keys_shared
 from .ban_rows import KnownNetworks, LmdbBanRows, ban_of
 from .environment import Environment
-from .journal import Fields
+from .journal import Noted
 from .layout import row_of
 from .permits import PermitRows
 from .room import CHECK_EVERY, NO_CELLS, NO_CHANGES
@@ -52,15 +52,16 @@ class Transactions:
         throttle: Limits the rate of events that could be repeated with every strike or key.
         bound: A memo of the limits of each bucket, with the digests and heads of their rows.
         networks: The cached bans of networks.
+        sweep_due_us: When to delete expired rows again.
     """
 
     def __init__(self, store: LmdbStore, env: Environment) -> None:
         self.store = store
         self.env = env
         self.bound: dict[Bucket, Bound] = {}
-        self.networks = KnownNetworks()
+        self.networks: KnownNetworks = {}
         self.throttle = Throttle(LOG_EVERY_US)
-        self._sweep_due_us = self._next_shared_event_us = 0
+        self.sweep_due_us = self._next_shared_event_us = 0
 
     def write(self, jobs: Sequence[Job]) -> list[Any] | None:
         """Run jobs in one transaction and return their answers; None while somebody else is behind the gate.
@@ -93,8 +94,8 @@ class Transactions:
             transaction = Transaction(self, txn, self.store.now_us())
             answers += [do(transaction, *args) for do, args in jobs]
             transaction.save()
-            if transaction.now_us >= self._sweep_due_us and _change(jobs):
-                self._sweep(transaction, max(SWEEP_STEP, 2 * len(jobs)))
+            if transaction.now_us >= self.sweep_due_us and _change(jobs):
+                transaction.sweep(max(SWEEP_STEP, 2 * len(jobs)))
         except BaseException:
             self.env.abort(txn)
             raise
@@ -104,16 +105,10 @@ class Transactions:
         self._record(transaction)
         return True
 
-    def _sweep(self, transaction: Transaction, max_count: int) -> None:
-        """Delete expired rows."""
-        more_windows, more_bans = transaction.windows.sweep(max_count), transaction.sweep_bans(max_count)
-        if not (more_windows or more_bans):
-            self._sweep_due_us = transaction.now_us + SWEEP_PAUSE_US
-
     def _record(self, transaction: Transaction) -> None:
         """Record the results of a committed transaction, and emit its events."""
         now_us, windows = transaction.now_us, transaction.windows
-        self.env.pending_events.extend(transaction.events())
+        self.env.pending_events.extend(transaction.events)
         if windows.shared_until_us and now_us >= self._next_shared_event_us:
             self._next_shared_event_us = max(windows.shared_until_us, now_us + SHARED_PAUSE_US)
             self.env.pending_events.append(keys_shared(self.store.max_keys))
@@ -131,14 +126,7 @@ class Transactions:
         """Delete some expired rows; where there are none, known keys have no room either."""
         for max_count in (SWEEP_STEP, 1):
             with suppress(lmdb.Error, OSError):
-                if (txn := self.env.begin()) is None:
-                    break
-                try:
-                    self._sweep(Transaction(self, txn, self.store.now_us()), max_count)
-                except BaseException:
-                    self.env.abort(txn)
-                    raise
-                self.env.commit(txn, (), is_large=True)
+                self._write([(Transaction.sweep, (max_count,))], [])
                 break
         self._report_full(self.store.now_us())
 
@@ -150,8 +138,8 @@ class Transactions:
 
 
 def _change(jobs: Sequence[Job]) -> bool:
-    """Return whether some jobs do more than look."""
-    return any(do is not Transaction.look for do, _ in jobs)
+    """Return whether some jobs need room."""
+    return any(do is not Transaction.look and do is not Transaction.sweep for do, _ in jobs)
 
 
 class Transaction:
@@ -164,28 +152,25 @@ class Transaction:
 
     Attributes:
         dbs: The databases.
-        noted: The kinds and fields of the lines that are appended to the journal before the commit.
+        events: The events to emit after the commit.
+        noted: The changes that get lines in the journal before the commit.
         now_us: The store's time, in microseconds.
         txn: LMDB's transaction.
         windows: The rows of windows.
     """
 
-    __slots__ = ("_book", "_permits", "_process", "dbs", "noted", "now_us", "txn", "windows")
+    __slots__ = ("_permits", "_process", "dbs", "events", "noted", "now_us", "txn", "windows")
 
     def __init__(self, process: Transactions, txn: Any, now_us: int) -> None:
         self._process = process
         self.txn = txn
         self.dbs = process.env.dbs
         self.now_us = now_us
-        self.noted: list[tuple[str, Fields]] = []
+        self.noted: Noted = []
+        self.events: list[Event] = []
         fullness, store = process.env.room.fullness, process.store
-        self.windows = WindowRows(txn, self.dbs, fullness, now_us, store.unix_us, store.max_keys, self.note)
+        self.windows = WindowRows(txn, self.dbs, fullness, now_us, store.unix_us, store.max_keys, self.noted)
         self._permits: PermitRows | None = None
-        self._book: BanBook | None = None
-
-    def note(self, kind: str, fields: Fields) -> None:
-        """Append a line to the journal before the commit."""
-        self.noted.append((kind, fields))
 
     def look(self, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T:
         """Return the answer of a method that sees the changes of earlier jobs, and whose own are not written."""
@@ -266,22 +251,16 @@ class Transaction:
     def change_bans(self, do: Callable[[BanBook, int], T]) -> T:
         """Apply a change; `do` is called with the book of bans and Unix time."""
         store = self._process.store
-        if self._book is None:
-            most, throttle = (store.max_bans, store.max_keys), self._process.throttle
-            self._book = BanBook(self.ban_rows, self.windows, *most, throttle)
-        return do(self._book, store.unix_us())
-
-    def sweep_bans(self, max_count: int) -> bool:
-        """Remove at most `max_count` expired bans and levels; return whether there may be more."""
-        if not self.txn.stat(self.dbs.ban_ends)["entries"]:
-            return False
-        return self.ban_rows.remove_expired(self._process.store.unix_us(), max_count)
+        book = BanBook(self.ban_rows, self.windows, store.max_bans, store.max_keys, self._process.throttle)
+        answer = do(book, store.unix_us())
+        self.events += book.events
+        return answer
 
     @property
     def ban_rows(self) -> LmdbBanRows:
         """The rows of bans and levels."""
         process = self._process
-        return LmdbBanRows(self.txn, self.dbs, process.store.unix_us, process.networks, self.note)
+        return LmdbBanRows(self.txn, self.dbs, process.store.unix_us, process.networks, self.noted)
 
     # -- windows and permits ------------------------------------------------------------------------------------------
 
@@ -333,6 +312,9 @@ class Transaction:
         if self._permits is not None:
             self._permits.save()
 
-    def events(self) -> list[Event]:
-        """Return the events to emit after the commit."""
-        return [] if self._book is None else self._book.events
+    def sweep(self, max_count: int) -> None:
+        """Delete at most `max_count` expired rows of either index."""
+        more_windows, ends = self.windows.sweep(max_count), self.txn.stat(self.dbs.ban_ends)["entries"]
+        more_bans = ends and self.ban_rows.remove_expired(self._process.store.unix_us(), max_count)
+        if not (more_windows or more_bans):
+            self._process.sweep_due_us = self.now_us + SWEEP_PAUSE_US

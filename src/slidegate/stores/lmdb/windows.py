@@ -32,7 +32,7 @@ from ...core.memo import remember
 from ...core.quotas import KEPT_US, Quota
 from ...core.store import Clock
 from ..shared import SHARED_CELLS
-from .journal import Note
+from .journal import Noted
 from .layout import DUE, Databases, recheck_at, row_of, rows_with, sweep
 from .permits import PERMITS
 from .quota_lines import HEAD, HEAD_BYTES, QuotaLines, digest_of, quota_fields
@@ -45,33 +45,30 @@ STATS: Final = b"stats"
 
 _CELL: Final = Struct(">H")
 
-Named: TypeAlias = tuple[str, Quota] | None
-"""The rule and the quota of a window that has lines in the journal."""
-
 
 class BoundLimit(NamedTuple):
     """A limit of a bucket.
 
     Attributes:
         digest: The digest in the names of its rows.
-        head: The head of their values.
+        head: The head of their values; a quota has others for windows of their own.
+        rule: The name of the bucket.
         limit: The limit.
-        named: Its rule, if it is a quota.
         counter: Counts its units.
     """
 
     digest: bytes
     head: bytes
+    rule: str
     limit: AnyLimit
-    named: Named
     counter: Counter
 
 
 Bound: TypeAlias = tuple[BoundLimit, ...]
 """The limits of a bucket."""
 Windows: TypeAlias = dict[bytes, bytes]
-_Loaded: TypeAlias = tuple[Windows, bytes, bytes, bytes, bool, Named]
-"""The mapping of a window, its row, the head of its value, the window as stored, whether the row is new, its rule."""
+_Loaded: TypeAlias = tuple[Windows, bytes, bytes, BoundLimit]
+"""The mapping of a window, its row, its stored value (empty if it is new), and its limit."""
 
 
 class WindowRows:
@@ -84,7 +81,7 @@ class WindowRows:
         now_us: The store's time, in microseconds.
         unix_us: Returns Unix time in microseconds, for quotas.
         max_keys: The most windows.
-        note: Called with each change that survives a restart of the machine.
+        noted: Receives the changes that survive a restart of the machine.
 
     Attributes:
         fullness: How full the file is, see `room`.
@@ -94,17 +91,17 @@ class WindowRows:
     """
 
     __slots__ = (
-        *("_dbs", "_key_count", "_loaded", "_max_keys", "_note", "_now_us", "_txn", "_unix_us"),
+        *("_dbs", "_key_count", "_loaded", "_max_keys", "_noted", "_now_us", "_txn", "_unix_us"),
         *("fullness", "own", "shared", "shared_until_us"),
     )
 
     def __init__(
-        self, txn: Any, dbs: Databases, fullness: int, now_us: int, unix_us: Clock, max_keys: int, note: Note
+        self, txn: Any, dbs: Databases, fullness: int, now_us: int, unix_us: Clock, max_keys: int, noted: Noted
     ) -> None:
         self._txn = txn
         self._dbs = dbs
         self.fullness = fullness
-        self._note = note
+        self._noted = noted
         self._now_us = now_us
         self._unix_us = unix_us
         self._max_keys = max_keys
@@ -124,47 +121,42 @@ class WindowRows:
             bound: The limit.
             create: Whether to create a missing window.
         """
-        digest, head, limit, named, _ = bound
-        row = row_of(key, digest)
+        row = row_of(key, bound.digest)
         if row in self.own:
             return self.own, row
-        stored = self._txn.get(row)  # the default database of `txn` is `windows`
-        if stored is not None:
-            self._load(self.own, row, head if named is None else stored[:HEAD_BYTES], stored[HEAD_BYTES:], False, named)
-            return self.own, row
+        stored = self._txn.get(row, b"")  # the default database of `txn` is `windows`
+        if stored:
+            return self._load(self.own, row, stored, bound)
         number = int.from_bytes(blake2b(row, key=self._dbs.cell_key, digest_size=2).digest(), "big") % SHARED_CELLS
-        cell = _CELL.pack(number) + digest
-        if cell not in self.shared:
-            stored = self._txn.get(cell, None, self._dbs.cells)
-            if stored is not None:
-                self._load(self.shared, cell, head, stored[HEAD_BYTES:], False, None)
+        cell = _CELL.pack(number) + bound.digest
+        stored = b"" if cell in self.shared else self._txn.get(cell, b"", self._dbs.cells)
+        if stored:
+            self._load(self.shared, cell, stored, bound)
         if create and self._takes_room():
-            self._load(self.own, row, head, b"", True, named)
-            self.own[row] = self.shared.get(cell, self.own[row])
+            self._load(self.own, row, b"", bound)
+            self.own[row] = self.shared.get(cell, b"")
             return self.own, row
         if cell not in self.shared:
             if create and self.fullness >= NO_CELLS:
                 raise lmdb.MapFullError("it has no room for another shared cell")
-            self._load(self.shared, cell, head, b"", True, None)
+            self._load(self.shared, cell, b"", bound)
         if create:
-            self.shared_until_us = self._now_us + limit.check_us
+            self.shared_until_us = self._now_us + bound.limit.check_us
         return self.shared, cell
-
-    def changed(self) -> list[_Loaded]:
-        """Return the windows that differ from their stored values."""
-        return [loaded for loaded in self._loaded if loaded[0][loaded[1]] != loaded[3]]
 
     def save(self) -> None:
         """Write the windows that have changed."""
         lines: QuotaLines | None = None
-        for windows, row, head, before, is_new, named in self.changed():
-            if named is not None:
-                lines = lines or QuotaLines(self._txn, self._dbs, self._unix_us(), self._note)
-                head = lines.head(row, head, before, windows[row], *named)
-            stored, is_shared = head + windows[row], windows is self.shared
-            self._txn.put(row, stored, db=self._dbs.cells if is_shared else self._dbs.windows)
-            if is_new:
-                due_us = expires_us(stored, self._now_us, self._unix_us)
+        for windows, row, before, (_, head, rule, limit, _) in self._loaded:
+            window, is_shared = windows[row], windows is self.shared
+            if window == before[HEAD_BYTES:]:
+                continue
+            if isinstance(limit, Quota) and not is_shared:
+                lines = lines or QuotaLines(self._txn, self._dbs, self._unix_us(), self._noted)
+                head = lines.head(row, before, window, rule, limit)
+            self._txn.put(row, head + window, db=self._dbs.cells if is_shared else self._dbs.windows)
+            if not before:
+                due_us = self._expires_us(head + window)
                 recheck_at(self._txn, self._dbs.ends, due_us, row, CELLS if is_shared else WINDOWS)
         if lines is not None:
             lines.save()
@@ -175,10 +167,10 @@ class WindowRows:
         had_units = False
         for row, stored in rows_with(self._txn, self._dbs.windows, row_of(key)):
             if len(stored) > HEAD_BYTES:
-                had_units |= expires_us(stored, self._now_us, self._unix_us) > self._now_us
+                had_units |= self._expires_us(stored) > self._now_us
                 self._txn.put(row, stored[:HEAD_BYTES])
                 if HEAD.unpack_from(stored)[0] <= 0:
-                    self._note("quota", quota_fields(row, b""))
+                    self._noted.append(("quota", quota_fields(row)))
         return had_units
 
     def reset_all(self) -> bool:
@@ -186,11 +178,11 @@ class WindowRows:
         self.save_and_clear()
         had_units, databases = False, (self._dbs.windows, self._dbs.cells)
         if any(self._txn.stat(database)["entries"] for database in databases):
-            self._note("reset_all", {})
+            self._noted.append(("reset_all", {}))
         for database in databases:
             with self._txn.cursor(database) as cursor:
                 rows = cursor.iternext(keys=False)
-                had_units |= any(expires_us(row, self._now_us, self._unix_us) > self._now_us for row in rows)
+                had_units |= any(self._expires_us(row) > self._now_us for row in rows)
             self._txn.drop(database, delete=False)
         return had_units
 
@@ -216,7 +208,7 @@ class WindowRows:
         for row, _ in rows:
             self._txn.delete(row, b"", self._dbs.strikes)
         self._key_count = -1
-        return any(expires_us(stored, self._now_us, self._unix_us) > self._now_us for _, stored in rows)
+        return any(self._expires_us(stored) > self._now_us for _, stored in rows)
 
     def count(self) -> int:
         """Return how many windows there are, without cells."""
@@ -232,15 +224,26 @@ class WindowRows:
             return concurrency.ends_us(stored)
         if kind == STATS:
             return int(DUE.unpack_from(stored)[0])
-        due_us = expires_us(stored, self._now_us, self._unix_us)
+        due_us = self._expires_us(stored)
         if row in self.own:  # else a refused key could find others' units in its cell, and wait longer than promised
             due_us = max(due_us, self._now_us + HEAD.unpack_from(stored)[0])
         return due_us
 
-    def _load(self, windows: Windows, row: bytes, head: bytes, window: bytes, is_new: bool, named: Named) -> None:
-        """Add a window that was read from its row."""
-        windows[row] = window
-        self._loaded.append((windows, row, head, window, is_new, named))
+    def _expires_us(self, stored: bytes) -> int:
+        """Return when a row expires if nothing is added to it, in microseconds, given its value."""
+        life_us, window = HEAD.unpack_from(stored)[0], stored[HEAD_BYTES:]
+        if not window:
+            return 0
+        if life_us > 0:
+            return ring.expires_us(window, life_us)
+        # A quota ends by Unix time, whose clock may have been set since the write.
+        return self._now_us + ring.expires_us(window, KEPT_US) - self._unix_us()
+
+    def _load(self, windows: Windows, row: bytes, stored: bytes, bound: BoundLimit) -> tuple[Windows, bytes]:
+        """Add a window, given the value of its row; return its location."""
+        windows[row] = stored[HEAD_BYTES:]
+        self._loaded.append((windows, row, stored, bound))
+        return windows, row
 
     def save_and_clear(self) -> None:
         """Write all changes, and discard the loaded windows."""
@@ -265,23 +268,6 @@ def bind(bucket: Bucket, memo: dict[Bucket, Bound], unix_us: Clock) -> Bound:
     bound = []
     for limit in bucket.limits:
         digest = digest_of(bucket.name, *limit.same_window)  # the same for every amount
-        named = (bucket.name, limit) if isinstance(limit, Quota) else None
-        bound.append(BoundLimit(digest, HEAD.pack(limit.life_us), limit, named, limit.counter_by(unix_us)))
+        head, counter = HEAD.pack(limit.life_us), limit.counter_by(unix_us)
+        bound.append(BoundLimit(digest, head, bucket.name, limit, counter))
     return remember(memo, bucket, tuple(bound))
-
-
-def expires_us(stored: bytes, now_us: int, unix_us: Clock) -> int:
-    """Return when a row expires if nothing is added to it, in microseconds.
-
-    Args:
-        stored: Its value.
-        now_us: The store's time, in microseconds.
-        unix_us: Returns Unix time in microseconds, by which periods end; its clock may have been set since the write.
-    """
-    (life_us,) = HEAD.unpack_from(stored)
-    window = stored[HEAD_BYTES:]
-    if not window:
-        return 0
-    if life_us <= 0:  # the row of a quota
-        return now_us + ring.expires_us(window, KEPT_US) - unix_us()
-    return ring.expires_us(window, life_us)
