@@ -91,7 +91,7 @@ class Exchange:
     """The queues of fair rules of which it has a permit, each with the tenant."""
 
     began_us = 0
-    """When the request arrived, in microseconds of Unix time, if its outcome is reported."""
+    """When the request arrived, by `Engine.now_us`, if its outcome is reported."""
 
     def __init__(
         self,

@@ -112,13 +112,14 @@ class Report(Hook):
 
     def __init__(self, engine: Engine, routes: RouteLabels) -> None:
         self._now_us = engine.now_us
+        self._unix_us = engine.unix_us
         self._observers = engine.observers
         self._routes = routes
 
     def end(self, exchange: Exchange, error: BaseException | None) -> None:
         """See `Hook.end`."""
-        began_us, decided, status = exchange.began_us, exchange.decided, exchange.status
-        duration_us = self._now_us() - began_us
+        decided, status = exchange.decided, exchange.status
+        duration_us = self._now_us() - exchange.began_us
         if duration_us < 0:  # a user-supplied clock may step back
             duration_us = 0
         decisions = [*map(_DECISION, decided)]
@@ -134,6 +135,7 @@ class Report(Hook):
         elif not exchange.is_complete:
             ended, status = _ended(exchange, error)
         route = self._routes.label(exchange.scope)
+        began_us = self._unix_us() - duration_us
         outcome = Outcome(decisions, refusal, decided.shadow_rules, route, status, ended, began_us, duration_us)
         tell(self._observers.requests, outcome)
 
