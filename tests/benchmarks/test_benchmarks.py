@@ -43,8 +43,8 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "header key, 100,000 values": (1230, 36),
     "count_if": (737, 20),
     "concurrency": (1043, 27),
-    "refused by a limit": (784, 18),
-    "dependency, refused": (1327, 42),
+    "refused by a limit": (740, 16),
+    "dependency, refused": (1250, 37),
 }
 """How many bytecodes and Python calls one request may cost on CPython 3.11; what it costs was a twentieth below."""
 

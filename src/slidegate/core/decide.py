@@ -15,7 +15,10 @@ from .quotas import QuotaCounter
 from .reservation import Reservation, reserved
 from .ring import NEVER, Ring, WindowState
 
+# Constants, because CPython 3.11 takes 0.2 us for each `Reason.OK`.
 OK: Final = Reason.OK
+LIMITED: Final = Reason.LIMITED
+TOO_LARGE: Final = Reason.TOO_LARGE
 
 Counter: TypeAlias = Ring | QuotaCounter | PermitCounter
 """Counts the units of a limit, see `Ring`."""
@@ -37,33 +40,30 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
         now_us: The store's time, in microseconds.
     """
     states: list[WindowState] = []
-    refused = False
+    reason = OK
     for counter, cost, windows, key in refs:
         windows[key], state = counter.spend(windows[key], now_us, cost)
         states.append(state)
-        if state[3]:
-            refused = True
-    if refused:
-        return _refuse(checks, refs, states, now_us)
-    return Decision(True, OK, now_us, checks, states, None)
-
-
-def _refuse(checks: Sequence[Check], refs: Sequence[WindowRef], states: list[WindowState], now_us: int) -> Decision:
-    """Refuse a question for which at least one window has no room, and undo what was charged to the others."""
-    reason = Reason.LIMITED
-    for at, (counter, cost, windows, key) in enumerate(refs):
-        wait_us = states[at][3]
-        if not wait_us:
-            windows[key] = window = counter.undo(windows[key], cost)
-            states[at] = counter.state(window, now_us)
-        elif wait_us == NEVER:
-            reason = Reason.TOO_LARGE
-    if reason is Reason.LIMITED:
+        if state[3] and reason is not TOO_LARGE:
+            reason = TOO_LARGE if state[3] == NEVER else LIMITED
+    if reason is OK:
+        return Decision(True, OK, now_us, checks, states, None)
+    if len(states) > 1:
+        _undo(refs, states, now_us)
+    if reason is LIMITED:
         for bucket, _, _ in checks:
             if bucket.count_denied:
                 states = _charge_refusal(checks, refs, now_us)
                 break
     return Decision(False, reason, now_us, checks, states)
+
+
+def _undo(refs: Sequence[WindowRef], states: list[WindowState], now_us: int) -> None:
+    """Undo what a refused question has charged to the windows that have room for it, and note their states."""
+    for at, (counter, cost, windows, key) in enumerate(refs):
+        if not states[at][3]:
+            windows[key] = window = counter.undo(windows[key], cost)
+            states[at] = counter.state(window, now_us)
 
 
 def _charge_refusal(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> list[WindowState]:

@@ -119,10 +119,13 @@ class Ring:
             spent, units, newest_us, oldest_us = _read(window)
             leaves_us = oldest_us + span_us
         if not cost or spent + cost > amount:
-            wanted = cost or 1
-            wait_us = NEVER if wanted > amount else 0
-            if 0 <= amount - wanted < spent:
-                wait_us = _moment_of_room(window, spent + wanted - amount, newest_us) + span_us - now_us
+            wait_us, excess = 0, spent + (cost or 1) - amount
+            if excess > spent:
+                wait_us = NEVER
+            elif excess == 1:  # the oldest entry has one
+                wait_us = leaves_us - now_us
+            elif excess > 0:
+                wait_us = _moment_of_room(window, excess, newest_us) + span_us - now_us
             return window, (spent, leaves_us if spent else 0, newest_us, wait_us)
         if spent and now_us <= newest_us:
             spent += cost
