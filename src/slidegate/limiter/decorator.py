@@ -155,10 +155,10 @@ def _checked_key(key: object) -> LimitedKey:
 
 
 def _check_function(function: Callable[..., object]) -> None:
-    if not callable(function) or not inspect.isroutine(function):
+    if not callable(function) or not inspect.isroutine(function) or isinstance(function, staticmethod):
         raise ConfigurationError(
-            f"limited: expected a function, not {quoted(function)}; put it below @classmethod, and on the methods of "
-            "a class"
+            f"limited: expected a function, not {quoted(function)}; put it below @classmethod and @staticmethod, and "
+            "on the methods of a class"
         )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
