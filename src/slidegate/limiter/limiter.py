@@ -539,8 +539,8 @@ class Limiter:
             key: The key to count by: text, or for a decorator a plain function of the arguments of the call.
             cost: Units of one call, at most the amount of each limit.
             wait: ``"2s"``: a call waits up to this long if there will be room in that time; else it is refused.
-            rule: A name. By default each decorated function is counted separately, and all blocks as ``limited``; calls
-                of the same rule and key are counted together.
+            rule: A name. By default that of the decorated function behind its module, ``mail.send``, and of all blocks
+                ``limited``. Calls of the same rule and key are counted together, also of two functions of one name.
 
         Raises:
             ConfigurationError: A value is invalid.
