@@ -83,6 +83,7 @@ class _Limited:
     _enter = "__aenter__"
     _sleep: Any = staticmethod(anyio.sleep)
     _methods: Any = property(lambda self: self._limiter)
+    _transport: Any = None
 
     def __init__(
         self,
@@ -98,7 +99,8 @@ class _Limited:
     ) -> None:
         if transport is not None and not hasattr(transport, self._method):
             raise ConfigurationError(f"transport: expected one with {self._method}, not {quoted(transport)}")
-        self._transport = transport
+        if transport is not None:
+            self._transport = transport
         self._key = (lambda request: request.url.host) if key is None else check_takes("key", key, "request")
         self._own_limiter = limiter is None
         self._limiter = expect("limiter", limiter, Limiter, "Limiter()") or Limiter()
@@ -143,8 +145,8 @@ class _Limited:
             ConfigurationError: The transport belongs to the other library.
         """
         name = type(request).__mro__[-2].__module__.partition(".")[0]
-        if self._transport is None:
-            self._transport = getattr(sys.modules[name], self._kind)()
+        if self._transport is None:  # threads may create several at once; all use the first one stored
+            vars(self).setdefault("_transport", getattr(sys.modules[name], self._kind)())
         if type(self._transport).__module__.partition(".")[0] in {"httpx", "httpx2"} - {name}:
             raise ConfigurationError(f"transport: expected {name}.{self._kind}(), not {quoted(self._transport)}")
         return sys.modules[name]
@@ -167,7 +169,7 @@ class _Limited:
                 break
             await self._call(self._sleep, min(wait_s, 1))  # an operator may end the pause
         after = "" if wait_s is None else f"; retry after {ceil(wait_s)} s at the earliest"
-        message = f"{key!r} has no room for a request within {self._wait_s:g} s{after}"
+        message = f"{key!r} has no room for a request within {self._wait_s:g} s: {decision.reason}{after}"
         raise _timeout_of(library)(message, key=key, retry_after_us=decision.retry_after_us)
 
     async def _pause(self, key: str, response: Any) -> bool:

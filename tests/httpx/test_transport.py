@@ -14,6 +14,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from threading import Barrier
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -183,7 +184,7 @@ async def test_no_window_has_more_sendings_than_the_limit(scene: MakeScene, rng:
 async def test_a_request_that_would_wait_too_long_fails_at_once(scene: MakeScene) -> None:
     made = scene(limits="1/minute", wait="20s")
     await made.get()
-    with pytest.raises(TurnTimeout, match="no room for a request within 20 s; retry after 60 s") as caught:
+    with pytest.raises(TurnTimeout, match="no room for a request within 20 s: limited; retry after 60 s") as caught:
         await made.get()
     assert isinstance(caught.value, SlidegateError)
     assert isinstance(caught.value, httpx.PoolTimeout)
@@ -382,6 +383,23 @@ async def test_a_blocking_client_is_refused_in_a_thread_with_an_event_loop(scene
     with pytest.raises(ConfigurationError, match="expected a thread without event loop; use LimitedTransport"):
         made.client.get(URL)
     assert await made.statuses() == [200]
+
+
+def test_threads_that_send_first_at_once_use_one_transport(monkeypatch: pytest.MonkeyPatch) -> None:
+    both_create, used = Barrier(2), list[httpx.BaseTransport]()
+
+    class Default(httpx.BaseTransport):
+        def __init__(self) -> None:
+            both_create.wait(60)
+
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            used.append(self)
+            return httpx.Response(200)
+
+    monkeypatch.setattr(httpx, "HTTPTransport", Default)
+    with httpx.Client(transport=SyncLimitedTransport(limits="9/second")) as client, ThreadPoolExecutor(2) as pool:
+        assert [answer.status_code for answer in pool.map(client.get, [URL] * 2)] == [200, 200]
+        assert len({*used}) == 1
 
 
 async def test_closing_closes_the_transport_and_an_own_limiter_alone(scene: MakeScene) -> None:
