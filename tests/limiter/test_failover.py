@@ -166,6 +166,13 @@ class Outages(RuleBasedStateMachine):
                 assert decision.retry_after_us == (0 if decision.allowed else wait_us)
             self.decisions.append((decision, where, [*rules]))
 
+    @rule(weathers=st.lists(st.sampled_from(["well", "ill"]), min_size=10, max_size=20))
+    def waver(self, weathers: list[str]) -> None:
+        """Half of ten calls within a second are an outage, though no three in a row fail."""
+        for weather in weathers:
+            self.change(weather)
+            self.decide("hit", {"a": None}, 1)
+
     @precondition(lambda self: self.decisions)
     @rule(data=st.data())
     def refund(self, data: st.DataObject) -> None:
