@@ -20,7 +20,6 @@ from ...core.logs import Throttle
 from ...core.store import Clock
 from ..ban_book import LOG_EVERY_US, BanBook, BookBans
 from ..forks import ProcessLock
-from .question import MemoryQuestion
 
 if TYPE_CHECKING:
     from .store import MemoryStore
@@ -43,7 +42,7 @@ class MemoryBanRows:
 
     Attributes:
         bans: The fields of each ban, by its network or its key.
-        changes: Grows after each new ban. A question that no ban refused is not refused until then.
+        changes: Grows with each new ban. A question that no ban refused is not refused until then.
         networks: The bans of networks.
     """
 
@@ -58,9 +57,8 @@ class MemoryBanRows:
         self._ends: list[tuple[int, str, str]] = []
 
     def begin_anew(self) -> None:
-        """In a forked child, find the bans of networks anew, and have every question look at the bans."""
+        """In a forked child, find the bans of networks anew."""
         self.networks = BannedNetworks([Ban(*row) for name, row in self.bans.items() if not isinstance(name, str)])
-        self.changes += 1
 
     def clear(self) -> None:
         """Delete all bans and levels."""
@@ -164,14 +162,6 @@ class MemoryBans(BookBans):
         """Return whether there are bans, which may have expired."""
         return bool(self.rows.bans)
 
-    def refuse(self, question: MemoryQuestion) -> Decision | None:
-        """Return the refusal of a question by a ban; None if no ban refuses it."""
-        changes = self.rows.changes  # before the bans are read: others may be put meanwhile
-        refusal = self.decide(question.checks, question.subjects)
-        if refusal is None:
-            question.ban_changes = changes
-        return refusal
-
     def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the refusal of a question by a ban; None if no ban refuses it.
 
@@ -238,7 +228,12 @@ class MemoryBans(BookBans):
         """See `BookBans.change`; some expired windows of strikes are swept, too."""
         self._store.expect_open()
         with self._lock:
-            answer = do(self._book, self._unix_us())
+            changes = self.rows.changes
+            try:
+                answer = do(self._book, self._unix_us())
+            finally:
+                if changes != self.rows.changes:
+                    self._store.locate_anew()
             events, self._book.events = self._book.events, []
         self._store.observers.tell(*events)
         self._store.tidy(self._store.time_us())

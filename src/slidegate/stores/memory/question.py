@@ -25,16 +25,14 @@ class MemoryQuestion(Question):
 
     Attributes:
         shard: The argument.
-        ban_changes: How many bans had been put when none of them refused it.
         refs: The locations of its windows. Like `version`, read and written only under the shard's lock.
         version: The version of the shard for which `refs` is valid; -1 for none, as with shared cells among them.
     """
 
-    __slots__ = ("ban_changes", "refs", "shard", "version")
+    __slots__ = ("refs", "shard", "version")
 
     def __init__(self, checks: Sequence[Check], subjects: Sequence[BanSubject], shard: Shard | Shards) -> None:
         super().__init__(checks, subjects)
         self.shard = shard
-        self.ban_changes = 0
         self.refs: Sequence[WindowRef] = ()
         self.version = -1

@@ -32,8 +32,8 @@ class Shard:
 
     Attributes:
         lock: The lock.
-        version: Grows whenever windows leave the dicts in which questions have found them. Read and written under the
-            lock.
+        version: Grows whenever windows leave the dicts in which questions have found them, or there is another ban.
+            Read and written under the lock.
     """
 
     __slots__ = ("lock", "version")
@@ -62,7 +62,7 @@ class Shards:
         return sum([shard.version for shard in self._shards])
 
     def moved(self) -> None:
-        """Record that windows have left their dicts. The locks are held."""
+        """Let every question find its windows and bans anew. The locks are held."""
         for shard in self._shards:
             shard.version += 1
 

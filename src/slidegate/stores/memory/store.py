@@ -136,8 +136,7 @@ class MemoryStore(Store):
     def close(self) -> None:
         """Close the store; see `Store.close`. Requests in progress keep their permits."""
         super().close()
-        with self._all:
-            self._all.moved()  # so that questions look for their windows, and find the store closed
+        self.locate_anew()
 
     @property
     def clock(self) -> Clock | None:
@@ -156,16 +155,13 @@ class MemoryStore(Store):
 
     def ask(self, question: MemoryQuestion) -> Decision:
         """Do what `hit` does, for a question that this store has prepared."""
-        if question.ban_changes != self._bans.changes and (refusal := self.bans.refuse(question)) is not None:
-            self.expect_open()
-            return refusal
         shard = question.shard
         lock = shard.lock
         lock.acquire()  # `with` would take twice as long
         try:
             now_us = SYSTEM.monotonic_ns() // 1000 if self._clock is None else self._now_us()
-            if question.version != shard.version:  # it is new, windows have moved, or the store was closed
-                self._locate(question, now_us)
+            if question.version != shard.version and (refusal := self._locate(question, now_us)) is not None:
+                return refusal
             decision = decide(question, question.refs, now_us)
         finally:
             lock.release()
@@ -317,14 +313,23 @@ class MemoryStore(Store):
 
     # -- finding and making windows ----------------------------------------------------------------------------------
 
-    def _locate(self, question: MemoryQuestion, now_us: int) -> None:
-        """Cache the locations of a question's windows until windows move. The lock is held.
+    def _locate(self, question: MemoryQuestion, now_us: int) -> Decision | None:
+        """Return the refusal of a question by a ban, else locate its windows. The lock is held.
 
-        A window in a shared cell is located again by every hit, because there may be room for one of its own.
+        Neither is done again until windows move, there is another ban, or the store is closed; but a window in a shared
+        cell is located by every hit, because there may be room for one of its own.
         """
         self.expect_open()
+        if self._bans.bans and (refusal := self.bans.decide(question.checks, question.subjects)) is not None:
+            return refusal
         question.refs, shared = self._refs(question.checks, now_us)
         question.version = -1 if shared else question.shard.version
+        return None
+
+    def locate_anew(self) -> None:
+        """Look at the bans, and locate the windows, of every question anew."""
+        with self._all:
+            self._all.moved()
 
     def _refs(self, checks: Sequence[Check], now_us: int) -> tuple[list[WindowRef], bool]:
         """Return the locations of a question's windows, and whether shared cells are among them. The lock is held."""
