@@ -34,7 +34,7 @@ from .gate import Gate
 from .journal import Journal, Noted, in_background
 from .kept_rows import lines_as_stored
 from .layout import Databases
-from .opening import DAMAGE, Opened, Options, choose, close, discard, open_file
+from .opening import DAMAGE, Opened, Options, close, discard, open_file
 from .room import Room
 
 IN_PROCESS_S: Final = 0.001
@@ -80,7 +80,6 @@ class Environment:
         self.dbs: Databases
         self.room: Room
         self._opened: Opened | None = None
-        self._name: Path | None = None
         self._trouble: lmdb.Error | None = None  # with which LMDB cannot go on
         self._examine_at_s = self._housekeep_at_s = 0.0
         self._is_opening = False
@@ -99,9 +98,22 @@ class Environment:
         if failed is not None:
             raise failed
         try:
-            return None if self._is_opening else self._begin(opens=False)
+            if self._is_opening or not self._enter():
+                return None
         except ConfigurationError as error:
             raise StoreUnavailable(str(error)) from error
+        txn: Any = None
+        try:
+            if self._trouble or time.monotonic() >= self._examine_at_s:
+                self._examine()
+            if self._opened is not None:
+                txn = self._opened.lmdb.begin(self.dbs.windows, write=self._writes)
+            elif self._gate.is_open:
+                self._open_in_thread()
+        finally:
+            if txn is None:
+                self._leave()
+        return txn
 
     def commit(self, txn: Any, noted: Noted, *, is_large: bool) -> None:
         """Append to the journal, commit a transaction, and leave the gate.
@@ -195,15 +207,15 @@ class Environment:
         finally:
             _lock.release()
 
-    def _behind_gate(self, do: Callable[[], object]) -> bool:
-        """Call a function behind the gate, in a thread that may wait; return False if there is no gate any more."""
-        while not self._is_closed:
+    def _behind_gate(self, do: Callable[[], object], until_s: float = inf) -> bool:
+        """Call a function behind the gate, in a thread that may wait; return False if that was not possible."""
+        while not self._is_closed and time.monotonic() < until_s:
             if self._enter():
                 try:
-                    if not self._gate.is_in_place():
-                        return False
-                    do()
-                    return True
+                    self._examine()
+                    if self._gate.is_open:
+                        do()
+                        return True
                 finally:
                     self._leave()
             time.sleep(POLL_S)
@@ -213,23 +225,6 @@ class Environment:
         if not self._is_in_place():
             self._examine_at_s = 0.0
             raise StoreUnavailable(f"lmdb: the files at {self.path} were replaced")
-
-    def _begin(self, *, opens: bool) -> Any:
-        """Begin a transaction; if need be, open the files first, or in a thread."""
-        if not self._enter():
-            return None
-        txn: Any = None
-        try:
-            if self._trouble or time.monotonic() >= self._examine_at_s:
-                self._examine()
-            if self._opened is None and self._gate.is_open:
-                (self._open if opens else self._open_in_thread)()
-            if self._opened is not None:
-                txn = self._opened.lmdb.begin(self.dbs.windows, write=self._writes)
-        finally:
-            if txn is None:
-                self._leave()
-        return txn
 
     def _take_back(self, noted: Noted) -> None:
         """Append what is stored, after lines of a transaction that could not be committed."""
@@ -242,7 +237,7 @@ class Environment:
     def start(self) -> None:
         """Try to open the files; if another process stays behind the gate, the first question opens them."""
         try:
-            self._open_until(time.monotonic() + START_S)
+            self._behind_gate(self._open, time.monotonic() + START_S)
         except lmdb.Error as error:
             raise ConfigurationError(f"lmdb: {self.path} cannot be opened: {error}") from error
         except ConfigurationError as error:
@@ -255,7 +250,7 @@ class Environment:
 
         def work() -> None:
             try:
-                self._open_until(inf)
+                self._behind_gate(self._open)
             except (ConfigurationError, StoreUnavailable, lmdb.Error) as error:
                 self._open_error = StoreUnavailable(str(error))
             finally:
@@ -264,25 +259,14 @@ class Environment:
         self._is_opening = True
         threading.Thread(target=work, name="slidegate-lmdb", daemon=True).start()
 
-    def _open_until(self, until_s: float) -> None:
-        """Open the files, unless another process stays behind the gate until then."""
-        while self._opened is None and not self._is_closed and time.monotonic() < until_s:
-            if (txn := self._begin(opens=True)) is None:
-                time.sleep(POLL_S)
-            else:
-                self.abort(txn)
-
     def _open(self) -> None:
-        """Open the files, behind the gate."""
-        alone, events = False, list[Event]()
-        try:
-            if self._name is None:
-                self._name, alone, events = choose(self.path, self._gate, self.options)
-            self._opened, more = open_file(self._name, self._gate, self.journal, self.options, alone=alone)
-        except OSError as error:
-            raise unusable(self.path, error) from error
-        self.dbs, self.room = self._opened.dbs, self._opened.room
-        self.pending_events.extend([*events, *more])
+        """Open the file, behind the gate."""
+        if self._opened is None:
+            try:
+                opened = open_file(self.path, self._gate, self.journal, self.options, self.pending_events.append)
+            except OSError as error:
+                raise unusable(self.path, error) from error
+            self._opened, self.dbs, self.room = opened, opened.dbs, opened.room
 
     def _check(self) -> None:
         """Check that the files are ours alone, before the gate is opened."""
@@ -294,27 +278,19 @@ class Environment:
             self.pending_events.append(Event("store_doubtful", warning))
 
     def _is_in_place(self) -> bool:
-        return (
-            self._gate.is_in_place()
-            and self._name is not None
-            and self._opened is not None
-            and is_file_at(self._opened.file, self._name)
-        )
+        opened = self._opened
+        return self._gate.is_in_place() and opened is not None and is_file_at(opened.file, opened.path)
 
     def _examine(self) -> None:
         """Close files that are damaged or were replaced, or with which LMDB cannot go on."""
         trouble, self._trouble = self._trouble, None
         self._examine_at_s = time.monotonic() + EXAMINE_EVERY_S
-        if self._opened is None:
-            return
-        if isinstance(trouble, DAMAGE) and self._name is not None and not self.options.read_only:
-            self.pending_events.extend(discard(self._opened, self._name, trouble))
+        if isinstance(trouble, DAMAGE) and self._opened is not None and self._writes:
+            discard(self._opened, trouble, self.pending_events.append)
         if trouble or not self._is_in_place():
             self._close_map()
-            self._name = None if self.options.read_only else self._name
         if not self._gate.is_in_place():
             self._gate.close()
-            self._name = None
 
     def _close_map(self) -> None:
         opened, self._opened = self._opened, None
@@ -334,7 +310,6 @@ class Environment:
         self._gate.close()
         self.journal.close()
         self._close_map()
-        self._name = None
 
 
 _lock: Final = threading.Lock()

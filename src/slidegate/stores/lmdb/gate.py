@@ -30,14 +30,14 @@ class Gate:
         read_only: Whether nothing is created, and this process is no user.
 
     Attributes:
-        is_open: Whether the file of the gate is open.
+        is_open: Whether the files are open.
     """
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
         self._path = path
         self._read_only = read_only
         self._gate = self._users = -1
-        self.is_open = False
+        self.is_open = self._lives = False
 
     def enter(self) -> bool:
         """Enter without waiting; return False if another process is inside.
@@ -48,11 +48,11 @@ class Gate:
         """
         is_new = not self.is_open
         if is_new:
-            self._gate = self._opened(GATE)
+            self._gate, self._users = self._opened(GATE), self._opened(USERS)
             self.is_open = True
         if not _locked(self._gate, fcntl.LOCK_EX):
             return False
-        if is_new and not is_file_at(self._gate, self._path / GATE):
+        if is_new and not self.is_in_place():
             self.close()  # it was deleted while it was opened
         return self.is_open
 
@@ -63,13 +63,12 @@ class Gate:
 
     def is_alone(self) -> bool:
         """Return whether no process lives, inside the gate; `join` afterwards."""
-        if self._users < 0:
-            self._users = self._opened(USERS)
-        return _locked(self._users, fcntl.LOCK_EX)
+        return not self._lives and _locked(self._users, fcntl.LOCK_EX)
 
     def join(self) -> None:
         """Become one of those who live, inside the gate."""
         _locked(self._users, fcntl.LOCK_UN if self._read_only else fcntl.LOCK_SH)
+        self._lives = not self._read_only
 
     def is_in_place(self) -> bool:
         """Return whether both files are still those at their paths."""
@@ -86,7 +85,7 @@ class Gate:
             if file >= 0:
                 os.close(file)
         self._gate = self._users = -1
-        self.is_open = False
+        self.is_open = self._lives = False
 
     def _opened(self, name: str) -> int:
         place = self._path / name

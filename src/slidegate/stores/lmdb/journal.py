@@ -236,7 +236,7 @@ def in_background(work: Callable[[], object]) -> None:
     """Run something in a daemon thread; an error of the disk leaves it to the next time."""
 
     def run() -> None:
-        with suppress(OSError):
+        with suppress(OSError, ConfigurationError):
             work()
 
     with suppress(RuntimeError):  # the process is ending

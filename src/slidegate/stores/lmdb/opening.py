@@ -13,9 +13,10 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import lmdb
 
@@ -39,6 +40,8 @@ _CELL_KEY_BYTES: Final = 32
 _AT_ONCE: Final = 500
 NEW_MAP_SIZE: Final = 2**30
 
+Tell: TypeAlias = Callable[[Event], object]
+
 
 class Options(NamedTuple):
     """The options of an environment; all stores of a process that share it have to use the same.
@@ -57,32 +60,34 @@ class Opened(NamedTuple):
     """An open file.
 
     Attributes:
+        path: Its path.
         lmdb: LMDB's environment.
         file: A descriptor of the file, to take disk space and to find that it was replaced.
         dbs: The databases.
         room: Its room.
     """
 
+    path: Path
     lmdb: Any
     file: int
     dbs: Databases
     room: Room
 
 
-def choose(path: Path, gate: Gate, options: Options) -> tuple[Path, bool, list[Event]]:
-    """Return the file to use, whether this process is alone, and events; become one of those who live.
+def _choose(path: Path, gate: Gate, options: Options, tell: Tell) -> tuple[Path, bool]:
+    """Return the file to use, and whether this process is alone; become one of those who live.
 
     Raises:
         ConfigurationError: Those who live use another layout.
     """
-    alone, boot, events = gate.is_alone(), boot_id(), list[Event]()
+    alone, boot = gate.is_alone(), boot_id()
     own, files = path / f"counts-{LAYOUT}-{boot or 'unknown'}.mdb", sorted(path.glob("counts-*.mdb"))
     if alone and not options.read_only:
         stale = [file for file in files if file != own or not boot]
         for file in stale:
             file.unlink(missing_ok=True)
         if stale:
-            events.append(_restarted(f"{stale[0]} is of an earlier start of the machine, or of another slidegate"))
+            tell(_restarted(f"{stale[0]} is of an earlier start of the machine, or of another slidegate"))
     elif not alone and files:
         own = files[0]
         version = _NAME.fullmatch(own.name)
@@ -92,21 +97,30 @@ def choose(path: Path, gate: Gate, options: Options) -> tuple[Path, bool, list[E
                 f"slidegate, and this one uses {LAYOUT}; stop those workers first, or choose another path"
             )
     gate.join()
-    return own, alone, events
+    return own, alone
 
 
-def open_file(name: Path, gate: Gate, journal: Journal, options: Options, *, alone: bool) -> tuple[Opened, list[Event]]:
+def open_file(path: Path, gate: Gate, journal: Journal, options: Options, tell: Tell) -> Opened:
     """Open the file; begin it anew if it is missing, incomplete, used behind another gate, or damaged.
 
+    Args:
+        path: The directory.
+        gate: Its gate, inside which this process is.
+        journal: Its journal.
+        options: The options.
+        tell: Called with events.
+
     Raises:
-        ConfigurationError: The journal is of a later version, or the file is not a regular file.
+        ConfigurationError: Those who live use another layout, the journal is of a later version, or the file is not a
+            regular file.
         StoreUnavailable: It is opened for reading only, and has to be begun anew.
         OSError: It cannot be opened.
     """
+    name, alone = _choose(path, gate, options, tell)
     try:
         opened = _mapped(name, options, alone=alone)
         if (cell_key := _cell_key(opened, gate, writes=alone and not options.read_only)) is not None:
-            return opened._replace(dbs=opened.dbs._replace(cell_key=cell_key)), []
+            return opened._replace(dbs=opened.dbs._replace(cell_key=cell_key))
         close(opened)
         why = "was not complete, or was used behind another gate"
     except (FileNotFoundError, lmdb.NotFoundError):  # whoever was creating it was killed
@@ -122,7 +136,9 @@ def open_file(name: Path, gate: Gate, journal: Journal, options: Options, *, alo
     except BaseException:
         close(opened)
         raise
-    return opened, [_restarted(f"{name} {why}")] if why else []
+    if why:
+        tell(_restarted(f"{name} {why}"))
+    return opened
 
 
 def close(opened: Opened) -> None:
@@ -131,12 +147,11 @@ def close(opened: Opened) -> None:
     os.close(opened.file)
 
 
-def discard(opened: Opened, name: Path, error: Exception) -> list[Event]:
-    """Delete a damaged file, unless another process has already begun it anew; return the event."""
-    if not is_file_at(opened.file, name):
-        return []
-    name.unlink(missing_ok=True)
-    return [_restarted(f"{name} was damaged ({error})")]
+def discard(opened: Opened, error: Exception, tell: Tell) -> None:
+    """Delete a damaged file, unless another process has already begun it anew."""
+    if is_file_at(opened.file, opened.path):
+        opened.path.unlink(missing_ok=True)
+        tell(_restarted(f"{opened.path} was damaged ({error})"))
 
 
 def _restarted(why: str) -> Event:
@@ -171,7 +186,7 @@ def _mapped(name: Path, options: Options, *, alone: bool, create: bool = False) 
             raise OSError(errno.ENOSPC, room.stuck, str(name))
         dbs = {database: environment.open_db(database.encode(), create=create) for database in NAMES}
         if_it_fails.pop_all()
-    return Opened(environment, file, Databases(**dbs, cell_key=b""), room)
+    return Opened(name, environment, file, Databases(**dbs, cell_key=b""), room)
 
 
 def _cell_key(opened: Opened, gate: Gate, *, writes: bool) -> bytes | None:
