@@ -54,7 +54,7 @@ class Held:
 
         async def held(*call: Any) -> Any:
             answer, released = await real(*call), asyncio.get_running_loop().create_future()
-            if call[4:5] in ((), (b"reset",)):  # the first argument of a command
+            if call[5 + call[2] :][:1] in ((), (b"reset",)):  # the name of a command, after keys, time and requests
                 self._come.append(released)
                 await released
             return answer

@@ -33,7 +33,7 @@ from ...core.store import BanStore, Event
 from ..ban_book import LOG_EVERY_US
 from .ban_rows import pack_ban, pack_level, unpack_ban, unpack_level
 from .clock import monotonic_us
-from .script import PEEK, Packed, level_field, strikes_field
+from .script import PEEK, Packed, command, level_field, strikes_field
 
 if TYPE_CHECKING:
     from .store import RedisStore
@@ -97,8 +97,7 @@ class RedisBans(BanStore):
         assert isinstance(limit, Limit), "strikes are counted by one limit"
         fields, terms = (strikes_field(policy), level_field(policy)), (*limit.counter.terms, limit.resolution)
         args = b"strike", *fields, int(policy.shadow), weight, *terms
-        pack = partial(self._store.packing.command, self._names_of(key), *args)
-        due = await batcher.request(pack, read)
+        due = await batcher.command(self._names_of(key), *args, read=read)
         return due and await self._ban_next(policy, *due)
 
     async def _ban_next(self, policy: BanPolicy, before: bytes, made: Ban, after: Level) -> Ban | None:
@@ -134,10 +133,10 @@ class RedisBans(BanStore):
         """Lift the ban of exactly this key, and delete its strikes and levels; False if it had none of these."""
         names = *self._names, *self._names_of(key)
 
-        def read(answer: Any) -> tuple[Ban | None, bool, bool]:
+        def read(answer: Any, now_us: int) -> tuple[Ban | None, bool, bool]:
             own, network, remembered = answer
             bans = [unpack_ban(row) for row in (own, network) if row]
-            return longest(bans, self._store.time.now_us()), network != b"", remembered > 0
+            return longest(bans, now_us), network != b"", remembered > 0
 
         args = b"unban", key.encode(), os.urandom(8)
         ban, was_network, was_remembered = await self._batcher().command(names, *args, read=read)
@@ -151,7 +150,7 @@ class RedisBans(BanStore):
     async def active(self) -> list[Ban]:
         """Return the bans in force."""
         await self.hear()
-        keys = await self._batcher().command(self._names, b"keys", read=lambda keys: [key.decode() for key in keys])
+        keys = await self._batcher().command(self._names, b"keys", read=lambda keys, _: [key.decode() for key in keys])
         self._count, now_us = len(keys), self._store.time.now_us()
         found = [ban for ban in self.networks.bans.values() if not ban.is_over(now_us)]
         async for some in in_steps(keys):
@@ -186,7 +185,7 @@ class RedisBans(BanStore):
     def news(self) -> Packed:
         """Pack the poll."""
         begins = b"" if self._store.read_only else os.urandom(8).hex().encode()
-        return self._store.packing.command(self._names, b"news", begins, int(not self.life), self.version)
+        return command(self._names, b"news", begins, int(not self.life), self.version)
 
     def heard(self, answer: Sequence[Any], now_us: int) -> None:
         """Take in the answer to the poll.

@@ -23,10 +23,10 @@ from redis.asyncio import RedisCluster
 from redis.exceptions import NoScriptError, ResponseError
 
 from ...core.errors import StoreError, StoreUnavailable
+from ..leases import HeldPermits
 from .errors import CLOSED, store_error, unexpected
-from .permits import LoopPermits
 from .requests import Command, Request
-from .script import PEEK, SCRIPT, SCRIPT_NAME, Packed, raise_failure
+from .script import PEEK, SCRIPT, SCRIPT_NAME, Packed, command, raise_failure, renewal
 
 if TYPE_CHECKING:
     from .store import RedisStore
@@ -38,6 +38,8 @@ MAX_IN_CALL: Final = 32
 """A request takes the server about 13 us, and a call blocks its other clients. Of 64 requests, the server decides half
 while this process reads the answers to the others."""
 MAX_SENDERS: Final = 4
+RENEWED_AT_ONCE: Final = 64
+"""How many rows of permits are renewed at once, so that requests of clients are sent in between."""
 
 
 class Batcher:
@@ -48,13 +50,14 @@ class Batcher:
         store: The store.
 
     Attributes:
-        permits: The permits of the loop.
+        permits: The permits of the loop. It is a worker of its own, because it sends one call with permits after
+            another: when one is packed, the answers to all before it are known, so that it has the true count.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, store: RedisStore) -> None:
         self.loop = loop
         self._store = store
-        self.permits = LoopPermits(store, self)
+        self.permits = HeldPermits(store.lease_us, self.renew_permits)
         self._permits_turn = asyncio.Lock()
         self._queue: deque[Request] = deque()
         self._scheduled = False
@@ -80,7 +83,7 @@ class Batcher:
         read: Callable[[Any, int], Any],
         has_permits: bool = False,
     ) -> asyncio.Future[Any]:
-        """Send a request about windows or permits, or a command; see `Command`."""
+        """Send a request; see `Command`."""
         request = Command(self.loop.create_future(), pack, read, has_permits)
         self.add(request)
         return request.future
@@ -88,25 +91,37 @@ class Batcher:
     def command(
         self,
         names: Sequence[bytes],
-        name: bytes,
         *args: bytes | int,
-        read: Callable[[Any], Any] = lambda answer: answer,
+        read: Callable[[Any, int], Any] = lambda answer, now_us: answer,
     ) -> asyncio.Future[Any]:
         """Run a command of ``lua/bans.lua``.
 
         Args:
             names: Its keys.
-            name: The command.
-            args: Its arguments.
-            read: Returns the result, given what the command returns.
+            args: Its name and its arguments.
+            read: See `Command`; the answer is what the command returns.
         """
-        pack = partial(self._store.packing.command, names, name, *args)
-        return self.request(pack, lambda answer, now_us: read(answer))
+        return self.request(partial(command, names, *args), read)
 
     def server_us(self) -> asyncio.Future[int]:
         """Return the server's time, in microseconds."""
         pack = partial(self._store.packing.question, PEEK, (), (), self.permits)
         return self.request(pack, lambda answer, now_us: now_us)
+
+    async def renew_permits(self) -> None:
+        """Renew the permits of the loop.
+
+        Raises:
+            StoreError: Redis did not renew all of them.
+        """
+        rows, answers = self.permits.rows(), list[Any]()
+        for first in range(0, len(rows), RENEWED_AT_ONCE):
+            some = rows[first : first + RENEWED_AT_ONCE]
+            sent = [self.request(partial(renewal, row, self.permits), _nothing, True) for row in some]
+            answers += await asyncio.gather(*sent, return_exceptions=True)
+        for answer in answers:
+            if answer is not None:
+                raise answer
 
     async def close(self) -> None:
         """Close the connections; waiting tasks get an error."""
@@ -198,25 +213,28 @@ class Batcher:
 
     async def _ask(self, line: Any, requests: Sequence[Request]) -> None:
         """Make one script call, and deliver its answers."""
-        asked, sent_ns = self._packed(requests), monotonic_ns()
+        asked, sent_ns, time = self._packed(requests), monotonic_ns(), self._store.time
         if not asked:
             return
-        keys = [name for packed in asked.values() for name in packed.names]
+        keys = [name for packed in asked.values() for name in packed.names] or [self._store.packing.meta]
         requests_packed = b"".join([packed.request for packed in asked.values()])
         args = [arg for packed in asked.values() for arg in packed.args]
-        now_us, *answers = await self._eval(line, keys or [self._store.packing.meta], requests_packed, *args)
-        if len(answers) != len(asked):
-            raise unexpected(answers)
+        said = await self._eval(line, len(keys), *keys, time.for_script(), requests_packed, *args)
+        try:
+            (now_us,) = _TIME.unpack(said[0])
+            answers = [*zip(asked, said[1:], strict=True)]
+        except Exception:
+            raise unexpected(said) from None
+        time.saw(now_us)
         if all(request.future.done() for request in asked):
             for took in self._store.late:
                 took((monotonic_ns() - sent_ns) // 1_000)
-        for request, answer in zip(asked, answers, strict=True):
+        for request, answer in answers:
             try:
-                if request.future.done():
-                    request.missed(answer, now_us)
-                else:
-                    raise_failure(answer)
-                    request.future.set_result(request.answered(answer, now_us, sent_ns))
+                raise_failure(answer)
+                result = request.read(answer, now_us)
+                if not request.future.done():
+                    request.future.set_result(result)
             except Exception as error:  # a malformed answer fails one request, and not the rest of the call
                 self._fail((request,), error if isinstance(error, StoreError) else unexpected(answer, "key"))
 
@@ -232,17 +250,7 @@ class Batcher:
                     self._fail((request,), StoreUnavailable(why, concerns="key"))
         return packed
 
-    async def _eval(self, line: Any, keys: Sequence[bytes], *args: bytes | int) -> list[Any]:
-        """Run the script; return the server's time in microseconds, and the answers."""
-        answer = await self._evalsha(line, len(keys), *keys, self._store.time.for_script(), *args)
-        try:
-            (now_us,) = _TIME.unpack(answer[0])
-        except Exception:
-            raise unexpected(answer) from None
-        self._store.time.saw(now_us)
-        return [now_us, *answer[1:]]
-
-    async def _evalsha(self, line: Any, *args: bytes | int) -> Any:
+    async def _eval(self, line: Any, *args: bytes | int) -> Any:
         """Run the script by its digest; by its source if the server does not know it, or forbids EVALSHA."""
         try:
             return await _execute(line, "EVALSHA", SCRIPT_NAME, *args)
@@ -250,6 +258,10 @@ class Batcher:
             if not isinstance(error, NoScriptError) and "evalsha" not in str(error).lower():
                 raise
         return await _execute(line, "EVAL", SCRIPT, *args)
+
+
+def _nothing(answer: bytes, now_us: int) -> None:
+    """Read the answer to a renewal that has not failed."""
 
 
 async def _close(line: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...core.bans.ban import Ban, BanSubject, longest
@@ -14,21 +15,21 @@ from ...core.question import Question
 from ...core.ring import Terms
 from ..leases import HeldPermits
 from .ban_rows import unpack_ban
-from .script import BANNED, CHARGE, HIT, OK, PEEK, UNSETTLED, Packed, Packing, decision_of
+from .script import BANNED, CHARGE, HIT, PEEK, UNSETTLED, Packed, Packing, decision_of
 
 if TYPE_CHECKING:
-    from .permits import LoopPermits
     from .store import RedisStore
 
 
 @dataclass(slots=True, eq=False)
 class Command:
-    """A request that no ban refuses, and whose result is dropped if it was cancelled.
+    """A request that no ban refuses.
 
     Attributes:
-        future: Receives the result.
-        pack: Returns the packed request.
-        read: Returns the result, given the answer and the server's time in microseconds.
+        future: Receives the result, unless it was cancelled.
+        pack: Returns the packed request; called when it is sent.
+        read: Returns the result, given the answer of the script, which is no failure, and the server's time in
+            microseconds. An exception is raised in the task that awaits the request.
         has_permits: Whether it is about permits, so that its call waits for the answers to others that are, too.
     """
 
@@ -36,19 +37,6 @@ class Command:
     pack: Callable[[], Packed]
     read: Callable[[Any, int], Any]
     has_permits: bool = False
-
-    def answered(self, answer: Any, now_us: int, sent_ns: int) -> Any:
-        """Return the result for the task that awaits the request; an exception raised here is raised there.
-
-        Args:
-            answer: The answer of the script, which is no failure.
-            now_us: The server's time, in microseconds.
-            sent_ns: When the call was made (monotonic), in nanoseconds.
-        """
-        return self.read(answer, now_us)
-
-    def missed(self, answer: Any, now_us: int) -> None:
-        """Do nothing with an answer that nobody awaits."""
 
 
 class PreparedQuestion(Question):
@@ -93,14 +81,16 @@ class Asked:
         what: The operation.
         question: What is asked; no ban refuses a charge.
         by_network: The bans of networks that refused it when it was packed.
+        sent_ns: When it was packed (monotonic), in nanoseconds.
     """
 
     future: asyncio.Future[Decision]
     store: RedisStore
-    permits: LoopPermits
+    permits: HeldPermits
     what: int
     question: PreparedQuestion
     by_network: Sequence[Ban] = ()
+    sent_ns: int = 0
 
     @property
     def has_permits(self) -> bool:
@@ -109,6 +99,7 @@ class Asked:
 
     def pack(self) -> Packed:
         """See `Command`. A question that a banned network refuses is only a peek: the key's own ban may last longer."""
+        self.sent_ns = monotonic_ns()
         what, question, packing = self.what, self.question, self.store.packing
         subjects = () if what == CHARGE else question.refusing
         self.by_network = self.store.bans.of_networks(subjects)
@@ -118,15 +109,17 @@ class Asked:
             return question.pack(packing, self.permits)
         return packing.question(what, question.checks, subjects, self.permits)
 
-    def answered(self, answer: Any, now_us: int, sent_ns: int) -> Decision:
-        """See `Command`."""
+    def read(self, answer: Any, now_us: int) -> Decision:
+        """See `Command`. An admitted hit that nobody awaits any more is refunded."""
         decision, refusals = self._decision(answer, now_us), self.store.refusals
         if decision.reason is Reason.BANNED:
-            refusals.learn(decision, sent_ns, self.question.refusing)
+            refusals.learn(decision, self.sent_ns, self.question.refusing)
         elif self.what != PEEK and (decision.allowed or _counts(self.question.checks)):
             refusals.change(self.question.checks)
         elif self.what == HIT and decision.reason is Reason.LIMITED and answer[0] != UNSETTLED:
-            refusals.learn(decision, sent_ns, self.question.refusing)
+            refusals.learn(decision, self.sent_ns, self.question.refusing)
+        if self.future.done() and self.what == HIT and decision.allowed:
+            self.store.refund_in_background(decision.take_back())
         return decision
 
     def _decision(self, answer: Any, now_us: int) -> Decision:
@@ -140,11 +133,6 @@ class Asked:
         if self.question.has_permits and decision.reservations:
             self.permits.hold(decision, self.store.packing.permits_row)
         return decision
-
-    def missed(self, answer: Any, now_us: int) -> None:
-        """Refund an admitted hit that nobody awaits any more."""
-        if self.what == HIT and answer[0] == OK:
-            self.store.refund_in_background(self._decision(answer, now_us).take_back())
 
 
 Request: TypeAlias = Command | Asked

@@ -158,28 +158,6 @@ class Packing:
                 asks.append(_ASK.pack(at, mark, units) + self._plan(bucket, limit, key, charged.holder))
         return Packed([*names], REQUEST.pack(REFUND, len(names), len(asks), 0, 0) + b"".join(asks))
 
-    @staticmethod
-    def renewal(row: PermitsRow, held: HeldPermits) -> Packed:
-        """Pack a renewal of permits, or their release: it writes how many the worker has.
-
-        Args:
-            row: Their row.
-            held: The permits of the worker.
-        """
-        ask = _ASK.pack(0, 0, 0) + _permits_plan(row, 0, held)
-        return Packed((row[0],), REQUEST.pack(REFUND, 1, 1, 0, 0) + ask)
-
-    @staticmethod
-    def command(names: Sequence[bytes], name: bytes, *args: bytes | int) -> Packed:
-        """Pack a command of ``lua/bans.lua``.
-
-        Args:
-            names: Its keys.
-            name: The command.
-            args: Its arguments.
-        """
-        return Packed(names, REQUEST.pack(COMMAND, len(names), 0, 0, 1 + len(args)), (name, *args))
-
     def permits_row(self, bucket: Bucket, key: str) -> PermitsRow:
         """Return the names of the hash and of the field with the permits of a key."""
         return self.name_of(key), _window_field(bucket, bucket.limits[0])
@@ -194,6 +172,27 @@ class Packing:
             return _PLAN.pack(field, limit.amount, *periods, 0, QUOTA | bucket.count_denied)
         assert held is not None, "permits are held by a worker"
         return _permits_plan(self.permits_row(bucket, key), limit.amount, held)
+
+
+def command(names: Sequence[bytes], *args: bytes | int) -> Packed:
+    """Pack a command of ``lua/bans.lua``.
+
+    Args:
+        names: Its keys.
+        args: Its name and its arguments.
+    """
+    return Packed(names, REQUEST.pack(COMMAND, len(names), 0, 0, len(args)), args)
+
+
+def renewal(row: PermitsRow, held: HeldPermits) -> Packed:
+    """Pack a renewal of permits, or their release: it writes how many the worker has.
+
+    Args:
+        row: Their row.
+        held: The permits of the worker.
+    """
+    ask = _ASK.pack(0, 0, 0) + _permits_plan(row, 0, held)
+    return Packed((row[0],), REQUEST.pack(REFUND, 1, 1, 0, 0) + ask)
 
 
 def _permits_plan(row: PermitsRow, amount: int, held: HeldPermits) -> bytes:
@@ -227,9 +226,7 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
     Raises:
         StoreUnavailable: The answer cannot be parsed.
     """
-    status, asked = answer[0], 0
-    for bucket, _, _ in checks:
-        asked += len(bucket.limits)
+    status, asked = answer[0], sum([len(bucket.limits) for bucket, _, _ in checks])
     end = 1 + asked * _STATE.size
     states = list(_STATE.iter_unpack(answer[1:end]))
     if len(states) != asked:

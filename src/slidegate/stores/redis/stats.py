@@ -40,7 +40,7 @@ class RedisSharedStats(SharedStats):
         """See `SharedStats`."""
         names = (self._key(row.rollup, row.number),)
         args = b"write_stats", worker, row.value, row.kept_us
-        return self._store.batcher().command(names, *args, read=lambda answer: None)
+        return self._store.batcher().command(names, *args, read=lambda answer, now_us: None)
 
     async def read(self, rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
         """See `SharedStats`."""
@@ -50,7 +50,7 @@ class RedisSharedStats(SharedStats):
         return found
 
     def _read(self, rollup: str, number: int) -> Awaitable[list[tuple[int, bytes, bytes]]]:
-        def read(fields: list[bytes]) -> list[tuple[int, bytes, bytes]]:
+        def read(fields: list[bytes], now_us: int) -> list[tuple[int, bytes, bytes]]:
             rows = zip(fields[::2], fields[1::2], strict=True)
             return [(number, worker, row[END_BYTES:]) for worker, row in rows]
 

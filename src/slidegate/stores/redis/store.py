@@ -152,11 +152,12 @@ class RedisStore(Store):
         """
         if not reservations:
             return False
-        holders = [one.holder for one in reservations if one.holder is not None]  # of one decision, so all are one
-        if holders and holders[0].batcher.loop.is_running() and holders[0].batcher is not self.batcher():
-            # The event loop that has the permits sends one call with permits after another.
-            elsewhere = asyncio.run_coroutine_threadsafe(self._refund_here(reservations), holders[0].batcher.loop)
-            return asyncio.wrap_future(elsewhere)
+        holders, here = {one.holder for one in reservations}, self.batcher()
+        for batcher in list(self._batchers.values()):
+            if batcher.permits in holders and batcher is not here and batcher.loop.is_running():
+                # The event loop that has the permits sends one call with permits after another.
+                elsewhere = asyncio.run_coroutine_threadsafe(self._refund_here(reservations), batcher.loop)
+                return asyncio.wrap_future(elsewhere)
         return self._refund(reservations)
 
     def reset(self, key: str) -> Awaitable[bool]:
@@ -168,7 +169,7 @@ class RedisStore(Store):
             refusals.change_all()
             return answer > 0
 
-        return self.batcher().request(partial(self.packing.command, [self.packing.name_of(key)], b"reset"), read)
+        return self.batcher().command([self.packing.name_of(key)], b"reset", read=read)
 
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule; return whether there were any. Permits stay taken.
@@ -176,7 +177,7 @@ class RedisStore(Store):
         Keys are found by SCAN, so Redis keeps serving; units charged during the scan may remain.
         """
 
-        def read(answer: Any) -> tuple[bytes, bool]:
+        def read(answer: Any, now_us: int) -> tuple[bytes, bool]:
             cursor, found = answer
             return cursor, found > 0
 
@@ -202,7 +203,7 @@ class RedisStore(Store):
 
     def renew_permits(self) -> Awaitable[None]:
         """Renew the permits of the running event loop; the store does so automatically."""
-        return self.batcher().permits.renew()
+        return self.batcher().renew_permits()
 
     async def _refund_here(self, reservations: Sequence[Reservation]) -> bool:
         return await self._refund(reservations)
