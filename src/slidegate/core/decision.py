@@ -341,8 +341,10 @@ class Decision:
 
         Args:
             index: The index of the check.
-            charged: The decision about the charge; one without readings changes nothing.
+            charged: The decision about the charge. If either has no readings, because a store failed, nothing changes.
         """
+        if not self.readings:
+            return
         self.reservations = self.reservations  # made of the marks of the readings that are replaced
         first = sum([len(bucket.limits) for bucket, _, _ in self.checks[:index]])
         last = first + len(charged.readings)
