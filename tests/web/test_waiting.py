@@ -119,6 +119,33 @@ async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back
     await asyncio.gather(request, return_exceptions=True)
 
 
+async def test_a_request_that_is_cancelled_as_it_hands_its_permit_back_is_read_no_more(virtual: VirtualTime) -> None:
+    store, app, reading = SlowStore(virtual.clock), Slow(), set[int]()
+    middleware = RateLimitMiddleware(app, limiter=Limiter(store), rules=[Rule("*", concurrency=1, wait="10s")])
+
+    async def visit(number: int) -> None:
+        async def receive() -> Message:
+            reading.add(number)
+            try:
+                return await anyio.sleep_forever()  # type: ignore[return-value]
+            finally:
+                reading.remove(number)
+
+        await middleware(scope_of(), receive, anyio.sleep_forever)
+
+    tasks = [asyncio.create_task(visit(number)) for number in range(2)]
+    await asyncio.sleep(1)
+    assert (app.entered, reading) == (1, {1})
+    tasks[0].cancel()
+    await asyncio.sleep(1)
+    tasks[1].cancel()
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    await asyncio.wait(tasks)
+    await turns()
+    assert (app.entered, reading, store.permits_held()) == (2, set(), 0)
+
+
 @pytest.mark.parametrize("again", [False, True])
 async def test_a_body_is_there_after_two_limits_waited_at_once(again: bool) -> None:
     """Also where one of them was given a request of its own, made of the same channel."""

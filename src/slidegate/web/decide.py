@@ -358,7 +358,7 @@ def _peeked(exchange: Exchange, endpoint: HTTPConnection | None) -> Peeked:
     channel = next((one for one in known if receive in (one, one.receive)), None)
     if channel is None:
         channel = Peeked(receive)
-        exchange.hooks = [*exchange.hooks, channel]
+        exchange.hooks = [channel, *exchange.hooks]  # before those that are awaited
     if endpoint is None:
         exchange.receive = channel
     elif receive is not None:
