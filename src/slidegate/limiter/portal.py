@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from weakref import finalize
 
 from ..core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
-from ..stores.forks import InChild, ProcessLock
+from ..stores.forks import InChild, ProcessLock, begin_anew_if_forked
 from .aio import COMMAND_DEADLINE_S, on_loop
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ class Portal:
             StoreTimeout: No result came in time.
             StoreUnavailable: The thread cannot be started, or has ended.
         """
+        begin_anew_if_forked()
         try:
             with self._lock:
                 if self._running is None or not self._running.thread.is_alive():

@@ -3,6 +3,9 @@
 A child has only the thread that forked. A lock that another thread of its parent held would stay locked for ever, and
 what that thread was changing may be half changed. So in the child each object makes new locks, forgets what belongs to
 threads, event loops and requests of the parent, and repairs the rest.
+
+Python tells what it forks itself. A server in C that has Python inside, such as uWSGI, may fork without telling it; so
+who uses files or threads of the process calls `begin_anew_if_forked` first.
 """
 
 from __future__ import annotations
@@ -45,11 +48,23 @@ class ProcessLock:
 
 
 _objects: Final[WeakSet[InChild | ProcessLock]] = WeakSet()
+_noticing: Final = Lock()
+_process = os.getpid()
+
+
+def begin_anew_if_forked() -> None:
+    """Begin anew in a child that Python does not know of; its other threads wait until that is done."""
+    if os.getpid() != _process:
+        with _noticing:
+            if os.getpid() != _process:
+                _in_child()
 
 
 def _in_child() -> None:
+    global _process
     for each in list(_objects):
         each.begin_anew()
+    _process = os.getpid()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

@@ -1,5 +1,6 @@
 """Other processes on the environment of a test, and what tests look at there."""
 
+import ctypes
 import fcntl
 import os
 import signal
@@ -26,7 +27,12 @@ def fork() -> int:
         return os.fork()
 
 
-def actor(act: Callable[[int], None]) -> tuple[int, int]:
+def fork_in_c() -> int:
+    """Fork as uWSGI does, without telling Python."""
+    return int(ctypes.PyDLL(None).fork())
+
+
+def actor(act: Callable[[int], None], fork: Callable[[], int] = fork) -> tuple[int, int]:
     """Fork a process that acts on the writing end of a pipe; return its id and the reading end."""
     reading, writing = os.pipe()
     pid = fork()

@@ -22,7 +22,7 @@ import lmdb.verify
 import pytest
 
 from slidegate import Limiter, StoreError
-from slidegate.core import ConfigurationError, StoreUnavailable
+from slidegate.core import Bucket, Concurrency, ConfigurationError, StoreTimeout, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore, environment, opening
 from slidegate.stores.lmdb.checking import check_directory, check_file_system, file_system
 from slidegate.testing import RecordingObserver
@@ -38,6 +38,7 @@ from .processes import (
     counts_file,
     files_open_in,
     fork,
+    fork_in_c,
     in_another_process,
     outcome,
     overwrite,
@@ -545,3 +546,29 @@ def test_a_child_closes_what_it_has_inherited_and_counts_with_its_parent(
     assert outcome(*actor(work)) == (b"[]", 0)
     assert store.hit(CHECKS).remaining == 2
     assert len(store.bans.active()) == 4
+
+
+@pytest.mark.parametrize("way", [fork, fork_in_c])
+def test_a_child_stays_before_the_gate_of_its_parent_and_takes_permits_of_its_own(
+    store: Any, monkeypatch: pytest.MonkeyPatch, way: Callable[[], int]
+) -> None:
+    monkeypatch.setattr(environment, "FORK_S", 0.02)
+    permits = ((Bucket("held", (Concurrency(2),)), "ann", 1),)
+    mine = store.hit(permits)
+
+    def work(writing: int) -> None:
+        signal.alarm(60)
+        store.keep_deadline(0.05)
+        with pytest.raises(StoreTimeout):
+            store.hit(permits)
+        os.write(writing, b"waits")
+        store.keep_deadline(30.0)
+        assert store.hit(permits)
+
+    assert store._env._enter()
+    pid, reading = actor(work, way)
+    assert os.read(reading, 5) == b"waits"
+    store._env._leave()
+    assert outcome(pid, reading) == (b"", 0)
+    assert mine
+    assert not store.hit(permits), "those of the child are taken until their lease ends"

@@ -29,6 +29,7 @@ import lmdb
 
 from ...core.errors import ConfigurationError, StoreUnavailable, quoted
 from ...core.store import Clock, Event
+from ..forks import InChild, begin_anew_if_forked
 from .checking import check_directory, check_file_system, check_files, is_file_at, unusable
 from .gate import Gate
 from .journal import Journal, Noted, in_background
@@ -187,6 +188,7 @@ class Environment:
 
     def _enter(self) -> bool:
         """Enter the gate without waiting for another process; return False if somebody else is behind it."""
+        begin_anew_if_forked()
         if not _lock.acquire(timeout=IN_PROCESS_S):
             return False
         entered = False
@@ -312,7 +314,7 @@ class Environment:
         self._close_map()
 
 
-_lock: Final = threading.Lock()
+_lock = threading.Lock()
 """Held by the thread of this process that is behind a gate, opens or closes."""
 _open: Final[dict[Path, Environment]] = {}
 
@@ -371,10 +373,13 @@ def _after_fork() -> None:
         _lock.release()
 
 
-def _after_fork_in_child() -> None:
-    _after_fork()
+def _begin_anew() -> None:
+    """Close the files, as a child of fork, which has none of the threads that may hold the lock."""
+    global _lock
+    _lock = threading.Lock()
     for environment in _open.values():
         environment.close_files()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+_in_child: Final = InChild(_begin_anew)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
