@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message
 
 from ... import ConfigurationError, Limit, Limiter, RateLimitMiddleware, StoreError
+from ...core.arguments import check_takes
 from ...events import Finding
 from .main import STORE_VARIABLE, ask, middleware_of, note, one_line, program, show, with_json
 
@@ -77,7 +78,7 @@ def imported(name: str, *, factory: bool = False) -> ASGIApp:
     """Import the application ``module:name``, as from the current directory.
 
     Raises:
-        click.ClickException: It does not exist, or importing it raises.
+        click.ClickException: It does not exist, importing it raises, or it is no ASGI application.
     """
     module, _, attribute = name.partition(":")
     if not (module and attribute):
@@ -88,9 +89,13 @@ def imported(name: str, *, factory: bool = False) -> ASGIApp:
         found = found() if factory else found
     except (Exception, SystemExit) as error:
         raise click.ClickException(f"{name!r} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
-    if not callable(found):
-        raise click.ClickException(f'{name!r} is not an ASGI application; expected one, for example "main:app"')
-    served: ASGIApp = found
+    try:
+        served: ASGIApp = check_takes("", found, "scope", "receive", "send")
+    except ConfigurationError:
+        raise click.ClickException(
+            f'{name!r} is not an ASGI application; expected one, for example "main:app", or with check --factory a '
+            "function that returns one"
+        ) from None
     return served
 
 
@@ -98,7 +103,7 @@ async def _about_app(app: ASGIApp) -> list[Finding]:
     """Return the findings about an application after its startup; it need not support a lifespan.
 
     Raises:
-        click.ClickException: It is no ASGI application, or its startup fails or takes too long.
+        click.ClickException: Its startup fails or takes too long.
     """
     found: list[Finding] | None = None
     failure = ""
@@ -119,12 +124,8 @@ async def _about_app(app: ASGIApp) -> list[Finding]:
 
     scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
     try:
-        running = app(scope, receive, send)
-    except TypeError as error:
-        raise click.ClickException(f"{app!r} is not an ASGI application: {one_line(error)}") from error
-    try:
         async with asyncio.timeout(START_TIMEOUT_S):
-            await running
+            await app(scope, receive, send)
     except TimeoutError:
         failure = failure or f"it took longer than {START_TIMEOUT_S:g} s"
     except Exception:  # of an application that knows no lifespan

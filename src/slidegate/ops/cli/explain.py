@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import click
 
-from ... import ConfigurationError, Limiter, RateLimitMiddleware, Rule
+from ... import ConfigurationError, Limiter, RateLimitMiddleware, Rule, everyone
+from ...core import Networks
 from ..replay import nothing
 from ..rows import key_of, row_of_ban, row_of_window, span_of
 from .bans import end_of
@@ -48,9 +49,12 @@ async def explain(limiter: Limiter, key: str, value: str | None, rules: str | No
     changes = await limiter.overrides()  # reads them, and the middleware applies them
     off = next((one.until.timestamp() for one in changes if one.name == "*"), None)
     view = await limiter.inspect(client if of_file is None or value is not None else of_file.client.truncated(client))
+    of_all = [of_file.prefix + rule.identity for rule in of_file.rules if rule.key is everyone] if of_file else []
+    together = (await limiter.inspect("everyone")).windows if of_all else view.windows
     del middlewares
-    listed = {kind: networks is not None and key in networks for kind, networks in lists.items()}
-    windows = [row_of_window(window) for window in view.windows]
+    listed = {kind: networks is not None and _is_in(networks, key) for kind, networks in lists.items()}
+    counted = zip(view.windows, together, strict=True)
+    windows = [row_of_window(shared if shared.rule in of_all else own) for own, shared in counted]
     left_us = None if ban is None else ban.left_us(view.unix_us)
     state = {
         "key": view.key,
@@ -64,6 +68,15 @@ async def explain(limiter: Limiter, key: str, value: str | None, rules: str | No
         "windows": windows,
     }
     return [state], _state_lines(state)
+
+
+def _is_in(networks: Networks, key: str) -> bool:
+    """Return whether a list contains a key that is an address or a network, as most clients of IPv6 are."""
+    try:
+        own = Networks([key])
+    except ConfigurationError:
+        return False
+    return Networks.of_ranges([*networks.ranges(), *own.ranges()]) == networks
 
 
 def _counting(limiter: Limiter, of_file: RateLimitMiddleware | None, named: Sequence[str]) -> list[RateLimitMiddleware]:
