@@ -117,13 +117,14 @@ AMOUNT = 2
 
 CLIENTS = st.sampled_from([None, LISTED, ALLOWED, OTHER])
 SERVERS = st.sampled_from([None, ON_A_SOCKET, ON_A_PORT, ["::1", 8000], ("192.0.2.1", "8000"), ("", 0)])
-SCOPES = st.tuples(CLIENTS, SERVERS, st.booleans())
+SCOPES = st.tuples(CLIENTS, SERVERS, st.booleans(), CLIENTS)
 OPTIONS = st.fixed_dictionaries(
     {},
     optional={
         "blocklist": st.sampled_from([Networks([LISTED]), Networks([])]),
         "allowlist": st.just(Networks([ALLOWED])),
         "bans": st.sampled_from([BanPolicy("100/10m", "1h"), []]),
+        "client": st.just(client_ip(trusted=["unix"])),
     },
 )
 
@@ -137,10 +138,13 @@ class Model:
         self.named = False
         self.counts: Counter[str] = Counter()
 
-    def status(self, client: str | None, server: Any) -> int:
+    def status(self, client: str | None, server: Any, forwarded: str | None) -> int:
         self.named = self.named or client is not None
-        if client is None and self.looks_at_peers and self.named and server is not None and server[1] is not None:
+        on_a_port = server is not None and server[1] is not None
+        if client is None and self.looks_at_peers and self.named and on_a_port:
             return 403
+        if client is None and "client" in self.options and not on_a_port:
+            client = forwarded
         if client == ALLOWED and "allowlist" in self.options:
             return 200
         if client == LISTED and self.options.get("blocklist"):
@@ -152,13 +156,14 @@ class Model:
 
 @given(OPTIONS, st.lists(SCOPES, max_size=12))
 async def test_a_request_without_a_peer_is_one_bucket_unless_its_connection_must_be_gone(
-    options: dict[str, Any], connections: list[tuple[str | None, Any, bool]]
+    options: dict[str, Any], connections: list[tuple[str | None, Any, bool, str | None]]
 ) -> None:
     limiter, model = Limiter(MemoryStore(clock=FakeClock())), Model(options)
     app = RateLimitMiddleware(hello, limits=f"{AMOUNT}/hour", limiter=limiter, **options)
-    for client, server, mentioned in connections:
-        scope = scope_of(client=client and (client, 1), server=server)
+    for client, server, mentioned, forwarded in connections:
+        headers = {"X-Forwarded-For": forwarded} if forwarded else {}
+        scope = scope_of(client=client and (client, 1), server=server, headers=headers)
         if client is None and not mentioned:
             del scope["client"]
-        assert (await send_scope(app, scope)).status == model.status(client, server)
+        assert (await send_scope(app, scope)).status == model.status(client, server, forwarded)
     assert ("SG109" in [finding.code for finding in app.findings]) is (model.counts["unknown-peer"] > 0)

@@ -184,7 +184,7 @@ def about_request(middleware: RateLimitMiddleware, scope: Scope) -> Iterator[Fin
     if middleware.clients.is_gone(scope):
         return
     host = peer_of(scope)
-    if not host:
+    if not host and client.locate(scope)[0] == UNKNOWN_PEER:
         yield Finding(
             "SG109",
             f"the server names no peer: all such requests count as one client, {UNKNOWN_PEER!r}; behind a proxy on a "
