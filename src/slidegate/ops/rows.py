@@ -82,8 +82,8 @@ def key_of(key: str, value: str | None = None) -> Any:
         )
     if source is not None:
         raise ConfigurationError(
-            f"{key!a} names no client without its value; pass that as well (--value - reads it from stdin), or the key "
-            f'as the dashboard shows it, for example "{key}#1f3a..."'
+            f"{key!a} names no client without its value; pass that as value, or the key as the dashboard shows it, for "
+            f'example "{key}#1f3a..."'
         )
     return key
 

@@ -163,7 +163,8 @@ class Page:
             if form.get("kind"):
                 form.pop("value", None)  # it may be a secret
             query = {"key": fields["key"]} if view == "clients" and "key" in fields and action != "find" else {}
-            return await self.show(view, query, {**form, "text": problem.detail, "status": problem.status_code})
+            wrong = {"key": "", "name": "", **form, "text": problem.detail, "status": problem.status_code}
+            return await self.show(view, query, wrong)
 
     def problem(self, path: str, problem: HTTPException) -> Response:
         """Return the page of an error."""
