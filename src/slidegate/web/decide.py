@@ -287,8 +287,8 @@ class Decider:
                     name, refused, ask, wait_us=wait_us, wait_max=wait_max, tenant=tenant, is_gone=channel.is_gone
                 )
             except BaseException as error:
-                if not isinstance(error, Exception):  # it is cancelled, which is as if its client had left
-                    exchange.decided.has_left = True
+                if not isinstance(error, Exception):
+                    exchange.decided.cut_short = left
                     exchange.record(left)
                 raise
             if channel.is_gone():

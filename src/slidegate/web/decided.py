@@ -42,6 +42,8 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
     """The middlewares whose ban policies ignore the request, because a rule exempts it or it is a CORS preflight."""
     has_left = False
     """Whether the client left while the request waited for room."""
+    cut_short: Decision | None = None
+    """The refusal of a wait that was cancelled. That ends the request, unless a timeout within it has done so."""
     shadow_rules: tuple[str, ...] = ()
     """The labels of the shadow rules that would have refused the request."""
     struck: tuple[tuple[RateLimitMiddleware, BanPolicy], ...] = ()

@@ -128,7 +128,7 @@ class Report(Hook):
         if decisions and not decisions[-1].allowed:
             # Not if a limit at an endpoint refuses after the response has begun: the connection breaks.
             refusal = None if error is not None and status and is_failure(error) else decisions[-1]
-        if refusal is not None and not decided.has_left:
+        if refusal not in (None, decided.cut_short) and not decided.has_left:
             ended = "refused"
         elif exchange.left_with is not None:  # whatever the application answers then
             ended, status = "cancelled", exchange.left_with
