@@ -189,11 +189,12 @@ def excluding(rule: dict[str, Any]) -> dict[str, Any]:
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a configuration file."""
+    bans = table(BanPolicy, [name for name in inspect.signature(BanPolicy).parameters if name != "name"])
+    bans["properties"]["key"]["anyOf"] = [{"enum": ["client", "user"]}, ref("Keys")]  # a ban of everyone is an error
     rule = [name for name in inspect.signature(Rule).parameters if name not in config.OF_FUNCTIONS]
-    policy = [name for name in inspect.signature(BanPolicy).parameters if name != "name"]
     tables = {
         "Rules": excluding(table(Rule, rule)),
-        "Bans": table(BanPolicy, policy),
+        "Bans": bans,
         "Client": table(client_ip),
         "Keys": named([([one], [*inspect.signature(make).parameters][1:]) for one, make in config.MAKERS.items()]),
         "Conditions": named([(["mcp_tool", "validated", "is_in"], []), (["network", "is_in"], [])]),

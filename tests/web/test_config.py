@@ -192,7 +192,9 @@ def test_what_the_editor_accepts_is_wrong_by_the_meaning_of_a_value(text: str | 
     document = parsed(text)
     assert document is not None
     said = refusal(text if isinstance(text, bytes) else text.encode(), tmp_path)
-    about_shape = re.compile("unknown option|not an option|is missing|expected (a table|True or False|one of header)")
+    about_shape = re.compile(
+        "unknown option|not an option|is missing|everyone> does not|expected (a table|True or False|one of header)"
+    )
     assert not accepts(document) or not about_shape.search(said), said
 
 
