@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -54,6 +55,19 @@ failing = Starlette(routes=ROUTES, lifespan=no_database)
 
 async def no_lifespan(scope: object, receive: object, send: object) -> None:
     raise AssertionError("this application knows no lifespan")
+
+
+async def printing(scope: object, receive: object, send: object) -> None:
+    sys.stdout.write("starting\n")
+
+
+async def exiting(scope: object, receive: object, send: object) -> None:
+    raise SystemExit("no settings")
+
+
+def printing_factory() -> object:
+    sys.stdout.write("made\n")
+    return printing
 
 
 async def stuck(scope: object, receive: object, send: object) -> None:

@@ -12,6 +12,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
+from contextlib import redirect_stdout
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -63,7 +64,12 @@ def check(ctx: click.Context, target: str, factory: bool, as_json: bool) -> None
         raise click.BadParameter(
             f"{target!r} is not a configuration file; expected an application as module:app, did you mean {meant!r}?"
         )
-    found = _about_file(Path(target)) if is_file else asyncio.run(_about_app(imported(target, factory=factory)))
+    if is_file:
+        found = _about_file(Path(target))
+    else:
+        app = imported(target, factory=factory)
+        with redirect_stdout(sys.stderr):
+            found = asyncio.run(_about_app(app))
     findings = list(dict.fromkeys(found))  # several middlewares may report the same finding
     rows = [finding._asdict() for finding in findings]
     show(as_json, rows, map(str, findings) if findings else ["Nothing was found."])
@@ -75,7 +81,7 @@ def check(ctx: click.Context, target: str, factory: bool, as_json: bool) -> None
 
 
 def imported(name: str, *, factory: bool = False) -> ASGIApp:
-    """Import the application ``module:name``, as from the current directory.
+    """Import the application ``module:name``, as from the current directory; what it prints goes to stderr.
 
     Raises:
         click.ClickException: It does not exist, importing it raises, or it is no ASGI application.
@@ -85,8 +91,9 @@ def imported(name: str, *, factory: bool = False) -> ASGIApp:
         raise click.BadParameter(f'expected an application as module:app, for example "main:app", not {name!r}')
     sys.path.insert(0, "")
     try:
-        found: Any = attrgetter(attribute)(import_module(module))
-        found = found() if factory else found
+        with redirect_stdout(sys.stderr):
+            found: Any = attrgetter(attribute)(import_module(module))
+            found = found() if factory else found
     except (Exception, SystemExit) as error:
         raise click.ClickException(f"{name!r} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
     try:
@@ -128,6 +135,8 @@ async def _about_app(app: ASGIApp) -> list[Finding]:
             await app(scope, receive, send)
     except TimeoutError:
         failure = failure or f"it took longer than {START_TIMEOUT_S:g} s"
+    except SystemExit as error:
+        failure = failure or f"SystemExit: {error}"
     except Exception:  # of an application that knows no lifespan
         pass
     if failure:
