@@ -111,7 +111,9 @@ class GuardedWebSocket:
         if decision.reason is Reason.LIMITED:
             signals = exchange.middleware.signals
             is_banned = bool(await signals.strike_for("refused", exchange.scope, exchange, is_message=True))
-        await self._end(*((POLICY_VIOLATION, "banned") if is_banned else (TRY_AGAIN_LATER, "message limit exceeded")))
+        is_counted = decision.reason is not Reason.UNAVAILABLE
+        why = "message limit exceeded" if is_counted else "messages cannot be counted now"
+        await self._end(*((POLICY_VIOLATION, "banned") if is_banned else (TRY_AGAIN_LATER, why)))
 
     async def _end_if_banned(self) -> None:
         """Look whether the client is banned if the last look is old enough, and end the websocket if it is."""
