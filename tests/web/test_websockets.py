@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from slidegate import Limiter, MemoryStore, MessageLimits, RateLimit, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, Limiter, MemoryStore, MessageLimits, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock, limits_clock
 
 from ..asgi import PEER
@@ -110,9 +110,11 @@ async def test_the_application_gets_a_disconnect_and_no_error_where_the_client_h
     assert tried == [1013]
 
 
-@given(st.lists(st.integers(0, 30), max_size=8), st.booleans())
-def test_no_message_is_lost_or_counted_twice_when_a_read_is_given_up(patience: list[int], looks: bool) -> None:
-    """As with a timeout around a read, while a store is asked about its message."""
+@given(st.lists(st.integers(0, 30), max_size=8), st.booleans(), st.sampled_from([2, 9]), st.booleans())
+def test_no_message_is_lost_or_counted_twice_when_a_read_is_given_up(
+    patience: list[int], looks: bool, amount: int, is_banned: bool
+) -> None:
+    """As with a timeout around a read, while a store is asked about its message, or counts a strike."""
     clock = FakeClock(10**9)
     limiter = Limiter(SlowStore(clock))
 
@@ -120,6 +122,9 @@ def test_no_message_is_lost_or_counted_twice_when_a_read_is_given_up(patience: l
         await receive()
         await send({"type": "websocket.accept"})
         scope["received"] = []
+        if is_banned:
+            await limiter.ban(PEER, "1d")
+            clock.advance("10s")
         for count in [*patience, *[99] * 4]:
             if looks:  # for a ban of the client, at each message
                 clock.advance("10s")
@@ -131,11 +136,15 @@ def test_no_message_is_lost_or_counted_twice_when_a_read_is_given_up(patience: l
             ]
 
     async def run() -> None:
-        app = RateLimitMiddleware(impatient, messages=MessageLimits("9/hour"), limiter=limiter)
+        bans = BanPolicy("2/d", "1d", signals={"refused": 1})
+        app = RateLimitMiddleware(impatient, messages=MessageLimits(f"{amount}/hour"), limiter=limiter, bans=bans)
         with limits_clock(clock):
             client = await Client(*texts(3), BYE).run(app)
-        assert client.received[:4] == [*texts(3), BYE]
-        assert [one.used for one in (await limiter.inspect(PEER)).windows] == [3]
+        admitted = 0 if is_banned else min(amount, 3)
+        assert client.received[:admitted] == texts(admitted)
+        assert client.received[admitted]["code"] == (1008 if is_banned else 1013 if amount < 3 else 1000)
+        assert sum(one.used for one in (await limiter.inspect(PEER)).windows) == admitted
+        assert (await limiter.banned(PEER) is not None) is is_banned, "one refused message is one strike"
 
     asyncio.run(run())
 

@@ -72,6 +72,7 @@ class GuardedWebSocket:
         self._looked_us = self._engine.now_us()
         self._ended: Message | None = None
         self._again: deque[Message] = deque()
+        self._struck: Message | None = None  # the message that has been a strike, and may be read again
         exchange.receive, exchange.send_on = self.receive, self.send
 
     async def receive(self) -> Message:
@@ -83,7 +84,7 @@ class GuardedWebSocket:
             if message["type"] != "websocket.disconnect":
                 await self._end_if_banned()
             if message["type"] == "websocket.receive" and self._question.checks and self._ended is None:
-                await self._count()
+                await self._count(message)
         except BaseException:  # this read is given up, for example after a timeout, and the next one gets the message
             self._again.append(message)
             raise
@@ -101,15 +102,15 @@ class GuardedWebSocket:
         elif not is_close:
             raise OSError(self._ended["reason"])
 
-    async def _count(self) -> None:
+    async def _count(self, message: Message) -> None:
         """Ask the limiter for a message, and end the websocket if it is refused."""
         answer = self._engine.ask(self._question)
         decision = answer if isinstance(answer, Decision) else await answer
         if decision.allowed:
             return
         exchange, is_banned = self._exchange, decision.reason is Reason.BANNED
-        if decision.reason is Reason.LIMITED:
-            signals = exchange.middleware.signals
+        if decision.reason is Reason.LIMITED and message is not self._struck:
+            signals, self._struck = exchange.middleware.signals, message
             is_banned = bool(await signals.strike_for("refused", exchange.scope, exchange, is_message=True))
         is_counted = decision.reason is not Reason.UNAVAILABLE
         why = "message limit exceeded" if is_counted else "messages cannot be counted now"
@@ -120,11 +121,10 @@ class GuardedWebSocket:
         now_us = self._engine.now_us()
         if now_us - self._looked_us < LOOK_EVERY_US or self._ended is not None:
             return
-        self._looked_us = now_us
-        try:
+        ban = None
+        with suppress(StoreError):  # the next look decides
             ban = await answer_of(self._engine.find_ban(self._subjects))
-        except StoreError:  # the next look decides
-            return
+        self._looked_us = now_us
         if ban is not None:
             await self._end(POLICY_VIOLATION, "banned")
 
