@@ -44,7 +44,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "count_if": (737, 20),
     "concurrency": (1043, 27),
     "refused by a limit": (740, 16),
-    "dependency, refused": (1250, 37),
+    "dependency, refused": (1195, 34),
 }
 """How many bytecodes and Python calls one request may cost on CPython 3.11; what it costs was a twentieth below."""
 

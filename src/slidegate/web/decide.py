@@ -81,7 +81,8 @@ class Decider:
         question = plan.questions.get(client.who)
         if question is None:
             question = self._question(plan, request.scope, client)
-        left = _uncharged(_passed(exchange), question.checks)
+        passed = [decision.checks for decision in exchange.own if decision.allowed and decision.checks]
+        left = _uncharged(passed, question.checks)
         if left and left is not question.checks:
             question = self._engine.prepare(left, question.subjects)
         return self._engine.ask(question) if left else plan.verdict
@@ -136,10 +137,11 @@ class Decider:
         refusal = await self._signals.refuse_by_path(plan.strikes, exchange)
         if refusal is not None:
             return refusal
+        passed = [decision.checks for decision in exchange.own if decision.allowed and decision.checks]
         checks: list[Check] = []
         queue: tuple[BoundRule, Name] | None = None
         for bound in plan.limiting:
-            own = _uncharged(_passed(exchange), await self._checks(bound, client, request))
+            own = _uncharged(passed, await self._checks(bound, client, request))
             checks += own
             if own and bound.rule.wait_us and queue is None:
                 queue = bound, (own[0][0].name, own[0][1])
@@ -329,11 +331,6 @@ class Decider:
             asks_address = any(isinstance(key, ClientAddress) for key in parts_of(fair))
             return found if found != client.key or asks_address else ""
         return await self._calls.ask(bound.rule, request, "fair", fair, self._key_for, None) or ""
-
-
-def _passed(exchange: Exchange) -> list[Sequence[Check]]:
-    """Return the questions that a request has passed in its middleware. A refusal charges nothing."""
-    return [decision.checks for decision in exchange.own if decision.allowed and decision.checks]
 
 
 def _uncharged(earlier: Sequence[Sequence[Check]], checks: Sequence[Check]) -> Sequence[Check]:

@@ -50,6 +50,7 @@ _SIZE: Final = re.compile("([0-9]{1,12}) ?(B|KB|MB|GB|)", re.IGNORECASE)
 _UNITS: Final = {"": 1, "B": 1, "KB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
 _MOST_BODY: Final = 10**12
 _UNCOUNTED: Final = (Reason.EXEMPT, Reason.ALLOWLISTED)
+_DISABLED: Final = Reason.DISABLED
 _CONNECTION: Final = "slidegate_connection"
 """The parameter by which FastAPI gives the request to a decorated function."""
 
@@ -212,7 +213,7 @@ class RateLimit:
         """
         exchange: Exchange = of_request(connection, EXCHANGE_KEY, "RateLimit")
         scope = connection.scope
-        if exchange.own[0].reason is Reason.DISABLED:
+        if exchange.own[0].reason is _DISABLED:
             return
         if self.rule.methods is not None and not limits_kind(self.rule, scope["type"], method_of(scope)):
             return

@@ -9,7 +9,6 @@ each message.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import ClientDisconnect, HTTPConnection
@@ -18,7 +17,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Check, Decision
 from .decided import DECIDED_KEY, EXCHANGE_KEY, Decided, of_request
-from .headers import Fields, completed, joined
+from .headers import complete, joined
 
 if TYPE_CHECKING:
     from ..limiter.queues import Name
@@ -77,6 +76,10 @@ class Exchange:
     """The decisions of this middleware: about its rules, then about limits at endpoints within."""
     has_several = False
     """Whether several of these name limits."""
+    needed: Sequence[tuple[bytes, bytes]] = ()
+    """The header fields of a refusal, which are added to the answer where they are missing, whoever makes it."""
+    is_plain = True
+    """Whether the answer needs no more fields than those of the only decision that names limits."""
     observed: tuple[Sequence[Check], ...] = ()
     """The checks of shadow rules, of each rule by itself."""
     client: Client | None = None
@@ -115,7 +118,7 @@ class Exchange:
             if not self.own[-1].allowed:
                 self.own = self.own[:-1]
             elif self.own[-1].readings:
-                self.has_several = True
+                self.has_several, self.is_plain = True, False
         self.own = (*self.own, decision)
         self.decided.append((self.middleware, decision))
 
@@ -131,27 +134,30 @@ class Exchange:
             for hook in self.hooks:
                 if hook.starts:
                     return self._start(message)
-            message = self.middleware.header_writer.add(message, joined(self.own) if self.has_several else self.own)
+            if not self.is_plain:
+                return self.send_on(self._with_all_fields(message))
+            message = self.middleware.header_writer.add(message, self.own)
         elif kind == "websocket.close":
             self.status = CLOSED
             return self._start(message)
         return self.send_on(message)
 
-    def complete(self, needed: Fields) -> None:
+    def complete(self, needed: Sequence[tuple[bytes, bytes]]) -> None:
         """Add the missing ones of some fields to the answer, whoever makes it."""
-        self.send_on = partial(self._send_completed, self.send_on, needed)
+        self.needed, self.is_plain = needed, False
 
-    def _send_completed(self, send_on: Send, needed: Fields, message: Message) -> Awaitable[None]:
+    def _with_all_fields(self, message: Message) -> Message:
+        message = self.middleware.header_writer.add(message, joined(self.own) if self.has_several else self.own)
         if message["type"].endswith("http.response.start"):
-            self.send_on = send_on
-            message = {**message, "headers": completed(message.get("headers", ()), needed)}
-        return send_on(message)
+            complete(message["headers"], self.needed)
+        return message
 
     async def _start(self, message: Message) -> None:
         """Call the hooks for the status, which may change what the fields say, then send the first message."""
         await self._call_starts(self.status)
         if message["type"] in _STARTS:
-            message = self.middleware.header_writer.add(message, joined(self.own) if self.has_several else self.own)
+            writer = self.middleware.header_writer
+            message = writer.add(message, self.own) if self.is_plain else self._with_all_fields(message)
         await (self.end(None, message) if message["type"].endswith(_LASTS) else self.send_on(message))
 
     async def _call_starts(self, status: Any) -> None:

@@ -187,15 +187,11 @@ def field_value(scope: Scope, name: bytes) -> str:
     return value[-MAX_FIELD:].decode("latin-1")
 
 
-def completed(headers: Iterable[Field], needed: Iterable[tuple[bytes, bytes]]) -> list[Field]:
-    """Return header fields, with the missing ones of `needed` appended."""
-    present = [*headers]
-    names: Sequence[Any] = next(zip(*present, strict=False), ())
-    missing = [field for field in needed if field[0] not in names]
-    if not missing:
-        return present
-    names = [lowered(name) for name in names]  # they may be there in another type or case
-    return [*present, *[field for field in missing if field[0] not in names]]
+def complete(fields: list[Field], needed: Iterable[tuple[bytes, bytes]]) -> None:
+    """Append those of the needed fields that are missing, in whatever type or case an application wrote the others."""
+    for field in needed:
+        if field not in fields and field[0] not in [lowered(other[0]) for other in fields]:
+            fields.append(field)
 
 
 def _item(name: str, limit: AnyLimit) -> bytes:

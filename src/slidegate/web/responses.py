@@ -154,7 +154,7 @@ class Refusals:
         wait_us = max(waits) if min(waits) >= 0 else -1  # neither `NEVER` nor `OPEN`
         if decision.at_least_us > 0:
             wait_us = decision.retry_after_us or wait_us
-        retry_after_s = None if wait_us < 0 else ceil_s(wait_us)
+        retry_after_s = None if wait_us < 0 else -(-wait_us // 1_000_000)  # rounded up
         rendered = decision.checks.rendered or self._writer.render(decision.checks)
         known = rendered, decision.reason, retry_after_s, *map(bool, waits)
         answer = self._answers.get(known)
