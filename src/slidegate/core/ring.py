@@ -64,7 +64,8 @@ Terms: TypeAlias = tuple[int, int, int]
 """The most units in a window, the length of a slice (1 for an exact limit), and how long units count after their
 moment; both in microseconds."""
 
-_NOTHING: Final[Head] = (0, 0, 0, 0)
+_NOTHING: Final[Head] = (0, 0, -1, 2**61)
+"""The head of an empty ring: its newest entry is older than any time, and its oldest one never leaves."""
 
 
 @final
@@ -114,7 +115,7 @@ class Ring:
         amount, step_us, span_us = self.terms
         spent, units, newest_us, oldest_us = read_head(window) if window else _NOTHING
         leaves_us = oldest_us + span_us
-        if spent and (now_us >= leaves_us or newest_us - now_us >= step_us):
+        if now_us >= leaves_us or newest_us - now_us >= step_us:
             window = _settled(window, now_us, step_us, span_us)
             spent, units, newest_us, oldest_us = _read(window)
             leaves_us = oldest_us + span_us
@@ -126,8 +127,8 @@ class Ring:
                 wait_us = leaves_us - now_us
             elif excess > 0:
                 wait_us = _moment_of_room(window, excess, newest_us) + span_us - now_us
-            return window, (spent, leaves_us if spent else 0, newest_us, wait_us)
-        if spent and now_us <= newest_us:
+            return window, (spent, leaves_us, newest_us, wait_us) if spent else (0, 0, 0, wait_us)
+        if now_us <= newest_us:
             spent += cost
             return pack_counts(spent, units + cost) + window[COUNT_BYTES:], (spent, leaves_us, newest_us, 0)
         moment_us = now_us - now_us % step_us + step_us - 1

@@ -80,12 +80,14 @@ class Rendered:
     def append_to(self, fields: list[Field], decision: Decision) -> None:
         """Append RateLimit and RateLimit-Policy with the current numbers."""
         now_us = decision.now_us
-        numbers: list[int] = []
+        numbers: tuple[int, ...] = ()
         for (spent, leaves_us, _, _), (amount, has_time) in zip(decision.readings, self._parts, strict=True):
-            numbers.append(amount - spent if amount > spent else 0)
+            left = amount - spent if amount > spent else 0
             if has_time:
-                numbers.append(-((now_us - leaves_us) // 1_000_000) if spent else 0)
-        fields += self._policy, (b"ratelimit", self._text % tuple(numbers))
+                numbers += left, -((now_us - leaves_us) // 1_000_000) if spent else 0
+            else:
+                numbers += (left,)
+        fields += self._policy, (b"ratelimit", self._text % numbers)
 
 
 class _OneWindow(Rendered):

@@ -307,9 +307,9 @@ class RuleSet:
         If that fails, every limit counts the request and nothing exempts it, so that a failure bypasses no limit.
         """
         method = "GET" if scope["type"] == "websocket" else scope.get("method", "GET")  # as `method_of`, without a call
-        is_preflight = method == "OPTIONS" and _is_preflight(scope)
-        if is_preflight:
-            method = "a preflight"
+        is_preflight = False
+        if method == "OPTIONS" and _is_preflight(scope):
+            is_preflight, method = True, "a preflight"
         try:
             request = scope["path"], scope["type"], method, scope.get("root_path", "")
             plan = self._by_request.get(request)
