@@ -75,10 +75,10 @@ class LmdbBans(BookBans):
     async def _active(self) -> list[Ban]:
         """Return the bans in force, read in parts, each in its own transaction."""
         bans: list[Ban] = []
-        row: bytes | None = b""
-        while row is not None:
-            packed, row = await self._run(Transaction.look, rows_from, row)
-            bans += map(ban_of, packed)
+        first = b""
+        while rows := await self._run(Transaction.look, rows_from, first):
+            bans += [ban_of(packed) for _, packed in rows]
+            first = rows[-1][0] + b"\0"
             await asyncio.sleep(0)
         now_us = self._store.unix_us()
         return [ban for ban in bans if not ban.is_over(now_us)]
@@ -102,13 +102,10 @@ def _import(bans: list[Ban], transaction: Transaction) -> None:
     transaction.change_bans(lambda book, _: book.take_over(bans))
 
 
-def rows_from(transaction: Transaction, row: bytes) -> tuple[list[bytes], bytes | None]:
-    """Return the values of up to `STEP` rows of bans from `row` on, and the row to continue with; None at the end."""
+def rows_from(transaction: Transaction, first: bytes) -> list[tuple[bytes, bytes]]:
+    """Return up to `STEP` rows of bans, from `first` on, and their values."""
     with transaction.txn.cursor(transaction.dbs.bans) as cursor:
-        if not cursor.set_range(row):
-            return [], None
-        rows = list(islice(cursor.iternext(), STEP + 1))
-    return [packed for _, packed in rows[:STEP]], rows[STEP][0] if len(rows) > STEP else None
+        return list(islice(cursor.iternext() if cursor.set_range(first) else (), STEP))
 
 
 def _answer(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:

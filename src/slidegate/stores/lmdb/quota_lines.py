@@ -14,8 +14,7 @@ from struct import Struct
 from typing import Any, Final
 
 from ...core.packing import pack_head, read_head
-from ...core.quotas import Quota
-from .journal import Fields, Noted
+from .journal import Fields
 from .layout import BETWEEN, Databases, row_of
 
 PARTS: Final = 64
@@ -58,51 +57,27 @@ def quota_value(fields: Fields) -> bytes:
     return HEAD.pack(0) + pack_head(spent, spent, until_us, until_us)
 
 
-class QuotaLines:
-    """Decides about lines in one transaction.
+def is_line_due(txn: Any, dbs: Databases, unix_us: int, stored: bytes, window: bytes, amount: int) -> bool:
+    """Return whether a row that changes gets a line, and count it for those of this second.
 
     Args:
         txn: LMDB's transaction.
         dbs: The databases.
         unix_us: The Unix time in microseconds.
-        noted: Receives the rows that get a line.
+        stored: The value of the row until now; empty if it is new.
+        window: Its window from now on.
+        amount: The amount of the quota.
     """
-
-    def __init__(self, txn: Any, dbs: Databases, unix_us: int, noted: Noted) -> None:
-        self._txn = txn
-        self._dbs = dbs
-        self._unix_us = unix_us
-        self._noted = noted
-        self._second = unix_us // 1_000_000
-        second, written = _WRITTEN.unpack(txn.get(_BUDGET, _WRITTEN.pack(self._second, 0), dbs.meta))
-        self._before = self._written = written if second == self._second else 0
-
-    def head(self, row: bytes, stored: bytes, window: bytes, rule: str, limit: Quota) -> bytes:
-        """Return the head of a row that changes, after noting a line if one is due.
-
-        Args:
-            row: The row.
-            stored: Its value until now, which may be empty.
-            window: The window from now on.
-            rule: The name of the rule.
-            limit: The quota.
-        """
-        head, before = stored[:HEAD_BYTES] or HEAD.pack(0), stored[HEAD_BYTES:]
-        if self._written >= MOST_A_SECOND:
-            return head
-        written_us = -HEAD.unpack(head)[0]
-        is_recent = self._unix_us - MAX_AGE_US < written_us <= self._unix_us
-        if is_recent and _part(before, limit.amount) == _part(window, limit.amount):
-            return head
-        self._written += 1
-        # Rule and period are for versions that name rows in another way.
-        self._noted.append(("quota", {**quota_fields(row), "rule": rule, "period": limit.same_window[1]}))
-        return HEAD.pack(-self._unix_us)
-
-    def save(self) -> None:
-        """Count the lines of this transaction for those of this second, of all processes."""
-        if self._written != self._before:
-            self._txn.put(_BUDGET, _WRITTEN.pack(self._second, self._written), db=self._dbs.meta)
+    written_us = -HEAD.unpack_from(stored)[0] if stored else 0
+    is_recent = unix_us - MAX_AGE_US < written_us <= unix_us
+    if is_recent and _part(stored[HEAD_BYTES:], amount) == _part(window, amount):
+        return False
+    second = unix_us // 1_000_000
+    of_second, written = _WRITTEN.unpack(txn.get(_BUDGET, _WRITTEN.pack(second, 0), dbs.meta))
+    written = written if of_second == second else 0
+    if written < MOST_A_SECOND:
+        txn.put(_BUDGET, _WRITTEN.pack(second, written + 1), db=dbs.meta)
+    return bool(written < MOST_A_SECOND)
 
 
 def _part(window: bytes, amount: int) -> int:

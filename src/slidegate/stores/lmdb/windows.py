@@ -35,7 +35,7 @@ from ..shared import SHARED_CELLS
 from .journal import Noted
 from .layout import DUE, Databases, recheck_at, row_of, rows_with, sweep
 from .permits import PERMITS
-from .quota_lines import HEAD, HEAD_BYTES, QuotaLines, digest_of, quota_fields
+from .quota_lines import HEAD, HEAD_BYTES, digest_of, is_line_due, quota_fields
 from .room import NO_CELLS
 
 WINDOWS: Final = b"windows"
@@ -146,20 +146,20 @@ class WindowRows:
 
     def save(self) -> None:
         """Write the windows that have changed."""
-        lines: QuotaLines | None = None
         for windows, row, before, (_, head, rule, limit, _) in self._loaded:
             window, is_shared = windows[row], windows is self.shared
             if window == before[HEAD_BYTES:]:
                 continue
             if isinstance(limit, Quota) and not is_shared:
-                lines = lines or QuotaLines(self._txn, self._dbs, self._unix_us(), self._noted)
-                head = lines.head(row, before, window, rule, limit)
+                head, unix_us = before[:HEAD_BYTES] or head, self._unix_us()
+                if is_line_due(self._txn, self._dbs, unix_us, before, window, limit.amount):
+                    head = HEAD.pack(-unix_us)
+                    # Rule and period are for versions that name rows in another way.
+                    self._noted.append(("quota", {**quota_fields(row), "rule": rule, "period": limit.same_window[1]}))
             self._txn.put(row, head + window, db=self._dbs.cells if is_shared else self._dbs.windows)
             if not before:
                 due_us = self._expires_us(head + window)
                 recheck_at(self._txn, self._dbs.ends, due_us, row, CELLS if is_shared else WINDOWS)
-        if lines is not None:
-            lines.save()
 
     def reset(self, key: str) -> bool:
         """Forget the units in a key's own windows; return whether there were any."""

@@ -170,15 +170,10 @@ class MemoryBans(BookBans):
             subjects: Further keys and addresses whose bans refuse it.
         """
         rows, networks, found = self.rows, self.rows.networks, []
-        for subject in subjects:
+        for subject in (*subjects, *[key for _, key, _ in checks]):
             if networks.bans:
                 found += networks.of(subject)
             if isinstance(subject, str) and (row := rows.bans.get(subject)) is not None:
-                found.append(Ban(*row))
-        for _, key, _ in checks:
-            if networks.bans:
-                found += networks.of(key)
-            if (row := rows.bans.get(key)) is not None:
                 found.append(Ban(*row))
         if not found:
             return None  # most requests end here, and take no lock

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from threading import Lock
-from typing import Any, Final, SupportsIndex, TypeAlias
+from typing import Final, SupportsIndex, TypeAlias
 
 from ...core.bans.ban import BanSubject
 from ...core.decide import Counter, WindowRef, charge_all, decide, refund_all, release_permits
@@ -175,7 +175,11 @@ class MemoryStore(Store):
         refusal = self.bans.decide(checks, subjects)
         if refusal is not None:
             return refusal
-        now_us, _, refs = self._copies(checks)
+        with self._shards_of(checks).lock:
+            now_us = self.time_us()
+            refs = [
+                (counter, cost, {name: windows[name]}, name) for counter, cost, windows, name in self._known(checks)
+            ]
         decision = decide(checks, refs, now_us)
         decision.reservations = ()
         return decision
@@ -183,8 +187,10 @@ class MemoryStore(Store):
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
         """Return the windows of `key` under each limit of some buckets, without changing anything."""
         self.expect_open()
-        now_us, unix_us, refs = self._copies([(bucket, key, 0) for bucket in buckets])
-        return Snapshot(now_us, unix_us, [windows[name] for _, _, windows, name in refs])
+        checks = [(bucket, key, 0) for bucket in buckets]
+        with self._shards_of(checks).lock:
+            windows = [windows[name] for _, _, windows, name in self._known(checks)]
+            return Snapshot(self.time_us(), self.unix_us(), windows)
 
     def charge(self, checks: Sequence[Check]) -> Decision:
         """Charge every cost atomically, even beyond the limits, and return the decision."""
@@ -201,13 +207,7 @@ class MemoryStore(Store):
         self.expect_open()
         checks = [reservation.check for reservation in reservations]
         with self._shards_of(checks).lock:
-            now_us = self._now_us()
-            refs = [
-                (counter, cost, *tables[self._shard_of(key)].known(key, self._secret))
-                for bucket, key, cost in checks
-                for counter, tables in self._bound.get(bucket) or self._bind(bucket)
-            ]
-            return refund_all(reservations, refs, now_us)
+            return refund_all(reservations, self._known(checks), self._now_us())
 
     def release(self, decision: Decision) -> bool:
         """See `Store.release`: while the windows are where the question has found them, nothing is searched."""
@@ -346,20 +346,13 @@ class MemoryStore(Store):
                     self._report_shared(table.limit, now_us)
         return refs, shared
 
-    def _copies(self, checks: Sequence[Check]) -> tuple[int, int, list[WindowRef]]:
-        """Return the store's time, the Unix time, and copies of the windows that a question would charge."""
-        windows: dict[Any, bytes] = {}
-        refs: list[WindowRef] = []
-        for bucket, key, cost in checks:
-            at = self._shard_of(key)
-            with self._shards[at].lock:
-                for limit in bucket.limits:
-                    identity = bucket.name, limit.same_window
-                    tables = self._tables.get(identity)
-                    found, at_key = tables[at].known(key, self._secret) if tables else ({"": b""}, "")
-                    windows[identity, key] = found[at_key]
-                    refs.append((limit.counter_by(self.unix_us), cost, windows, (identity, key)))
-        return self.time_us(), self.unix_us(), refs
+    def _known(self, checks: Sequence[Check]) -> list[WindowRef]:
+        """Return the locations of a question's windows without making any. The lock is held."""
+        return [
+            (counter, cost, *tables[self._shard_of(key)].known(key, self._secret))
+            for bucket, key, cost in checks
+            for counter, tables in self._bound.get(bucket) or self._bind(bucket)
+        ]
 
     def _bind(self, bucket: Bucket) -> Bound:
         """Return the counters of a bucket with their tables, creating missing tables. A shard's lock is held."""

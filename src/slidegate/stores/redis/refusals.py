@@ -8,7 +8,8 @@ for before its windows changed, or before one of its keys was banned, is not rep
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import chain
 from time import monotonic_ns
 from typing import Final, NamedTuple
 
@@ -65,13 +66,11 @@ class Refusals:
         if now_us < self._latest_us:  # a test has set its clock back, which moves what is in windows
             self.change_all()
         self._latest_us = now_us
-        found = self._of(tuple(subjects), now_us)
-        if found is not None and found.decision.ban is not None and not self._has_changed(subjects, found.asked_ns):
+        found = self._of(tuple(subjects), subjects, now_us)
+        if found is not None and found.decision.ban is not None:
             return refused_by_ban(found.decision.ban, self._now_us(found), checks)
-        found = self._of(tuple(checks), now_us)
+        found = self._of(tuple(checks), chain(subjects, _windows(checks)), now_us)
         if found is None or found.amounts != _amounts(checks):
-            return None
-        if self._has_changed((*subjects, *_windows(checks)), found.asked_ns):
             return None
         return refused_later(found.decision.readings, found.decision.now_us, self._now_us(found), checks)
 
@@ -85,8 +84,7 @@ class Refusals:
         """
         by_ban = decision.reason is Reason.BANNED
         checks = tuple(decision.checks)
-        changes = subjects if by_ban else (*subjects, *_windows(checks))
-        if self._all_changed_ns >= asked_ns or self._has_changed(changes, asked_ns):
+        if self._has_changed(subjects if by_ban else chain(subjects, _windows(checks)), asked_ns):
             return
         lasts_us = TRUST_US if decision.retry_after_us is None else decision.retry_after_us
         if not by_ban:
@@ -112,12 +110,12 @@ class Refusals:
         self._changed_ns.clear()
         self.known.clear()
 
-    def _of(self, asked: Hashable, now_us: int) -> KnownRefusal | None:
-        """Return what is known of a question, or of keys and addresses, and in force by the local clock."""
+    def _of(self, asked: Hashable, changes: Iterable[Hashable], now_us: int) -> KnownRefusal | None:
+        """Return what is known of a question, or of keys and addresses; None if it has ended or may have changed."""
         found = self.known.get(asked)
-        if found is None or found.asked_ns <= self._all_changed_ns:
+        if found is None or not found.known_us <= now_us < found.ends_us or self._has_changed(changes, found.asked_ns):
             return None
-        return found if found.known_us <= now_us < found.ends_us else None
+        return found
 
     def _now_us(self, known: KnownRefusal) -> int:
         """Return the server's time, counted from that of a refusal; it may be slightly too early."""
@@ -130,11 +128,11 @@ class Refusals:
 
     def _has_changed(self, changes: Iterable[Hashable], since_ns: int) -> bool:
         changed_ns = self._changed_ns
-        return any(changed_ns.get(change, 0) >= since_ns for change in changes)
+        return self._all_changed_ns >= since_ns or any(changed_ns.get(change, 0) >= since_ns for change in changes)
 
 
-def _windows(checks: Iterable[Check]) -> list[tuple[str, str]]:
-    return [(bucket.name, key) for bucket, key, _ in checks]
+def _windows(checks: Iterable[Check]) -> Iterator[tuple[str, str]]:
+    return ((bucket.name, key) for bucket, key, _ in checks)
 
 
 def _amounts(checks: Sequence[Check]) -> list[int]:
