@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Final
-from urllib.parse import SplitResult, unquote, urlencode, urlsplit
+from urllib.parse import unquote, urlencode
 
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.store import Store
@@ -44,38 +44,34 @@ def open_store(url: str, *, read_only: bool = False) -> Store:
         ConfigurationError: The scheme or an option is unknown, a value is invalid, or the store cannot be opened.
         StoreUnavailable: `read_only` is true, and the store does not exist or cannot be read.
     """
-    if isinstance(url, str):
-        url = clean_address(url)
-        if _REDIS.match(url):
-            return _redis(url, read_only)
-    shown = re.sub(r"//.*@", "//***@", url) if isinstance(url, str) else url  # the address may hold a password
-    examples = " or ".join(f'"{example}"' for example in _EXAMPLES.values())
-    try:
-        parts = urlsplit(url)
-    except (AttributeError, TypeError, ValueError):
-        raise ConfigurationError(f"store address: expected {examples}, not {quoted(shown)}") from None
-    if parts.scheme not in _EXAMPLES:
-        hint = closest(str(parts.scheme), _EXAMPLES)
+    text = clean_address(url) if isinstance(url, str) else ""
+    if _REDIS.match(text):
+        return _redis(text, read_only)
+    shown = re.sub(r"//.*@", "//***@", text) if isinstance(url, str) else url  # the address may hold a password
+    scheme, separator, rest = text.partition("://")
+    scheme = scheme.lower() if separator else ""
+    if scheme not in _EXAMPLES:
+        examples = " or ".join(f'"{example}"' for example in _EXAMPLES.values())
+        hint = closest(scheme, _EXAMPLES)
         raise ConfigurationError(f"store address: expected {examples}, not {quoted(shown)}{hint}")
-    expected = f'store address: expected "{_EXAMPLES[parts.scheme]}", not {quoted(shown)}'
-    return _lmdb(parts, expected, read_only) if parts.scheme == "lmdb" else _memory(parts, expected)
-
-
-def _memory(parts: SplitResult, expected: str) -> Store:
-    if parts.netloc or parts.path:
+    expected = f'store address: expected "{_EXAMPLES[scheme]}", not {quoted(shown)}'
+    place, _, query = rest.partition("?")
+    if scheme == "lmdb":
+        return _lmdb(place, query, expected, read_only)
+    if place:
         raise ConfigurationError(f"{expected}: a memory store has no host or path")
-    return MemoryStore(**read_options(parts.query, _OPTIONS["memory"], expected))
+    return MemoryStore(**read_options(query, _OPTIONS["memory"], expected))
 
 
-def _lmdb(parts: SplitResult, expected: str, read_only: bool) -> Store:
-    if parts.netloc or not parts.path.startswith("/") or not parts.path.strip("/"):
+def _lmdb(place: str, query: str, expected: str, read_only: bool) -> Store:
+    if not place.startswith("/") or not place.strip("/"):
         raise ConfigurationError(f"{expected}: write the absolute path of the directory after lmdb://")
-    options = read_options(parts.query, _OPTIONS["lmdb"], expected)
+    options = read_options(query, _OPTIONS["lmdb"], expected)
     try:
         from .lmdb import LmdbStore
     except ImportError as error:
         raise ConfigurationError(f"store address: {error}") from error
-    return LmdbStore(unquote(parts.path), read_only=read_only, **options)
+    return LmdbStore(unquote(place), read_only=read_only, **options)
 
 
 def _redis(url: str, read_only: bool) -> Store:

@@ -133,7 +133,9 @@ class Environment:
             if self._writes:
                 self.room.check(txn, self.dbs, always=is_large)
             if noted:
-                self._expect_in_place()
+                if not self._is_in_place():
+                    self._examine_at_s = 0.0
+                    raise StoreUnavailable(f"lmdb: the files at {self.path} were replaced")
                 self.journal.append(lines_as_stored(txn, self.dbs, noted))
             try:
                 txn.commit()
@@ -222,11 +224,6 @@ class Environment:
                     self._leave()
             time.sleep(POLL_S)
         return False
-
-    def _expect_in_place(self) -> None:
-        if not self._is_in_place():
-            self._examine_at_s = 0.0
-            raise StoreUnavailable(f"lmdb: the files at {self.path} were replaced")
 
     def _take_back(self, noted: Noted) -> None:
         """Append what is stored, after lines of a transaction that could not be committed."""

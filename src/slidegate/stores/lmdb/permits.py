@@ -47,16 +47,14 @@ class PermitRows:
 
     def find(self, row: bytes, limit: AnyLimit) -> tuple[PermitCounter, dict[bytes, bytes]]:
         """Return the counter of this process for a limit, and the mapping that contains the row of a key."""
-        _, _, own = self._apart(row)
-        if own != self._held.units(row):
+        if self._apart(row)[2] != self._held.units(row):
             self.renew(row)
         assert isinstance(limit, Concurrency), "only concurrency limits have permits"
         return PermitCounter(limit, self._held.worker, self._until_us), self._rows
 
     def renew(self, row: bytes) -> None:
         """Write how many permits of a row this process has."""
-        others, _, _ = self._apart(row)
-        self._rows[row] = others + entry(self._held.worker, self._until_us, self._held.units(row))
+        self._rows[row] = self._apart(row)[0] + entry(self._held.worker, self._until_us, self._held.units(row))
 
     def renew_all(self) -> None:
         """Renew all permits of this process to a full lease from now."""

@@ -176,10 +176,9 @@ class WindowRows:
     def reset_all(self) -> bool:
         """Delete the windows of all keys and all shared cells; return whether there were units in them."""
         self.save_and_clear()
-        had_units, databases = False, (self._dbs.windows, self._dbs.cells)
-        if any(self._txn.stat(database)["entries"] for database in databases):
-            self._noted.append(("reset_all", {}))
-        for database in databases:
+        had_units = False
+        self._noted.append(("reset_all", {}))
+        for database in (self._dbs.windows, self._dbs.cells):
             with self._txn.cursor(database) as cursor:
                 rows = cursor.iternext(keys=False)
                 had_units |= any(self._expires_us(row) > self._now_us for row in rows)

@@ -162,13 +162,12 @@ class RedisStore(Store):
 
     def reset(self, key: str) -> Awaitable[bool]:
         """Forget the windows of `key` under every rule; False if there were none. Permits stay taken."""
-        refusals = self.refusals
-        refusals.change_all()
 
         def read(answer: int, now_us: int) -> bool:
-            refusals.change_all()
+            self.refusals.change_all()
             return answer > 0
 
+        self.refusals.change_all()
         return self.batcher().command([self.packing.name_of(key)], b"reset", read=read)
 
     async def reset_all(self) -> bool:
@@ -176,16 +175,11 @@ class RedisStore(Store):
 
         Keys are found by SCAN, so Redis keeps serving; units charged during the scan may remain.
         """
-
-        def read(answer: Any, now_us: int) -> tuple[bytes, bool]:
-            cursor, found = answer
-            return cursor, found > 0
-
         cursor, forgotten = b"", False
         self.refusals.change_all()
         while cursor != b"0":
             args = b"reset_some", cursor or 0, self.packing.windows + b"*"
-            cursor, found = await self.batcher().command((), *args, read=read)
+            cursor, found = await self.batcher().command((), *args, read=lambda answer, _: (answer[0], answer[1] > 0))
             forgotten |= found
         self.refusals.change_all()
         return forgotten
