@@ -19,7 +19,7 @@ from hypothesis import given, settings
 
 from slidegate import BanPolicy
 from slidegate.core import Bucket, ConfigurationError, Quota, StoreUnavailable, parse_limits
-from slidegate.stores.lmdb import LmdbStore, journal, opening, quota_lines
+from slidegate.stores.lmdb import LmdbStore, journal, kept_rows, opening
 from slidegate.stores.lmdb.journal import JOURNAL
 from slidegate.testing import FakeClock
 
@@ -373,7 +373,7 @@ def test_a_quota_has_a_line_at_each_64th_of_its_amount_and_where_the_last_is_a_m
 def test_all_quotas_together_have_no_more_lines_than_allowed_in_a_second(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quota_lines, "MOST_A_SECOND", 3)
+    monkeypatch.setattr(kept_rows, "MOST_A_SECOND", 3)
     store, plan = machine.store(), Bucket("plan", parse_limits(Quota("5/year")))
     for number in range(5):
         store.hit(((plan, f"user:{number}", 1),))

@@ -35,7 +35,7 @@ from .gate import Gate
 from .journal import Journal, Noted, in_background
 from .kept_rows import lines_as_stored
 from .layout import Databases
-from .opening import DAMAGE, Opened, Options, close, discard, open_file
+from .opening import DAMAGE, Opened, Options, discard, open_file
 from .room import Room
 
 IN_PROCESS_S: Final = 0.001
@@ -294,7 +294,8 @@ class Environment:
     def _close_map(self) -> None:
         opened, self._opened = self._opened, None
         if opened is not None:
-            close(opened)
+            opened.lmdb.close()
+            os.close(opened.file)
 
     def close(self) -> None:
         """Close the files, under the lock of the process."""

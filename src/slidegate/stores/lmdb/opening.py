@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -118,11 +118,7 @@ def open_file(path: Path, gate: Gate, journal: Journal, options: Options, tell: 
     """
     name, alone = _choose(path, gate, options, tell)
     try:
-        opened = _mapped(name, options, alone=alone)
-        if (cell_key := _cell_key(opened, gate, writes=alone and not options.read_only)) is not None:
-            return opened._replace(dbs=opened.dbs._replace(cell_key=cell_key))
-        close(opened)
-        why = "was not complete, or was used behind another gate"
+        return _mapped(name, gate, options, alone=alone)
     except (FileNotFoundError, lmdb.NotFoundError):  # whoever was creating it was killed
         why = ""
     except DAMAGE as error:
@@ -130,21 +126,10 @@ def open_file(path: Path, gate: Gate, journal: Journal, options: Options, tell: 
     if options.read_only:
         raise StoreUnavailable(f"lmdb: {name} {why or 'does not exist'}; the first worker begins it anew")
     name.unlink(missing_ok=True)
-    opened = _mapped(name, options, alone=True, create=True)
-    try:
-        opened = opened._replace(dbs=_filled(opened, gate, journal.read()))
-    except BaseException:
-        close(opened)
-        raise
+    opened = _mapped(name, gate, options, alone=True, kept=journal.read())
     if why:
         tell(_restarted(f"{name} {why}"))
     return opened
-
-
-def close(opened: Opened) -> None:
-    """Close a file."""
-    opened.lmdb.close()
-    os.close(opened.file)
 
 
 def discard(opened: Opened, error: Exception, tell: Tell) -> None:
@@ -158,8 +143,19 @@ def _restarted(why: str) -> Event:
     return Event("counts_restarted", f"{why}: windows begin anew; bans, levels and quotas go on")
 
 
-def _mapped(name: Path, options: Options, *, alone: bool, create: bool = False) -> Opened:
-    """Map a file and open its databases; without the key of its cells."""
+def _mapped(
+    name: Path, gate: Gate, options: Options, *, alone: bool, kept: Mapping[Name, Fields] | None = None
+) -> Opened:
+    """Map a file and open its databases.
+
+    Args:
+        name: The path of the file.
+        gate: The gate.
+        options: The options.
+        alone: Whether no other process lives.
+        kept: The rows of the journal, with which the file is created; None if it has to be there.
+    """
+    create = kept is not None
     flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_RDONLY if options.read_only else os.O_RDWR)
     with ExitStack() as if_it_fails:
         file = os.open(name, flags | (os.O_CREAT if create else 0), 0o600)
@@ -185,28 +181,37 @@ def _mapped(name: Path, options: Options, *, alone: bool, create: bool = False) 
         if create and room.stuck:  # a page that is written where no space was taken kills the process
             raise OSError(errno.ENOSPC, room.stuck, str(name))
         dbs = {database: environment.open_db(database.encode(), create=create) for database in NAMES}
+        opened = Opened(name, environment, file, Databases(**dbs, cell_key=os.urandom(_CELL_KEY_BYTES)), room)
+        if kept is None:
+            opened = _completed(opened, gate, writes=alone and not options.read_only)
+        else:
+            _fill(opened, gate, [*kept.items()])
         if_it_fails.pop_all()
-    return Opened(name, environment, file, Databases(**dbs, cell_key=b""), room)
+    return opened
 
 
-def _cell_key(opened: Opened, gate: Gate, *, writes: bool) -> bytes | None:
-    """Return the key of the hash that selects cells; None if the file is not complete, or has another gate."""
+def _completed(opened: Opened, gate: Gate, *, writes: bool) -> Opened:
+    """Return an opened file with its key of the hash that selects cells.
+
+    Raises:
+        lmdb.InvalidError: The file is not complete, or is used behind another gate.
+    """
     with opened.lmdb.begin(opened.dbs.meta, write=writes) as txn:
         opened.room.check(txn, opened.dbs, always=True)
         ready = txn.get(_READY, b"")
         if writes:  # any write puts the size of the map into the file, which may be larger now
             txn.put(_READY, ready)
-        return ready[-_CELL_KEY_BYTES:] if ready[:-_CELL_KEY_BYTES] == gate.identity() else None
+    if ready[:-_CELL_KEY_BYTES] != gate.identity():
+        raise lmdb.InvalidError("it was not complete, or was used behind another gate")
+    return opened._replace(dbs=opened.dbs._replace(cell_key=ready[-_CELL_KEY_BYTES:]))
 
 
-def _filled(opened: Opened, gate: Gate, kept: dict[Name, Fields]) -> Databases:
+def _fill(opened: Opened, gate: Gate, rows: Sequence[tuple[Name, Fields]]) -> None:
     """Write the rows of the journal into a new file, and then that it is complete."""
-    environment, rows = opened.lmdb, [*kept.items()]
-    dbs = opened.dbs._replace(cell_key=os.urandom(_CELL_KEY_BYTES))
+    environment, dbs = opened.lmdb, opened.dbs
     for start in range(0, len(rows), _AT_ONCE):
         with environment.begin(write=True) as txn:
             write(txn, dbs, rows[start : start + _AT_ONCE])
             opened.room.check(txn, dbs, always=True)
     with environment.begin(dbs.meta, write=True) as txn:
         txn.put(_READY, gate.identity() + dbs.cell_key)
-    return dbs

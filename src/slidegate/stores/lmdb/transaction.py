@@ -183,27 +183,22 @@ class Transaction:
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
         """Charge every check or none, and return the decision."""
-        decision: Decision | None = self.refusal_by_ban(checks, subjects)
+        decision = self.refusal_by_ban(checks, subjects)
         if decision is None:
-            refs = self._find(checks)
-            decision = decide(checks, refs, self.now_us)
-            if decision.allowed:
-                return self._hold_permits(decision)
+            decision = self._hold_permits(decide(checks, self._find(checks), self.now_us))
         return decision
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
         """Return what `hit` would answer now, without a charge."""
-        refusal = self.refusal_by_ban(checks, subjects)
-        if refusal is not None:
-            return refusal
-        decision = decide(checks, self._find(checks), self.now_us)
-        decision.reservations = ()
+        decision = self.refusal_by_ban(checks, subjects)
+        if decision is None:
+            decision = decide(checks, self._find(checks), self.now_us)
+            decision.reservations = ()
         return decision
 
     def charge(self, checks: Sequence[Check]) -> Decision:
         """Charge every cost, even beyond the limits, and return the decision."""
-        refs = self._find(checks)
-        return self._hold_permits(charge_all(checks, refs, self.now_us))
+        return self._hold_permits(charge_all(checks, self._find(checks), self.now_us))
 
     def refund(self, reservations: Sequence[Reservation]) -> bool:
         """Refund charges; return False if all of them have expired or were refunded before."""

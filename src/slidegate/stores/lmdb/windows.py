@@ -10,7 +10,7 @@ A window's row is found by its key and a digest of its rule, length and resoluti
 So all windows of a client are adjacent, usually on one page, and `WindowRows.reset` finds them.
 
 The life is the time after which a row without a hit can be deleted. The row of a quota has its end in its bytes; it
-has in this place the Unix time of its last line in the journal, as a negative number, see `quota_lines`.
+has in this place the Unix time of its last line in the journal, as a negative number, see `kept_rows`.
 
 `ends` is an index by time. A row gets an entry when it is first written, and hits do not move the entry. When the entry
 is due, the row is checked; if it is still in use, the entry is written again for its new expiry.
@@ -33,9 +33,9 @@ from ...core.quotas import KEPT_US, Quota
 from ...core.store import Clock
 from ..shared import SHARED_CELLS
 from .journal import Noted
+from .kept_rows import HEAD, HEAD_BYTES, digest_of, is_line_due, quota_fields
 from .layout import DUE, Databases, recheck_at, row_of, rows_with, sweep
 from .permits import PERMITS
-from .quota_lines import HEAD, HEAD_BYTES, digest_of, is_line_due, quota_fields
 from .room import NO_CELLS
 
 WINDOWS: Final = b"windows"

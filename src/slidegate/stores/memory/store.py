@@ -84,7 +84,8 @@ class MemoryStore(Store):
         most_bans = check_whole(max_bans, 1, MAX_AMOUNT, "max_bans", "for example 100_000")
         check_clock("clock", clock)
         check_clock("wall_clock", wall_clock)
-        self._clock = clock
+        self.clock = clock
+        """The clock passed to this store; None for the monotonic clock."""
         self._latest_us = 0
         self.unix_us: Clock = wall_clock or clock or system_us
         shards = min(1 << (self.max_keys // SHARD_KEYS).bit_length(), MAX_SHARDS)
@@ -138,11 +139,6 @@ class MemoryStore(Store):
         super().close()
         self.locate_anew()
 
-    @property
-    def clock(self) -> Clock | None:
-        """The clock passed to this store; None for the monotonic clock."""
-        return self._clock
-
     def prepare(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> MemoryQuestion:
         """Return a question that caches its shard and windows; see `Store.prepare`."""
         if len(checks) == 1:
@@ -159,7 +155,7 @@ class MemoryStore(Store):
         lock = shard.lock
         lock.acquire()  # `with` would take twice as long
         try:
-            now_us = SYSTEM.monotonic_ns() // 1000 if self._clock is None else self._now_us()
+            now_us = SYSTEM.monotonic_ns() // 1000 if self.clock is None else self._now_us()
             if question.version != shard.version and (refusal := self._locate(question, now_us)) is not None:
                 return refusal
             decision = decide(question, question.refs, now_us)
@@ -293,7 +289,7 @@ class MemoryStore(Store):
 
     def time_us(self) -> int:
         """Return the time without recording it, for calls that charge nothing."""
-        return SYSTEM.monotonic_ns() // 1000 if self._clock is None else self._clock()
+        return SYSTEM.monotonic_ns() // 1000 if self.clock is None else self.clock()
 
     def _now_us(self) -> int:
         """Return the time, and record the latest one, because a user's clock may step back."""

@@ -31,9 +31,8 @@ from ...core.limits import Limit
 from ...core.logs import Throttle
 from ...core.store import BanStore, Event
 from ..ban_book import LOG_EVERY_US
-from .ban_rows import pack_ban, pack_level, unpack_ban, unpack_level
 from .clock import monotonic_us
-from .script import PEEK, Packed, command, level_field, strikes_field
+from .script import PEEK, Packed, command, level_field, pack_ban, pack_level, strikes_field, unpack_ban, unpack_level
 
 if TYPE_CHECKING:
     from .store import RedisStore

@@ -14,8 +14,7 @@ from ...core.limits import Limit
 from ...core.question import Question
 from ...core.ring import Terms
 from ..leases import HeldPermits
-from .ban_rows import unpack_ban
-from .script import BANNED, CHARGE, HIT, PEEK, UNSETTLED, Packed, Packing, decision_of
+from .script import BANNED, CHARGE, HIT, PEEK, UNSETTLED, Packed, Packing, decision_of, unpack_ban
 
 if TYPE_CHECKING:
     from .store import RedisStore

@@ -9,6 +9,7 @@ reading for each ask, or other rows; see ``lua/windows.lua``.
 
 from __future__ import annotations
 
+import json
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -17,8 +18,9 @@ from importlib import resources
 from struct import Struct, pack
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ...core.bans.ban import BanSubject
+from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.policy import BanPolicy
+from ...core.bans.strikes import Level
 from ...core.decision import Bucket, Check, Decision, Reason
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import MEMO_SIZE, remember
@@ -51,6 +53,10 @@ _PLAN: Final = Struct("<8sIqqqHB")
 _PERMITS_PLAN: Final = Struct(f"<8sI{WORKER_BYTES}sqqHB")
 _STATE: Final = Struct("<Qqqq")
 _COUNTED: Final = Struct("<I")
+_END: Final = Struct("<q")
+"""The end of a ban, with which its row begins."""
+_FOR_EVER: Final = -1
+_LEVEL: Final = Struct("<qqI")
 _REASONS: Final = {
     OK: Reason.OK,
     LIMITED: Reason.LIMITED,
@@ -251,3 +257,34 @@ def raise_failure(answer: Any) -> None:
     """
     if isinstance(answer, bytes) and answer[0] == FAILED:
         raise refusal(answer[1:].decode(errors="replace"))
+
+
+# -- rows of bans and levels, which begin with their ends --------------------------------------------------------------
+
+
+def pack_ban(ban: Ban) -> bytes:
+    """Pack a ban."""
+    end_us = _FOR_EVER if ban.until_us is None else max(ban.until_us, 0)
+    return _END.pack(end_us) + json.dumps(ban._asdict(), separators=(",", ":")).encode()
+
+
+def unpack_ban(packed: bytes) -> Ban:
+    """Unpack what `pack_ban` packed.
+
+    Raises:
+        ValueError: The bytes are not a ban.
+    """
+    return Ban(**json.loads(packed[_END.size :]))
+
+
+def pack_level(level: Level) -> bytes:
+    """Pack a level."""
+    return _LEVEL.pack(level.over_us, level.until_us, level.level)
+
+
+def unpack_level(packed: bytes) -> Level | None:
+    """Unpack what `pack_level` packed; None if it is empty."""
+    if not packed:
+        return None
+    over_us, until_us, level = _LEVEL.unpack(packed)
+    return Level(level, until_us, over_us)
