@@ -23,6 +23,7 @@ from typing import Any, Final, TypeAlias, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from ...core.errors import StoreTimeout
+from ..shared import running_loop
 from .environment import POLL_S
 from .transaction import Job, Transaction, Transactions
 
@@ -67,26 +68,22 @@ class Batcher:
             do: Called with the transaction, then with `args`.
             args: Its arguments.
         """
-        answer: T | asyncio.Future[T] = self._run((do, args))
+        jobs, job = self._jobs(), (do, args)
+        answers: list[Any] | None
+        if jobs is None:
+            answers = self._wait(job)
+        elif jobs.busy or (answers := self._transactions.write((job,))) is None:
+            return jobs.queue(job)
+        else:
+            jobs.count_lone()
+        answer: T = answers[0]
         return answer
 
     def look(self, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T | asyncio.Future[T]:
         """Run a method that changes nothing as a job; see `Transaction.look`."""
-        answer: T | asyncio.Future[T] = self._run((Transaction.look, (ask, *args)))
-        return answer
+        return self.run(Transaction.look, ask, *args)
 
-    def _run(self, job: Job) -> Any:
-        jobs = self._jobs()
-        if jobs is None:
-            return self._wait(job)
-        if not jobs.busy:
-            answers = self._transactions.write((job,))
-            if answers is not None:
-                jobs.count_lone()
-                return answers[0]
-        return jobs.queue(job)
-
-    def _wait(self, job: Job) -> Any:
+    def _wait(self, job: Job) -> list[Any]:
         """Run a job without an event loop."""
         span_s = getattr(self.timeout, "span_s", TIMEOUT_S)
         until_s = time.monotonic() + span_s
@@ -94,13 +91,11 @@ class Batcher:
             if time.monotonic() > until_s:
                 raise _too_long(span_s)
             time.sleep(POLL_S)
-        return answers[0]
+        return answers
 
     def _jobs(self) -> _LoopJobs | None:
         """Return the jobs of the asyncio event loop that runs in this thread; None if there is none."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
+        if (loop := running_loop()) is None:
             return None
         known, jobs = self._last
         if known is not loop:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, TypeVarTuple
 import lmdb
 
 from ...core.bans.ban import Ban, BanSubject, longest
-from ...core.decide import Counter, WindowRef, charge_all, decide, refund_all
+from ...core.decide import WindowRef, charge_all, decide, refund_all
 from ...core.decision import Bucket, Check, Decision, refused_by_ban
 from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
@@ -267,16 +267,13 @@ class Transaction:
             create: Whether to create missing windows.
         """
         refs: list[WindowRef] = []
-        counter: Counter
         for bucket, key, cost in checks:
-            for bound in self._bound(bucket):
-                if bucket.is_permit:
-                    row = row_of(key, bound.digest)
-                    counter, windows = self.permit_rows().find(row, bucket.limits[0])
-                else:
-                    counter = bound.counter
-                    windows, row = self.windows.find(key, bound, create)
+            if bucket.is_permit:
+                row = self._permits_row(bucket, key)
+                counter, windows = self.permit_rows().find(row, bucket.limits[0])
                 refs.append((counter, cost, windows, row))
+            else:
+                refs += [(one.counter, cost, *self.windows.find(key, one, create)) for one in self._bound(bucket)]
         return refs
 
     def _bound(self, bucket: Bucket) -> Bound:

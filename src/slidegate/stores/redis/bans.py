@@ -27,7 +27,6 @@ from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Row, from_rows
 from ...core.bans.strikes import Level, next_ban
 from ...core.errors import StoreUnavailable
-from ...core.limits import Limit
 from ...core.logs import Throttle
 from ...core.store import BanStore, Event
 from ..ban_book import LOG_EVERY_US
@@ -93,9 +92,8 @@ class RedisBans(BanStore):
             return (level, *next_ban(policy, key, reason, unpack_level(level), now_us)) if is_full else None
 
         (limit,) = policy.strikes.limits
-        assert isinstance(limit, Limit), "strikes are counted by one limit"
-        fields, terms = (strikes_field(policy), level_field(policy)), (*limit.counter.terms, limit.resolution)
-        args = b"strike", *fields, int(policy.shadow), weight, *terms
+        packed = self._store.packing.limit(policy.strikes, limit, key)
+        args = b"strike", packed, level_field(policy), int(policy.shadow), weight
         due = await batcher.command(self._names_of(key), *args, read=read)
         return due and await self._ban_next(policy, *due)
 

@@ -117,7 +117,7 @@ class Batcher:
         rows, answers = self.permits.rows(), list[Any]()
         for first in range(0, len(rows), RENEWED_AT_ONCE):
             some = rows[first : first + RENEWED_AT_ONCE]
-            sent = [self.request(partial(renewal, row, self.permits), _nothing, True) for row in some]
+            sent = [self.request(partial(renewal, row, self.permits), lambda *_: None, True) for row in some]
             answers += await asyncio.gather(*sent, return_exceptions=True)
         for answer in answers:
             if answer is not None:
@@ -258,10 +258,6 @@ class Batcher:
             if not isinstance(error, NoScriptError) and "evalsha" not in str(error).lower():
                 raise
         return await _execute(line, "EVAL", SCRIPT, *args)
-
-
-def _nothing(answer: bytes, now_us: int) -> None:
-    """Read the answer to a renewal that has not failed."""
 
 
 async def _close(line: Any) -> None:

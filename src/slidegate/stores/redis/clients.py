@@ -124,9 +124,8 @@ def checked(kind: Any) -> Any:
 
         async def _has_ended(self) -> bool:
             if monotonic() - self._used_s > IDLE_S:
-                for _ in range(
-                    2
-                ):  # what has come meanwhile is read in the first iteration of the loop, and known in the next
+                # What has come meanwhile is read in the first iteration of the loop, and known in the next.
+                for _ in range(2):
                     await asyncio.sleep(0)
             return self._reader is None or self._reader.at_eof() or self._reader.exception() is not None
 

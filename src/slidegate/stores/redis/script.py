@@ -72,7 +72,8 @@ PermitsRow: TypeAlias = tuple[bytes, bytes]
 def _script() -> bytes:
     lua = resources.files(__package__) / "lua"
     return b"".join(
-        (lua / f"{part}.lua").read_bytes() for part in ("locals", "banned", "ring", "permits", "bans", "windows")
+        (lua / f"{part}.lua").read_bytes()
+        for part in ("locals", "banned", "ring", "permits", "limits", "bans", "windows")
     )
 
 
@@ -145,7 +146,7 @@ class Packing:
         asks = []
         for bucket, key, cost in checks:
             ask = _ASK.pack(names.setdefault(self.name_of(key), len(names)), 0, min(cost, MAX_UNITS))
-            asks += [ask + self._plan(bucket, limit, key, held) for limit in bucket.limits]
+            asks += [ask + self.limit(bucket, limit, key, held) for limit in bucket.limits]
         packed_bans = pack(f"<{len(bans)}H", *bans)
         return Packed([*names], REQUEST.pack(what, len(names), len(asks), len(bans), 0) + packed_bans + b"".join(asks))
 
@@ -161,14 +162,14 @@ class Packing:
             bucket, key, _ = charged.check
             at = names.setdefault(self.name_of(key), len(names))
             for limit, mark, units in zip(bucket.limits, charged.marks, charged.units, strict=True):
-                asks.append(_ASK.pack(at, mark, units) + self._plan(bucket, limit, key, charged.holder))
+                asks.append(_ASK.pack(at, mark, units) + self.limit(bucket, limit, key, charged.holder))
         return Packed([*names], REQUEST.pack(REFUND, len(names), len(asks), 0, 0) + b"".join(asks))
 
     def permits_row(self, bucket: Bucket, key: str) -> PermitsRow:
         """Return the names of the hash and of the field with the permits of a key."""
         return self.name_of(key), _window_field(bucket, bucket.limits[0])
 
-    def _plan(self, bucket: Bucket, limit: AnyLimit, key: str, held: HeldPermits | None) -> bytes:
+    def limit(self, bucket: Bucket, limit: AnyLimit, key: str, held: HeldPermits | None = None) -> bytes:
         """Pack a limit; the fields that a ring uses for lengths have the boundaries of the periods of a quota."""
         if isinstance(limit, Limit):
             field = _window_field(bucket, limit)

@@ -113,21 +113,19 @@ function commands.put(version, replaces, ...)
   end
 end
 
--- Charge strikes, unless the key is banned, or a ban that a shadow policy reported would be in force. Return the units in
--- the field `strikes`, which is 0 where nothing was charged, and the row in the field `level`.
-function commands.strike(strikes, level, is_shadow, units, amount, step, span, resolution)
-  local struck = key_at(2)
-  local found = redis.call("HMGET", struck, strikes, level)
+-- Charge strikes, unless the key is banned, or a ban that a shadow policy reported would be in force. Return the units,
+-- which are 0 where nothing was charged, and the row in the field `level`.
+function commands.strike(packed, level, is_shadow, units)
+  local struck, limit = key_at(2), limit_of(packed)
+  local found = redis.call("HMGET", struck, limit.field, level)
   local before = found[2] or ""
   -- A level starts with its own end, and then has that of the ban that has left it.
   if ban_in_force(key_at(1)) ~= "" or is_shadow == "1" and before ~= "" and (unpack_from("<i8", before, 9)) > now then
     return { 0, before }
   end
-  local limit = { amount = tonumber(amount), step = tonumber(step), span = tonumber(span), kept = 0 }
-  limit.resolution = tonumber(resolution)
   local w = ring.read(sub(found[1] or "", ENDS_BYTES + 1), limit)
   ring.charge(w, limit, tonumber(units))
-  put(struck, strikes, pack("<i8", ring.expires(w, limit)) .. ring.pack(w))
+  put(struck, limit.field, pack("<i8", ring.expires(w, limit)) .. ring.pack(w))
   return { w.spent, before }
 end
 

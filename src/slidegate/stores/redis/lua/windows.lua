@@ -7,34 +7,10 @@
 -- from the first key of the request; KEYS has those of all requests, and ARGV the arguments of all commands, see
 -- ``bans.lua``. The answer is {time, answers ...}.
 
-local LIMIT_BYTES = 39
 local ASK, ASK_BYTES = "<Hi8I4", 14 + LIMIT_BYTES
-local COUNT_DENIED, QUOTA, PERMITS = 1, 2, 4 -- modes; the first two may be combined
 
 local requests = ARGV[2]
 local limits = {} -- by their bytes
-local PERIOD_KEPT_US = 3600000000
-
--- Unpack a limit: the field, the amount, three numbers, the resolution and the modes.
-local function limit_of(text)
-  local limit = { field = sub(text, 1, FIELD_BYTES), kind = ring, kept = 0 }
-  local first, second, third, modes
-  limit.amount, first, second, third, limit.resolution, modes = unpack_from("<I4i8i8i8HB", text, FIELD_BYTES + 1)
-  limit.step, limit.span, limit.count_denied = first, second, modes % QUOTA == COUNT_DENIED
-  if modes >= PERMITS then
-    limit.kind, limit.field = permits, "p" .. limit.field
-    limit.worker, limit.lease, limit.held = sub(text, 13, 20), second, third
-  elseif modes >= QUOTA then
-    -- A ring with one slice from 1970 to the end of the period, as in core/quotas.py. The caller's clock chooses three
-    -- successive periods, and the server's clock decides which of them it is.
-    local ends = first > now and first or second > now and second or third
-    if ends <= now then
-      error("the clock of a worker is behind the server's by more than a period of a quota; synchronize it", 0)
-    end
-    limit.step, limit.span, limit.kept = ends + 1, 0, PERIOD_KEPT_US
-  end
-  return limit
-end
 
 -- Return an ask: the name of the hash, the limit, the mark, the units, the settled window, and how long the question has
 -- to wait for it. No question contains a window twice.
@@ -152,11 +128,6 @@ local operations = { hit, peek, charge_all, refund, inspect }
 local COMMAND = 6
 local first_argument = 3
 
--- Run a command, given the number of its arguments, of which the first is its name.
-local function run(many)
-  return commands[ARGV[first_argument]](unpack(ARGV, first_argument + 1, first_argument + many - 1)) or OK
-end
-
 -- Return BANNED and the bans in force among those at `at`.
 local function bans_of(count, at)
   local found = { BANNED }
@@ -171,8 +142,8 @@ local function answer_to(what, many, bans, arguments, at)
   local found = bans_of(bans, at)
   if found[2] then
     return found
-  elseif what == COMMAND then
-    return run(arguments)
+  elseif what == COMMAND then -- the first argument is its name
+    return commands[ARGV[first_argument]](unpack(ARGV, first_argument + 1, first_argument + arguments - 1)) or OK
   end
   local asks = {}
   for place = 1, many do
