@@ -114,7 +114,7 @@ import sys
 class Hidden:
     def find_spec(name, *more):
         if name == "{package}":
-            raise ModuleNotFoundError(name=name)
+            raise {error}
 
 sys.meta_path.insert(0, Hidden)
 sys.path.insert(0, {path!r})
@@ -122,11 +122,21 @@ import slidegate
 """
 
 
+def without(package: str, asks: str, error: str) -> subprocess.CompletedProcess[str]:
+    """Run code where the import of a package raises an error."""
+    code = HIDES.format(package=package, path=str(PACKAGE.parent), error=error) + asks
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("package", EXTRAS)
+def test_a_package_that_is_installed_and_cannot_be_imported_says_why(package: str) -> None:
+    assert without(package, EXTRAS[package][1], "ImportError('no library')").stderr.endswith(": no library\n")
+
+
 @pytest.mark.parametrize("package", EXTRAS)
 def test_without_an_extra_one_sentence_says_what_to_install(package: str) -> None:
     extra, asks, who = EXTRAS[package]
-    code = HIDES.format(package=package, path=str(PACKAGE.parent)) + asks
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    run = without(package, asks, "ModuleNotFoundError(name=name)")
     *before, said = run.stderr.splitlines()
     assert (run.returncode, bool(before)) == (1, package != "click"), "a command shows no traceback"
     assert said.endswith(f'{who} needs the package {package}: pip install "slidegate[{extra}]"')

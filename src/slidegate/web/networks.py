@@ -210,7 +210,7 @@ def _opened(path: str) -> tuple[Reader, frozenset[str]]:
     """
     try:
         import maxminddb
-    except ImportError:
+    except ModuleNotFoundError:
         raise ConfigurationError(
             'needs the package maxminddb; install it with pip install "slidegate[networks]"', "network"
         ) from None

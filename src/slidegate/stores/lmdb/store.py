@@ -27,7 +27,9 @@ except ImportError:
 
 try:
     import lmdb  # noqa: F401 - imported here for an error with the package to install
-except ImportError as error:
+except ModuleNotFoundError as error:
+    if error.name != "lmdb":
+        raise
     raise ImportError('LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"') from error
 
 from ...core.bans.ban import BanSubject
