@@ -237,6 +237,14 @@ def test_an_option_that_says_nothing_excludes_nothing(tmp_path: Path) -> None:
     assert accepts({"rules": [{"path": "/a", "exempt": True, "key": "client", "cost": 1}]})
 
 
+@pytest.mark.parametrize(
+    "alone", [{"blocklist": ["192.0.2.0/24"]}, {"messages": {"limits": "9/second"}}, {"rules": []}]
+)
+def test_a_file_needs_no_limit_if_it_refuses_something_else(alone: dict[str, Any], tmp_path: Path) -> None:
+    assert accepts(alone)
+    assert not mistake(alone, tmp_path)
+
+
 def test_every_key_says_in_the_editor_what_it_is_and_has_a_message_for_a_value_that_cannot_work() -> None:
     assert all("description" in key for table in TABLES for key in table["properties"].values())
     assert json.dumps(SCHEMA).count("null") == 0

@@ -50,7 +50,7 @@ OPTIONS: Final = (
 """The keys at the top of a file, in the order of reading: options of `RateLimitMiddleware` and of its `Limiter`."""
 OF_FUNCTIONS: Final = ("cost_max", "fallback_limits")
 """The options of a rule that belong to functions, which a file has not."""
-_LIMITING: Final = frozenset({"limits", "rules", "default_limits", "bans"})
+_LIMITING: Final = frozenset({"limits", "rules", "default_limits", "bans", "blocklist", "messages"})
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _WORDS: Final[Mapping[str, keys.Key | None]] = {"client": None, "everyone": keys.everyone, "user": keys.user}
 MAKERS: Final[Mapping[str, Callable[..., keys.Key]]] = {
