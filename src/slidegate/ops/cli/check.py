@@ -36,6 +36,8 @@ CODES: Final = {
 START_TIMEOUT_S: Final = 60.0
 MAX_WALKED: Final = 200_000
 """The most objects of an application that are searched for middlewares; a large application has a few thousand."""
+MAX_HELD: Final = 10_000
+"""The most objects in a list or dict of layers or routes; larger ones are data, and would hide what is behind them."""
 _MEMORY: Final = "SG103"
 """The code of the middleware's finding about memory stores."""
 _LONG_US: Final = 3_600_000_000
@@ -192,6 +194,8 @@ def middlewares_in(app: ASGIApp) -> list[RateLimitMiddleware]:
 def _held_by(thing: object) -> Iterable[object]:
     if isinstance(thing, FunctionType):  # without its globals, which lead everywhere
         return (*(thing.__closure__ or ()), *(thing.__defaults__ or ()), thing.__dict__)
+    if isinstance(thing, (list, tuple, dict, set)) and len(thing) > MAX_HELD:
+        return ()
     return gc.get_referents(thing)
 
 
