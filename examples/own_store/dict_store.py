@@ -98,7 +98,7 @@ class DictStore(Store):
             places = self._find([reservation.check for reservation in reservations], windows)
             found = refund_all(reservations, places, now_us)
             # Expired windows are not created again: they may exceed the most windows.
-            self._windows |= {name: windows[name] for _, _, _, name in places if name in self._windows}
+            self._windows |= {name: windows[name] for _, _, _, name, _ in places if name in self._windows}
             return found
 
     def reset(self, key: str) -> bool:
@@ -125,7 +125,7 @@ class DictStore(Store):
         with self._guard():
             now_us, windows = self._clock(), self._windows.copy()
             places = self._find([(bucket, key, 0) for bucket in buckets], windows)
-            return Snapshot(now_us, self._unix_us(), [windows[name] for _, _, _, name in places])
+            return Snapshot(now_us, self._unix_us(), [windows[name] for _, _, _, name, _ in places])
 
     def permits_held(self) -> int:
         """Return how many permits are taken; without this method, rules could not limit concurrency."""
@@ -150,19 +150,19 @@ class DictStore(Store):
     def _find(self, checks: Sequence[Check], windows: Windows) -> list[WindowRef]:
         """Return the locations of the windows of a question, creating missing windows."""
         asked = [
-            (limit, cost, (bucket.name, limit.same_window, key))
+            (limit, cost, (bucket.name, limit.same_window, key), bucket.count_denied)
             for bucket, key, cost in checks
             for limit in bucket.limits
         ]
-        missing = {name: limit for limit, _, name in asked if name not in windows}
+        missing = {name: limit for limit, _, name, _ in asked if name not in windows}
         if windows is self._windows and len(windows) + len(missing) > self._most:
-            self._delete_expired(kept={name for _, _, name in asked})
+            self._delete_expired(kept={name for _, _, name, _ in asked})
             if len(windows) + len(missing) > self._most:
                 raise StoreError(f"all {self._most} windows are in use; raise most")
         windows |= dict.fromkeys(missing, b"")
         if windows is self._windows:
             self._limits |= missing
-        return [(limit.counter_by(self._unix_us), cost, windows, name) for limit, cost, name in asked]
+        return [(limit.counter_by(self._unix_us), cost, windows, *place) for limit, cost, *place in asked]
 
     def _delete_expired(self, kept: set[Name]) -> None:
         """Delete the windows whose units have all left, except `kept`; live windows are never evicted."""

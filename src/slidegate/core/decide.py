@@ -22,8 +22,9 @@ TOO_LARGE: Final = Reason.TOO_LARGE
 
 Counter: TypeAlias = Ring | QuotaCounter | PermitCounter
 """Counts the units of a limit, see `Ring`."""
-WindowRef: TypeAlias = tuple[Counter, int, MutableMapping[Any, bytes], Any]
-"""The counter of a limit, the cost, and the location of the window: the mapping that contains it, and its key there.
+WindowRef: TypeAlias = tuple[Counter, int, MutableMapping[Any, bytes], Any, bool]
+"""The counter of a limit, the cost, the location of the window (the mapping that contains it, and its key there), and
+whether refusals are charged to it: `Bucket.count_denied`.
 
 A question has one for each limit of each check, in order.
 """
@@ -41,7 +42,7 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
     """
     states: list[WindowState] = []
     reason = OK
-    for counter, cost, windows, key in refs:
+    for counter, cost, windows, key, _ in refs:
         windows[key], state = counter.spend(windows[key], now_us, cost)
         states.append(state)
         if state[3] and reason is not TOO_LARGE:
@@ -51,27 +52,26 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
     if len(states) > 1:
         _undo(refs, states, now_us)
     if reason is LIMITED:
-        for bucket, _, _ in checks:
-            if bucket.count_denied:
-                states = _charge_refusal(checks, refs, now_us)
+        for _, _, _, _, is_charged in refs:
+            if is_charged:
+                states = _charge_refusal(refs, now_us)
                 break
     return Decision(False, reason, now_us, checks, states)
 
 
 def _undo(refs: Sequence[WindowRef], states: list[WindowState], now_us: int) -> None:
     """Undo what a refused question has charged to the windows that have room for it, and note their states."""
-    for at, (counter, cost, windows, key) in enumerate(refs):
+    for at, (counter, cost, windows, key, _) in enumerate(refs):
         if not states[at][3]:
             windows[key] = window = counter.undo(windows[key], cost)
             states[at] = counter.state(window, now_us)
 
 
-def _charge_refusal(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> list[WindowState]:
+def _charge_refusal(refs: Sequence[WindowRef], now_us: int) -> list[WindowState]:
     """Charge a refusal to the limits with `count_denied`; return the states of all windows, and their waits by then."""
-    counts = [bucket.count_denied for bucket, _, _ in checks for _ in bucket.limits]
     states: list[WindowState] = []
-    for (counter, cost, windows, key), counted in zip(refs, counts, strict=True):
-        if counted:
+    for counter, cost, windows, key, is_charged in refs:
+        if is_charged:
             windows[key], _ = counter.charge(windows[key], now_us, cost)
         _, state = counter.spend(windows[key], now_us, cost)
         states.append(counter.state(windows[key], now_us, state[3]))
@@ -82,7 +82,7 @@ def charge_all(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) 
     """Charge all windows of a question, even beyond their limits; return the decision."""
     states: list[WindowState] = []
     units: list[int] = []
-    for counter, cost, windows, key in refs:
+    for counter, cost, windows, key, _ in refs:
         windows[key], kept = counter.charge(windows[key], now_us, cost)
         states.append(counter.state(windows[key], now_us))
         units.append(kept)
@@ -99,7 +99,7 @@ def refund_all(reservations: Sequence[Reservation], refs: Sequence[WindowRef], n
     """
     changed = False
     charged = [pair for one in reservations for pair in zip(one.marks, one.units, strict=True)]
-    for (mark, units), (counter, _, windows, key) in zip(charged, refs, strict=True):
+    for (mark, units), (counter, _, windows, key, _) in zip(charged, refs, strict=True):
         left = counter.remove(windows[key], now_us, mark, units)
         if left is not None:
             windows[key], changed = left, True
@@ -114,7 +114,7 @@ def release_permits(decision: Decision, refs: Sequence[WindowRef]) -> None:
         refs: Its windows.
     """
     readings = list(decision.readings)
-    for at, (counter, cost, windows, key) in enumerate(refs):
+    for at, (counter, cost, windows, key, _) in enumerate(refs):
         if isinstance(counter, PermitCounter):
             windows[key] = counter.undo(windows[key], cost)
             readings[at] = readings[at][0] - cost, 0, 0, 0

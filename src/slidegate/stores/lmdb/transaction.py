@@ -214,7 +214,7 @@ class Transaction:
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
         """Return the windows of `key` under some buckets."""
         refs = self._find([(bucket, key, 0) for bucket in buckets], create=False)
-        return Snapshot(self.now_us, self._process.store.unix_us(), [windows[row] for _, _, windows, row in refs])
+        return Snapshot(self.now_us, self._process.store.unix_us(), [windows[row] for _, _, windows, row, _ in refs])
 
     # -- bans ---------------------------------------------------------------------------------------------------------
 
@@ -268,12 +268,14 @@ class Transaction:
         """
         refs: list[WindowRef] = []
         for bucket, key, cost in checks:
+            denied = bucket.count_denied
             if bucket.is_permit:
                 row = self._permits_row(bucket, key)
                 counter, windows = self.permit_rows().find(row, bucket.limits[0])
-                refs.append((counter, cost, windows, row))
+                refs.append((counter, cost, windows, row, denied))
             else:
-                refs += [(one.counter, cost, *self.windows.find(key, one, create)) for one in self._bound(bucket)]
+                find, bound = self.windows.find, self._bound(bucket)
+                refs += [(one.counter, cost, *find(key, one, create), denied) for one in bound]
         return refs
 
     def _bound(self, bucket: Bucket) -> Bound:

@@ -174,7 +174,8 @@ class MemoryStore(Store):
         with self._shards_of(checks).lock:
             now_us = self.time_us()
             refs = [
-                (counter, cost, {name: windows[name]}, name) for counter, cost, windows, name in self._known(checks)
+                (counter, cost, {name: windows[name]}, name, is_charged)
+                for counter, cost, windows, name, is_charged in self._known(checks)
             ]
         decision = decide(checks, refs, now_us)
         decision.reservations = ()
@@ -185,7 +186,7 @@ class MemoryStore(Store):
         self.expect_open()
         checks = [(bucket, key, 0) for bucket in buckets]
         with self._shards_of(checks).lock:
-            windows = [windows[name] for _, _, windows, name in self._known(checks)]
+            windows = [windows[name] for _, _, windows, name, _ in self._known(checks)]
             return Snapshot(self.time_us(), self.unix_us(), windows)
 
     def charge(self, checks: Sequence[Check]) -> Decision:
@@ -336,7 +337,7 @@ class MemoryStore(Store):
             for counter, tables in self._bound.get(bucket) or self._bind(bucket):
                 table = tables[at]
                 windows, name = (table.fresh, key) if key in table.fresh else table.place(key, self._secret)
-                refs.append((counter, cost, windows, name))
+                refs.append((counter, cost, windows, name, bucket.count_denied))
                 if windows is not table.fresh:
                     shared = True
                     self._report_shared(table.limit, now_us)
@@ -345,7 +346,7 @@ class MemoryStore(Store):
     def _known(self, checks: Sequence[Check]) -> list[WindowRef]:
         """Return the locations of a question's windows without making any. The lock is held."""
         return [
-            (counter, cost, *tables[self._shard_of(key)].known(key, self._secret))
+            (counter, cost, *tables[self._shard_of(key)].known(key, self._secret), bucket.count_denied)
             for bucket, key, cost in checks
             for counter, tables in self._bound.get(bucket) or self._bind(bucket)
         ]
