@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .core.store import Event
-from .limiter.observers import KINDS, Observer, Outcome, Subscription
+from .limiter.observers import KINDS, Observer, Outcome, Passed, Subscription
 from .web.checks import Finding
 
-__all__ = ["KINDS", "Event", "Finding", "Observer", "Outcome", "Subscription"]
+__all__ = ["KINDS", "Event", "Finding", "Observer", "Outcome", "Passed", "Subscription"]

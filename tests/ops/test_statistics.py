@@ -25,7 +25,7 @@ from starlette.testclient import TestClient
 from slidegate import Limit, Limiter, RateLimitMiddleware, StoreError
 from slidegate.core import Bucket, Decision, Reason
 from slidegate.core.windows.histogram import BUCKETS
-from slidegate.events import Event, Outcome
+from slidegate.events import Event, Outcome, Passed
 from slidegate.limiter.rows import MAX_BYTES
 from slidegate.ops import statistics as module
 from slidegate.ops.statistics import (
@@ -64,6 +64,13 @@ def refused(*rules: str, key: str = EVERYONE, reason: Reason = Reason.LIMITED, *
     readings = [(5, 1, 0, 1)] * len(rules) if reason is Reason.LIMITED else ()
     refusal = Decision(False, reason, 0, checks, readings)
     return replace(Outcome([refusal], refusal, (), "(no route)", 429, "refused", 0, 1_000), **changes)
+
+
+def told(outcome: Outcome) -> Outcome | Passed:
+    """Return an outcome as a middleware reports it to an observer that takes `Passed`."""
+    if outcome.ended != "success" or outcome.refusal or outcome.shadow_rules or len(outcome.decisions) > 1:
+        return outcome
+    return outcome.decisions[0].checks, outcome.route, outcome.duration_us
 
 
 PASSED, REFUSED = passed("api"), refused("api")
@@ -155,7 +162,7 @@ class Fleet:
             del self.seen_us[worker]
 
     def request(self, at: int, name: str) -> None:
-        self.workers[at].request(OUTCOMES[name])
+        self.workers[at].request(told(OUTCOMES[name]))
         self.unwritten[at].append(name)
 
     async def publish(self, at: int, fails: int = 0) -> None:
@@ -254,7 +261,7 @@ async def test_a_step_back_of_the_clock_loses_no_request(back_s: int, rows: Shar
 
 async def test_quantiles_are_within_five_percent(statistics: Statistics) -> None:
     for percent in range(1, 101):
-        statistics.request(passed("api", duration_us=percent * 1_000))
+        statistics.request(told(passed("api", duration_us=percent * 1_000)))
         statistics.request(refused("api", duration_us=10**7))
     total = (await statistics.read()).total
     assert (total.p50_us, total.p95_us, total.p99_us) == pytest.approx((50_000, 95_000, 99_000), rel=0.05)
@@ -270,7 +277,7 @@ async def test_a_request_counts_once_for_each_rule_that_admits_or_refuses_it_and
     inner = passed("other", key="user:ann"), passed("shared")
     again = replace(once, decisions=[*once.decisions, *(decision for one in inner for decision in one.decisions)])
     for outcome in (once, once, again, refusal, refused("tight")):
-        statistics.request(outcome)
+        statistics.request(told(outcome))
     found = await statistics.read()
     by_rule = {name: (one.passed, one.refused) for name, one in found.rules.items()}
     assert by_rule == {"api": (3, 1), "all": (3, 0), "other": (1, 0), "shared": (1, 0), "tight": (0, 1)}
@@ -305,7 +312,7 @@ async def test_calls_without_http_are_not_counted() -> None:
 def test_threads_lose_no_request_and_write_at_the_end_and_series_are_bounded(rows: SharedRows) -> None:
     (limiter, statistics), kinds, rounds = worker_of(rows), RecordingObserver(), 2 * MAX_SERIES
     limiter.observe(kinds)
-    race(lambda number, thread: statistics.request(passed("rule", route=f"GET /{number}")), rounds)
+    race(lambda number, thread: statistics.request(told(passed("rule", route=f"GET /{number}"))), rounds)
     limiter.sync.close()
     found = asyncio.run(worker_of(rows)[1].read())
     assert len(found.routes) == MAX_SERIES + 1
@@ -317,7 +324,7 @@ def test_threads_lose_no_request_and_write_at_the_end_and_series_are_bounded(row
 def test_pending_outcomes_and_clients_are_bounded(statistics: Statistics) -> None:
     total = 12_000
     for number in range(total):
-        statistics.request(passed("api", key=f"user:{number}"))
+        statistics.request(told(passed("api", key=f"user:{number}")))
         if number % 1_700 == 0:
             asyncio.run(statistics.publish())
         assert (len(statistics._pending) < PART, len(statistics._known) <= MAX_CLIENTS + PART) == (True, True)
@@ -328,7 +335,7 @@ def test_pending_outcomes_and_clients_are_bounded(statistics: Statistics) -> Non
 
 async def test_others_run_while_ten_thousand_requests_are_folded_and_written(statistics: Statistics) -> None:
     for number in range(10_000):
-        statistics._pending.append(passed("api", route=f"GET /{number % MAX_SERIES}"))
+        statistics._pending.append(told(passed("api", route=f"GET /{number % MAX_SERIES}")))
     publishing, turns = asyncio.create_task(statistics.publish()), 0
     while not publishing.done():
         await asyncio.sleep(0)

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, Final, Literal, TypeAlias
 
 from ..core.arguments import check_list, check_takes
-from ..core.decision import Decision, Reason
+from ..core.decision import Check, Decision, Reason
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import Identity
 from ..core.logs import Throttle, logger
@@ -44,6 +44,8 @@ KINDS: Final = tuple(LEVELS)
 
 
 Ended: TypeAlias = Literal["refused", "success", "exception", "cancelled"]
+Passed: TypeAlias = tuple[Sequence[Check], str, int]
+"""The checks, route and microseconds of an ordinary request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -114,9 +116,12 @@ class Observer:
     Attributes:
         refused_events: Whether `event` receives events of kind ``refused``. Set it to False if `request` is enough:
             making this event takes longer than refusing the request, and it is made only if an observer wants it.
+        takes_passed: Whether `request` receives a `Passed` in place of the outcome of an ordinary request, which its
+            only decision admitted and which ended well: an outcome takes longer to make, and to keep.
     """
 
     refused_events: bool = True
+    takes_passed: bool = False
 
     def event(self, event: Event, /) -> None:
         """Receive an event."""
@@ -198,7 +203,9 @@ class ObserverHub:
 
     Attributes:
         subscriptions: Those in force, oldest first.
-        requests: The observers of outcomes; without any, no `Outcome` is created.
+        requests: The observers of requests.
+        passed: Those of them that take an ordinary request as `Passed`.
+        outcomes: The others; without any, no `Outcome` of such a request is created.
     """
 
     def __init__(self, unix_us: Clock, observers: Iterable[AnyObserver]) -> None:
@@ -284,9 +291,11 @@ class ObserverHub:
         self._events = [(one, one.event) for one in subscriptions if one.event is not None]
         self._refusals = [one for one in self._events if getattr(one[0].observer, "refused_events", True)]
         self.requests = [(one, one.request) for one in subscriptions if one.request is not None]
+        self.passed = [one for one in self.requests if getattr(one[0].observer, "takes_passed", False)]
+        self.outcomes = [one for one in self.requests if one not in self.passed]
 
 
-def tell(receivers: Iterable[tuple[Subscription, Callable[[Any], object]]], what: Event | Outcome) -> None:
+def tell(receivers: Iterable[tuple[Subscription, Callable[[Any], object]]], what: Event | Outcome | Passed) -> None:
     """Call methods of observers, and log their exceptions."""
     for subscription, method in receivers:
         try:

@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 
 from ..core import Check, Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
-from ..events import Event, Observer, Outcome
+from ..events import Event, Observer, Outcome, Passed
 from ..limiter import Limiter
 
 PREFIX: Final = "slidegate"
@@ -32,8 +32,6 @@ REASONS: Final = (Reason.LIMITED, Reason.TOO_LARGE, Reason.BANNED, Reason.BLOCKE
 _OWN_OUTCOMES: Final = {Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE}
 
 Add: TypeAlias = Callable[[float], object]
-Note: TypeAlias = tuple[Sequence[Check], str, int] | Outcome
-"""What is kept until it is counted: the checks, route and microseconds of an admitted request that ended well."""
 Kind: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], str, bool, Reason | None]
 """The rules, shadow rules and route of some requests, whether they were admitted, and why they were refused."""
 
@@ -84,34 +82,22 @@ GAUGES: Final = (
 )
 
 
-def noted(outcome: Outcome) -> Note:
-    """Return what to keep of an outcome that is counted later, with others.
-
-    An outcome that waits with its decisions takes longer than its count: the next request uses other memory, and when
-    this outcome is counted, the processor has its parts no longer at hand.
-    """
-    decisions = outcome.decisions
-    if outcome.ended == "success" and outcome.refusal is None and len(decisions) == 1 and not outcome.shadow_rules:
-        return decisions[0].checks, outcome.route, outcome.duration_us
-    return outcome
-
-
 def rules_of(checks: Sequence[Check]) -> tuple[str, ...]:
     """Return the names of the rules of some checks."""
     return tuple([bucket.label for bucket, _, _ in checks])
 
 
-def by_kind(notes: Iterable[Note]) -> dict[Kind, list[int]]:
+def by_kind(requests: Iterable[Passed | Outcome]) -> dict[Kind, list[int]]:
     """Return the microseconds of the requests of each kind."""
     times_us: dict[Kind, list[int]] = {}
-    for note in notes:
-        if isinstance(note, tuple):
-            checks, route, time_us = note
+    for one in requests:
+        if isinstance(one, tuple):
+            checks, route, time_us = one
             kind: Kind = rules_of(checks), (), route, True, None
         else:
-            time_us = note.duration_us
-            refused = note.reason if note.ended == "refused" else None
-            kind = note.rules, note.shadow_rules, note.route, note.allowed, refused
+            time_us = one.duration_us
+            refused = one.reason if one.ended == "refused" else None
+            kind = one.rules, one.shadow_rules, one.route, one.allowed, refused
         times_us.setdefault(kind, []).append(time_us)
     return times_us
 
@@ -126,7 +112,7 @@ class LimiterMetrics(Observer):
         ConfigurationError: `limiter` is not a `Limiter`.
     """
 
-    refused_events = False
+    refused_events, takes_passed = False, True
 
     def __init__(self, limiter: Limiter) -> None:
         if not isinstance(limiter, Limiter):
@@ -158,17 +144,17 @@ class LimiterMetrics(Observer):
             self._adder(BANS)(1)
         self._count(())
 
-    def request(self, outcome: Outcome, /) -> None:
+    def request(self, request: Passed | Outcome, /) -> None:
         """Count a request."""
-        self._count([noted(outcome)])
+        self._count([request])
 
-    def _count(self, notes: Iterable[Note]) -> None:
+    def _count(self, requests: Iterable[Passed | Outcome]) -> None:
         """Count requests, those of one kind together."""
         if self._limiter.failures != self._failures:
             with self._counting:
                 known, self._failures = self._failures, self._limiter.failures
                 self._adder(FAILURES)(self._failures - known)
-        for kind, times in by_kind(notes).items():
+        for kind, times in by_kind(requests).items():
             found = self._counts.get(kind)
             if found is None:
                 if len(self._counts) >= MAX_KNOWN:

@@ -19,9 +19,9 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from ..core.errors import ConfigurationError, quoted
-from ..events import Outcome
+from ..events import Outcome, Passed
 from ..limiter import Limiter
-from .metrics import BOUNDS_S, COUNTERS, DURATION, GAUGES, STORE, Add, LimiterMetrics, Metric, Note, noted
+from .metrics import BOUNDS_S, COUNTERS, DURATION, GAUGES, STORE, Add, LimiterMetrics, Metric
 
 DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 SET_EVERY_S: Final = 5.0
@@ -63,7 +63,7 @@ class PrometheusMetrics(LimiterMetrics):
                 "that variable, give this one its own: PrometheusMetrics(limiter, registry=CollectorRegistry())"
             ) from None
         self._set_again_s = 0.0
-        self._pending = deque[Note]()
+        self._pending = deque[Passed | Outcome]()
         self._counting_pending = Lock()
         self._part = 1 if self._directory else PART
         self._begin()
@@ -75,9 +75,9 @@ class PrometheusMetrics(LimiterMetrics):
         while self._made:
             self.registry.unregister(self._made.popitem()[1])
 
-    def request(self, outcome: Outcome, /) -> None:
-        """Note the outcome of a request; for other processes count it now, and set the gauges that they read."""
-        self._pending.append(noted(outcome))
+    def request(self, request: Passed | Outcome, /) -> None:
+        """Keep a request until it is counted; for other processes count it now, and set the gauges that they read."""
+        self._pending.append(request)
         if len(self._pending) >= self._part:
             self._count_pending()
         if self._directory and monotonic() >= self._set_again_s:

@@ -41,8 +41,8 @@ from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.limits import check_whole, parse_duration_us
 from ..core.logs import Throttle, escaped, logger, written
 from ..core.windows.histogram import ResponseTimes
-from ..events import Event, Observer, Outcome
-from .metrics import Note, noted, rules_of
+from ..events import Event, Observer, Outcome, Passed
+from .metrics import rules_of
 
 __all__ = ["ClientTraffic", "LoggedEvent", "Statistics", "Stats", "Traffic", "Worker"]
 
@@ -247,6 +247,7 @@ class Statistics(Observer):
     """
 
     refused_events = False  # refusals are taken from outcomes
+    takes_passed = True
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
@@ -275,7 +276,7 @@ class Statistics(Observer):
         self._task: asyncio.Task[None] | None = None
         self._ahead_s = 0.0
         self._counting = Lock()
-        self._pending = deque[Note]()
+        self._pending = deque[Passed | Outcome]()
         self._known: dict[Sequence[Check], tuple[tuple[str, ...], list[SeriesName]]] = {}
         self._names = set[SeriesName]()
         self._fresh: Series = {}
@@ -287,9 +288,9 @@ class Statistics(Observer):
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
-    def request(self, outcome: Outcome, /) -> None:
-        """Note the outcome of a request."""
-        self._pending.append(noted(outcome))
+    def request(self, request: Passed | Outcome, /) -> None:
+        """Keep a request until it is counted with others."""
+        self._pending.append(request)
         self._arm()
         if len(self._pending) >= PART:
             self._fold()
@@ -329,11 +330,11 @@ class Statistics(Observer):
         with self._counting:
             was_full = _OTHER in self._names
             for _ in range(min(PART, len(self._pending))):
-                note = self._pending.popleft()
-                if isinstance(note, tuple):
-                    self._count_success(*note)
+                request = self._pending.popleft()
+                if isinstance(request, tuple):
+                    self._count_success(*request)
                 else:
-                    self._count(note)
+                    self._count(request)
             self._fresh_clients = _without_rare(self._fresh_clients)
             if len(self._known) > MAX_CLIENTS:
                 self._known.clear()

@@ -118,10 +118,20 @@ class Report(Hook):
 
     def end(self, exchange: Exchange, error: BaseException | None) -> None:
         """See `Hook.end`."""
-        decided, status = exchange.decided, exchange.status
         duration_us = self._now_us() - exchange.began_us
         if duration_us < 0:  # a user-supplied clock may step back
             duration_us = 0
+        decided, route, told = exchange.decided, self._routes.label(exchange.scope), self._observers.requests
+        if exchange.is_complete and len(decided) == 1 and not (decided.has_left or decided.shadow_rules):
+            decision = decided[0][1]
+            if decision.allowed:
+                tell(self._observers.passed, (decision.checks, route, duration_us))
+                told = self._observers.outcomes
+        if told:
+            tell(told, self._outcome(exchange, error, route, duration_us))
+
+    def _outcome(self, exchange: Exchange, error: BaseException | None, route: str, duration_us: int) -> Outcome:
+        decided, status = exchange.decided, exchange.status
         decisions = [*map(_DECISION, decided)]
         refusal: Decision | None = None
         ended: Ended = "success"
@@ -134,10 +144,8 @@ class Report(Hook):
             ended, status = "cancelled", exchange.left_with
         elif not exchange.is_complete:
             ended, status = _ended(exchange, error)
-        route = self._routes.label(exchange.scope)
         began_us = self._unix_us() - duration_us
-        outcome = Outcome(decisions, refusal, decided.shadow_rules, route, status, ended, began_us, duration_us)
-        tell(self._observers.requests, outcome)
+        return Outcome(decisions, refusal, decided.shadow_rules, route, status, ended, began_us, duration_us)
 
 
 def _ended(exchange: Exchange, error: BaseException | None) -> tuple[Ended, Any]:

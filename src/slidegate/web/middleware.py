@@ -234,8 +234,9 @@ class RateLimitMiddleware(FailsAtStartup):
         decided = scope[DECIDED_KEY] = Decided() if outer is None else outer.decided
         exchange = scope[EXCHANGE_KEY] = Exchange(self, scope, receive, send, plan.hooks, decided)
         try:
-            if self._observers.requests:
-                self._report_end(exchange)
+            if self._observers.requests and not (decided and self._is_reported(decided)):
+                exchange.began_us = self._engine.now_us()
+                exchange.hooks = (self._report, *plan.hooks)
             question = plan.questions.get(who)
             decision = (
                 self.decider.decide(exchange, plan, self.clients.of(scope, who))
@@ -262,11 +263,9 @@ class RateLimitMiddleware(FailsAtStartup):
         finally:
             scope[EXCHANGE_KEY] = outer  # the exchange refers to the scope
 
-    def _report_end(self, exchange: Exchange) -> None:
-        """Report the outcome of a request when it ends; the outermost middleware of a limiter does that."""
-        if not exchange.decided or all(other.limiter is not self.limiter for other, _ in exchange.decided):
-            exchange.began_us = self._engine.now_us()
-            exchange.hooks = [self._report, *exchange.hooks]
+    def _is_reported(self, decided: Decided) -> bool:
+        """Return whether another middleware reports a request when it ends: the outermost one of a limiter."""
+        return any(other.limiter is self.limiter for other, _ in decided)
 
     # -- the first requests, and those while it is switched off --------------------------------------------------------
 
