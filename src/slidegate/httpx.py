@@ -261,7 +261,7 @@ class SyncLimitedTransport(_Limited, httpx.BaseTransport):
     def handle_request(self, request: Any) -> Any:
         """Send a request when its key has room, and return the response after its head."""
         with suppress(RuntimeError):  # no event loop runs
-            anyio.get_cancelled_exc_class()
+            anyio.current_time()
             raise ConfigurationError("SyncLimitedTransport: expected a thread without event loop; use LimitedTransport")
         return _completed(self._handle(request))
 

@@ -377,6 +377,14 @@ def test_trio_runs_it() -> None:
     assert trio.run(run, clock=MockClock(autojump_threshold=0)) == pytest.approx(2)
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_blocking_client_works_in_threads_that_anyio_takes_for_its_own(backend: str) -> None:
+    inner = httpx.MockTransport(lambda request: httpx.Response(200))
+    client = httpx.Client(transport=SyncLimitedTransport(limits="9/second", transport=inner))
+    to_thread: Any = asyncio.to_thread if backend == "asyncio" else trio.to_thread.run_sync
+    assert anyio.run(to_thread, client.get, URL, backend=backend).status_code == 200
+
+
 @pytest.mark.parametrize("kind", ["sync"])
 async def test_a_blocking_client_is_refused_in_a_thread_with_an_event_loop(scene: MakeScene) -> None:
     made = scene()

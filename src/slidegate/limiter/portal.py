@@ -1,9 +1,9 @@
 """Where coroutines of the limiter run for threads without an event loop.
 
-The methods of a limiter are coroutines. With a synchronous store they never suspend, so the calling thread runs them to
-completion: a memory store always, and LMDB unless each commit waits for a disk. All other stores, and calls that queue,
-use an event loop in a thread of its own, the portal of the limiter: from the first such call until the limiter is
-closed, or gone. A forked child, which has no copy of the thread, starts its own.
+The methods of a limiter are coroutines. With memory and LMDB they never suspend, so the calling thread runs them to
+completion. All other stores, and calls that queue, use an event loop in a thread of its own, the portal of the limiter:
+from the first such call until the limiter is closed, or gone. A forked child, which has no copy of the thread, starts
+its own.
 """
 
 from __future__ import annotations
