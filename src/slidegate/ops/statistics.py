@@ -19,7 +19,7 @@ import json
 import os
 import socket
 import zlib
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import Context
@@ -57,6 +57,8 @@ NO_ROUTE: Final = "(no route)"
 OTHER: Final = "(other)"
 """The rule and the route of requests beyond `MAX_SERIES` combinations of rules and route."""
 MAX_CLIENTS: Final = 1_000
+MAX_KNOWN: Final = 4_096
+"""Of how many questions the rules and clients are remembered: a client has one for each set of rules."""
 TOP_CLIENTS: Final = 100
 MAX_EVENTS: Final = 100
 MAX_REFUSALS: Final = 50
@@ -326,39 +328,43 @@ class Statistics(Observer):
                 logger.warning("statistics were not written and will be retried: %s", error)
 
     def _fold(self) -> None:
-        """Count some of the pending outcomes."""
+        """Count some of the pending requests, the ordinary ones of a series or a client together."""
         with self._counting:
             was_full = _OTHER in self._names
+            times_us, clients = defaultdict[SeriesName, list[int]](list), list[SeriesName]()
             for _ in range(min(PART, len(self._pending))):
                 request = self._pending.popleft()
-                if isinstance(request, tuple):
-                    self._count_success(*request)
-                else:
+                if isinstance(request, Outcome):
                     self._count(request)
+                    continue
+                checks, route, time_us = request
+                rules, own = self._known.get(checks) or self._know(checks)
+                times_us[rules, route].append(time_us)
+                clients += own
+            for (rules, route), times in times_us.items():
+                traffic = self._traffic(rules, route)
+                traffic.passed += len(times)
+                traffic.times.count_all(times)
+            for name, requests in Counter(clients).items():
+                _found(self._fresh_clients, name).passed += requests
             self._fresh_clients = _without_rare(self._fresh_clients)
-            if len(self._known) > MAX_CLIENTS:
-                self._known.clear()
         if _OTHER in self._names and not was_full:
             message = f"{MAX_SERIES} combinations of rules and routes are counted; further ones count as {OTHER}"
             self._limiter.store.observers.tell(Event("series_full", message, {"max_series": MAX_SERIES}))
 
-    def _count_success(self, checks: Sequence[Check], route: str, duration_us: int) -> None:
-        known = self._known.get(checks)
-        if known is None:
-            known = self._known[checks] = rules_of(checks), self._clients_of({key for _, key, _ in checks})
-        rules, clients = known
-        traffic = self._traffic(rules, route)
-        traffic.passed += 1
-        traffic.times.count_one(duration_us)
-        for name in clients:
-            _found(self._fresh_clients, name).passed += 1
+    def _know(self, checks: Sequence[Check]) -> tuple[tuple[str, ...], list[SeriesName]]:
+        """Return the rules and the clients of requests with some checks, and remember them."""
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        known = self._known[checks] = rules_of(checks), self._clients_of({key for _, key, _ in checks})
+        return known
 
     def _count(self, outcome: Outcome) -> None:
         passed, is_refused = outcome.allowed, outcome.ended == "refused"
         traffic = self._traffic(outcome.rules, "" if is_refused and outcome.route == NO_ROUTE else outcome.route)
         traffic.count(outcome, passed)
         if passed:
-            traffic.times.count_one(outcome.duration_us)
+            traffic.times.count_all([outcome.duration_us])
         for rule in outcome.shadow_rules:
             self._traffic((rule,), "").shadow_refused += 1
         clients = self._clients_of({key for one in outcome.decisions for _, key, _ in one.checks})

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -67,13 +68,16 @@ class ResponseTimes:
                 return _reads_as_us(bucket)
         return None
 
-    def count_one(self, time_us: int) -> None:
-        """Count a time."""
-        self.sum_us += time_us
-        if self.min_us is None or time_us < self.min_us:
-            self.min_us = time_us
-        bucket = bisect_left(BOUNDS_US, time_us)
-        self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
+    def count_all(self, times_us: Sequence[int]) -> None:
+        """Count times, one or more."""
+        shortest_us = min(times_us)
+        self.sum_us += sum(times_us)
+        if self.min_us is None or shortest_us < self.min_us:
+            self.min_us = shortest_us
+        counts = self.buckets
+        for time_us in times_us:
+            bucket = bisect_left(BOUNDS_US, time_us)
+            counts[bucket] = counts.get(bucket, 0) + 1
 
     def add(self, other: ResponseTimes) -> None:
         """Add all times of another histogram."""
