@@ -204,15 +204,16 @@ def _held_by(thing: object) -> Iterable[object]:
 
 def _about_file(path: Path) -> list[Finding]:
     middleware = middleware_of(path)
-    findings = list(middleware.findings)
     address = _address_in(path)
-    if address.startswith("memory://"):
-        return findings
-    findings = [finding for finding in findings if finding.code != _MEMORY]
-    if address.startswith("lmdb:"):
+    kind = address.partition(":")[0].lower()
+    findings = [finding for finding in middleware.findings if kind == "memory" or finding.code != _MEMORY]
+    if kind == "lmdb":
         _note_what_a_reboot_forgets(middleware)
     try:
-        ask(address, Limiter.now_us)
+        if kind == "memory":
+            Limiter.from_url(address)
+        else:
+            ask(address, Limiter.now_us)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: store: {error}") from error
     except StoreError as error:
@@ -222,8 +223,8 @@ def _about_file(path: Path) -> list[Finding]:
 
 def _address_in(path: Path) -> str:
     """Return the address of the store of a valid configuration file."""
-    address: str = tomllib.loads(path.read_text("utf-8-sig")).get("store") or os.environ.get(STORE_VARIABLE, "")
-    return address or "memory://"
+    address: str | None = tomllib.loads(path.read_text("utf-8-sig")).get("store")
+    return (os.environ.get(STORE_VARIABLE) or "memory://") if address is None else address
 
 
 def _note_what_a_reboot_forgets(middleware: RateLimitMiddleware) -> None:
