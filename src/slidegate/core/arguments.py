@@ -6,7 +6,7 @@ which every class gives alike; the documentation of migrations lists all of them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from inspect import signature
 from typing import Any, Final, ParamSpec, TypeVar
@@ -86,7 +86,7 @@ def expect(what: str, value: _T | None, kind: type[_T], example: str) -> _T | No
 
 
 def check_list(what: str, given: object, expected: str, kind: type[Any] = object) -> list[Any]:
-    """Return the items of a list or another iterable; text is refused, because it would be a list of characters.
+    """Return the items of a list or another iterable, but of no text or mapping: those have characters or keys.
 
     Args:
         what: The name of the option.
@@ -95,9 +95,9 @@ def check_list(what: str, given: object, expected: str, kind: type[Any] = object
         kind: The class of every item.
 
     Raises:
-        ConfigurationError: It is not iterable, is text, or contains an item of another class.
+        ConfigurationError: It is not iterable, is text or a mapping, or contains an item of another class.
     """
-    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
         raise ConfigurationError(f"expected {expected}, not {quoted(given)}", what)
     listed = list(given)
     for one in listed:

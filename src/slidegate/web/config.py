@@ -7,6 +7,7 @@ of the file overrides that of the environment.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -16,6 +17,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from ..core.addresses import network_of
 from ..core.arguments import check_list, unknown_option
 from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError, closest, quoted
@@ -51,6 +53,11 @@ OPTIONS: Final = (
 OF_FUNCTIONS: Final = ("cost_max", "fallback_limits")
 """The options of a rule that belong to functions, which a file has not."""
 _LIMITING: Final = frozenset({"limits", "rules", "default_limits", "bans", "blocklist", "messages"})
+_TABLES: Final[Mapping[str, Callable[..., object]]] = {
+    "[client]": client_ip,
+    "[[rules]]": Rule,
+    "[bans.NAME]": BanPolicy,
+}
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _WORDS: Final[Mapping[str, keys.Key | None]] = {"client": None, "everyone": keys.everyone, "user": keys.user}
 MAKERS: Final[Mapping[str, Callable[..., keys.Key]]] = {
@@ -111,7 +118,7 @@ class ConfigReader:
             "rules": self._rules,
             "bans": self._policies,
             "messages": lambda table: self._made(MessageLimits, table),
-            "headers": lambda style: None if style == "none" else tuple(style) if isinstance(style, list) else style,
+            "headers": _headers,
             "networks": lambda names: [names] if isinstance(names, str) else check_list("", names, f"files, {_MMDB}"),
             "network": self._network_file,
             "combine": lambda parts: [self._key_or_client(part) for part in check_list("", parts, _PARTS)],
@@ -169,7 +176,10 @@ class ConfigReader:
     def _options(self, data: dict[str, Any]) -> dict[str, Any]:
         for name in data:
             if name not in OPTIONS:
-                raise ConfigurationError(unknown_option(name, OPTIONS))
+                table = next((table for table, call in _TABLES.items() if name in signature(call).parameters), "")
+                raise ConfigurationError(
+                    f"unknown option {quoted(name)}; write it below {table}" if table else unknown_option(name, OPTIONS)
+                )
             if name in OF_LIMITER and "limiter" in self._code:
                 raise ConfigurationError(
                     f"the limiter given in code has its own; remove {name}, or limiter= in code", name
@@ -222,7 +232,7 @@ class ConfigReader:
         return [rule.keyed(self._client) if "key" in table and self._has_key else rule for rule, table in rules]
 
     def _policies(self, tables: object) -> list[BanPolicy]:
-        if not isinstance(tables, dict):
+        if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
             raise ConfigurationError(f"expected tables such as [bans.scanning], not {quoted(tables)}")
         return [self._at(name, BanPolicy, table, name=name) for name, table in tables.items()]
 
@@ -274,6 +284,8 @@ class ConfigReader:
         """Return networks that are written in the configuration, or those of a file."""
         if isinstance(given, list):
             return Networks(given)
+        if isinstance(given, str) and network_of(given) is not None:
+            raise ConfigurationError(f"expected a list such as [{json.dumps(given)}], or a file, not {quoted(given)}")
         return self._open(ListFile, given, _NETSET).networks
 
     def _network_file(self, path: object) -> NetworkFile:
@@ -295,6 +307,16 @@ def _parsed(content: bytes) -> dict[str, Any]:
         return tomllib.loads(content.decode("utf-8-sig"))
     except ValueError as error:  # not UTF-8, not TOML, or a number with more digits than Python parses
         raise ConfigurationError(f"not TOML: {escaped(str(error), MAX_SHOWN)}") from None
+
+
+def _headers(style: object) -> tuple[str, ...] | None:
+    """Return the styles of header fields as code has them."""
+    if style == "none":
+        return None
+    styles = style if isinstance(style, list) else [style]
+    if not styles or any(one not in ("draft", "legacy") for one in styles):
+        raise ConfigurationError(f'expected "draft", "legacy", ["draft", "legacy"] or "none", not {quoted(style)}')
+    return tuple(styles)
 
 
 def _one_of(statuses: object) -> Callable[[int], bool]:
