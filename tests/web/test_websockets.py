@@ -110,10 +110,8 @@ async def test_the_application_gets_a_disconnect_and_no_error_where_the_client_h
     assert tried == [1013]
 
 
-@given(st.lists(st.integers(0, 30), max_size=8), st.booleans(), st.sampled_from([2, 9]), st.booleans())
-def test_no_message_is_lost_or_counted_twice_when_a_read_is_given_up(
-    patience: list[int], looks: bool, amount: int, is_banned: bool
-) -> None:
+@given(st.lists(st.integers(0, 9), max_size=8), st.sampled_from(["counts", "refuses", "looks", "banned"]))
+def test_no_message_is_lost_or_counted_twice_when_a_read_is_given_up(patience: list[int], what: str) -> None:
     """As with a timeout around a read, while a store is asked about its message, or counts a strike."""
     clock = FakeClock(10**9)
     limiter = Limiter(SlowStore(clock))
@@ -122,11 +120,11 @@ def test_no_message_is_lost_or_counted_twice_when_a_read_is_given_up(
         await receive()
         await send({"type": "websocket.accept"})
         scope["received"] = []
-        if is_banned:
+        if what == "banned":
             await limiter.ban(PEER, "1d")
             clock.advance("10s")
         for count in [*patience, *[99] * 4]:
-            if looks:  # for a ban of the client, at each message
+            if what == "looks":  # for a ban of the client, at each message
                 clock.advance("10s")
             read = asyncio.create_task(receive())
             await turns(count)
@@ -137,14 +135,15 @@ def test_no_message_is_lost_or_counted_twice_when_a_read_is_given_up(
 
     async def run() -> None:
         bans = BanPolicy("2/d", "1d", signals={"refused": 1})
-        app = RateLimitMiddleware(impatient, messages=MessageLimits(f"{amount}/hour"), limiter=limiter, bans=bans)
+        messages = None if what == "banned" else MessageLimits("2/hour" if what == "refuses" else "9/hour")
+        app = RateLimitMiddleware(impatient, messages=messages, limiter=limiter, bans=bans)
         with limits_clock(clock):
             client = await Client(*texts(3), BYE).run(app)
-        admitted = 0 if is_banned else min(amount, 3)
+        admitted, code = {"refuses": (2, 1013), "banned": (0, 1008)}.get(what, (3, 1000))
         assert client.received[:admitted] == texts(admitted)
-        assert client.received[admitted]["code"] == (1008 if is_banned else 1013 if amount < 3 else 1000)
+        assert client.received[admitted]["code"] == code
         assert sum(one.used for one in (await limiter.inspect(PEER)).windows) == admitted
-        assert (await limiter.banned(PEER) is not None) is is_banned, "one refused message is one strike"
+        assert (await limiter.banned(PEER) is not None) is (what == "banned"), "a refused message is one strike"
 
     asyncio.run(run())
 
