@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,11 +11,11 @@ import pytest
 from slidegate import BanPolicy, Limiter, RateLimitMiddleware, Rule
 from slidegate.core import StoreUnavailable
 from slidegate.stores.open_store import open_store
-from slidegate.testing import RecordingObserver
+from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import hello, statuses
 from ..redis_servers import AT_REDIS
-from ..remote_stores import RemoteStore
+from ..remote_stores import RemoteStore, SickStore
 
 
 @pytest.fixture(params=["memory", "lmdb", AT_REDIS, "own"])
@@ -81,3 +82,32 @@ async def test_a_request_that_outlives_its_limiter_ends_as_it_is(store: Any) -> 
     failures = Rule("*", "5/minute", count_if=lambda status: status != 200)
     app = RateLimitMiddleware(closes, rules=[failures, *held], limiter=limiter)
     assert await statuses(app, 1) == [200]
+
+
+class Cut(SickStore):
+    """A store whose end cuts off what it is asked."""
+
+    def close(self) -> None:
+        self.closed, self.error = True, StoreUnavailable("cut off")
+        self.goes_on.set()
+
+
+async def test_nothing_has_failed_where_a_limiter_is_closed_in_the_middle_of_calls(store: Any) -> None:
+    cut = Cut(FakeClock())
+    cut.hangs = True
+    for each in (store, cut):
+        limiter = Limiter(each, deadline="60s", observers=[observer := RecordingObserver()])
+        tasks = []
+        for _ in range(30):  # each is a call of its own
+            tasks.append(asyncio.create_task(asks_on(limiter)))
+            await asyncio.sleep(0)
+        await limiter.close()
+        await asyncio.gather(*tasks)
+        assert observer.kinds == []
+
+
+async def asks_on(limiter: Limiter) -> None:
+    with suppress(StoreUnavailable):
+        while True:
+            await limiter.hit("user:ann", "5/minute", 0)
+            await asyncio.sleep(0)

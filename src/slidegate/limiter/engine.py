@@ -212,11 +212,13 @@ class Engine:
     async def close(self) -> None:
         """Run `end`, and close the store. From then on all queries raise `StoreUnavailable`."""
         try:
-            await self.end()
+            try:
+                await self.end()
+            finally:
+                self._closed = True
+                self.rebuild()
             await answer_of(self.store.close())
         finally:
-            self._closed = True
-            self.rebuild()
             self.portal.end()
 
     async def end(self) -> None:

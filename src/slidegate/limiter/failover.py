@@ -191,7 +191,10 @@ class Failover:
             self.breaker.forget(call)
             raise
         except Exception as error:
-            self.breaker.failed(call, error)
+            if self._store.closed:  # meanwhile, which is no failure
+                self.breaker.forget(call)
+            else:
+                self.breaker.failed(call, error)
             return _UNANSWERED  # type: ignore[no-any-return]
         self._answered(call)
         return found
