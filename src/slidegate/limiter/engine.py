@@ -25,7 +25,7 @@ from ..core.errors import ConfigurationError
 from ..core.reservation import Reservation
 from ..core.store import Clock, Store, closed
 from ..stores.memory.store import MemoryStore
-from ..stores.system_clock import SYSTEM, monotonic_us, system_us
+from ..stores.system_clock import SYSTEM, SystemClock, monotonic_us, system_us
 from .aio import COMMAND_DEADLINE_S, answer_of, within
 from .failover import Failover, OnError, check_failure_policy
 from .inspect import BucketCaller, Caller
@@ -69,6 +69,7 @@ class Engine:
         emit: Emits an event of the limiter or a middleware.
         now_us: Returns Unix time in microseconds, measured once and advanced by the monotonic clock, so that a step of
             the system clock does not distort durations.
+        clock: The clock of durations: that of the system, or one that advances with that of a memory store.
         keys: Normalizes keys.
         failover: Queries a store that can fail; None for a memory store.
         queues: The queues of waiting requests.
@@ -100,6 +101,10 @@ class Engine:
         self.per_process = memory is not None
         self.unix_us: Clock = system_us if memory is None else memory.unix_us
         self.now_us: Clock = _steady_clock() if memory is None or memory.clock is None else memory.clock
+        self.clock = SYSTEM
+        if memory is not None and memory.clock is not None:
+            self.clock = SystemClock()
+            self.clock.use(memory.clock)
         self.observers = ObserverHub(self.unix_us, observers)
         self.emit = self.observers.emit
         store.observe(self.emit)

@@ -80,6 +80,9 @@ class PrometheusMetrics(LimiterMetrics):
         self._pending.append(request)
         if len(self._pending) >= self._part:
             self._count_pending()
+            self._set_if_due()
+
+    def _set_if_due(self) -> None:
         if self._directory and monotonic() >= self._set_again_s:
             self._set_again_s = monotonic() + SET_EVERY_S
             self._set_gauges()

@@ -279,6 +279,7 @@ class Statistics(Observer):
         self._ahead_s = 0.0
         self._counting = Lock()
         self._pending = deque[Passed | Outcome]()
+        self._room = 0
         self._known: dict[Sequence[Check], tuple[tuple[str, ...], list[SeriesName]]] = {}
         self._names = set[SeriesName]()
         self._fresh: Series = {}
@@ -293,9 +294,10 @@ class Statistics(Observer):
     def request(self, request: Passed | Outcome, /) -> None:
         """Keep a request until it is counted with others."""
         self._pending.append(request)
-        self._arm()
-        if len(self._pending) >= PART:
-            self._fold()
+        if len(self._pending) > self._room:
+            self._arm()
+            if len(self._pending) >= PART:
+                self._fold()
 
     def event(self, event: Event, /) -> None:
         """Note an event."""
@@ -304,13 +306,17 @@ class Statistics(Observer):
         self._arm()
 
     def _arm(self) -> None:
-        """Write within five seconds, unless that is due already."""
+        """Write within five seconds, unless that is due already; until then requests need not arm it again."""
+        self._room = PART - 1
         if self._loop is None or self._loop.is_closed():
-            with suppress(RuntimeError):  # no event loop of asyncio runs in this thread
+            try:
                 self._loop = asyncio.get_running_loop()
-                # In the middle of a slice, so that each slice gets one write of each worker.
-                wait_s = EVERY_S - (monotonic() + self._ahead_s - EVERY_S / 2) % EVERY_S
-                self._loop.call_later(wait_s, self._due, self._loop, context=Context())  # not that of the request
+            except RuntimeError:  # no event loop of asyncio runs in this thread
+                self._room = 0
+                return
+            # In the middle of a slice, so that each slice gets one write of each worker.
+            wait_s = EVERY_S - (monotonic() + self._ahead_s - EVERY_S / 2) % EVERY_S
+            self._loop.call_later(wait_s, self._due, self._loop, context=Context())  # not that of the request
 
     def _due(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is loop:
@@ -399,6 +405,7 @@ class Statistics(Observer):
         Raises:
             StoreError: The store does not answer. Nothing is lost; the next call writes it.
         """
+        self._room = 0
         await self._write()  # what an earlier call has not written
         while self._pending:
             self._fold()

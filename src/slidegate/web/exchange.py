@@ -93,8 +93,8 @@ class Exchange:
     permits: tuple[tuple[Name, str], ...] = ()
     """The queues of fair rules of which it has a permit, each with the tenant."""
 
-    began_us = 0
-    """When the request arrived, by `Engine.now_us`, if its outcome is reported."""
+    began_ns = 0
+    """When the request arrived, by `Engine.clock`, if its outcome is reported."""
 
     def __init__(
         self,

@@ -111,22 +111,21 @@ class Report(Hook):
     ends = True
 
     def __init__(self, engine: Engine, routes: RouteLabels) -> None:
-        self._now_us = engine.now_us
+        self._clock = engine.clock
         self._unix_us = engine.unix_us
         self._observers = engine.observers
         self._routes = routes
 
     def end(self, exchange: Exchange, error: BaseException | None) -> None:
         """See `Hook.end`."""
-        duration_us = self._now_us() - exchange.began_us
-        if duration_us < 0:  # a user-supplied clock may step back
-            duration_us = 0
-        decided, route, told = exchange.decided, self._routes.label(exchange.scope), self._observers.requests
+        duration_us = (self._clock.monotonic_ns() - exchange.began_ns) // 1_000
+        route, observers, decided = self._routes.label(exchange.scope), self._observers, exchange.decided
+        told = observers.requests
         if exchange.is_complete and len(decided) == 1 and not (decided.has_left or decided.shadow_rules):
-            decision = decided[0][1]
+            ((_, decision),) = decided
             if decision.allowed:
-                tell(self._observers.passed, (decision.checks, route, duration_us))
-                told = self._observers.outcomes
+                told = observers.outcomes
+                tell(observers.passed, (decision.checks, route, duration_us))
         if told:
             tell(told, self._outcome(exchange, error, route, duration_us))
 

@@ -140,7 +140,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self._engine = self.limiter.engine
         self.header_writer = HeaderWriter(headers, self._engine.unix_us)
         self.calls = UserCallbacks()
-        self._observers = self._engine.observers
+        self._observers, self._clock = self._engine.observers, self._engine.clock
         self.route_labels = RouteLabels()  # not `routes`: applications have those
         self._report = Report(self._engine, self.route_labels)
         self.lists = {"blocklist": blocklist, "allowlist": allowlist}
@@ -235,7 +235,7 @@ class RateLimitMiddleware(FailsAtStartup):
         exchange = scope[EXCHANGE_KEY] = Exchange(self, scope, receive, send, plan.hooks, decided)
         try:
             if self._observers.requests and not (decided and self._is_reported(decided)):
-                exchange.began_us = self._engine.now_us()
+                exchange.began_ns = self._clock.monotonic_ns()
                 exchange.hooks = (self._report, *plan.hooks)
             question = plan.questions.get(who)
             decision = (
