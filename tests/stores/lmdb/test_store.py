@@ -24,6 +24,7 @@ from slidegate.core import (
     Decision,
     Quota,
     Reason,
+    StatsRow,
     StoreTimeout,
     StoreUnavailable,
     parse_limits,
@@ -312,21 +313,24 @@ async def test_closing_tells_all_who_wait(opened: Opened) -> None:
     assert (await waited(opened())).remaining == 3, "they have charged nothing"
 
 
-@pytest.mark.parametrize("stuffing", ["bans", "windows"])
+@pytest.mark.parametrize("stuffing", ["bans", "windows", "stats"])
 def test_a_full_file_can_be_opened_again_and_goes_on_when_what_is_in_it_has_ended(
     opened: Opened, stuffing: str
 ) -> None:
     clock = FakeClock(10**12)
     store = opened(max_map_size=1 << 20, clock=clock)
     assert fill(store, [1], "1/minute") == [True]
-    grows: list[Callable[[int], object]] = [
-        lambda number: store.bans.ban(f"user:{number}", MINUTE_US, "x" * 256, "ann"),
-        lambda number: fill(store, [number % 100], f"{1000 + number // 100}/minute @{64 + number // 100 % 64}"),
-    ]
+    grows: dict[str, Callable[[int], object]] = {
+        "bans": lambda number: store.bans.ban(f"user:{number}", MINUTE_US, "x" * 256, "ann"),
+        "windows": lambda number: fill(
+            store, [number % 100], f"{1000 + number // 100}/minute @{64 + number // 100 % 64}"
+        ),
+        "stats": lambda number: store.shared_stats.write(b"ann00000", StatsRow("5s", number, b"x" * 256, MINUTE_US)),
+    }
     failed = 0
     for number in range(40_000):
         try:
-            grows[stuffing == "windows"](number)
+            grows[stuffing](number)
         except StoreUnavailable as error:
             failed += error.concerns == "key"
             if failed > 50:
