@@ -72,8 +72,10 @@ class FakeClock:
             us: Microseconds, instead of or in addition to `span`; may be negative.
 
         Raises:
-            ConfigurationError: `span` is a number, whose unit would be ambiguous, or invalid.
+            ConfigurationError: `span` is a number, whose unit would be ambiguous, or invalid; or `us` is not whole.
         """
+        if not isinstance(us, int):
+            raise ConfigurationError(f"us: expected whole microseconds, for example advance(us=250), not {quoted(us)}")
         if isinstance(span, timedelta):
             us += span // timedelta(microseconds=1)
         elif isinstance(span, str):
@@ -214,10 +216,10 @@ def limits_clock(clock: AnyClock) -> Switch[AnyClock]:
         clock: Returns Unix time in microseconds, such as a `FakeClock`.
 
     Raises:
-        ConfigurationError: The clock is not callable.
+        ConfigurationError: The clock is not callable, or returns no whole number.
     """
-    if not callable(clock):
+    if not callable(clock) or not isinstance(clock(), int):  # once in use, it would fail all later tests
         raise ConfigurationError(
-            f"clock: expected a function that returns microseconds, for example FakeClock(), not {quoted(clock)}"
+            f"clock: expected a function that returns whole microseconds, for example FakeClock(), not {quoted(clock)}"
         )
     return Switch(clock, _clocks, lambda: all_limiters.use_clock(next(reversed(_clocks.values()), None)))
