@@ -5,8 +5,9 @@ import json
 import re
 import tomllib
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from copy import deepcopy
+from io import StringIO
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from starlette.responses import PlainTextResponse
 from scripts import make_configuration
 from scripts.make_configuration import json_schema
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, everyone
+from slidegate.ops.cli import run
+from slidegate.web.config import OF_LIMITER
 from slidegate.web.reload import FileOptions, ReloadingMiddleware
 
 from ..asgi import hello, statuses
@@ -270,7 +273,7 @@ def key_paths(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | 
     st.sampled_from(key_paths(WHOLE)), st.sampled_from(["replace", "delete", "rename"]), values, st.sampled_from(KEYS)
 )
 @settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_file_with_one_change_is_read_or_refused_with_its_place(
+def test_a_file_with_one_change_is_read_or_refused_with_its_place_and_check_says_which(
     tmp_path: Path, key_path: tuple[str | int, ...], change: str, value: Any, other: str
 ) -> None:
     document = deepcopy(WHOLE)
@@ -287,6 +290,10 @@ def test_a_file_with_one_change_is_read_or_refused_with_its_place(
     known = "|".join(SCHEMA["properties"])
     location = rf"({known})\b|unknown option |not TOML: |expected limits"
     assert not said or re.fullmatch(f"({location})[^\n]*", said), said
+    if key_path[0] in OF_LIMITER:  # the command makes a limiter of its own
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as err:
+            code = run(["check", str(tmp_path / "slidegate.toml")])
+        assert (code == 2) is bool(said), err.getvalue()
 
 
 @given(st.integers(0, len(EXAMPLE)), st.binary(max_size=8), st.integers(0, 40))

@@ -205,7 +205,7 @@ def _held_by(thing: object) -> Iterable[object]:
 def _about_file(path: Path) -> list[Finding]:
     middleware = middleware_of(path)
     address = _address_in(path)
-    kind = address.partition(":")[0].lower()
+    kind = str(address).partition(":")[0].lower()
     findings = [finding for finding in middleware.findings if kind == "memory" or finding.code != _MEMORY]
     if kind == "lmdb":
         _note_what_a_reboot_forgets(middleware)
