@@ -60,7 +60,7 @@ class TurnTimeout(SlidegateError, httpx.PoolTimeout):
 
     Args:
         message: The reason.
-        key: The key without room.
+        key: The key without room, as stores use it.
         retry_after_us: The time until there may be room, in microseconds; None if it is unknown.
     """
 
@@ -118,7 +118,7 @@ class _Limited:
         send = partial(self._call, getattr(self._transport, self._method), request)
         if name is None:
             return await send()
-        key = f"to:{name}"  # never an address: bans of addresses refuse inbound requests
+        key = self._limiter.key_for(f"to:{name}")  # never an address: bans of addresses refuse inbound requests
         until_s, retries = time.monotonic() + self._wait_s, self._retries
         await self._wait_for_room(key, until_s, library)
         while True:
@@ -185,10 +185,8 @@ class _Limited:
                 left_us = seen.retry_after_us if seen.reason is Reason.BANNED else 0
                 # Concurrent responses request the same pause a moment apart. A longer ban is never shortened.
                 if left_us is not None and left_us + min(pause_us // 10, 100_000) < pause_us:
-                    # `key_for` escapes keys that cannot be encoded as JSON.
-                    span, spelled = timedelta(microseconds=pause_us), self._limiter.key_for(key)
-                    reason = f"it answered {status}"
-                    await self._call(self._methods.ban, spelled, span, reason=reason, by="outbound", within_s=1)
+                    span, reason = timedelta(microseconds=pause_us), f"it answered {status}"
+                    await self._call(self._methods.ban, key, span, reason=reason, by="outbound", within_s=1)
                 return True
             except (SlidegateError, TimeoutError) as error:  # also of a key that nobody can ban, such as a blank
                 kind, failure = "pause_unshared", repr(error)
