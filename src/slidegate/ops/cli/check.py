@@ -173,6 +173,9 @@ def middlewares_in(app: ASGIApp) -> list[RateLimitMiddleware]:
 
     Frameworks keep their layers in attributes, slots, tries of routes and closures. The garbage collector knows the
     references of all of them alike, so this needs to know no framework.
+
+    Raises:
+        click.ClickException: One of them, or another middleware, cannot be built.
     """
     objects: list[object] = [app]
     seen = {id(app)}
@@ -182,13 +185,21 @@ def middlewares_in(app: ASGIApp) -> list[RateLimitMiddleware]:
             try:
                 thing.middleware_stack = thing.build_middleware_stack()
             except Exception as error:
-                message = f"{type(error).__name__}: {one_line(error)}"
-                raise click.ClickException(f"the middlewares of an application cannot be built: {message}") from error
+                raise _unbuildable(error) from error
+        if isinstance(thing, RateLimitMiddleware) or type(thing).__name__ == "ReloadingMiddleware":
+            failure: Exception | None = getattr(thing, "error", None)  # it is kept in a stack that is being built
+            if failure is not None:
+                raise _unbuildable(failure) from failure
         for below in _held_by(thing) if len(objects) < MAX_WALKED else ():
             if id(below) not in seen and not isinstance(below, _OUTSIDE):
                 seen.add(id(below))
                 objects.append(below)
     return [thing for thing in objects if isinstance(thing, RateLimitMiddleware)]
+
+
+def _unbuildable(error: Exception) -> click.ClickException:
+    message = f"{type(error).__name__}: {one_line(error)}"
+    return click.ClickException(f"the middlewares of an application cannot be built: {message}")
 
 
 def _held_by(thing: object) -> Iterable[object]:
