@@ -311,11 +311,11 @@ async def test_permits_are_written_again_after_a_server_has_lost_them() -> None:
 
 @needs_redis
 async def test_every_row_of_permits_has_an_end(server: RedisServer, opened_as: Opened) -> None:
-    store = opened_as("server", prefix="ends", permit_lease="5s")
+    store = opened_as("server", prefix="leases", permit_lease="5s")
     held = await take(store)
-    (name,) = server.command("KEYS", "{ends}:w:*")
+    (name,) = server.command("KEYS", "{leases}:w:*")
     assert 4_000 < server.command("PTTL", name) <= 6_000
-    short = opened_as("server", prefix="ends", permit_lease="2s")
+    short = opened_as("server", prefix="leases", permit_lease="2s")
     again = await take(short)
     assert server.command("PTTL", name) > 4_000, "the longest lease counts"
     assert await leave(store, held) == [True]

@@ -260,12 +260,11 @@ class Table(Generations):
 
     def reset(self, key: str, now_us: int) -> bool:
         """Forget the units in a key's own window; return False if there were none."""
-        window = (self.of(key) or {}).get(key)
-        if not window or self.holds_permits or self.counts_strikes:
+        windows = self.of(key)
+        if windows is None or self.holds_permits or self.counts_strikes:
             return False
-        self.stale.pop(key, None)
-        self.fresh[key] = b""
-        return not self.limit.life_us or now_us < self.limit.expires_us(window)
+        window, windows[key] = windows[key], b""
+        return window != b"" and (not self.limit.life_us or now_us < self.limit.expires_us(window))
 
     def sweep(self, now_us: int, unix_us: int) -> bool:
         """Delete some expired windows and cells; return whether the sweep has finished until the next expiry."""

@@ -407,8 +407,7 @@ class MemoryStore(Store):
 
     def _visit_later(self, table: Table, now_us: int) -> None:
         """Schedule the next sweep of a table, for when its windows have expired even if the clock has stepped back."""
-        limit, latest_us = table.limit, max(self._latest_us, now_us)
-        due_us = latest_us + max(limit.check_us, LEAST_LIFE_US)
+        due_us = max(self._latest_us, now_us) + max(table.limit.check_us, LEAST_LIFE_US)
         heappush(self._due, (due_us, id(table), table))
 
     def _drop(self, table: Table) -> bool:

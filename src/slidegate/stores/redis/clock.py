@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from time import monotonic_ns
-from typing import Final
 
 from ...core.store import Clock
 from ..system_clock import system_us
-
-_SERVER_TIME: Final = -1
 
 
 def monotonic_us() -> int:
@@ -37,7 +34,7 @@ class StoreTime:
 
     def for_script(self) -> int:
         """Return the time argument of a script; -1 makes the script use the server's TIME."""
-        return _SERVER_TIME if self._clock is None else self._clock()
+        return -1 if self._clock is None else self._clock()
 
     def now_us(self) -> int:
         """Return the server's time, estimated from its last answer."""

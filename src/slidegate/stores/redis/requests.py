@@ -47,14 +47,16 @@ class PreparedQuestion(Question):
 
     Attributes:
         refusing: All keys and addresses whose bans refuse it.
+        counts_denied: Whether a refusal is charged, so that it cannot be repeated.
         has_permits: See `Command`.
     """
 
-    __slots__ = ("_memo", "has_permits", "refusing")
+    __slots__ = ("_memo", "counts_denied", "has_permits", "refusing")
 
     def __init__(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> None:
         super().__init__(checks, subjects)
         self.refusing: tuple[BanSubject, ...] = (*subjects, *[key for _, key, _ in checks])
+        self.counts_denied = any(bucket.count_denied for bucket, _, _ in checks)
         self.has_permits = any(bucket.is_permit for bucket, _, _ in checks)
         self._memo: tuple[list[Terms], Packed] | None = None
 
@@ -79,6 +81,7 @@ class Asked:
         permits: The permits of the event loop.
         what: The operation.
         question: What is asked; no ban refuses a charge.
+        has_permits: See `Command`.
         by_network: The bans of networks that refused it when it was packed.
         sent_ns: When it was packed (monotonic), in nanoseconds.
     """
@@ -88,13 +91,9 @@ class Asked:
     permits: HeldPermits
     what: int
     question: PreparedQuestion
+    has_permits: bool
     by_network: Sequence[Ban] = ()
     sent_ns: int = 0
-
-    @property
-    def has_permits(self) -> bool:
-        """See `Command`."""
-        return self.question.has_permits
 
     def pack(self) -> Packed:
         """See `Command`. A question that a banned network refuses is only a peek: the key's own ban may last longer."""
@@ -113,7 +112,7 @@ class Asked:
         decision, refusals = self._decision(answer, now_us), self.store.refusals
         if decision.reason is Reason.BANNED:
             refusals.learn(decision, self.sent_ns, self.question.refusing)
-        elif self.what != PEEK and (decision.allowed or _counts(self.question.checks)):
+        elif self.what != PEEK and (decision.allowed or self.question.counts_denied):
             refusals.change(self.question.checks)
         elif self.what == HIT and decision.reason is Reason.LIMITED and answer[0] != UNSETTLED:
             refusals.learn(decision, self.sent_ns, self.question.refusing)
@@ -135,8 +134,3 @@ class Asked:
 
 
 Request: TypeAlias = Command | Asked
-
-
-def _counts(checks: Sequence[Check]) -> bool:
-    """Return whether a refusal of these checks is charged, so that it cannot be repeated."""
-    return any(bucket.count_denied for bucket, _, _ in checks)

@@ -70,11 +70,8 @@ PermitsRow: TypeAlias = tuple[bytes, bytes]
 
 
 def _script() -> bytes:
-    lua = resources.files(__package__) / "lua"
-    return b"".join(
-        (lua / f"{part}.lua").read_bytes()
-        for part in ("locals", "banned", "ring", "permits", "limits", "bans", "windows")
-    )
+    lua, parts = resources.files(__package__) / "lua", "locals banned ring permits limits bans windows"
+    return b"".join((lua / f"{part}.lua").read_bytes() for part in parts.split())
 
 
 # Read at import: a child that is forked while a thread imports could deadlock on the import lock.

@@ -221,7 +221,7 @@ class RedisStore(Store):
     def _send(self, what: int, question: PreparedQuestion) -> asyncio.Future[Decision]:
         batcher = self.batcher()
         future = batcher.loop.create_future()
-        batcher.add(Asked(future, self, batcher.permits, what, question))
+        batcher.add(Asked(future, self, batcher.permits, what, question, question.has_permits))
         return future
 
     def batcher(self) -> Batcher:
