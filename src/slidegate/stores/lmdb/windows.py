@@ -189,14 +189,13 @@ class WindowRows:
         """See `StrikeWindows`."""
         (limit,) = bucket.limits
         assert isinstance(limit, Limit), "strikes are counted by one limit"
-        counter = limit.counter
-        row = row_of(key, digest_of(bucket.name, *limit.same_window))
-        stored = self._txn.get(row, None, self._dbs.strikes)
-        if stored is None and not self._takes_room():
+        row, counter = row_of(key, digest_of(bucket.name, *limit.same_window)), limit.counter
+        stored = self._txn.get(row, b"", self._dbs.strikes)
+        if not stored and not self._takes_room():
             return None
-        window, _ = counter.charge((stored or b"")[HEAD_BYTES:], self._now_us, weight)
+        window, _ = counter.charge(stored[HEAD_BYTES:], self._now_us, weight)
         self._txn.put(row, HEAD.pack(counter.terms[2]) + window, db=self._dbs.strikes)
-        if stored is None:
+        if not stored:
             recheck_at(self._txn, self._dbs.ends, self._now_us + limit.check_us, row, STRIKES)
         return counter.state(window, self._now_us)[0]
 
@@ -231,8 +230,6 @@ class WindowRows:
     def _expires_us(self, stored: bytes) -> int:
         """Return when a row expires if nothing is added to it, in microseconds, given its value."""
         life_us, window = HEAD.unpack_from(stored)[0], stored[HEAD_BYTES:]
-        if not window:
-            return 0
         if life_us > 0:
             return ring.expires_us(window, life_us)
         # A quota ends by Unix time, whose clock may have been set since the write.

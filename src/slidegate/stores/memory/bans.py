@@ -173,7 +173,7 @@ class MemoryBans(BookBans):
         for subject in (*subjects, *[key for _, key, _ in checks]):
             if networks.bans:
                 found += networks.of(subject)
-            if isinstance(subject, str) and (row := rows.bans.get(subject)) is not None:
+            if (row := rows.bans.get(subject)) is not None:  # an address is the name of none
                 found.append(Ban(*row))
         if not found:
             return None  # most requests end here, and take no lock

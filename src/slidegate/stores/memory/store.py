@@ -277,14 +277,12 @@ class MemoryStore(Store):
     def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:
         """Remove the window of a key in a bucket of strikes, or in all of them; return whether there were strikes."""
         meant = None if bucket is None else (bucket.name, bucket.limits[0].same_window)
-        at, found = self._shard_of(key), False
+        at = self._shard_of(key)
         with self._shards[at].lock:
-            now_us = self.time_us()
-            for table in [tables[at] for tables in list(self._tables.values())]:
-                if table.counts_strikes and meant in (None, table.identity):
-                    left, _ = table.limit.counter_by(self.unix_us).charge(table.remove(key), now_us, 0)
-                    found = found or bool(left)
-        return found
+            now_us, tables = self.time_us(), [tables[at] for tables in list(self._tables.values())]
+            counting = [table for table in tables if table.counts_strikes and meant in (None, table.identity)]
+            counted = [(table.limit.counter_by(self.unix_us), table.remove(key)) for table in counting]
+            return any(counter.charge(window, now_us, 0)[0] for counter, window in counted)
 
     # -- times and shards ---------------------------------------------------------------------------------------------
 
