@@ -19,8 +19,6 @@ _UNWRITABLE: Final = re.compile(r"[^\S ]|[\x00-\x1f\x7f]")
 """Line breaks, tabs and control characters, some of which `urlsplit` drops silently."""
 _NUMBER: Final = re.compile("[0-9]{1,18}")
 SHARED_CELLS: Final = 4_096
-SHARED_PAUSE_US: Final = 1_000_000
-"""The least time between two events about shared cells; windows may be short, and permits have none."""
 
 
 def keys_shared(max_keys: int) -> Event:

@@ -20,7 +20,7 @@ from ...core.logs import Throttle
 from ...core.reservation import Reservation
 from ...core.store import Event, Snapshot
 from ..ban_book import LOG_EVERY_US, BanBook
-from ..shared import SHARED_PAUSE_US, keys_shared
+from ..shared import keys_shared
 from .ban_rows import KnownNetworks, LmdbBanRows, ban_of
 from .environment import Environment
 from .journal import Noted
@@ -61,7 +61,7 @@ class Transactions:
         self.bound: dict[Bucket, Bound] = {}
         self.networks: KnownNetworks = {}
         self.throttle = Throttle(LOG_EVERY_US)
-        self.sweep_due_us = self._next_shared_event_us = 0
+        self.sweep_due_us = 0
 
     def write(self, jobs: Sequence[Job]) -> list[Any] | None:
         """Run jobs in one transaction and return their answers; None while somebody else is behind the gate.
@@ -109,8 +109,7 @@ class Transactions:
         """Record the results of a committed transaction, and emit its events."""
         now_us, windows = transaction.now_us, transaction.windows
         self.env.pending_events.extend(transaction.events)
-        if windows.shared_until_us and now_us >= self._next_shared_event_us:
-            self._next_shared_event_us = max(windows.shared_until_us, now_us + SHARED_PAUSE_US)
+        if windows.shares and self.throttle.left_out("keys_shared", now_us) is not None:
             self.env.pending_events.append(keys_shared(self.store.max_keys))
         self.tell()
         if windows.fullness:

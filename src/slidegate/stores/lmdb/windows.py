@@ -87,12 +87,12 @@ class WindowRows:
         fullness: How full the file is, see `room`.
         own: The windows of keys that were read or created, by row.
         shared: The windows in shared cells that were read or created, by row.
-        shared_until_us: When the units of hits in shared cells leave, in microseconds; 0 without such hits.
+        shares: Whether some keys are counted in shared cells.
     """
 
     __slots__ = (
         *("_dbs", "_key_count", "_loaded", "_max_keys", "_noted", "_now_us", "_txn", "_unix_us"),
-        *("fullness", "own", "shared", "shared_until_us"),
+        *("fullness", "own", "shared", "shares"),
     )
 
     def __init__(
@@ -109,7 +109,7 @@ class WindowRows:
         self._loaded: list[_Loaded] = []
         self.own: Windows = {}
         self.shared: Windows = {}
-        self.shared_until_us = 0
+        self.shares = False
 
     def find(self, key: str, bound: BoundLimit, create: bool) -> tuple[Windows, bytes]:
         """Return the location of a key's window: its own, else a new one if there is room, else its cell.
@@ -140,8 +140,7 @@ class WindowRows:
             if create and self.fullness >= NO_CELLS:
                 raise lmdb.MapFullError("it has no room for another shared cell")
             self._load(self.shared, cell, b"", bound)
-        if create:
-            self.shared_until_us = self._now_us + bound.limit.check_us
+        self.shares |= create
         return self.shared, cell
 
     def save(self) -> None:

@@ -25,12 +25,14 @@ from typing import Final, SupportsIndex, TypeAlias
 from ...core.bans.ban import BanSubject
 from ...core.decide import Counter, WindowRef, charge_all, decide, refund_all, release_permits
 from ...core.decision import Bucket, Check, Decision
-from ...core.limits import MAX_AMOUNT, AnyLimit, check_whole
+from ...core.limits import MAX_AMOUNT, check_whole
+from ...core.logs import Throttle
 from ...core.memo import remember
 from ...core.reservation import Reservation
 from ...core.store import Clock, Event, Snapshot, Store
+from ..ban_book import LOG_EVERY_US
 from ..forks import InChild
-from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, SHARED_PAUSE_US, check_clock, keys_shared
+from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, keys_shared
 from ..system_clock import SYSTEM, system_us
 from .bans import MemoryBans
 from .question import MemoryQuestion
@@ -103,7 +105,7 @@ class MemoryStore(Store):
         self._new: deque[Table] = deque()  # tables that the sweep has not seen
         self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, id, table): the tables to sweep next
         self._sweep_us = 0
-        self._next_shared_event_us = 0
+        self._throttle = Throttle(LOG_EVERY_US)
         self._pending: list[Event] = []  # created under a lock, emitted after its release
         self._in_child = InChild(self._begin_anew)
 
@@ -338,7 +340,9 @@ class MemoryStore(Store):
                 refs.append((counter, cost, windows, name, bucket.count_denied))
                 if windows is not table.fresh:
                     shared = True
-                    self._report_shared(table.limit, now_us)
+                    if self._throttle.left_out("keys_shared", now_us) is not None:
+                        self._pending.append(keys_shared(self.max_keys))
+                        self._sweep_us = 0  # so that `tidy` emits it
         return refs, shared
 
     def _known(self, checks: Sequence[Check]) -> list[WindowRef]:
@@ -363,13 +367,6 @@ class MemoryStore(Store):
                     self._sweep_us = 0
             counters.append((limit.counter_by(self.unix_us), tables))
         return remember(self._bound, bucket, counters)
-
-    def _report_shared(self, limit: AnyLimit, now_us: int) -> None:
-        """Emit an event for hits in shared cells, once per window and at most once per second."""
-        if now_us >= self._next_shared_event_us:
-            self._next_shared_event_us = now_us + max(limit.check_us, SHARED_PAUSE_US)
-            self._pending.append(keys_shared(self.max_keys))
-            self._sweep_us = 0  # so that `tidy` emits it
 
     # -- events and the sweep ----------------------------------------------------------------------------------------
 
