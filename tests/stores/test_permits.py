@@ -329,7 +329,7 @@ def test_a_file_does_not_grow_by_permits_that_nobody_has(in_file: Workers) -> No
     for turn in range(6):
         worker = in_file.hire()
         held = [take_now(worker, f"user:{turn}-{number}") for number in range(500)]
-        used.append(here._env.room.used())
+        used.append(here._env.counts.used())
         if turn % 2:
             assert all(worker.refund(decision.take_back()) for decision in held)
         else:

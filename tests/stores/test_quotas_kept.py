@@ -141,7 +141,7 @@ async def test_rows_that_are_over_go_by_other_writes_alone(opened_as: Opened) ->
 async def test_stats_leave_a_full_file_alone(opened_as: Opened) -> None:
     store = opened_as("lmdb", max_map_size=2**20)
     for number in range(100_000):
-        if store._env.room.fullness:
+        if store._env.counts.fullness:
             break
         await settle(store.hit(((CHECKS[0][0], f"user:{number}", 1),)))
     with pytest.raises(StoreUnavailable, match="no room"):
@@ -161,7 +161,7 @@ async def test_large_rows_take_no_more_than_was_taken_ahead(opened_as: Opened, m
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(StoreUnavailable, match="no room for 1,048,576 bytes"):
         await write(store, *rows(16, mib))
-    assert store._env.room.used() < 8 * mib, "a process that writes to a hole on a full disk is killed"
+    assert store._env.counts.used() < 8 * mib, "a process that writes to a hole on a full disk is killed"
 
 
 @needs_redis

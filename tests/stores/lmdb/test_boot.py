@@ -161,7 +161,7 @@ def test_the_size_of_the_map_is_that_in_the_file_unless_a_larger_one_is_asked_fo
     path, mib = tmp_path / "lmdb", 1 << 20
 
     def size_of(store: Any) -> int:
-        return int(store._env._opened.lmdb.info()["map_size"])
+        return int(store._env.counts.lmdb.info()["map_size"])
 
     def beside(most: int) -> Callable[[], object]:
         def begin() -> Any:

@@ -333,15 +333,13 @@ def test_whatever_call_of_lmdb_fails_the_error_is_that_of_a_store_and_the_next_q
         store.hit(CHECKS)
         # From some of LMDB's own errors a store recovers by itself.
         fault = partial(OSError, 5) if fails_at == 1 else rng.choice(FAULTS)
-        inner = store._env._opened
-        faulty = Faulty(inner.lmdb, fails_at, fault("as a fault"))
-        store._env._opened = inner._replace(lmdb=faulty)
+        counts, inner = store._env.counts, store._env.counts.lmdb
+        counts.lmdb = faulty = Faulty(inner, fails_at, fault("as a fault"))
         try:
             ask(store)
         except StoreUnavailable as raised:
             failures.append(str(raised))
-        if store._env._opened is not None and store._env._opened.lmdb is faulty:
-            store._env._opened = inner
+        counts.lmdb = inner
         assert store.hit(((CHECKS[0][0], "user:free", 1),)), (fails_at, faulty.error)
         store.reset_all()
     assert failures
@@ -441,12 +439,11 @@ def test_an_error_of_one_worker_leaves_the_counts_of_the_others(
 ) -> None:
     for _ in range(2):
         store.hit(CHECKS)
-    inner = store._env._opened
-    store._env._opened = inner._replace(lmdb=Faulty(inner.lmdb, 2, fault("as a fault")))
+    counts, inner = store._env.counts, store._env.counts.lmdb
+    counts.lmdb = Faulty(inner, 2, fault("as a fault"))
     with pytest.raises(StoreUnavailable, match=r"as a fault|read"):
         store.hit(CHECKS)
-    if store._env._opened is not None:
-        store._env._opened = inner
+    counts.lmdb = inner
     in_another_process(store, lambda own: own.hit(CHECKS))
     assert store.hit(CHECKS).remaining == 1
     assert "counts_restarted" not in observer.kinds

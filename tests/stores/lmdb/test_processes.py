@@ -193,11 +193,11 @@ def fill_a_disk(path: str) -> None:
             file.write(bytes(4_096))
     with pytest.raises(StoreError):  # what the journal cannot keep is not acknowledged
         limiter.ban("user:eve", "1h")
-    assert store._env.room.stuck == "No space left on device"
+    assert store._env.counts.stuck == "No space left on device"
     assert {"keys_shared", "map_full"} <= {*observer.kinds}
     ballast.unlink()
     until_s = time.monotonic() + 30
-    while store._env.room.fullness and time.monotonic() < until_s:
+    while store._env.counts.fullness and time.monotonic() < until_s:
         limiter.hit("later", "1000000/hour")
     keys = keys_in(store)
     limiter.hit("last", "5/hour")

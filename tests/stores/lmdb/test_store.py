@@ -103,12 +103,12 @@ def test_a_refusal_writes_nothing(opened: Opened, limits: Any) -> None:
     store, checks = opened(clock=ticks, wall_clock=wall), ((Bucket("rule", parse_limits(limits)), "ann", 1),)
     while store.hit(checks):
         pass
-    written = store._env._opened.lmdb.info()["last_txnid"]
+    written = store._env.counts.lmdb.info()["last_txnid"]
     for _ in range(10):
         ticks.advance(us=3)
         wall.advance(us=7)
         assert not opened(clock=ticks, wall_clock=wall).hit(checks), "which was not asked before"
-    assert store._env._opened.lmdb.info()["last_txnid"] == written
+    assert store._env.counts.lmdb.info()["last_txnid"] == written
 
 
 FIVE = ((bucket("5/hour"), "ann", 1),)

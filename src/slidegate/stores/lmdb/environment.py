@@ -30,13 +30,12 @@ import lmdb
 from ...core.errors import ConfigurationError, StoreUnavailable, quoted
 from ...core.store import Clock, Event
 from ..forks import InChild, begin_anew_if_forked
-from .checking import check_directory, check_file_system, check_files, is_file_at, unusable
+from .checking import check_directory, check_file_system, check_files, unusable
+from .counts import Counts
 from .gate import Gate
 from .journal import Journal, Noted, in_background
 from .kept_rows import lines_as_stored
-from .layout import Databases
-from .opening import DAMAGE, Opened, Options, discard, open_file
-from .room import Room
+from .opening import DAMAGE, Options, discard, open_file
 
 IN_PROCESS_S: Final = 0.001
 """How long a thread waits for another one of its process."""
@@ -61,8 +60,7 @@ class Environment:
         journal: The journal.
         pending_events: Events to emit; any thread may add some while another one emits them.
         users: How many open stores of this process use it.
-        dbs: The databases, in a transaction.
-        room: The room of the file, in a transaction.
+        counts: The file, in a transaction.
 
     Raises:
         ConfigurationError: The files cannot be used; the message names the remedy.
@@ -78,9 +76,8 @@ class Environment:
         self.users = 0
         self._gate = Gate(path, read_only=options.read_only)
         self._is_closed = False
-        self.dbs: Databases
-        self.room: Room
-        self._opened: Opened | None = None
+        self.counts: Counts
+        self._opened: Counts | None = None
         self._trouble: lmdb.Error | None = None  # with which LMDB cannot go on
         self._examine_at_s = self._housekeep_at_s = 0.0
         self._is_opening = False
@@ -108,7 +105,7 @@ class Environment:
             if self._trouble or time.monotonic() >= self._examine_at_s:
                 self._examine()
             if self._opened is not None:
-                txn = self._opened.lmdb.begin(self.dbs.windows, write=self._writes)
+                txn = self._opened.lmdb.begin(self._opened.dbs.windows, write=self._writes)
             elif self._gate.is_open:
                 self._open_in_thread()
         finally:
@@ -131,12 +128,12 @@ class Environment:
         """
         try:
             if self._writes:
-                self.room.check(txn, self.dbs, always=is_large)
+                self.counts.check(txn, always=is_large)
             if noted:
                 if not self._is_in_place():
                     self._examine_at_s = 0.0
                     raise StoreUnavailable(f"lmdb: the files at {self.path} were replaced")
-                self.journal.append(lines_as_stored(txn, self.dbs, noted))
+                self.journal.append(lines_as_stored(txn, self.counts.dbs, noted))
             try:
                 txn.commit()
             except lmdb.Error:
@@ -179,13 +176,6 @@ class Environment:
             self._trouble = error
         return StoreUnavailable(f"lmdb: {self.path}{' is damaged' if isinstance(error, DAMAGE) else ''}: {error}")
 
-    # -- what is open ------------------------------------------------------------------------------------------------
-
-    def why_full(self) -> str:
-        """Return why new keys share cells, and what to do."""
-        stuck = self.room.stuck
-        return f"cannot take disk space ({stuck}); free some" if stuck else "is full; raise max_map_size"
-
     # -- the gate ----------------------------------------------------------------------------------------------------
 
     def _enter(self) -> bool:
@@ -227,9 +217,8 @@ class Environment:
 
     def _take_back(self, noted: Noted) -> None:
         """Append what is stored, after lines of a transaction that could not be committed."""
-        assert self._opened is not None, "it has had a transaction"
-        with suppress(lmdb.Error, OSError), self._opened.lmdb.begin() as txn:
-            self.journal.append(lines_as_stored(txn, self.dbs, noted))
+        with suppress(lmdb.Error, OSError), self.counts.lmdb.begin() as txn:
+            self.journal.append(lines_as_stored(txn, self.counts.dbs, noted))
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
@@ -262,10 +251,10 @@ class Environment:
         """Open the file, behind the gate."""
         if self._opened is None:
             try:
-                opened = open_file(self.path, self._gate, self.journal, self.options, self.pending_events.append)
+                counts = open_file(self.path, self._gate, self.journal, self.options, self.pending_events.append)
             except OSError as error:
                 raise unusable(self.path, error) from error
-            self._opened, self.dbs, self.room = opened, opened.dbs, opened.room
+            self._opened = self.counts = counts
 
     def _check(self) -> None:
         """Check that the files are ours alone, before the gate is opened."""
@@ -277,8 +266,7 @@ class Environment:
             self.pending_events.append(Event("store_doubtful", warning))
 
     def _is_in_place(self) -> bool:
-        opened = self._opened
-        return self._gate.is_in_place() and opened is not None and is_file_at(opened.file, opened.path)
+        return self._gate.is_in_place() and self._opened is not None and self._opened.is_in_place()
 
     def _examine(self) -> None:
         """Close files that are damaged or were replaced, or with which LMDB cannot go on."""
@@ -294,8 +282,7 @@ class Environment:
     def _close_map(self) -> None:
         opened, self._opened = self._opened, None
         if opened is not None:
-            opened.lmdb.close()
-            os.close(opened.file)
+            opened.close()
 
     def close(self) -> None:
         """Close the files, under the lock of the process."""

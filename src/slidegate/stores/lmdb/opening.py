@@ -22,12 +22,11 @@ import lmdb
 
 from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.store import Event
-from .checking import is_file_at
+from .counts import CAN_TAKE, Counts
 from .gate import Gate
 from .journal import Fields, Journal, Name
 from .kept_rows import write
 from .layout import LAYOUT, NAMES, Databases, boot_id
-from .room import CAN_TAKE, Room
 
 DAMAGE: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)
 """What LMDB reports of a damaged file. All other errors are those of this process, and the file stays."""
@@ -56,24 +55,6 @@ class Options(NamedTuple):
     read_only: bool = False
 
 
-class Opened(NamedTuple):
-    """An open file.
-
-    Attributes:
-        path: Its path.
-        lmdb: LMDB's environment.
-        file: A descriptor of the file, to take disk space and to find that it was replaced.
-        dbs: The databases.
-        room: Its room.
-    """
-
-    path: Path
-    lmdb: Any
-    file: int
-    dbs: Databases
-    room: Room
-
-
 def _choose(path: Path, gate: Gate, options: Options, tell: Tell) -> tuple[Path, bool]:
     """Return the file to use, and whether this process is alone; become one of those who live.
 
@@ -100,7 +81,7 @@ def _choose(path: Path, gate: Gate, options: Options, tell: Tell) -> tuple[Path,
     return own, alone
 
 
-def open_file(path: Path, gate: Gate, journal: Journal, options: Options, tell: Tell) -> Opened:
+def open_file(path: Path, gate: Gate, journal: Journal, options: Options, tell: Tell) -> Counts:
     """Open the file; begin it anew if it is missing, incomplete, used behind another gate, or damaged.
 
     Args:
@@ -126,17 +107,17 @@ def open_file(path: Path, gate: Gate, journal: Journal, options: Options, tell: 
     if options.read_only:
         raise StoreUnavailable(f"lmdb: {name} {why or 'does not exist'}; the first worker begins it anew")
     name.unlink(missing_ok=True)
-    opened = _mapped(name, gate, options, alone=True, kept=journal.read())
+    counts = _mapped(name, gate, options, alone=True, kept=journal.read())
     if why:
         tell(_restarted(f"{name} {why}"))
-    return opened
+    return counts
 
 
-def discard(opened: Opened, error: Exception, tell: Tell) -> None:
+def discard(counts: Counts, error: Exception, tell: Tell) -> None:
     """Delete a damaged file, unless another process has already begun it anew."""
-    if is_file_at(opened.file, opened.path):
-        opened.path.unlink(missing_ok=True)
-        tell(_restarted(f"{opened.path} was damaged ({error})"))
+    if counts.is_in_place():
+        counts.path.unlink(missing_ok=True)
+        tell(_restarted(f"{counts.path} was damaged ({error})"))
 
 
 def _restarted(why: str) -> Event:
@@ -145,7 +126,7 @@ def _restarted(why: str) -> Event:
 
 def _mapped(
     name: Path, gate: Gate, options: Options, *, alone: bool, kept: Mapping[Name, Fields] | None = None
-) -> Opened:
+) -> Counts:
     """Map a file and open its databases.
 
     Args:
@@ -177,41 +158,41 @@ def _mapped(
         )
         if_it_fails.callback(environment.close)
         # LMDB takes a file of zeros for a foreign one, so room is only taken now.
-        room = Room(environment, file, takes=through_map)
-        if create and room.stuck:  # a page that is written where no space was taken kills the process
-            raise OSError(errno.ENOSPC, room.stuck, str(name))
+        counts = Counts(name, environment, file, takes=through_map)
+        if create and counts.stuck:  # a page that is written where no space was taken kills the process
+            raise OSError(errno.ENOSPC, counts.stuck, str(name))
         dbs = {database: environment.open_db(database.encode(), create=create) for database in NAMES}
-        opened = Opened(name, environment, file, Databases(**dbs, cell_key=os.urandom(_CELL_KEY_BYTES)), room)
+        counts.dbs = Databases(**dbs, cell_key=os.urandom(_CELL_KEY_BYTES))
         if kept is None:
-            opened = _completed(opened, gate, writes=alone and not options.read_only)
+            _read(counts, gate, writes=alone and not options.read_only)
         else:
-            _fill(opened, gate, [*kept.items()])
+            _fill(counts, gate, [*kept.items()])
         if_it_fails.pop_all()
-    return opened
+    return counts
 
 
-def _completed(opened: Opened, gate: Gate, *, writes: bool) -> Opened:
-    """Return an opened file with its key of the hash that selects cells.
+def _read(counts: Counts, gate: Gate, *, writes: bool) -> None:
+    """Read the key of the hash that selects cells.
 
     Raises:
         lmdb.InvalidError: The file is not complete, or is used behind another gate.
     """
-    with opened.lmdb.begin(opened.dbs.meta, write=writes) as txn:
-        opened.room.check(txn, opened.dbs, always=True)
+    with counts.lmdb.begin(counts.dbs.meta, write=writes) as txn:
+        counts.check(txn, always=True)
         ready = txn.get(_READY, b"")
         if writes:  # any write puts the size of the map into the file, which may be larger now
             txn.put(_READY, ready)
     if ready[:-_CELL_KEY_BYTES] != gate.identity():
         raise lmdb.InvalidError("it was not complete, or was used behind another gate")
-    return opened._replace(dbs=opened.dbs._replace(cell_key=ready[-_CELL_KEY_BYTES:]))
+    counts.dbs = counts.dbs._replace(cell_key=ready[-_CELL_KEY_BYTES:])
 
 
-def _fill(opened: Opened, gate: Gate, rows: Sequence[tuple[Name, Fields]]) -> None:
+def _fill(counts: Counts, gate: Gate, rows: Sequence[tuple[Name, Fields]]) -> None:
     """Write the rows of the journal into a new file, and then that it is complete."""
-    environment, dbs = opened.lmdb, opened.dbs
+    environment, dbs = counts.lmdb, counts.dbs
     for start in range(0, len(rows), _AT_ONCE):
         with environment.begin(write=True) as txn:
             write(txn, dbs, rows[start : start + _AT_ONCE])
-            opened.room.check(txn, dbs, always=True)
+            counts.check(txn, always=True)
     with environment.begin(dbs.meta, write=True) as txn:
         txn.put(_READY, gate.identity() + dbs.cell_key)

@@ -49,17 +49,17 @@ class LmdbSharedStats(SharedStats):
         return self._batcher.run(self._write, worker, row)
 
     def _write(self, transaction: Transaction, worker: bytes, row: StatsRow) -> None:
-        txn, dbs, env, size = transaction.txn, transaction.dbs, self._transactions.env, len(row.value)
+        txn, dbs, counts, size = transaction.txn, transaction.dbs, self._transactions.env.counts, len(row.value)
         key, until_us = _key(row.rollup, row.number) + worker, transaction.now_us + row.kept_us
         if row.kept_us <= 0:
             txn.delete(key, b"", dbs.stats)
             return
-        if size > ALWAYS and env.room.fullness:
-            raise StoreUnavailable(f"lmdb: no room for {size:,} bytes of stats: {env.path} {env.why_full()}")
+        if size > ALWAYS and counts.fullness:
+            raise StoreUnavailable(f"lmdb: no room for {size:,} bytes of stats: {counts.path} {counts.why_full()}")
         if txn.get(key, None, dbs.stats) is None:
             recheck_at(txn, dbs.ends, until_us, key, STATS)
         txn.put(key, DUE.pack(until_us) + row.value, db=dbs.stats)
-        env.room.check(txn, dbs, always=True)  # it may be larger than many windows
+        counts.check(txn, always=True)  # it may be larger than many windows
 
     def read(self, rollup: str, first: int, last: int) -> Rows | Awaitable[Rows]:
         """See `SharedStats`."""

@@ -6,8 +6,8 @@ writes back those that changed.
 
 A hit is a method of `transaction.Transaction`. `batching` decides when `Transactions.write` runs it, alone or with
 others; `windows` and `permits` read and write the rows, and `core.decide` decides. `environment` has the files: the
-`gate` behind which everything happens, the file of this start of the machine (`opening`, `room`), and the `journal` of
-what survives the next one.
+`gate` behind which everything happens, the file of this start of the machine (`opening`, `counts`), and the `journal`
+of what survives the next one.
 """
 
 from __future__ import annotations

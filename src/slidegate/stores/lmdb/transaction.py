@@ -22,11 +22,11 @@ from ...core.store import Event, Snapshot
 from ..ban_book import LOG_EVERY_US, BanBook
 from ..shared import keys_shared
 from .ban_rows import KnownNetworks, LmdbBanRows, ban_of
+from .counts import CHECK_EVERY, NO_CELLS, NO_CHANGES
 from .environment import Environment
 from .journal import Noted
 from .layout import row_of
 from .permits import PermitRows
-from .room import CHECK_EVERY, NO_CELLS, NO_CHANGES
 from .windows import Bound, WindowRows, bind
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Transactions:
         if txn is None:
             return False
         try:
-            if self.env.room.fullness == NO_CHANGES and _change(jobs):
+            if self.env.counts.fullness == NO_CHANGES and _change(jobs):
                 raise lmdb.MapFullError("it has no room for changes")
             # The clock is read behind the gate: under an older time, units of later charges would leave too early.
             transaction = Transaction(self, txn, self.store.now_us())
@@ -131,7 +131,7 @@ class Transactions:
 
     def _report_full(self, now_us: int) -> None:
         if self.throttle.left_out("map_full", now_us) is not None:
-            message = f"{self.env.path} {self.env.why_full()}, so new keys are counted in shared cells"
+            message = f"{self.env.path} {self.env.counts.why_full()}, so new keys are counted in shared cells"
             self.env.pending_events.append(Event("map_full", message))
         self.tell()
 
@@ -163,11 +163,11 @@ class Transaction:
     def __init__(self, process: Transactions, txn: Any, now_us: int) -> None:
         self._process = process
         self.txn = txn
-        self.dbs = process.env.dbs
+        self.dbs = process.env.counts.dbs
         self.now_us = now_us
         self.noted: Noted = []
         self.events: list[Event] = []
-        fullness, store = process.env.room.fullness, process.store
+        fullness, store = process.env.counts.fullness, process.store
         self.windows = WindowRows(txn, self.dbs, fullness, now_us, store.unix_us, store.max_keys, self.noted)
         self._permits: PermitRows | None = None
 

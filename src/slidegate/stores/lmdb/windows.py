@@ -32,11 +32,11 @@ from ...core.memo import remember
 from ...core.quotas import KEPT_US, Quota
 from ...core.store import Clock
 from ..shared import SHARED_CELLS
+from .counts import NO_CELLS
 from .journal import Noted
 from .kept_rows import HEAD, HEAD_BYTES, digest_of, is_line_due, quota_fields
 from .layout import DUE, Databases, recheck_at, row_of, rows_with, sweep
 from .permits import PERMITS
-from .room import NO_CELLS
 
 WINDOWS: Final = b"windows"
 CELLS: Final = b"cells"
@@ -77,14 +77,14 @@ class WindowRows:
     Args:
         txn: LMDB's transaction.
         dbs: The databases.
-        fullness: How full the file is, see `room`.
+        fullness: How full the file is, see `counts`.
         now_us: The store's time, in microseconds.
         unix_us: Returns Unix time in microseconds, for quotas.
         max_keys: The most windows.
         noted: Receives the changes that survive a restart of the machine.
 
     Attributes:
-        fullness: How full the file is, see `room`.
+        fullness: How full the file is, see `counts`.
         own: The windows of keys that were read or created, by row.
         shared: The windows in shared cells that were read or created, by row.
         shares: Whether some keys are counted in shared cells.
