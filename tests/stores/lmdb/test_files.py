@@ -422,6 +422,16 @@ def test_a_file_that_is_damaged_in_use_is_begun_anew_with_its_bans(
     in_another_process(store, lambda own: len(own.bans.active()) == 2)
 
 
+def test_whatever_page_is_damaged_at_the_start_no_file_stays_open(store_path: Path, rng: random.Random) -> None:
+    whole = counts_file(store_path).read_bytes()
+    for page in (*range(2, 20), *[3] * 10):  # the third one is read at the start
+        counts_file(store_path).write_bytes(whole)
+        overwrite(counts_file(store_path), (page * 4_096, rng.randbytes(4_096)))
+        with suppress(ConfigurationError):
+            LmdbStore(store_path, **SMALL).close()
+        assert not [name for name in files_open_in(store_path) if "counts-" in name]
+
+
 @pytest.mark.parametrize("content", [b"", b"x" * 4_096, b"not a database\n", bytes(4_096), bytes(100_000)])
 def test_what_is_no_file_of_ours_is_begun_anew_at_the_start(
     store_path: Path, opened: Opened, observer: RecordingObserver, content: bytes
