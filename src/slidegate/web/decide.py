@@ -78,9 +78,10 @@ class Decider:
             return self._unless_banned(plan, exchange.scope, client) if may_refuse else plan.verdict
         if request is None:
             return self._engine.ask(self._question(plan, exchange.scope, client))
-        question = plan.questions.get(client.who)
-        if question is None:
-            question = self._question(plan, request.scope, client)
+        return self.ask_rest(exchange, plan, self._question(plan, request.scope, client))
+
+    def ask_rest(self, exchange: Exchange, plan: Plan, question: Question) -> Decision | Awaitable[Decision]:
+        """Ask a question at an endpoint, without what its request has passed before."""
         passed = [decision.checks for decision in exchange.own if decision.allowed and decision.checks]
         left = _uncharged(passed, question.checks)
         if left and left is not question.checks:

@@ -220,7 +220,12 @@ class RateLimit:
         middleware = exchange.middleware
         plan = self._plan(middleware, scope, endpoint or scope.get("endpoint") or self)
         client = exchange.client or middleware.clients.find(exchange.scope)
-        answer = middleware.decider.decide(exchange, plan, client, connection)
+        question = plan.questions.get(client.who)
+        answer = (
+            middleware.decider.decide(exchange, plan, client, connection)
+            if question is None
+            else middleware.decider.ask_rest(exchange, plan, question)
+        )
         decision = answer if isinstance(answer, Decision) else await answer
         if decision.reason in _UNCOUNTED:
             return

@@ -9,8 +9,9 @@ A refused request strikes, is reported and answered (`responses.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Unpack
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,7 +39,7 @@ from .keys import Key, KeyFunction
 from .lists import ListFile
 from .responses import Refusals, Refused
 from .routes import RouteLabels
-from .rule_set import RuleSet, all_rules
+from .rule_set import Plan, RuleSet, all_rules
 from .rules import Limits, LimitsFunction, Rule
 from .websockets import GuardedWebSocket, MessageLimits
 
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
 
     from .reload import FileOptions, ReloadingMiddleware
 
-_DECIDED: Final = frozenset({"http", "websocket"})
+_REQUESTS: Final = ("http", "websocket")
+_NOTHING: Final[Mapping[str, Plan | None]] = MappingProxyType({})
 _DISABLED: Final = Decision(True, Reason.DISABLED)
 
 
@@ -107,9 +109,9 @@ class RateLimitMiddleware(FailsAtStartup):
     file: Path | None = None
     _owner: object = None
     """What counts by its identities after it, if it was read from a file."""
-    _decided: frozenset[str] = frozenset()
-    """The scope types that are decided without `_begin`. Empty during the first requests, while switched off, and after
-    a failed construction."""
+    _decided: Mapping[str, Plan | None] = _NOTHING
+    """The scope types that are decided without `_begin`, with the plan of all their requests if they have the same one.
+    Empty during the first requests, while switched off, and after a failed construction."""
 
     @names_checked
     def __init__(
@@ -153,7 +155,6 @@ class RateLimitMiddleware(FailsAtStartup):
         defaults = None if default_limits is None else DefaultLimits(self, default_limits)
         self.default_rule = None if defaults is None else defaults.rule
         self.rule_set = RuleSet(self, defaults)
-        self._always = self.rule_set.always
         self.clients = Clients(self, files)
         self._who = self.clients.who
         self.decider = Decider(self)
@@ -216,7 +217,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def begin_anew(self) -> None:
         """Treat the next request like the first one: after a fork, a switch, or a change of an amount."""
-        self._decided = frozenset()
+        self._decided = _NOTHING
         self.header_writer.forget()
         self.rule_set.forget_questions()
 
@@ -224,12 +225,12 @@ class RateLimitMiddleware(FailsAtStartup):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Decide one request, then call the application or refuse the request."""
-        if scope["type"] not in self._decided and not await self._begin(scope, receive, send):
-            return
-        who = self._who(scope)
-        plan = self._always
-        if plan is None or scope["type"] == "websocket" or scope.get("method") == "OPTIONS":  # perhaps a preflight
+        plan = self._decided.get(scope["type"])
+        if plan is None or scope.get("method") == "OPTIONS":  # perhaps a preflight
+            if scope["type"] not in self._decided and not await self._begin(scope, receive, send):
+                return
             plan = self.rule_set.match(scope)
+        who = self._who(scope)
         outer = scope.get(EXCHANGE_KEY)
         decided = scope[DECIDED_KEY] = Decided() if outer is None else outer.decided
         exchange = scope[EXCHANGE_KEY] = Exchange(self, scope, receive, send, plan.hooks, decided)
@@ -279,13 +280,13 @@ class RateLimitMiddleware(FailsAtStartup):
             if not self._has_checked_routes:
                 self._has_checked_routes = True
                 checks.report(self, checks.about_routes(self, scope.get("app", self.app)))
-            if scope["type"] in _DECIDED:
+            if scope["type"] in _REQUESTS:
                 if self._unchecked:
                     self._unchecked -= 1
                     checks.report(self, checks.about_request(self, scope))
-                self._decided = frozenset() if self._unchecked else _DECIDED
+                self._decided = _NOTHING if self._unchecked else {"http": self.rule_set.always, "websocket": None}
                 return True
-        if scope["type"] in _DECIDED and scope.get(EXCHANGE_KEY) is None:
+        if scope["type"] in _REQUESTS and scope.get(EXCHANGE_KEY) is None:
             await self._pass_on(scope, receive, send)
             return False
         if scope["type"] == "lifespan":

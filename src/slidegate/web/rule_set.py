@@ -292,7 +292,7 @@ class RuleSet:
         self._index = PathIndex([(path, index) for index, bound in enumerate(self._bound) for path in bound.paths])
         self._anywhere = {index for index, bound in enumerate(self._bound) if not bound.paths}
         self._throttle = Throttle()
-        self._by_request: dict[tuple[str, str, str, str], Plan] = {}
+        self._by_request: dict[object, Plan] = {}
         self._plans: dict[object, Plan] = {}
         self.at_endpoints: dict[object, tuple[Plan, object]] = {}
         self._made: WeakSet[Plan] = WeakSet()
@@ -306,9 +306,8 @@ class RuleSet:
 
         If that fails, every limit counts the request and nothing exempts it, so that a failure bypasses no limit.
         """
-        method = "GET" if scope["type"] == "websocket" else scope.get("method", "GET")  # as `method_of`, without a call
-        is_preflight = False
-        if method == "OPTIONS" and _is_preflight(scope):
+        method, is_preflight = scope.get("method"), False
+        if method == "OPTIONS" and scope["type"] == "http" and _is_preflight(scope):
             is_preflight, method = True, "a preflight"
         try:
             request = scope["path"], scope["type"], method, scope.get("root_path", "")
