@@ -42,7 +42,7 @@ from slidegate import (
     everyone,
     settle,
 )
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, hello, page, scope_of, send_scope, statuses
 from ..redis_servers import AT_REDIS
@@ -164,13 +164,20 @@ async def test_a_status_of_any_type_strikes_as_what_it_equals(status: Any) -> No
 BOUND_S = 60
 
 
-@pytest.mark.parametrize("way", ["raises", "hangs", "answers 503", "is silent"])
-async def test_the_second_use_is_counted_gives_its_permit_back_and_its_refusal_is_told(way: str) -> None:
-    """Of the same dict, whatever has become of the first use."""
+@pytest.mark.parametrize(
+    ("way", "ended"),
+    [("raises", "exception"), ("hangs", "cancelled"), ("answers 503", "success"), ("is silent", "cancelled")],
+)
+@pytest.mark.parametrize("has_outer", [False, True])
+async def test_the_second_use_is_counted_gives_its_permit_back_and_its_refusal_is_told(
+    has_outer: bool, way: str, ended: str
+) -> None:
+    """Of the same dict, whatever has become of the first use, whose estimate stays where only the second settles."""
     first = cycle([True, False])
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if not next(first):
+            assert await settle(Request(scope), 1, rule="units")
             await hello(scope, receive, send)
         elif way == "raises":
             raise RuntimeError("no")
@@ -186,12 +193,16 @@ async def test_the_second_use_is_counted_gives_its_permit_back_and_its_refusal_i
         await asyncio.gather(task, return_exceptions=True)
         await middleware(scope, receive, send)
 
-    own = Limiter(observers=[observer := RecordingObserver(without=["exceeded"])])
-    middleware = RateLimitMiddleware(app, rules=[Rule("*", "5/minute", concurrency=1)], limiter=own)
-    answers = [await call(twice) for _ in range(3)]
+    own = Limiter(observers=[listener := Listener(without=["exceeded"])])
+    rules = [Rule("*", "5/minute", concurrency=1), Rule("*", "100/hour", cost=lambda request: 9, name="units")]
+    middleware = RateLimitMiddleware(app, rules=rules, limiter=own)
+    site = RateLimitMiddleware(twice, rules=[], limiter=Limiter()) if has_outer else twice
+    answers = [await call(site) for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
     assert [re.findall(r";r=(\d)", answer.headers["ratelimit"])[0] for answer in answers] == ["3", "1", "0"]
-    assert [(event.kind, event.details["status"]) for event in observer.events] == [("refused", 429)]
+    assert [(event.kind, event.details["status"]) for event in listener.events] == [("refused", 429)]
+    assert [outcome.ended for outcome in listener.outcomes] == [ended, "success", ended, "success", ended, "refused"]
+    assert (await own.peek(PEER, "100/hour", 0, rule="units")).states[0].used == 9 + 1 + 9 + 1 + 9
 
 
 @pytest.mark.parametrize("copy", [False, True])

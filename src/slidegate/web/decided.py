@@ -65,6 +65,11 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
         telling = [decision for decision in decisions if decision.readings or not decision.allowed]
         return (telling or decisions)[-1]
 
+    def without(self, middleware: RateLimitMiddleware) -> Decided:
+        """Forget what a middleware has decided about an earlier use of the scope, which was another request."""
+        self[:] = [decided for decided in self if decided[0] is not middleware]
+        return self
+
     def strikes(self, middleware: RateLimitMiddleware, policy: BanPolicy) -> bool:
         """Return whether this is the first signal of the request for a ban policy, and note it: each is struck once."""
         is_first = (middleware, policy) not in self.struck

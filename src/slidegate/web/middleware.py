@@ -232,7 +232,7 @@ class RateLimitMiddleware(FailsAtStartup):
             plan = self.rule_set.match(scope)
         who = self._who(scope)
         outer = scope.get(EXCHANGE_KEY)
-        decided = scope[DECIDED_KEY] = Decided() if outer is None else outer.decided
+        decided = scope[DECIDED_KEY] = Decided() if outer is None else outer.decided.without(self)
         exchange = scope[EXCHANGE_KEY] = Exchange(self, scope, receive, send, plan.hooks, decided)
         try:
             if self._observers.requests and not (decided and self._is_reported(decided)):
