@@ -109,11 +109,16 @@ class BanBook:
         if units is None:
             self._emit(strikes_dropped(self._max_keys), now_us)
             return None
-        if units < policy.after.amount or not (policy.shadow or self._has_room(key, now_us)):
+        if units < policy.after.amount:
             return None
+        if not policy.shadow:
+            self._remove_bans(key)  # they have expired, and the new one replaces them
+            if self._is_full(rows.ban_count, now_us):
+                self._emit(bans_full(self._max_bans, key), now_us)
+                return None
         made, level = next_ban(policy, key, reason, before, now_us)
         self._windows.remove_strikes(key, policy.strikes)
-        if before is not None or self._has_room_for_level(now_us):
+        if before is not None or not self._is_full(rows.level_count, now_us):
             rows.put_level(policy.name, key, level)
         if policy.shadow:
             self.events.append(shadow_banned(made))
@@ -161,21 +166,12 @@ class BanBook:
             self._rows.remove_ban(ban)
         return bans
 
-    def _has_room(self, key: str, now_us: int) -> bool:
-        """Return whether one more automatic ban can be recorded."""
-        self._remove_bans(key)  # they have expired, and the new one replaces them
+    def _is_full(self, count: Callable[[], int], now_us: int) -> bool:
+        """Return whether no more bans, or levels, can be recorded, after the removal of some that have expired."""
         more = True
-        while (is_full := self._rows.ban_count() >= self._max_bans) and more:
+        while (is_full := count() >= self._max_bans) and more:
             more = self._rows.remove_expired(now_us, STEP)
-        if is_full:
-            self._emit(bans_full(self._max_bans, key), now_us)
-        return not is_full
-
-    def _has_room_for_level(self, now_us: int) -> bool:
-        """Return whether the level of one more key can be recorded."""
-        if self._rows.level_count() >= self._max_bans:
-            self._rows.remove_expired(now_us, STEP)
-        return self._rows.level_count() < self._max_bans
+        return is_full
 
     def _emit(self, event: Event, now_us: int) -> None:
         """Emit an event that could be repeated with every strike, at most once a minute."""

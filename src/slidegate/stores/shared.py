@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Iterable, Mapping
+from itertools import islice
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.store import Clock, Event
 from .forks import ProcessLock
+
+T = TypeVar("T")
 
 # nginx stores 160,000 addresses in the 10 MB of its manual's example; ours take 200 to 900 bytes each, 20 to 90 MB.
 DEFAULT_MAX_KEYS: Final = 100_000
@@ -33,6 +36,14 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+async def in_steps(many: Iterable[T], step: int) -> AsyncIterator[list[T]]:
+    """Yield parts of a long iterable, and let other tasks run in between."""
+    rest = iter(many)
+    while part := list(islice(rest, step)):
+        yield part
+        await asyncio.sleep(0)
 
 
 def clean_address(url: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from functools import partial
 from inspect import isawaitable
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -16,7 +15,7 @@ from typing import Any, Final, TypeVar
 from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.rows import Row, from_rows
 from ..ban_book import BanBook, BookBans
-from ..shared import running_loop
+from ..shared import in_steps, running_loop
 from .ban_rows import ban_of
 from .batching import PAUSE_S, Batcher
 from .transaction import Transaction, Transactions
@@ -84,8 +83,8 @@ class LmdbBans(BookBans):
         return [ban for ban in bans if not ban.is_over(now_us)]
 
     async def _load(self, bans: list[Ban]) -> int:
-        for done in range(0, len(bans), LOAD_STEP):
-            await self._run(partial(_import, bans[done : done + LOAD_STEP]))
+        async for some in in_steps(bans, LOAD_STEP):
+            await self._run(Transaction.change_bans, lambda book, _, some=some: book.take_over(some))
             await asyncio.sleep(LOAD_PAUSE_S)
         return len(bans)
 
@@ -96,10 +95,6 @@ class LmdbBans(BookBans):
     async def _run(self, do: Callable[..., Any], *args: Any) -> Any:
         answer = self._batcher.run(do, *args)
         return await answer if isawaitable(answer) else answer
-
-
-def _import(bans: list[Ban], transaction: Transaction) -> None:
-    transaction.change_bans(lambda book, _: book.take_over(bans))
 
 
 def rows_from(transaction: Transaction, first: bytes) -> list[tuple[bytes, bytes]]:

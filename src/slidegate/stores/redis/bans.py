@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from ...core.bans.ban import Ban, BanSubject, lasts_longer, longest
 from ...core.bans.events import banned, bans_full, shadow_banned, unbanned
@@ -30,13 +29,12 @@ from ...core.errors import StoreUnavailable
 from ...core.logs import Throttle
 from ...core.store import BanStore, Event
 from ..ban_book import LOG_EVERY_US
+from ..shared import in_steps
 from .clock import monotonic_us
 from .script import PEEK, Packed, command, level_field, pack_ban, pack_level, strikes_field, unpack_ban, unpack_level
 
 if TYPE_CHECKING:
     from .store import RedisStore
-
-T = TypeVar("T")
 
 CHUNK: Final = 200
 """How many bans are read or written in one step, which blocks an event loop, or Redis, for about 2 ms."""
@@ -150,7 +148,7 @@ class RedisBans(BanStore):
         keys = await self._batcher().command(self._names, b"keys", read=lambda keys, _: [key.decode() for key in keys])
         self._count, now_us = len(keys), self._store.time.now_us()
         found = [ban for ban in self.networks.bans.values() if not ban.is_over(now_us)]
-        async for some in in_steps(keys):
+        async for some in in_steps(keys, CHUNK):
             found += await self._of_keys(some)
         return found
 
@@ -169,7 +167,7 @@ class RedisBans(BanStore):
                 kept[name] = ban
         longer = [ban for ban in kept.values() if ban not in known]
         longer.sort(key=lambda ban: ban.network() is None)  # networks first: there may be too many
-        async for some in in_steps(longer):
+        async for some in in_steps(longer, CHUNK):
             await self._put(some)
         return len(bans)
 
@@ -249,11 +247,3 @@ class RedisBans(BanStore):
             found += networks.of(one)
         now_us = self._store.time.now_us()
         return [ban for ban in found if not ban.is_over(now_us)]
-
-
-async def in_steps(many: Iterable[T], step: int = CHUNK) -> AsyncIterator[list[T]]:
-    """Yield parts of a long iterable, and let other tasks run in between."""
-    rest = iter(many)
-    while part := list(islice(rest, step)):
-        yield part
-        await asyncio.sleep(0)

@@ -24,8 +24,9 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from ...core.errors import StoreError, StoreUnavailable
 from ..leases import HeldPermits
+from ..shared import in_steps
 from .errors import CLOSED, store_error, unexpected
-from .requests import Command, Request
+from .requests import Command, Read, Request
 from .script import PEEK, SCRIPT, SCRIPT_NAME, Packed, command, raise_failure, renewal
 
 if TYPE_CHECKING:
@@ -77,29 +78,21 @@ class Batcher:
             self._scheduled = True
             self.loop.call_soon(self._go)
 
-    def request(
-        self,
-        pack: Callable[[], Packed],
-        read: Callable[[Any, int], Any],
-        has_permits: bool = False,
-    ) -> asyncio.Future[Any]:
+    def request(self, pack: Callable[[], Packed], read: Read, has_permits: bool = False) -> asyncio.Future[Any]:
         """Send a request; see `Command`."""
         request = Command(self.loop.create_future(), pack, read, has_permits)
         self.add(request)
         return request.future
 
     def command(
-        self,
-        names: Sequence[bytes],
-        *args: bytes | int,
-        read: Callable[[Any, int], Any] = lambda answer, now_us: answer,
+        self, names: Sequence[bytes], *args: bytes | int, read: Read = lambda answer, now_us: answer
     ) -> asyncio.Future[Any]:
         """Run a command of ``lua/bans.lua``.
 
         Args:
             names: Its keys.
             args: Its name and its arguments.
-            read: See `Command`; the answer is what the command returns.
+            read: Returns the result; the answer is what the command returns, which is the result by default.
         """
         return self.request(partial(command, names, *args), read)
 
@@ -114,9 +107,8 @@ class Batcher:
         Raises:
             StoreError: Redis did not renew all of them.
         """
-        rows, answers = self.permits.rows(), list[Any]()
-        for first in range(0, len(rows), RENEWED_AT_ONCE):
-            some = rows[first : first + RENEWED_AT_ONCE]
+        answers: list[Any] = []
+        async for some in in_steps(self.permits.rows(), RENEWED_AT_ONCE):
             sent = [self.request(partial(renewal, row, self.permits), lambda *_: None, True) for row in some]
             answers += await asyncio.gather(*sent, return_exceptions=True)
         for answer in answers:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from .store import RedisStore
 
 
+Read: TypeAlias = Callable[[Any, int], Any]
+"""Returns a result, given the answer of the script, which is no failure, and the server's time in microseconds."""
+
+
 @dataclass(slots=True, eq=False)
 class Command:
     """A request that no ban refuses.
@@ -27,14 +31,13 @@ class Command:
     Attributes:
         future: Receives the result, unless it was cancelled.
         pack: Returns the packed request; called when it is sent.
-        read: Returns the result, given the answer of the script, which is no failure, and the server's time in
-            microseconds. An exception is raised in the task that awaits the request.
+        read: Returns the result; an exception is raised in the task that awaits the request.
         has_permits: Whether it is about permits, so that its call waits for the answers to others that are, too.
     """
 
     future: asyncio.Future[Any]
     pack: Callable[[], Packed]
-    read: Callable[[Any, int], Any]
+    read: Read
     has_permits: bool = False
 
 

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from ...core.store import SharedStats, StatsRow
-from .bans import in_steps
+from ..shared import in_steps
 
 if TYPE_CHECKING:
     from .store import RedisStore
