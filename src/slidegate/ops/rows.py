@@ -6,9 +6,10 @@ Names end in their unit: `_at` is Unix time in seconds, `_s` seconds.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
-from .. import ConfigurationError, Networks, cookie, header, query
+from .. import ConfigurationError, Limiter, Networks, RateLimitMiddleware, cookie, header, query
 from ..core import Ban, LimitState
 
 KEYED: Final = {"header": header, "cookie": cookie, "query": query}
@@ -42,6 +43,27 @@ def row_of_window(view: LimitState) -> dict[str, Any]:
         "more_after_s": view.more_after_us / _S,
         "reset_after_s": view.reset_after_us / _S,
     }
+
+
+def keys_of(key: str, middlewares: Iterable[RateLimitMiddleware]) -> list[str]:
+    """Return a key, and if it is an address those of the networks as which middlewares and their rules count it."""
+    found = [key]
+    for middleware in middlewares:
+        for one in (middleware.client, middleware.key, *(rule.key for rule in middleware.rules)):
+            truncated = getattr(one, "truncated", None)
+            found += [] if truncated is None else [truncated(key)]
+    return found
+
+
+async def windows_of(limiter: Limiter, keys: Iterable[Any]) -> list[LimitState]:
+    """Return the windows of a client with several keys; a rule counts it by one of them, whose window is used most."""
+    found: dict[tuple[str, ...], LimitState] = {}
+    for key in dict.fromkeys(map(limiter.key_for, keys)):
+        for one in (await limiter.inspect(key)).windows:
+            place = one.rule, one.name, str(one.limit)
+            if place not in found or one.used > found[place].used:
+                found[place] = one
+    return [*found.values()]
 
 
 def span_of(span_s: float) -> str:

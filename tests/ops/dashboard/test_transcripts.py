@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, Networks, Quota, RateLimitMiddleware, Rule, __version__
+from slidegate import BanPolicy, Networks, Quota, RateLimitMiddleware, Rule, __version__, client_ip
 from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock
 
@@ -56,7 +56,11 @@ class Visitor:
             Rule("/free", exempt=True, name="free"),
         ]
         plan = Rule("*", ["100/minute @7", "9/second", Quota("10/day")], concurrency=4, name="plan")
+        wide = Rule("*", "9/hour", key=client_ip(ipv4_prefix=16), name="wide")
         options: dict[str, dict[str, Any]] = {
+            "networks": {
+                "middleware": {"client": client_ip(ipv4_prefix=25), "rules": [Rule("*", "3/minute", name="all"), wide]}
+            },
             "": {},
             "read-only": {"changes": False},
             "login": {"token": None},

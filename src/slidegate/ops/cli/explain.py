@@ -12,7 +12,7 @@ import click
 from ... import ConfigurationError, Limiter, RateLimitMiddleware, Rule, everyone
 from ...core import Networks
 from ..replay import nothing
-from ..rows import key_of, row_of_ban, row_of_window, span_of
+from ..rows import key_of, keys_of, row_of_ban, row_of_window, span_of, windows_of
 from .bans import end_of
 from .main import Answer, asking, middleware_of, note, program, table, time_of, with_value
 
@@ -48,13 +48,15 @@ async def explain(limiter: Limiter, key: str, value: str | None, rules: str | No
     ban = await limiter.banned(client)
     changes = await limiter.overrides()  # reads them, and the middleware applies them
     off = next((one.until.timestamp() for one in changes if one.name == "*"), None)
-    view = await limiter.inspect(client if of_file is None or value is not None else of_file.client.truncated(client))
-    of_all = [of_file.prefix + rule.identity for rule in of_file.rules if rule.key is everyone] if of_file else []
-    together = (await limiter.inspect("everyone")).windows if of_all else view.windows
+    keys = [client]
+    if of_file is not None and value is None:
+        keys = keys_of(of_file.client.truncated(client), [of_file])
+    if of_file is not None and any(rule.key is everyone for rule in of_file.rules):
+        keys.append("everyone")
+    view = await limiter.inspect(keys[0])
+    windows = [row_of_window(window) for window in await windows_of(limiter, keys)]
     del middlewares
     listed = {kind: networks is not None and _is_in(networks, key) for kind, networks in lists.items()}
-    counted = zip(view.windows, together, strict=True)
-    windows = [row_of_window(shared if shared.rule in of_all else own) for own, shared in counted]
     left_us = None if ban is None else ban.left_us(view.unix_us)
     state = {
         "key": view.key,

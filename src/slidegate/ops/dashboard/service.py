@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from ... import ConfigurationError, Limiter, StoreError
 from ...core.errors import closest, quoted
 from ...core.logs import logger
-from ..rows import check_key, key_of, named, row_of_ban, row_of_change, row_of_window
+from ..rows import check_key, key_of, keys_of, named, row_of_ban, row_of_change, row_of_window, windows_of
 from ..statistics import LoggedEvent, Statistics, Traffic
 
 SHORT_S: Final = 2.0
@@ -171,17 +171,16 @@ class Service:
 
     async def read_client(self, key: str) -> dict[str, Any]:
         """Return the ban, the windows and the latest refusals of a client."""
-        view = await self.limiter.inspect(key)
+        own = self.limiter.key_for(key)
+        keys = [own, *keys_of(key, self.limiter.middlewares)]
+        windows = await windows_of(self.limiter, keys)
         ban = await self.limiter.banned(key)
+        details = [(event, event["details"]) for event in await self.events.get() if event["kind"] == "refused"]
         return {
-            "key": view.key,
+            "key": own,
             "ban": None if ban is None else row_of_ban(ban),
-            "windows": [row_of_window(one) for one in view.windows if one.used],
-            "refusals": [
-                event
-                for event in await self.events.get()
-                if event["kind"] == "refused" and view.key in (event["details"]["key"], event["details"]["client"])
-            ],
+            "windows": [row_of_window(one) for one in windows if one.used],
+            "refusals": [event for event, one in details if own == one["key"] or (one["client"] or one["key"]) in keys],
         }
 
     async def read_bans(self, q: str = "") -> dict[str, Any]:
