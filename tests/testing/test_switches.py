@@ -23,6 +23,7 @@ from slidegate.stores.system_clock import monotonic_us, system_us
 from slidegate.testing import FakeClock, RecordingObserver, limits_clock, limits_off, reset_limits
 
 from ..asgi import call, hello, statuses
+from ..hurry import at_once, hurried
 from ..remote_stores import SickStore
 
 HOUR_US = 3_600_000_000
@@ -210,6 +211,20 @@ async def test_a_reset_drops_what_a_limiter_counts_and_what_its_process_keeps() 
     assert await limiter.hit("ann", "1/minute")
     assert await limiter.banned("eve") is None
     assert await limiter.rows("numbers", 0, 9) == []
+
+
+def test_threads_create_limiters_while_others_are_switched() -> None:
+    made = [Limiter() for _ in range(100)]
+
+    def switch_and_create(thread: int) -> None:
+        for _ in range(15):
+            with limits_off():
+                reset_limits()
+            made.extend([Limiter() for _ in range(5)])
+
+    with hurried(collecting=False):
+        at_once(switch_and_create, 3)
+    assert all(one.sync.hit("ann", "1/minute").reason is Reason.OK for one in made)
 
 
 def test_a_fake_clock_stands_still_until_it_is_told_to_move() -> None:

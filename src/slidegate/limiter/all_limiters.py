@@ -10,7 +10,7 @@ from .engine import Engine, all_engines
 
 def reset() -> None:
     """Clear what has been counted; see `Engine.forget`."""
-    for engine in list(all_engines):
+    for engine in _engines():
         engine.forget()
 
 
@@ -20,9 +20,14 @@ def turn(on: bool) -> None:
     While they are off, middlewares pass all requests and limiters exempt all keys, without a query to a store.
     """
     Engine.counting = on
-    for engine in list(all_engines):
+    for engine in _engines():
         engine.rebuild()
         engine.restart_middlewares()
+
+
+def _engines() -> list[Engine]:
+    """Return the engines of all limiters, while other threads may create some."""
+    return [engine for reference in all_engines.valuerefs() if (engine := reference()) is not None]
 
 
 use_clock: Final = SYSTEM.use

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from itertools import count
 from typing import Any, ClassVar, Final, NoReturn, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
@@ -119,8 +119,8 @@ class Engine:
         self.portal = Portal()
         self._owners: dict[str, WeakKeyDictionary[object, int]] = {}
         self._closed = False
+        all_engines[id(self)] = self
         self.rebuild()
-        all_engines.add(self)
 
     def unique_id(self, rule: str, owner: object) -> str:
         """Return an identity for counts without a name: `rule` for the first owner, ``rule#2`` for the next.
@@ -279,7 +279,7 @@ class Engine:
         return self._ask(question)
 
 
-all_engines: Final[WeakSet[Engine]] = WeakSet()
+all_engines: Final[WeakValueDictionary[int, Engine]] = WeakValueDictionary()
 """The engines of all limiters of this process."""
 
 
