@@ -78,6 +78,10 @@ def test_a_copy_says_what_the_original_says(value: Any, way: str) -> None:
     assert parts(twin) == parts(value)
 
 
+def test_a_refusal_by_a_limit_is_made_with_a_longer_wait() -> None:
+    assert Decision(False, Reason.LIMITED, 10, (CHECK,), ((5, 40, 20, 30),), at_least_us=77).retry_after_us == 77
+
+
 def test_a_copied_policy_reads_as_the_original() -> None:
     policy = BanPolicy(after="20/10m", duration="1h", factor=4)
     assert repr(copy.copy(policy)) == repr(policy)

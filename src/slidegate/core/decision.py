@@ -249,7 +249,7 @@ class Decision:
         self.checks = checks
         self.readings = readings
         self._reservations = reservations
-        if not (allowed or readings):
+        if not allowed and (by or ban or status or at_least_us):
             self.by = by
             self.ban = ban
             self.status = status
@@ -261,8 +261,7 @@ class Decision:
     def __reduce__(self) -> tuple[Any, ...]:
         # Copies and pickles have no reservations, because a charge can only be refunded once.
         answer = self.allowed, self.reason, self.now_us, self.checks, self.readings
-        rest = {"by": self.by, "ban": self.ban, "status": self.status, "at_least_us": self.at_least_us}
-        return self.__class__, answer, (None, rest)
+        return self.__class__, (*answer, (), self.by, self.ban, self.status, self.at_least_us)
 
     def __repr__(self) -> str:
         binding = self.binding
