@@ -24,6 +24,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import call, hello
 from ..questions import hit_all
+from ..racing import race
 from ..remote_stores import SickStore
 from ..virtual_time import VirtualTime, turns
 
@@ -254,6 +255,13 @@ class Outages(RuleBasedStateMachine):
 
 
 TestOutages = pytest.mark.interpreted("a clock of a compiled class cannot be replaced")(Outages.TestCase)
+
+
+def test_an_outage_that_several_threads_find_at_once_is_reported_once() -> None:
+    observer = RecordingObserver()
+    found = breaker.Breaker(50_000, "local", observer, FakeClock(10**9))
+    race(lambda number, thread: found.answered(None) if number % 2 else found.failed(None, REFUSED), rounds=20)
+    assert observer.kinds == ["store_failed", "store_recovered"] * 10
 
 
 def answers_later(setup: Setup) -> list[asyncio.Future[Decision]]:

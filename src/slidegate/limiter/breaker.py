@@ -29,6 +29,7 @@ from typing import Any, Final
 from ..core.errors import StoreError, StoreTimeout
 from ..core.logs import Throttle, logger, written
 from ..core.store import Clock, Event
+from ..stores.forks import ProcessLock
 from ..stores.shared import running_loop
 
 FAILURES_TO_OPEN: Final = 3
@@ -108,6 +109,7 @@ class Breaker:
         self._undecided: Exception | None = None
         self._began_us = self._failures_before = 0
         self._throttle = Throttle(REPORT_EVERY_US)
+        self._lock = ProcessLock()  # several threads may find that an outage begins or ends
 
     def may_ask(self) -> bool:
         """Return whether the store may be asked. During an outage, the first question after the pause is the probe."""
@@ -146,10 +148,12 @@ class Breaker:
         self._has_failed.append((now_us, False))
         self._took_us.append(took_us)
         if is_probe:
-            self.open_until_us = 0
-            failures, after_us = self.failures - self._failures_before, now_us - self._began_us
-            message = f"the store answers again after {_shown(after_us)}, in which {failures} calls failed"
-            self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
+            with self._lock:
+                is_over, self.open_until_us = self.open_until_us > 0, 0
+                failures, after_us = self.failures - self._failures_before, now_us - self._began_us
+            if is_over:  # and no other thread has reported it
+                message = f"the store answers again after {_shown(after_us)}, in which {failures} calls failed"
+                self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
         elif self._undecided is not None:
             error, self._undecided = self._undecided, None
             self._report(error, "failed once", now_us)
@@ -176,7 +180,6 @@ class Breaker:
             self.failures += 1
             self._report(error, f"failed for a {error.concerns}", now_us)
         elif self._begins(call or self.call(), now_us, is_refused=_is_refused(error)):
-            self._undecided, self._began_us, self._failures_before = None, now_us, self.failures - 1
             self._throttle.left_out((self._began_us,), now_us)
             self._emit(self._failure("store_failed", "failed", error))
         elif not self.open_until_us:
@@ -198,7 +201,7 @@ class Breaker:
         """Count a failure; return whether an outage begins with it."""
         if call.has_ended:
             return False
-        was_open, is_probe = self.open_until_us > 0, self._is_probe(call)
+        is_probe = self._is_probe(call)
         call.end()
         self.failures += 1
         self._has_failed.append((now_us, True))
@@ -206,9 +209,14 @@ class Breaker:
             self._ended_us = now_us
             self._in_a_row += 1
         is_outage = is_refused or self._in_a_row >= FAILURES_TO_OPEN or self._is_half(now_us)
-        if is_probe if was_open else is_outage:
-            self.open_until_us = now_us + OPEN_US
-        return is_outage and not was_open
+        with self._lock:
+            was_open = self.open_until_us > 0
+            if is_probe if was_open else is_outage:
+                self.open_until_us = now_us + OPEN_US
+            if not is_outage or was_open:
+                return False
+            self._undecided, self._began_us, self._failures_before = None, now_us, self.failures - 1
+            return True
 
     def _is_half(self, now_us: int) -> bool:
         """Return whether half of the calls of the last second have failed."""
