@@ -211,6 +211,8 @@ class ConfigReader:
         names = [first, *[*parameters][1:]] if first else [*parameters]
         for name in table:
             if name not in names:
+                if name in OPTIONS:
+                    raise ConfigurationError(f"unknown option {quoted(name)}; write it at the top, above all tables")
                 raise ConfigurationError(unknown_option(name, names))
         options = {name: self._read(name, value) for name, value in table.items()}
         for name, parameter in zip(names, parameters.values(), strict=True):
