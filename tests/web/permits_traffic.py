@@ -52,6 +52,8 @@ class Application:
             held.clear()
 
         try:
+            for counter, decision in scope["slidegate"] if how == "refund" else ():
+                await counter.limiter.refund(decision)
             await serve(scope["type"], how, int(steps), receive, send, leave)
         finally:
             leave()
@@ -114,7 +116,7 @@ def middleware(limiter: Limiter, app: Application) -> RateLimitMiddleware:
 
 
 async def visit(app: RateLimitMiddleware, seen: Application, chance: random.Random) -> None:
-    how = chance.choice(("plain", "plain", "stream", "raise", "late", "silent", "disconnect", "slow"))
+    how = chance.choice(("plain", "refund", "stream", "raise", "late", "silent", "disconnect", "slow"))
     fields = {"X-Key": chance.choice(KEYS), "X-How": how, "X-Steps": str(chance.randrange(6))}
     kind = chance.choice(("http", "http", "http", "websocket"))
     more = {"type": "websocket", "scheme": "ws", "subprotocols": []} if kind == "websocket" else {}

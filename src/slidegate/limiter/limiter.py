@@ -188,14 +188,14 @@ class Limiter:
         return await answer_to_the_end(self.engine.charge(checks))
 
     async def refund(self, decision: Decision) -> bool:
-        """Refund the units that `decision` charged. Cancelling the call does not interrupt it.
+        """Refund the units, but no permits, that `decision` charged. Cancelling the call does not interrupt it.
 
         Returns:
             False, with nothing changed, for a refused decision, a second call, or a charge that has expired.
         """
         if not isinstance(decision, Decision):
             raise ConfigurationError(f"refund: expected the Decision that `hit` returned, not {quoted(decision)}")
-        answer = self.engine.refund(decision.take_back())
+        answer = self.engine.refund(decision.take_back(held=False))
         return await (answer if self.engine.per_process else to_the_end(answer))  # the former never suspends
 
     async def reset(self, key: AnyKey) -> bool:
