@@ -48,7 +48,6 @@ _NAMED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "ban": ("key",),
     "level": ("policy", "key"),
     "quota": ("key", "window"),
-    "reset_all": (),
 }
 
 

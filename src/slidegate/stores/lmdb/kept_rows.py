@@ -44,8 +44,8 @@ def write(txn: Any, dbs: Databases, rows: Iterable[tuple[Name, Fields]]) -> None
             level = Level(*(fields[name] for name in Level._fields))
             bans.put_level(fields["policy"], fields["key"], level)
         else:
-            row = quota_row(fields)
-            txn.put(row, quota_value(fields), db=dbs.windows)
+            row, spent, until_us = quota_row(fields), fields["spent"], fields["until_us"]
+            txn.put(row, HEAD.pack(0) + pack_head(spent, spent, until_us, until_us), db=dbs.windows)
             recheck_at(txn, dbs.ends, 0, row, b"windows")
 
 
@@ -99,12 +99,6 @@ def quota_state(stored: bytes) -> Fields:
     """Return the other fields of a line, given the value of its row; empty if there is none."""
     spent, _, until_us, _ = read_head(stored[HEAD_BYTES:]) if len(stored) > HEAD_BYTES else (0, 0, 0, 0)
     return {"spent": spent, "until_us": until_us}
-
-
-def quota_value(fields: Fields) -> bytes:
-    """Return the value of the row of a line."""
-    spent, until_us = fields["spent"], fields["until_us"]
-    return HEAD.pack(0) + pack_head(spent, spent, until_us, until_us)
 
 
 def is_line_due(txn: Any, dbs: Databases, unix_us: int, stored: bytes, window: bytes, amount: int) -> bool:

@@ -220,17 +220,13 @@ class Transaction:
     def refusal_by_ban(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the refusal of a question by a ban; None if no ban refuses it."""
         get, bans, found = self.txn.get, self.dbs.bans, []
-        keys = {key for _, key, _ in checks}
-        for subject in subjects:
+        for subject in {*subjects, *[key for _, key, _ in checks]}:
             if isinstance(subject, str):
-                keys.add(subject)
-            else:
-                found += self.ban_rows.networks().of(subject)
-        for key in keys:
-            if "/" in key:  # it may be a network
-                found += self.ban_rows.networks().of(key)
-            if (packed := get(key.encode(), None, bans)) is not None:
-                found.append(ban_of(packed))
+                if (packed := get(subject.encode(), None, bans)) is not None:
+                    found.append(ban_of(packed))
+                if "/" not in subject:  # it is no network
+                    continue
+            found += self.ban_rows.networks().of(subject)
         if not found:
             return None  # most requests end here
         now_us = self._process.store.unix_us()

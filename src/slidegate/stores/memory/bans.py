@@ -154,7 +154,6 @@ class MemoryBans(BookBans):
     def __init__(self, store: MemoryStore, max_bans: int) -> None:
         self._lock = ProcessLock()
         self._store = store
-        self._unix_us = store.unix_us
         self.rows: Final = MemoryBanRows(store.unix_us)
         self._book = BanBook(self.rows, store, max_bans, store.max_keys, Throttle(LOG_EVERY_US))
 
@@ -177,7 +176,7 @@ class MemoryBans(BookBans):
                 found.append(Ban(*row))
         if not found:
             return None  # most requests end here, and take no lock
-        now_us = self._unix_us()
+        now_us = self._store.unix_us()
         ban = longest(found, now_us)
         return None if ban is None else refused_by_ban(ban, now_us, checks)
 
@@ -197,13 +196,13 @@ class MemoryBans(BookBans):
         """Delete some expired bans and levels."""
         if self.rows.bans or self.rows.level_count():
             with self._lock:
-                self.rows.remove_expired(self._unix_us(), SWEEP_STEP)
+                self.rows.remove_expired(self._store.unix_us(), SWEEP_STEP)
 
     def active(self) -> Iterator[Ban]:
         """Yield the bans in force, creating one object at a time: creating all of them would block an event loop."""
         self._store.expect_open()
         with self._lock:
-            rows, now_us = list(self.rows.bans.values()), self._unix_us()
+            rows, now_us = list(self.rows.bans.values()), self._store.unix_us()
         return (ban for ban in map(Ban._make, rows) if not ban.is_over(now_us))
 
     def count(self) -> int:
@@ -214,7 +213,7 @@ class MemoryBans(BookBans):
     def load(self, rows: Sequence[Row]) -> int:
         """Import rows of `core.bans.rows`; of two that replace each other the longer one is kept."""
         self._store.expect_open()
-        bans = from_rows(rows, self._unix_us())  # the slowest part, which needs no lock
+        bans = from_rows(rows, self._store.unix_us())  # the slowest part, which needs no lock
 
         self.change(lambda book, _: book.take_over(bans))
         return len(bans)
@@ -225,7 +224,7 @@ class MemoryBans(BookBans):
         with self._lock:
             changes = self.rows.changes
             try:
-                answer = do(self._book, self._unix_us())
+                answer = do(self._book, self._store.unix_us())
             finally:
                 if changes != self.rows.changes:
                     self._store.locate_anew()

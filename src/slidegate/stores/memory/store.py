@@ -94,7 +94,6 @@ class MemoryStore(Store):
         # Lock order: the lock of the sweep, that of the bans, those of the shards, that of the room.
         self._sweeping = Lock()
         self.bans = MemoryBans(self, most_bans)
-        self._bans = self.bans.rows
         self._shards = [Shard() for _ in range(shards)]
         self._all = Shards(self._shards)
         self._room = Room(self.max_keys)
@@ -126,7 +125,7 @@ class MemoryStore(Store):
                 table.clear()
         self._room.keys = sum([len(table.fresh) + len(table.stale) for table in tables])
         self._all.moved()
-        self._bans.begin_anew()
+        self.bans.rows.begin_anew()
         self._new, self._due, self._sweep_us = deque(tables), [], 0
 
     def __repr__(self) -> str:
@@ -317,7 +316,7 @@ class MemoryStore(Store):
         cell is located by every hit, because there may be room for one of its own.
         """
         self.expect_open()
-        if self._bans.bans and (refusal := self.bans.decide(question.checks, question.subjects)) is not None:
+        if self.bans.rows.bans and (refusal := self.bans.decide(question.checks, question.subjects)) is not None:
             return refusal
         question.refs, shared = self._refs(question.checks, now_us)
         question.version = -1 if shared else question.shard.version
