@@ -54,7 +54,7 @@ class RedisBans(BanStore):
     """
 
     def __init__(self, store: RedisStore) -> None:
-        meta = store.packing.meta
+        self._packing, meta = store.packing, store.packing.meta
         self.networks = BannedNetworks()
         self._store = store
         self._batcher = store.batcher
@@ -90,9 +90,9 @@ class RedisBans(BanStore):
             return (level, *next_ban(policy, key, reason, unpack_level(level), now_us)) if is_full else None
 
         (limit,) = policy.strikes.limits
-        packed = self._store.packing.limit(policy.strikes, limit, key)
+        packed = self._packing.limit(policy.strikes, limit, key)
         args = b"strike", packed, level_field(policy), int(policy.shadow), weight
-        due = await batcher.command(self._names_of(key), *args, read=read)
+        due = await batcher.command(self._packing.names_of(key), *args, read=read)
         return due and await self._ban_next(policy, *due)
 
     async def _ban_next(self, policy: BanPolicy, before: bytes, made: Ban, after: Level) -> Ban | None:
@@ -107,7 +107,7 @@ class RedisBans(BanStore):
         key, row = made.key, b"" if policy.shadow else pack_ban(made)
         fields = strikes_field(policy), level_field(policy)
         args = key.encode(), row, *fields, before, pack_level(after), self._store.max_bans
-        names = *self._names, *self._names_of(key)
+        names = *self._names, *self._packing.names_of(key)
         result = await self._batcher().command(names, b"put_next", *args)
         if result == _MADE:
             self._store.refusals.ban(key)
@@ -126,7 +126,7 @@ class RedisBans(BanStore):
 
     async def unban(self, key: str, by: str) -> bool:
         """Lift the ban of exactly this key, and delete its strikes and levels; False if it had none of these."""
-        names = *self._names, *self._names_of(key)
+        names = *self._names, *self._packing.names_of(key)
 
         def read(answer: Any, now_us: int) -> tuple[Ban | None, bool, bool]:
             own, network, remembered = answer
@@ -206,9 +206,6 @@ class RedisBans(BanStore):
 
     # -- commands for Redis ------------------------------------------------------------------------------------------
 
-    def _names_of(self, key: str) -> tuple[bytes, bytes]:
-        return self._store.packing.name_of(key), self._store.packing.strikes_name(key)
-
     async def _put(self, bans: Sequence[Ban], replaces: bool = False) -> None:
         """Store bans in one call; each replaces one of the same key and `network()`, or every ban of the key.
 
@@ -224,7 +221,7 @@ class RedisBans(BanStore):
             if len(known | networks) > MAX_NETWORKS:
                 raise too_many_networks(min(networks - known))
         for ban in bans:
-            names.append(self._store.packing.name_of(ban.key))
+            names.append(self._packing.name_of(ban.key))
             args += [ban.key.encode(), pack_ban(ban), int(ban.network() is not None)]
         await self._batcher().command(names, b"put", *args)
         self._store.refusals.change_all()
@@ -234,7 +231,7 @@ class RedisBans(BanStore):
     def _of_keys(self, keys: Iterable[str]) -> asyncio.Future[list[Ban]]:
         """Return the bans in force of some keys, read in one call: those that would refuse a question about them."""
         batcher = self._batcher()
-        pack = partial(self._store.packing.question, PEEK, (), keys, batcher.permits)
+        pack = partial(self._packing.question, PEEK, (), keys, batcher.permits)
         return batcher.request(pack, lambda answer, now_us: [*map(unpack_ban, answer[1:])])
 
     def of_networks(self, subjects: Iterable[BanSubject]) -> list[Ban]:

@@ -125,9 +125,10 @@ class Packing:
             name = remember(self._known, key, self.windows + text)
         return name
 
-    def strikes_name(self, key: str) -> bytes:
-        """Return the name of the hash with the strikes and levels of a key."""
-        return self.strikes + self.name_of(key)[len(self.windows) :]
+    def names_of(self, key: str) -> tuple[bytes, bytes]:
+        """Return the names of the hash with the windows of a key, and of that with its strikes and levels."""
+        name = self.name_of(key)
+        return name, self.strikes + name[len(self.windows) :]
 
     def question(self, what: int, checks: Sequence[Check], subjects: Iterable[BanSubject], held: HeldPermits) -> Packed:
         """Pack a request with checks.
