@@ -62,7 +62,7 @@ def check(ctx: click.Context, target: str, factory: bool, as_json: bool) -> None
     """
     is_file = Path(target).is_file() or target.endswith(".toml")
     if target.endswith(".py") or not (is_file or ":" in target):
-        meant = f"{target.removesuffix('.py').strip('./').replace('/', '.') or 'main'}:app"
+        meant = f"{_module_at(target) or 'main'}:app"
         raise click.BadParameter(
             f"{target!r} is not a configuration file; expected an application as module:app, did you mean {meant!r}?"
         )
@@ -91,13 +91,19 @@ def imported(name: str, *, factory: bool = False) -> ASGIApp:
     module, _, attribute = name.partition(":")
     if not (module and attribute):
         raise click.BadParameter(f'expected an application as module:app, for example "main:app", not {name!r}')
+    if module != _module_at(module):
+        meant = f"{_module_at(module) or 'main'}:{attribute}"
+        raise click.BadParameter(f"expected an application as module:app, not {name!r}, did you mean {meant!r}?")
     sys.path.insert(0, "")
     try:
         with redirect_stdout(sys.stderr):
             found: Any = attrgetter(attribute)(import_module(module))
             found = found() if factory else found
     except (Exception, SystemExit) as error:
-        raise click.ClickException(f"{name!r} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
+        is_elsewhere = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        hint = "; run this in the directory that contains it" if is_elsewhere else ""
+        message = f"{name!r} cannot be imported: {type(error).__name__}: {one_line(error)}{hint}"
+        raise click.ClickException(message) from error
     try:
         served: ASGIApp = check_takes("", found, "scope", "receive", "send")
     except ConfigurationError:
@@ -106,6 +112,11 @@ def imported(name: str, *, factory: bool = False) -> ASGIApp:
             "function that returns one"
         ) from None
     return served
+
+
+def _module_at(path: str) -> str:
+    """Return the name of the module in a file."""
+    return path.removesuffix(".py").strip("./").replace("/", ".")
 
 
 async def _about_app(app: ASGIApp) -> list[Finding]:
