@@ -1,9 +1,11 @@
 """The limiter: keys, addresses of stores, and the words around a store."""
 
+import asyncio
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from slidegate import header
@@ -26,6 +28,17 @@ async def test_a_reset_forgets_a_key_however_it_is_spelled(limiter: Limiter) -> 
     assert await limiter.reset("2001:DB8:0:0::2") is True
     assert await limiter.hit("2001:db8::1", "5/minute", 5, rule="login")
     assert await limiter.reset("nobody") is False
+
+
+async def test_a_limiter_closes_its_store_also_where_an_observer_never_ends() -> None:
+    class Endless(RecordingObserver):
+        async def end(self) -> None:
+            await anyio.sleep_forever()
+
+    store = SlowStore()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(Limiter(store, observers=[Endless()]).close(), 0.01)
+    assert store.closed == 1
 
 
 async def test_a_limiter_closes_once_however_often_it_is_asked() -> None:

@@ -217,14 +217,14 @@ class Engine:
     async def close(self) -> None:
         """Run `end`, and close the store. From then on all queries raise `StoreUnavailable`."""
         try:
-            try:
-                await self.end()
-            finally:
-                self._closed = True
-                self.rebuild()
-            await answer_of(self.store.close())
+            await self.end()
         finally:
-            self.portal.end()
+            self._closed = True
+            self.rebuild()
+            try:
+                await answer_of(self.store.close())
+            finally:
+                self.portal.end()
 
     async def end(self) -> None:
         """Let observers and overrides finish, because the application ends or the limiter is being closed."""
