@@ -57,7 +57,7 @@ NO_ROUTE: Final = "(no route)"
 OTHER: Final = "(other)"
 """The rule and the route of requests beyond `MAX_SERIES` combinations of rules and route."""
 MAX_CLIENTS: Final = 1_000
-MAX_KNOWN: Final = 4_096
+MAX_KNOWN: Final = 2_048
 """Of how many questions the rules and clients are remembered: a client has one for each set of rules."""
 TOP_CLIENTS: Final = 100
 MAX_EVENTS: Final = 100
@@ -281,6 +281,7 @@ class Statistics(Observer):
         self._pending = deque[Passed | Outcome]()
         self._room = 0
         self._known: dict[Sequence[Check], tuple[tuple[str, ...], list[SeriesName]]] = {}
+        self._fresh_questions = Counter[Sequence[Check]]()
         self._names = set[SeriesName]()
         self._fresh: Series = {}
         self._fresh_clients: Series = {}
@@ -334,26 +335,26 @@ class Statistics(Observer):
                 logger.warning("statistics were not written and will be retried: %s", error)
 
     def _fold(self) -> None:
-        """Count some of the pending requests, the ordinary ones of a series or a client together."""
+        """Count some of the pending requests, the ordinary ones of a series together, those of a client later."""
         with self._counting:
             was_full = _OTHER in self._names
-            times_us, clients = defaultdict[SeriesName, list[int]](list), list[SeriesName]()
+            times_us, questions = defaultdict[SeriesName, list[int]](list), list[Sequence[Check]]()
             for _ in range(min(PART, len(self._pending))):
                 request = self._pending.popleft()
                 if isinstance(request, Outcome):
                     self._count(request)
                     continue
                 checks, route, time_us = request
-                rules, own = self._known.get(checks) or self._know(checks)
+                rules, _ = self._known.get(checks) or self._know(checks)
                 times_us[rules, route].append(time_us)
-                clients += own
+                questions.append(checks)
             for (rules, route), times in times_us.items():
                 traffic = self._traffic(rules, route)
                 traffic.passed += len(times)
                 traffic.times.count_all(times)
-            for name, requests in Counter(clients).items():
-                _found(self._fresh_clients, name).passed += requests
-            self._fresh_clients = _without_rare(self._fresh_clients)
+            self._fresh_questions.update(questions)
+            if len(self._fresh_questions) > MAX_KNOWN:
+                self._count_clients()
         if _OTHER in self._names and not was_full:
             message = f"{MAX_SERIES} combinations of rules and routes are counted; further ones count as {OTHER}"
             self._limiter.store.observers.tell(Event("series_full", message, {"max_series": MAX_SERIES}))
@@ -364,6 +365,15 @@ class Statistics(Observer):
             self._known.clear()
         known = self._known[checks] = rules_of(checks), self._clients_of({key for _, key, _ in checks})
         return known
+
+    def _count_clients(self) -> None:
+        """Count the ordinary requests of clients. A question is found faster than what was counted of its clients."""
+        for checks, requests in self._fresh_questions.items():
+            _, clients = self._known.get(checks) or self._know(checks)
+            for name in clients:
+                _found(self._fresh_clients, name).passed += requests
+        self._fresh_questions.clear()
+        self._fresh_clients = _without_rare(self._fresh_clients)
 
     def _count(self, outcome: Outcome) -> None:
         passed, is_refused = outcome.allowed, outcome.ended == "refused"
@@ -432,6 +442,7 @@ class Statistics(Observer):
         with self._counting:
             if not self._fresh:
                 return
+            self._count_clients()
             names = [(kind, now_us // step_us) for kind, (step_us, _) in STEPS.items()]
             # Copies: a call that is writing sees that there is more to write.
             self._current = {name: dict(_without_rare(self._current.get(name, {}))) for name in names}
