@@ -9,7 +9,9 @@ from typing import Any
 
 import anyio
 import pytest
+from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
@@ -17,7 +19,7 @@ from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
 from slidegate.events import Outcome
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, call, hello, scope_of, statuses
+from ..asgi import PEER, call, hello, page, scope_of, statuses
 from .middlewares import Listener
 
 TIGHT: Any = RateLimit("1/hour", name="tight")
@@ -119,3 +121,16 @@ async def test_an_observer_that_comes_while_a_request_is_under_way_hears_of_the_
     assert ear.outcomes == []
     await call(RateLimitMiddleware(hello, limits="9/hour", limiter=limiter))
     assert [one.reason for one in ear.outcomes] == ["ok"]
+
+
+async def test_an_endpoint_of_two_applications_has_the_route_of_the_one_that_was_asked() -> None:
+    applications = {path: Starlette(routes=[Route(path, page)]) for path in ("/a", "/b")}
+
+    async def either(scope: Scope, receive: Receive, send: Send) -> None:
+        await applications[scope["path"]](scope, receive, send)
+
+    paths, limiter = ["/a", "/a", "/b", "/a", "/b", "/b", "/a"], Limiter(observers=[ear := Listener()])
+    middleware = RateLimitMiddleware(either, limiter=limiter)
+    for path in paths:
+        await call(middleware, path)
+    assert [one.route for one in ear.outcomes] == [f"GET {path}" for path in paths]

@@ -96,6 +96,7 @@ class RateLimitMiddleware(FailsAtStartup):
         clients: Determines the clients of requests.
         decider: Decides requests.
         route_labels: Determines the routes of requests for observers.
+        report: Reports the outcomes of requests to them.
         refusals: Counts, reports and answers refused requests.
         header_writer: Writes its header fields.
         findings: Probable mistakes found at start-up or in the first requests. Each is logged once.
@@ -144,7 +145,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self.calls = UserCallbacks()
         self._observers, self._clock = self._engine.observers, self._engine.clock
         self.route_labels = RouteLabels()  # not `routes`: applications have those
-        self._report = Report(self._engine, self.route_labels)
+        self.report = Report(self._engine, self.route_labels)
         self.lists = {"blocklist": blocklist, "allowlist": allowlist}
         for option, networks in self.lists.items():
             expect(option, networks, Networks, 'Networks(["192.0.2.0/24"]) or Networks.from_file("blocked.netset")')
@@ -237,7 +238,7 @@ class RateLimitMiddleware(FailsAtStartup):
         try:
             if self._observers.requests and not (decided and self._is_reported(decided)):
                 exchange.began_ns = self._clock.monotonic_ns()
-                exchange.hooks = (self._report, *plan.hooks)
+                exchange.hooks = plan.reported
             question = plan.questions.get(who)
             decision = (
                 self.decider.decide(exchange, plan, self.clients.of(scope, who))

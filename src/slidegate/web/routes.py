@@ -8,7 +8,7 @@ their attributes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from starlette.routing import PARAM_REGEX, BaseRoute, Host, Match, Mount
 from starlette.types import Scope
@@ -200,20 +200,30 @@ def first_label(scope: Scope) -> str:
     return min([route.label for route in routes if route.endpoint is endpoint], default="")
 
 
+_Known: TypeAlias = tuple[str, object, object]
+"""A label, its router and its endpoint."""
+
+
 class RouteLabels:
     """Names the routes that requests have reached, for outcomes and events."""
 
     def __init__(self) -> None:
         # By identities, because an endpoint may have no hash; each entry keeps both objects alive, and so their ids. An
         # endpoint that gets another route after its first request keeps its label.
-        self._known: dict[tuple[int, int], tuple[str, object]] = {}
+        self._known: dict[tuple[int, int], _Known] = {}
+        self._latest: dict[int, _Known] = {}
+        """Those of the latest router of each endpoint, which is found faster and mostly the only one."""
 
     def label(self, scope: Scope) -> str:
         """Return the display name of a request's route; `UNROUTED` if it is unknown."""
+        known = self._latest.get(id(scope.get("endpoint")))
+        return known[0] if known is not None and known[1] is scope.get("router") else self._find(scope)
+
+    def _find(self, scope: Scope) -> str:
         router, endpoint = scope.get("router"), scope.get("endpoint")
         known = self._known.get((id(router), id(endpoint)))
         if known is not None:
-            return known[0]
+            return remember(self._latest, id(endpoint), known)[0]
         labels = {route.label for route in mounted_routes(router) if route.endpoint is endpoint}
         if len(labels) > 1:  # an endpoint of several routes: ask the routers
             root = scope.get("app_root_path", scope.get("root_path", ""))
@@ -221,5 +231,5 @@ class RouteLabels:
             return UNROUTED if route is None or route.label not in labels else route.label
         label = labels.pop() if labels else UNROUTED
         if isinstance(attribute_of(router, "routes"), Sequence):
-            remember(self._known, (id(router), id(endpoint)), (label, (router, endpoint)))
+            remember(self._known, (id(router), id(endpoint)), (label, router, endpoint))
         return label

@@ -233,6 +233,7 @@ class Plan:
         by_client: Whether the question is the same for all requests of a client.
         asks: Whether functions of the user's, queues, strikes or shadow rules are involved.
         hooks: The hooks of their responses; those of a conditional plan depend on its result as well.
+        reported: These and, in front, the one that reports their outcomes.
         questions: What was recently asked, by client; by client and keys if rules count by something else.
         rendered: What their header fields have in common; None before the first question.
     """
@@ -256,6 +257,7 @@ class Plan:
         involved = self.is_conditional, self.shadows, self.strikes, *(bound.asks for bound in self.limiting)
         self.asks = any(involved)
         self.hooks: Sequence[Hook] = ()
+        self.reported: Sequence[Hook] = ()
         self.questions: dict[object, Question] = {}
         self.rendered: Rendered | None = None
 
@@ -274,7 +276,7 @@ class RuleSet:
 
     def __init__(self, middleware: RateLimitMiddleware, defaults: DefaultLimits | None) -> None:
         rules, prefix, unique_id = middleware.rules, middleware.prefix, middleware.unique_id
-        self._signals = middleware.signals
+        self._signals, self._report = middleware.signals, middleware.report
         self._paths = PathReader(middleware.app)
         self._defaults = defaults
         self._engine = middleware.limiter.engine
@@ -357,6 +359,7 @@ class RuleSet:
         if plan is None:
             plan = Plan(tuple(met), strikes, kind)
             plan.hooks = () if plan.is_conditional else hooks_of(plan, self._signals)
+            plan.reported = (self._report, *plan.hooks)
             self._made.add(plan)
             remember(self._plans, known, plan)
         return plan
