@@ -41,22 +41,22 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
         now_us: The store's time, in microseconds.
     """
     states: list[WindowState] = []
-    reason = OK
+    refused: Reason | None = None
     for counter, cost, windows, key, _ in refs:
         windows[key], state = counter.spend(windows[key], now_us, cost)
         states.append(state)
-        if state[3] and reason is not TOO_LARGE:
-            reason = TOO_LARGE if state[3] == NEVER else LIMITED
-    if reason is OK:
+        if state[3]:
+            refused = TOO_LARGE if state[3] == NEVER or refused is TOO_LARGE else LIMITED
+    if refused is None:
         return Decision(True, OK, now_us, checks, states, None)
     if len(states) > 1:
         _undo(refs, states, now_us)
-    if reason is LIMITED:
+    if refused is LIMITED:
         for _, _, _, _, is_charged in refs:
             if is_charged:
                 states = _charge_refusal(refs, now_us)
                 break
-    return Decision(False, reason, now_us, checks, states)
+    return Decision(False, refused, now_us, checks, states)
 
 
 def _undo(refs: Sequence[WindowRef], states: list[WindowState], now_us: int) -> None:

@@ -64,7 +64,7 @@ class EndpointRefusal(RateLimitExceeded, HTTPException):
     """
 
     def __init__(self, decision: Decision, answer: Answer) -> None:
-        RateLimitExceeded.__init__(self, decision)
+        self.decision = decision
         HTTPException.__init__(self, answer.status, answer.detail, answer.headers.copy())
 
 

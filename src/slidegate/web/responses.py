@@ -150,18 +150,14 @@ class Refusals:
         """Return the answer to a refused request."""
         if not decision.readings:
             return self._without_limit(decision)
-        waits = [reading[3] for reading in decision.readings]
-        wait_us = max(waits) if min(waits) >= 0 else -1  # neither `NEVER` nor `OPEN`
-        if decision.at_least_us > 0:
-            wait_us = decision.retry_after_us or wait_us
-        retry_after_s = None if wait_us < 0 else -(-wait_us // 1_000_000)  # rounded up
         rendered = decision.checks.rendered or self._writer.render(decision.checks)
-        known = rendered, decision.reason, retry_after_s, *map(bool, waits)
+        waits_s = [-(-wait_us // 1_000_000) if wait_us > 0 else wait_us for _, _, _, wait_us in decision.readings]
+        known = rendered, decision.at_least_us, *waits_s
         answer = self._answers.get(known)
         if answer is None:
-            limits = zip(rendered.names, rendered.limits, waits, strict=True)
-            violated = [(name, limit) for name, limit, wait_us in limits if wait_us]
-            made = _over_quota(violated, retry_after_s, too_large=decision.reason is Reason.TOO_LARGE)
+            limits = zip(rendered.names, rendered.limits, waits_s, strict=True)
+            violated = [(name, limit) for name, limit, wait_s in limits if wait_s]
+            made = _over_quota(violated, decision.retry_after, too_large=decision.reason is Reason.TOO_LARGE)
             answer = remember(self._answers, known, made)
         return answer
 
