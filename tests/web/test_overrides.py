@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
+from starlette.requests import HTTPConnection
 from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
@@ -21,6 +22,7 @@ from slidegate.testing import FakeClock
 from slidegate.web.rule_set import BoundRule
 
 from ..asgi import call, hello, page, statuses
+from ..hurry import at_once, hurried
 from ..ops.shared_rows import SharedRows
 from ..redis_servers import needs_redis, until
 from ..stores.conftest import Opened
@@ -244,3 +246,21 @@ async def test_every_name_that_headers_show_is_that_of_a_limit_which_can_be_chan
         await limiter.override(one.name, one.with_amount(1), "1h")
     assert [one.limit.amount for one in app.limits_by_name()] == [1] * 6
     assert [await limiter.restore(one.name) for one in limiter.limits()] == [True] * 6
+
+
+def test_limits_are_changed_while_threads_meet_rules_for_the_first_time(limiter: Limiter) -> None:
+    def is_met(number: int) -> Callable[[HTTPConnection], bool]:
+        return lambda request: bool(int(request.url.path[1:]) >> number & 1)
+
+    rules = [Rule("*", "2000/minute", name=f"rule_{number}", when=is_met(number)) for number in range(10)]
+    app = RateLimitMiddleware(hello, rules=rules, limiter=limiter)
+
+    async def work(thread: int) -> None:
+        for number in range(thread, 1_024, 3):
+            if thread:
+                assert await statuses(app, 1, f"/{number}") == [200]
+            else:
+                await limiter.override("rule_0", f"{number + 1_000}/minute", "1h")
+
+    with hurried(collecting=False):
+        at_once(lambda thread: asyncio.run(work(thread)), 3)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from starlette.types import Scope
 
@@ -297,7 +297,7 @@ class RuleSet:
         self._by_request: dict[object, Plan] = {}
         self._plans: dict[object, Plan] = {}
         self.at_endpoints: dict[object, tuple[Plan, object]] = {}
-        self._made: WeakSet[Plan] = WeakSet()
+        self._made: WeakValueDictionary[int, Plan] = WeakValueDictionary()
         self._asked: deque[tuple[dict[object, Question], object]] = deque()
         self.always: Plan | None = None
         if defaults is None and not self._signals.on_request and all(rule.always for rule in rules):
@@ -360,7 +360,7 @@ class RuleSet:
             plan = Plan(tuple(met), strikes, kind)
             plan.hooks = () if plan.is_conditional else hooks_of(plan, self._signals)
             plan.reported = (self._report, *plan.hooks)
-            self._made.add(plan)
+            self._made[id(plan)] = plan
             remember(self._plans, known, plan)
         return plan
 
@@ -399,9 +399,10 @@ class RuleSet:
     def forget_questions(self) -> None:
         """Make all questions anew, because a list or an amount has changed."""
         self._asked.clear()
-        for plan in list(self._made):
-            plan.questions.clear()
-            plan.rendered = None
+        for plan in [reference() for reference in self._made.valuerefs()]:
+            if plan is not None:
+                plan.questions.clear()
+                plan.rendered = None
 
     def bound(self) -> list[BoundRule]:
         """Return the counting rules in order, then those of routes and endpoints that were requested so far."""
