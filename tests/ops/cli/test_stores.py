@@ -1,6 +1,8 @@
 """Commands and stores: what is no store stays as it is, reading writes nothing, and many bans are listed once."""
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -51,6 +53,22 @@ def test_what_is_no_store_is_refused_and_left_unchanged(what: str, tmp_path: Pat
         (message,) = [line for line in ended.err.splitlines() if line.startswith("Error")]
         assert str(tmp_path) in message
         assert snapshot(tmp_path) == before
+
+
+def test_a_store_that_may_only_be_read_is_an_unusable_store_for_changes(
+    lmdb_url: str, slidegate: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def of_another_user(path: Any, flags: int, *mode: int, **more: Any) -> int:
+        if flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return opened(path, flags, *mode, **more)
+
+    monkeypatch.setattr(os, "open", of_another_user)
+    assert slidegate("bans", "list", "--store", lmdb_url).code == 0
+    ended = slidegate("bans", "add", "203.0.113.7", "--for", "1h", "--store", lmdb_url)
+    assert (ended.code, ended.err.count("Permission denied")) == (1, 1)
 
 
 @pytest.mark.parametrize("words", [("bans", "list"), ("limits", "list"), ("explain", "10.0.0.0", "--rule", "a=5/m")])

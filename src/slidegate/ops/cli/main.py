@@ -245,7 +245,10 @@ def _limiter_on(url: str, writes: bool) -> Limiter:
         )
     if writes and url.lower().startswith("lmdb:"):
         limiter.store.close()  # it exists and is not damaged
-        limiter = Limiter.from_url(url, deadline=DEADLINE, on_error="deny")
+        try:
+            limiter = Limiter.from_url(url, deadline=DEADLINE, on_error="deny")
+        except ConfigurationError as error:  # it belongs to another user
+            raise StoreError(str(error)) from error
     return limiter
 
 
