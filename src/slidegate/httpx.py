@@ -201,10 +201,12 @@ class _Limited:
 
     async def _end(self) -> None:
         """Close the wrapped transport, and the limiter if it was created by this one."""
-        if self._transport is not None:
-            await self._call(getattr(self._transport, self._close))
-        if self._own_limiter:
-            await self._call(self._methods.close)
+        try:
+            if self._transport is not None:
+                await self._call(getattr(self._transport, self._close))
+        finally:
+            if self._own_limiter:
+                await self._call(self._methods.close)
 
 
 class LimitedTransport(_Limited, httpx.AsyncBaseTransport):

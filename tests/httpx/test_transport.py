@@ -419,6 +419,16 @@ async def test_closing_closes_the_transport_and_an_own_limiter_alone(scene: Make
         assert (await made.limiter.hit("k", "5/minute")).allowed
 
 
+async def test_an_own_limiter_is_closed_though_the_transport_fails_to_close(scene: MakeScene) -> None:
+    made = scene(limiter=None)
+    transport, made.server.closed = made.client._transport, None  # which cannot be counted up
+    with pytest.raises(TypeError):
+        await made.call(made.client.close if made.kind == "sync" else made.client.aclose)
+    send = transport.handle_request if made.kind == "sync" else transport.handle_async_request
+    with pytest.raises(StoreUnavailable, match="was closed"):
+        await made.call(send, httpx.Request("GET", URL))
+
+
 # -- what servers ask for ----------------------------------------------------------------------------------------------
 
 
