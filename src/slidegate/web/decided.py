@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from starlette.requests import HTTPConnection
@@ -40,6 +41,8 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
 
     exempt: tuple[RateLimitMiddleware, ...] = ()
     """The middlewares whose ban policies ignore the request, because a rule exempts it or it is a CORS preflight."""
+    off: frozenset[RateLimitMiddleware] = frozenset()
+    """The middlewares within another one that are switched off, and have decided nothing."""
     has_left = False
     """Whether the client left while the request waited for room."""
     cut_short: Decision | None = None
@@ -232,7 +235,8 @@ def _find(request: HTTPConnection, rule: str | None, what: str) -> _Counted | No
         windows = windows_of(check)
         return middleware.limiter, [(one, at) for one, at in own if windows_of(one.checks[at]) == windows]
     # Exempt, allowlisted or on an unlimited plan: an uncounted request is not charged later either.
-    names_above = {bucket.label for middleware, _ in decided for bucket in middleware.buckets()}
+    above = (*map(itemgetter(0), decided), *decided.off)
+    names_above = {bucket.label for middleware in above for bucket in middleware.buckets()}
     is_uncounted = any(decision.reason in UNCOUNTED for _, decision in decided)
     if is_uncounted or rule in names_above or (rule is None and not counted):
         return None

@@ -287,9 +287,12 @@ class RateLimitMiddleware(FailsAtStartup):
                     checks.report(self, checks.about_request(self, scope))
                 self._decided = _NOTHING if self._unchecked else {"http": self.rule_set.always, "websocket": None}
                 return True
-        if scope["type"] in _REQUESTS and scope.get(EXCHANGE_KEY) is None:
-            await self._pass_on(scope, receive, send)
-            return False
+        if scope["type"] in _REQUESTS:
+            outer = scope.get(EXCHANGE_KEY)
+            if outer is None:
+                await self._pass_on(scope, receive, send)
+                return False
+            outer.decided.off |= {self}
         if scope["type"] == "lifespan":
             send = _ending(self.limiter, send)
         await self.app(scope, receive, send)
