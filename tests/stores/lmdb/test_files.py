@@ -422,13 +422,26 @@ def test_a_file_that_is_damaged_in_use_is_begun_anew_with_its_bans(
     in_another_process(store, lambda own: len(own.bans.active()) == 2)
 
 
-def test_whatever_page_is_damaged_at_the_start_no_file_stays_open(store_path: Path, rng: random.Random) -> None:
-    whole = counts_file(store_path).read_bytes()
-    for page in (*range(2, 20), *[3] * 10):  # the third one is read at the start
-        counts_file(store_path).write_bytes(whole)
-        overwrite(counts_file(store_path), (page * 4_096, rng.randbytes(4_096)))
-        with suppress(ConfigurationError):
-            LmdbStore(store_path, **SMALL).close()
+@pytest.mark.parametrize("in_use", [False, True])
+def test_whatever_page_is_damaged_every_question_is_answered_again_and_no_file_stays_open(
+    store_path: Path, rng: random.Random, in_use: bool
+) -> None:
+    counts = counts_file(store_path)
+    whole, questions = counts.read_bytes(), (QUESTIONS | SHARED_QUESTIONS).values()
+    for page in range(2, 40):
+        counts.write_bytes(whole)
+        damage = partial(overwrite, counts, (page * 4_096, rng.randbytes(4_096)))
+        if not in_use:
+            damage()
+        store = LmdbStore(store_path, **SMALL)
+        if in_use:
+            damage()
+        for ask in questions:
+            with suppress(StoreUnavailable):
+                ask(store)
+        for ask in questions:
+            ask(store)
+        store.close()
         assert not [name for name in files_open_in(store_path) if "counts-" in name]
 
 

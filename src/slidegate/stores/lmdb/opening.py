@@ -28,7 +28,10 @@ from .journal import Fields, Journal, Name
 from .kept_rows import write
 from .layout import LAYOUT, NAMES, Databases, boot_id
 
-DAMAGE: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)
+DAMAGE: Final = (
+    *(lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError),
+    lmdb.BadTxnError,  # a page cannot be read: after any other error, nothing is asked in that transaction
+)
 """What LMDB reports of a damaged file. All other errors are those of this process, and the file stays."""
 
 _NAME: Final = re.compile(r"counts-(\d+)-\w+\.mdb")
