@@ -297,6 +297,7 @@ def _timed_out(library: str, message: str) -> TurnTimeout:
 
 _SEPARATE: Final = ("ratelimit-{}", "x-ratelimit-{}", "x-ratelimit-{}-requests", "x-ratelimit-{}-tokens")
 _PART: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]*)?)(h|ms|m|s|(?![0-9.]))")  # 12 digits are 31,000 years
+_PAIR: Final = re.compile(r"(?<![\w.*-])([a-z]+)=([0-9]+)(?![0-9.])")  # not within another name or a decimal
 _UNIT_S: Final = {"h": 3_600, "m": 60, "s": 1, "": 1, "ms": 0.001}
 
 
@@ -334,7 +335,7 @@ def read_pause_us(status: int, headers: Mapping[str, str], unix_s: float) -> int
 def _quotas(value: str) -> list[tuple[str, str]]:
     """Return what remains and when it resets, of each quota in a `RateLimit` field of any draft."""
     unnamed = re.sub(r'"(?:[^"\\]|\\.?)*"?', "", value)
-    pairs = [dict(re.findall(r"\b([a-z]+)=([0-9]+)", part)) for part in (unnamed, *unnamed.split(","))]
+    pairs = [dict(_PAIR.findall(part)) for part in (unnamed, *unnamed.split(","))]
     draft_7 = (pairs[0].get("remaining", "?"), pairs[0].get("reset", ""))
     return [draft_7, *((pair.get("r", "?"), pair.get("t", "")) for pair in pairs[1:])]
 
