@@ -8,6 +8,7 @@ route, or a reason; beyond `MAX_NAMES`, rules and routes share one value.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ STORE: Final = "store"
 """The label that every metric has, after its own."""
 MAX_NAMES: Final = 200
 MAX_KNOWN: Final = 2_000
-"""How many kinds of outcomes are remembered with their counters."""
+"""How many questions are remembered with their rules, and kinds of outcomes with their counters."""
 OTHER: Final = "(other)"
 BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """The upper bounds of the histogram's buckets in seconds, as in OpenTelemetry's HTTP conventions."""
@@ -87,21 +88,6 @@ def rules_of(checks: Sequence[Check]) -> tuple[str, ...]:
     return tuple([bucket.label for bucket, _, _ in checks])
 
 
-def by_kind(requests: Iterable[Passed | Outcome]) -> dict[Kind, list[int]]:
-    """Return the microseconds of the requests of each kind."""
-    times_us: dict[Kind, list[int]] = {}
-    for one in requests:
-        if isinstance(one, tuple):
-            checks, route, time_us = one
-            kind: Kind = rules_of(checks), (), route, True, None
-        else:
-            time_us = one.duration_us
-            refused = one.reason if one.ended == "refused" else None
-            kind = one.rules, one.shadow_rules, one.route, one.allowed, refused
-        times_us.setdefault(kind, []).append(time_us)
-    return times_us
-
-
 class LimiterMetrics(Observer):
     """Counts the requests of one limiter by outcome; a subscription begins with `_begin`.
 
@@ -120,6 +106,7 @@ class LimiterMetrics(Observer):
         self._limiter = limiter
         self._store = type(limiter.store).__name__.removesuffix("Store").lower()
         self._rules, self._routes = set[str](), set[str]()
+        self._rules_of: dict[Sequence[Check], tuple[str, ...]] = {}
         self._counts: dict[Kind, tuple[list[Add], Add | None]] = {}
         self._failures = limiter.failures
         self._counting = Lock()
@@ -154,7 +141,7 @@ class LimiterMetrics(Observer):
             with self._counting:
                 known, self._failures = self._failures, self._limiter.failures
                 self._adder(FAILURES)(self._failures - known)
-        for kind, times in by_kind(requests).items():
+        for kind, times in self._by_kind(requests).items():
             found = self._counts.get(kind)
             if found is None:
                 if len(self._counts) >= MAX_KNOWN:
@@ -166,6 +153,25 @@ class LimiterMetrics(Observer):
             if record is not None:
                 for time_us in times:
                     record(time_us / 1_000_000)
+
+    def _by_kind(self, requests: Iterable[Passed | Outcome]) -> dict[Kind, list[int]]:
+        """Return the microseconds of the requests of each kind."""
+        times_us = defaultdict[Kind, list[int]](list)
+        for one in requests:
+            if isinstance(one, tuple):
+                checks, route, time_us = one
+                rules = self._rules_of.get(checks)
+                if rules is None:
+                    if len(self._rules_of) >= MAX_KNOWN:
+                        self._rules_of.clear()
+                    rules = self._rules_of[checks] = rules_of(checks)
+                kind: Kind = rules, (), route, True, None
+            else:
+                time_us = one.duration_us
+                refused = one.reason if one.ended == "refused" else None
+                kind = one.rules, one.shadow_rules, one.route, one.allowed, refused
+            times_us[kind].append(time_us)
+        return times_us
 
     def _counts_of(
         self, rules: tuple[str, ...], shadow_rules: tuple[str, ...], route: str, allowed: bool, refused: Reason | None
