@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from functools import cache
 from typing import Any
 from urllib.parse import quote
 
@@ -121,3 +122,18 @@ async def test_whatever_is_sent_gets_an_answer_or_a_sentence(
     assert status in (200, 400, 404), found
     assert (status == 200) == ("error" not in found)
     assert status == 200 or (list(found) == ["error"] and found["error"].isprintable())
+
+
+shared_site = cache(Site)
+"""One for all examples: the templates of a dashboard take longer than a form."""
+
+
+@given(
+    st.sampled_from(VIEWS),
+    st.sampled_from(["ban", "unban", "change", "restore", "find"]),
+    st.dictionaries(st.sampled_from([*NAMES, "kind"]), VALUES, max_size=4),
+)
+async def test_whatever_a_form_has_it_leads_on_or_says_why_not(view: str, do: str, fields: dict[str, str]) -> None:
+    answer = await shared_site().submit(view, do=do, **fields)
+    assert answer.status in (303, 400, 404)
+    assert answer.status == 303 or [*filter(None, Page(answer).alerts)]
