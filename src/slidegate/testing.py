@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from functools import wraps
-from inspect import iscoroutinefunction
+from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
 from threading import Lock
 from typing import Any, Final, TypeVar, cast
 
@@ -176,7 +176,16 @@ class Switch(AbstractContextManager[T]):
             self._apply()
 
     def __call__(self, function: F) -> F:
-        """Decorate a function."""
+        """Decorate a function.
+
+        Raises:
+            ConfigurationError: It is a class, or a generator, which runs after the call has returned.
+        """
+        if isclass(function) or isgeneratorfunction(function) or isasyncgenfunction(function):
+            raise ConfigurationError(
+                f"expected a function, not {quoted(function)}; decorate the methods of a class, and write `with` in a "
+                "generator"
+            )
 
         @wraps(function)
         async def awaited(*args: Any, **options: Any) -> Any:
