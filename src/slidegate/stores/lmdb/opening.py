@@ -147,18 +147,10 @@ def _mapped(
         # With 0, LMDB takes the size that is written in the file; a smaller one would cut the file off.
         asked = options.max_map_size or (NEW_MAP_SIZE if create else 0)
         size = max(asked, os.fstat(file).st_size) if asked and alone and not options.read_only else 0
-        fixed: Any = {"subdir": False, "lock": False, "sync": False, "metasync": False, "max_spare_txns": 0}
         through_map = CAN_TAKE and not options.read_only
-        environment: Any = lmdb.open(
-            str(name),
-            map_size=size,
-            max_dbs=len(NAMES),
-            readonly=options.read_only,
-            create=create,
-            writemap=through_map,
-            mode=0o600,
-            **fixed,
-        )
+        fixed: Any = {"subdir": False, "lock": False, "sync": False, "metasync": False, "max_spare_txns": 0}
+        varying: Any = {"map_size": size, "readonly": options.read_only, "create": create, "writemap": through_map}
+        environment: Any = lmdb.open(str(name), max_dbs=len(NAMES), mode=0o600, **fixed, **varying)
         if_it_fails.callback(environment.close)
         # LMDB takes a file of zeros for a foreign one, so room is only taken now.
         counts = Counts(name, environment, file, takes=through_map)

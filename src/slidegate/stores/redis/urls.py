@@ -67,7 +67,9 @@ def open_client(url: str) -> Client:
         options |= _tls(found, wrong)
     service, _, number = path[1:].partition("/") if kind == "sentinel" else ("", "", path[1:])
     hosts = _hosts(place, 26_379 if kind == "sentinel" else 6_379, wrong)
-    database = _database(number, wrong)
+    if number and not _DATABASE.fullmatch(number):
+        raise wrong(f"expected the number of a database, 0 to 99999, for example /0; {ESCAPES}")
+    database = int(number or 0)
     if kind == "sentinel":
         return _master(hosts, service, database, options, wrong)
     if kind == "cluster" and database:
@@ -125,9 +127,3 @@ def _hosts(place: str, port: int, wrong: Wrong) -> Hosts:
             raise wrong(f"expected host:port, with a port from 1 to 65535; {ESCAPES}")
         hosts.append((found[1] or found[2], int(found[3] or port)))
     return tuple(hosts)
-
-
-def _database(number: str, wrong: Wrong) -> int:
-    if number and not _DATABASE.fullmatch(number):
-        raise wrong(f"expected the number of a database, 0 to 99999, for example /0; {ESCAPES}")
-    return int(number or 0)
