@@ -28,11 +28,11 @@ from slidegate.core.windows.histogram import BUCKETS
 from slidegate.events import Event, Outcome, Passed
 from slidegate.limiter.rows import MAX_BYTES
 from slidegate.ops import statistics as module
+from slidegate.ops.metrics import MAX_KNOWN
 from slidegate.ops.statistics import (
     ALIVE_S,
     EVERY_S,
     MAX_CLIENTS,
-    MAX_KNOWN,
     MAX_SERIES,
     OTHER,
     PART,

@@ -42,7 +42,7 @@ from ..core.limits import check_whole, parse_duration_us
 from ..core.logs import Throttle, escaped, logger, written
 from ..core.windows.histogram import ResponseTimes
 from ..events import Event, Observer, Outcome, Passed
-from .metrics import rules_of
+from .metrics import MAX_KNOWN, Memo, rules_of
 
 __all__ = ["ClientTraffic", "LoggedEvent", "Statistics", "Stats", "Traffic", "Worker"]
 
@@ -57,8 +57,6 @@ NO_ROUTE: Final = "(no route)"
 OTHER: Final = "(other)"
 """The rule and the route of requests beyond `MAX_SERIES` combinations of rules and route."""
 MAX_CLIENTS: Final = 1_000
-MAX_KNOWN: Final = 2_048
-"""Of how many questions the rules and clients are remembered: a client has one for each set of rules."""
 TOP_CLIENTS: Final = 100
 MAX_EVENTS: Final = 100
 MAX_REFUSALS: Final = 50
@@ -280,7 +278,7 @@ class Statistics(Observer):
         self._counting = Lock()
         self._pending = deque[Passed | Outcome]()
         self._room = 0
-        self._known: dict[Sequence[Check], tuple[tuple[str, ...], list[SeriesName]]] = {}
+        self._known = Memo(self._rules_and_clients)
         self._fresh_questions = Counter[Sequence[Check]]()
         self._names = set[SeriesName]()
         self._fresh: Series = {}
@@ -345,7 +343,7 @@ class Statistics(Observer):
                     self._count(request)
                     continue
                 checks, route, time_us = request
-                rules, _ = self._known.get(checks) or self._know(checks)
+                rules, _ = self._known[checks]
                 times_us[rules, route].append(time_us)
                 questions.append(checks)
             for (rules, route), times in times_us.items():
@@ -359,17 +357,13 @@ class Statistics(Observer):
             message = f"{MAX_SERIES} combinations of rules and routes are counted; further ones count as {OTHER}"
             self._limiter.store.observers.tell(Event("series_full", message, {"max_series": MAX_SERIES}))
 
-    def _know(self, checks: Sequence[Check]) -> tuple[tuple[str, ...], list[SeriesName]]:
-        """Return the rules and the clients of requests with some checks, and remember them."""
-        if len(self._known) >= MAX_KNOWN:
-            self._known.clear()
-        known = self._known[checks] = rules_of(checks), self._clients_of({key for _, key, _ in checks})
-        return known
+    def _rules_and_clients(self, checks: Sequence[Check]) -> tuple[tuple[str, ...], list[SeriesName]]:
+        return rules_of(checks), self._clients_of({key for _, key, _ in checks})
 
     def _count_clients(self) -> None:
         """Count the ordinary requests of clients. A question is found faster than what was counted of its clients."""
         for checks, requests in self._fresh_questions.items():
-            _, clients = self._known.get(checks) or self._know(checks)
+            _, clients = self._known[checks]
             for name in clients:
                 _found(self._fresh_clients, name).passed += requests
         self._fresh_questions.clear()
