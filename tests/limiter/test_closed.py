@@ -54,7 +54,8 @@ QUESTIONS: list[Callable[[Limiter], Awaitable[object]]] = [
 async def test_a_closed_limiter_raises_at_every_question_and_request(store: Any, on_error: Any) -> None:
     observer = RecordingObserver()
     limiter = Limiter(store, on_error=on_error, observers=[observer], deadline="60s")
-    app = RateLimitMiddleware(hello, limits="5/minute", limiter=limiter)
+    trap = BanPolicy("5/minute", "1h", signals={"/trap": 1})
+    app = RateLimitMiddleware(hello, limits="5/minute", limiter=limiter, bans=trap)
     assert await statuses(app, 1) == [200]
     decision = await limiter.hit("user:ann", "5/minute")
     await limiter.close()
@@ -62,9 +63,9 @@ async def test_a_closed_limiter_raises_at_every_question_and_request(store: Any,
     for ask in QUESTIONS:
         with pytest.raises(StoreUnavailable, match=closed):
             await ask(limiter)
-    for _ in range(5):
+    for path in ("/", "/trap") * 3:
         with pytest.raises(StoreUnavailable, match=closed):
-            await statuses(app, 1)
+            await statuses(app, 1, path)
     with pytest.raises(StoreUnavailable, match=closed):
         await asyncio.to_thread(limiter.sync.hit, "user:ann", "5/minute")
     assert await limiter.refund(decision) is False, "a request may outlive its limiter"

@@ -210,8 +210,13 @@ class Engine:
             raise ConfigurationError(f"concurrency: {self.store!r} counts no permits; use MemoryStore(), for example")
 
     def unanswered(self) -> Decision:
-        """Return the refusal of a request whose query failed, with ``on_error="deny"``."""
-        assert self.failover is not None, "a memory store never fails"
+        """Return the refusal of a request whose query failed, with ``on_error="deny"``.
+
+        Raises:
+            StoreUnavailable: The limiter is closed, or a memory store, which fails for no other reason.
+        """
+        if self._closed or self.failover is None:
+            self._refuse()
         return self.failover.decide("hit", ())
 
     async def close(self) -> None:
