@@ -49,6 +49,14 @@ class Reason(StrEnum):
     Nothing was counted."""
 
 
+# For each request, because CPython 3.11 takes 0.2 us to find a member in its class.
+OK: Final = Reason.OK
+LIMITED: Final = Reason.LIMITED
+TOO_LARGE: Final = Reason.TOO_LARGE
+BANNED: Final = Reason.BANNED
+DISABLED: Final = Reason.DISABLED
+
+
 class Bucket:
     """A name and the limits that count under it, as a store uses them. Created once, reused, and compared by identity.
 
@@ -411,7 +419,7 @@ def refused_by_ban(ban: Ban, now_us: int, checks: Sequence[Check] = ()) -> Decis
         now_us: The store's Unix time at the decision, in microseconds.
         checks: The question.
     """
-    return Decision(False, Reason.BANNED, now_us, checks, by=ban.by, ban=ban)
+    return Decision(False, BANNED, now_us, checks, by=ban.by, ban=ban)
 
 
 def _tightness(pair: tuple[_Asked, WindowState]) -> tuple[int, float, int]:

@@ -23,7 +23,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
 from ..core.arguments import unknown_option
-from ..core.decision import Decision, Reason
+from ..core.decision import DISABLED, Decision, Reason
 from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
 from ..core.memo import remember
 from .decided import EXCHANGE_KEY, of_request
@@ -50,7 +50,6 @@ _SIZE: Final = re.compile("([0-9]{1,12}) ?(B|KB|MB|GB|)", re.IGNORECASE)
 _UNITS: Final = {"": 1, "B": 1, "KB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
 _MOST_BODY: Final = 10**12
 _UNCOUNTED: Final = (Reason.EXEMPT, Reason.ALLOWLISTED)
-_DISABLED: Final = Reason.DISABLED
 _CONNECTION: Final = "slidegate_connection"
 """The parameter by which FastAPI gives the request to a decorated function."""
 
@@ -213,7 +212,7 @@ class RateLimit:
         """
         exchange: Exchange = of_request(connection, EXCHANGE_KEY, "RateLimit")
         scope = connection.scope
-        if exchange.own[0].reason is _DISABLED:
+        if exchange.own[0].reason is DISABLED:
             return
         if self.rule.methods is not None and not limits_kind(self.rule, scope["type"], method_of(scope)):
             return
