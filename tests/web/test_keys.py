@@ -71,7 +71,7 @@ SAME: list[tuple[list[dict[str, Any]], str]] = [
     ([{"user": SimpleUser("pat")}], "user:pat"),
     (states(SimpleNamespace(id=42), 42), "user:42"),
     (states(UUID(int=7), SimpleNamespace(id=UUID(int=7))), "user:00000000-0000-0000-0000-000000000007"),
-    ([{"user": UnauthenticatedUser()}, {}, {"state": {}}, *states("", {}, object(), Lazy(), Lazy())], PEER),
+    ([{"user": UnauthenticatedUser()}, {}, {"state": {}}, *states("", {}, object(), *[Lazy()] * 3)], PEER),
 ]
 """Requests of one user, and its key."""
 
