@@ -143,6 +143,7 @@ class Outages(RuleBasedStateMachine):
         answer = self.run(question)
         assert self.store.calls - calls == is_called, "but for a probe a second, the store is left alone in an outage"
         if is_called:
+            assert self.store.deadline_s == 0.1, "that of requests, whatever command came before"
             self.model.end_call(ends or self.weather, self.clock())
         return answer, is_called and self.weather == "well"
 
