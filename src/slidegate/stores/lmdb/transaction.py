@@ -220,7 +220,9 @@ class Transaction:
     def refusal_by_ban(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the refusal of a question by a ban; None if no ban refuses it."""
         get, bans, found = self.txn.get, self.dbs.bans, []
-        for subject in {*subjects, *[key for _, key, _ in checks]}:
+        asked: set[BanSubject] = {key for _, key, _ in checks}
+        asked.update(subjects)
+        for subject in asked:
             if isinstance(subject, str):
                 if (packed := get(subject.encode(), None, bans)) is not None:
                     found.append(ban_of(packed))
@@ -268,9 +270,10 @@ class Transaction:
                 row = self._permits_row(bucket, key)
                 counter, windows = self.permit_rows().find(row, bucket.limits[0])
                 refs.append((counter, cost, windows, row, denied))
-            else:
-                find, bound = self.windows.find, self._bound(bucket)
-                refs += [(one.counter, cost, *find(key, one, create), denied) for one in bound]
+                continue
+            for bound in self._bound(bucket):
+                windows, row = self.windows.find(key, bound, create)
+                refs.append((bound.counter, cost, windows, row, denied))
         return refs
 
     def _bound(self, bucket: Bucket) -> Bound:
