@@ -177,6 +177,21 @@ class Outages(RuleBasedStateMachine):
 
     @precondition(lambda self: self.decisions)
     @rule(data=st.data())
+    def charge_more(self, data: st.DataObject) -> None:
+        """What a request has used is shown in its decision, wherever either was counted."""
+        decision, *_ = data.draw(st.sampled_from(self.decisions))
+        at = data.draw(st.integers(0, len(decision.checks) - 1))
+        bucket = decision.checks[at][0]
+        charged, is_answered = self.ask(self.questions["charge"]([decision.checks[at]]))
+        *_, where = self.model.decide("charge", {bucket.name: bucket.on_error}, is_answered=is_answered)
+        was = decision.readings
+        decision.recount(at, charged)
+        assert len(decision.states) in (0, len(decision.checks))
+        assert (decision.readings == was) >= (not was or not charged.readings)
+        self.decisions.append((charged, where, [bucket.name]))
+
+    @precondition(lambda self: self.decisions)
+    @rule(data=st.data())
     def refund(self, data: st.DataObject) -> None:
         """Units go back where they were charged, once."""
         decision, where, names = self.decisions.pop(data.draw(st.integers(0, len(self.decisions) - 1)))
