@@ -384,11 +384,15 @@ def test_all_quotas_together_have_no_more_lines_than_allowed_in_a_second(
     assert len(spent_lines(machine)) == 6
 
 
-def test_a_quota_of_a_period_that_is_over_does_not_come_back(machine: Machine) -> None:
+def test_a_quota_comes_back_to_the_end_of_its_period_and_no_longer(machine: Machine) -> None:
     store, checks = machine.store(), ((Bucket("plan", parse_limits(Quota("5/day"))), "user:ann", 1),)
     store.hit(checks)
-    machine.wall.advance("26h")
+    machine.wall.advance(us=-machine.wall() % 86_400_000_000 - 1)
+    compact(store)
     store = machine.restart("2")
+    assert store.hit(checks).remaining == 3
+    machine.wall.advance("26h")
+    store = machine.restart("3")
     assert store.hit(checks).remaining == 4
     clock = FakeClock(10**9)
     other = LmdbStore(machine.path, clock=clock, wall_clock=machine.wall, max_map_size=1 << 24)
