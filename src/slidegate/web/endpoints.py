@@ -212,7 +212,7 @@ class RateLimit:
         """
         exchange: Exchange = of_request(connection, EXCHANGE_KEY, "RateLimit")
         scope = connection.scope
-        if exchange.own[0].reason is DISABLED:
+        if exchange.own[0].reason is DISABLED or exchange.is_off_within:
             return
         if self.rule.methods is not None and not limits_kind(self.rule, scope["type"], method_of(scope)):
             return

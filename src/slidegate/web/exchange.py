@@ -88,6 +88,8 @@ class Exchange:
     """Whether the last message of the response was sent."""
     is_refused = False
     """Whether this middleware, or a limit at an endpoint within, has refused the request."""
+    is_off_within = False
+    """Whether the next middleware within is switched off, and limits at endpoints there count nothing."""
     left_with: Any = None
     """The status that was sent before the client left while the request waited; None if it did not."""
     permits: tuple[tuple[Name, str], ...] = ()

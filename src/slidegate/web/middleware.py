@@ -293,6 +293,7 @@ class RateLimitMiddleware(FailsAtStartup):
                 await self._pass_on(scope, receive, send)
                 return False
             outer.decided.off |= {self}
+            outer.is_off_within = True
         if scope["type"] == "lifespan":
             send = _ending(self.limiter, send)
         await self.app(scope, receive, send)
