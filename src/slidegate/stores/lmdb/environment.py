@@ -79,6 +79,7 @@ class Environment:
         self.counts: Counts
         self._opened: Counts | None = None
         self._trouble: lmdb.Error | None = None  # with which LMDB cannot go on
+        self._was_bad = False  # whether a transaction was bad in a file that was not begun anew since
         self._examine_at_s = self._housekeep_at_s = 0.0
         self._is_opening = False
         self._open_error: StoreUnavailable | None = None
@@ -272,7 +273,11 @@ class Environment:
         """Close files that are damaged or were replaced, or with which LMDB cannot go on."""
         trouble, self._trouble = self._trouble, None
         self._examine_at_s = time.monotonic() + EXAMINE_EVERY_S
-        if isinstance(trouble, DAMAGE) and self._opened is not None and self._writes:
+        # A page that cannot be read makes transactions bad, also after the file was opened again.
+        is_bad = isinstance(trouble, lmdb.BadTxnError)
+        is_damaged = isinstance(trouble, DAMAGE) or (is_bad and self._was_bad)
+        self._was_bad = not is_damaged and (is_bad or self._was_bad)
+        if trouble and is_damaged and self._opened is not None and self._writes:
             discard(self._opened, trouble, self.pending_events.append)
         if trouble or not self._is_in_place():
             self._close_map()

@@ -28,10 +28,7 @@ from .journal import Fields, Journal, Name
 from .kept_rows import write
 from .layout import LAYOUT, NAMES, Databases, boot_id
 
-DAMAGE: Final = (
-    *(lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError),
-    lmdb.BadTxnError,  # a page cannot be read: after any other error, nothing is asked in that transaction
-)
+DAMAGE: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)
 """What LMDB reports of a damaged file. All other errors are those of this process, and the file stays."""
 
 _NAME: Final = re.compile(r"counts-(\d+)-\w+\.mdb")
@@ -105,7 +102,7 @@ def open_file(path: Path, gate: Gate, journal: Journal, options: Options, tell: 
         return _mapped(name, gate, options, alone=alone)
     except (FileNotFoundError, lmdb.NotFoundError):  # whoever was creating it was killed
         why = ""
-    except DAMAGE as error:
+    except (*DAMAGE, lmdb.BadTxnError) as error:  # its first transaction is bad by a page
         why = f"was damaged ({error})"
     if options.read_only:
         raise StoreUnavailable(f"lmdb: {name} {why or 'does not exist'}; the first worker begins it anew")
