@@ -130,6 +130,30 @@ def test_a_portal_that_was_used_before_a_fork_serves_the_parent_and_a_new_one_th
     assert sum(admitted) == 200 or url.startswith("memory"), "the bound holds over all of them"
 
 
+ENDING = """
+import os, sys, time, types
+from slidegate import Limiter
+app = sys.modules["app"] = types.ModuleType("app")  # it is collected after the modules of the library
+app.limiter = Limiter.from_url(sys.argv[1], deadline="20s", on_error="deny")
+for number in range(4):
+    assert app.limiter.sync.hit("ann", "90/hour")
+    if not (child := os.fork()):
+        assert number % 2 or app.limiter.sync.hit("ann", "90/hour")
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
+began_s = time.monotonic()
+assert app.limiter.sync.hit("ann", "90/hour")
+assert time.monotonic() - began_s < 20, "the store was late"
+app.limiter.sync.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("kind", ["lmdb", AT_REDIS])
+def test_a_child_that_ends_takes_nothing_from_its_parent_and_says_nothing(url: str) -> None:
+    assert run(ENDING, url) == ""
+
+
 COUNTING = """
 import logging, os, signal, sys, threading
 from slidegate import Limiter

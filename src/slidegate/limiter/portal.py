@@ -74,10 +74,6 @@ def _run(engine: Engine, work: Coroutine[Any, Any, T], max_s: float, *, suspends
     raise ConfigurationError("store: answers_threads() returns True, so the store must not await anything")
 
 
-_of_parents: Final[list[object]] = []
-"""The loops of parent processes: collecting one in a child would unregister shared file descriptors for the parent."""
-
-
 class _Running(NamedTuple):
     """An event loop, the thread that runs it, and what ends both: `Portal.end`, or the end of the portal or process."""
 
@@ -95,13 +91,22 @@ class Portal:
         self._in_child = InChild(self.begin_anew)
         # What the loop imports: not when it starts, because a child that is forked while another thread imports would
         # wait for the end of that for ever.
+        import ctypes  # noqa: F401
+
         import anyio._backends._asyncio  # noqa: F401
 
     def begin_anew(self) -> None:
-        """Begin without a thread, as in a child after `fork`: it exists only in the parent."""
+        """Begin without a thread, as in a child after `fork`: it exists only in the parent.
+
+        The loop and its tasks are never collected, also not when the child ends: that would unregister shared file
+        descriptors for the parent, which would hear of no answer any more.
+        """
         if self._running is not None:
+            import ctypes
+
             self._running.end.detach()
-            _of_parents.append(self._running)
+            for part in (self._running, *asyncio.all_tasks(self._running.loop)):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
         self._running = None
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
