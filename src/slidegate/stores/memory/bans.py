@@ -169,7 +169,7 @@ class MemoryBans(BookBans):
             subjects: Further keys and addresses whose bans refuse it.
         """
         rows, networks, found = self.rows, self.rows.networks, []
-        for subject in (*subjects, *[key for _, key, _ in checks]):
+        for subject in dict.fromkeys((*subjects, *[key for _, key, _ in checks])):
             if networks.bans:
                 found += networks.of(subject)
             if (row := rows.bans.get(subject)) is not None:  # an address is the name of none

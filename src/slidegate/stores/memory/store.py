@@ -156,9 +156,9 @@ class MemoryStore(Store):
         lock = shard.lock
         lock.acquire()  # `with` would take twice as long
         try:
-            now_us = SYSTEM.monotonic_ns() // 1000 if self.clock is None else self._now_us()
-            if question.version != shard.version and (refusal := self._locate(question, now_us)) is not None:
+            if question.version != shard.version and (refusal := self._locate(question)) is not None:
                 return refusal
+            now_us = SYSTEM.monotonic_ns() // 1000 if self.clock is None else self._now_us()
             decision = decide(question, question.refs, now_us)
         finally:
             lock.release()
@@ -195,7 +195,7 @@ class MemoryStore(Store):
         self.expect_open()
         with self._shards_of(checks).lock:
             now_us = self._now_us()
-            refs, _ = self._refs(checks, now_us)
+            refs, _ = self._refs(checks)
             decision = charge_all(checks, refs, now_us)
         self.tidy(now_us)
         return decision
@@ -309,7 +309,7 @@ class MemoryStore(Store):
 
     # -- finding and making windows ----------------------------------------------------------------------------------
 
-    def _locate(self, question: MemoryQuestion, now_us: int) -> Decision | None:
+    def _locate(self, question: MemoryQuestion) -> Decision | None:
         """Return the refusal of a question by a ban, else locate its windows. The lock is held.
 
         Neither is done again until windows move, there is another ban, or the store is closed; but a window in a shared
@@ -318,7 +318,7 @@ class MemoryStore(Store):
         self.expect_open()
         if self.bans.rows.bans and (refusal := self.bans.decide(question.checks, question.subjects)) is not None:
             return refusal
-        question.refs, shared = self._refs(question.checks, now_us)
+        question.refs, shared = self._refs(question.checks)
         question.version = -1 if shared else question.shard.version
         return None
 
@@ -327,7 +327,7 @@ class MemoryStore(Store):
         with self._all:
             self._all.moved()
 
-    def _refs(self, checks: Sequence[Check], now_us: int) -> tuple[list[WindowRef], bool]:
+    def _refs(self, checks: Sequence[Check]) -> tuple[list[WindowRef], bool]:
         """Return the locations of a question's windows, and whether shared cells are among them. The lock is held."""
         refs: list[WindowRef] = []
         shared = False
@@ -339,7 +339,7 @@ class MemoryStore(Store):
                 refs.append((counter, cost, windows, name, bucket.count_denied))
                 if windows is not table.fresh:
                     shared = True
-                    if self._throttle.left_out("keys_shared", now_us) is not None:
+                    if self._throttle.left_out("keys_shared", self.time_us()) is not None:
                         self._pending.append(keys_shared(self.max_keys))
                         self._sweep_us = 0  # so that `tidy` emits it
         return refs, shared
