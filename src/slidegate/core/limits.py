@@ -352,9 +352,7 @@ def parse_limits(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[Any
     for limit in found:
         twin = by_window.setdefault(limit.same_window, limit)
         if twin is not limit:
-            raise ConfigurationError(
-                f"{str(twin)!r} and {str(limit)!r} have the same window; keep the smaller one", "limits"
-            )
+            raise ConfigurationError(f"'{twin}' and '{limit}' have the same window; keep the smaller one", "limits")
     return tuple(found)
 
 

@@ -231,8 +231,6 @@ def may_ban(policy: BanPolicy, key: str, protected: NetworkSet | None = None) ->
     if network is None:
         return True  # an account, an API key
     version, first, last = network
-    if prefix_length(version, first, last) < WIDEST[version]:
-        return False
-    if not policy.ban_private and PRIVATE.overlaps(version, first, last):
-        return False
-    return protected is None or not protected.overlaps(version, first, last)
+    is_wide = prefix_length(version, first, last) < WIDEST[version]
+    is_private = not policy.ban_private and PRIVATE.overlaps(version, first, last)
+    return not (is_wide or is_private or (protected is not None and protected.overlaps(version, first, last)))

@@ -70,14 +70,11 @@ class ResponseTimes:
 
     def count_all(self, times_us: Sequence[int]) -> None:
         """Count times, one or more."""
-        shortest_us = min(times_us)
         self.sum_us += sum(times_us)
-        if self.min_us is None or shortest_us < self.min_us:
-            self.min_us = shortest_us
-        counts = self.buckets
+        self.min_us = min(times_us if self.min_us is None else [self.min_us, *times_us])
         for time_us in times_us:
             bucket = bisect_left(BOUNDS_US, time_us)
-            counts[bucket] = counts.get(bucket, 0) + 1
+            self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
 
     def add(self, other: ResponseTimes) -> None:
         """Add all times of another histogram."""
