@@ -170,6 +170,11 @@ CALLS = 300
 OFTEN = BanPolicy("40/10m", "1h")
 
 
+async def hand_back(limiter: Limiter, decision: Decision) -> None:
+    """Refund a decision with its permits, as at the end of a request."""
+    await answer_of(limiter.engine.refund(decision.take_back()))
+
+
 def call_everything(limiter: Limiter, rng: random.Random, *, collecting: bool) -> None:
     """Make random calls in threads with an event loop each, and refund at last what they have kept."""
 
@@ -185,7 +190,7 @@ def call_everything(limiter: Limiter, rng: random.Random, *, collecting: bool) -
                     bucket = Bucket(f"permits {rng.randrange(9)}", (Concurrency(3),))
                     charged.append(await hit_all(limiter, [(bucket, key, 1)]))
                 case "refund" if charged:
-                    await limiter.refund(charged.pop(rng.randrange(len(charged))))
+                    await hand_back(limiter, charged.pop(rng.randrange(len(charged))))
                 case "peek":
                     await limiter.peek(key, "5/minute", rule=rng.choice("abc"))
                 case "reset":
@@ -197,7 +202,7 @@ def call_everything(limiter: Limiter, rng: random.Random, *, collecting: bool) -
                 case _:
                     limiter.store.permits_held()  # type: ignore[attr-defined]
         for decision in charged:
-            await limiter.refund(decision)
+            await hand_back(limiter, decision)
 
     seeds = [rng.getrandbits(32) for _ in range(THREADS)]
     with hurried(collecting):
