@@ -94,8 +94,9 @@ async def test_bans_and_lists_are_reasons_of_their_own(measured: Measure) -> Non
     )
     await site.visit(*["/other"] * 5)
     await site.visit("/other", client=("192.0.2.1", 1))
+    await site.visit("/other", "/other", client=("192.0.3.1", 1))
     reasons = {reason: await site.value("refusals", reason=reason) for reason in ("limited", "banned")}
-    assert reasons == {"limited": 2, "banned": 2}
+    assert reasons == {"limited": 3, "banned": 2}
     assert await site.value("refusals", reason="blocked") == 1
     assert await site.value("bans") == await site.value("active_bans") == 1
     site.clock.advance("2h")
