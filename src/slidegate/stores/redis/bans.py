@@ -191,7 +191,10 @@ class RedisBans(BanStore):
         count, life, policy, version, rows = answer
         before, self.life = self.life, life
         if self._store.read_only and not life:
-            raise StoreUnavailable(f"redis: no slidegate data under {self._names[0].decode()}")
+            name = self._names[0].decode()
+            raise StoreUnavailable(
+                f"redis: no slidegate data under {name}; the first worker creates it; check the database and the prefix"
+            )
         if not before and policy not in (b"", b"noeviction"):
             evicts = f"Redis evicts keys when it is full (maxmemory-policy {policy.decode()})"
             message = f"{evicts}, so limits and bans are lost; set maxmemory-policy noeviction"
