@@ -209,7 +209,7 @@ def limits_off() -> Switch[None]:
     Example:
         ``with limits_off(): assert all(client.get("/").is_success for _ in range(1_000))``
     """
-    return Switch(None, _off, lambda: all_limiters.turn(not _off))
+    return Switch(None, _off, lambda: all_limiters.switch(not _off))
 
 
 def limits_clock(clock: AnyClock) -> Switch[AnyClock]:

@@ -98,7 +98,7 @@ class StoreHarness:
 
     async def refund(self, decision: Decision, index: int | None = None) -> bool:
         """Refund what a decision has charged, or one check of it."""
-        return await settle(self.raw.refund(decision.take_back(index)))
+        return await settle(self.raw.refund(decision.begin_refund(index)))
 
     async def reset(self, key: str) -> bool:
         """Reset a key."""

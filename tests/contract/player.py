@@ -97,7 +97,7 @@ class Player:
                 expected = self.model.peek(checks, self.clock.now_us)
                 peeked = await settle(self.store.peek(self._put(checks)))
                 self._agree(verdict_of(peeked), expected)
-                same(await settle(self.store.refund(peeked.take_back())), False)
+                same(await settle(self.store.refund(peeked.begin_refund())), False)
             case Debt(question):
                 await self._charge(self.store.charge, self.model.charge, question)
             case Refund(which):
@@ -161,9 +161,9 @@ class Player:
     async def _refund(self, which: int) -> None:
         if self.charged:
             decision, charged = self.charged[-1 - which % len(self.charged)]
-            refunded = await settle(self.store.refund(decision.take_back()))
+            refunded = await settle(self.store.refund(decision.begin_refund()))
             self._agree(refunded, self.model.refund(charged, self.clock.now_us))
-            same(await settle(self.store.refund(decision.take_back())), False)
+            same(await settle(self.store.refund(decision.begin_refund())), False)
             if refunded:
                 others = [(at_us, other) for at_us, other in self.admitted if other is not decision]
                 # After a reset, or beside a debt, units of the same moment belong to others.

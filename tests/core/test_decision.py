@@ -45,7 +45,7 @@ def test_a_later_charge_is_shown_and_what_was_admitted_can_still_be_refunded() -
     admitted.recount(1, store.charge([(tokens, "ann", 3)]))
     shown = [(state.used, state.reset_after_us) for state in admitted.states]
     assert shown == [(1, 80 * SECOND_US), (5, 70 * SECOND_US)], "slices are whole minutes, counted for another one"
-    assert store.refund(admitted.take_back(1))
+    assert store.refund(admitted.begin_refund(1))
     assert [state.used for state in (*admitted.states, *store.peek(checks).states)] == [1, 3, 2, 5]
 
 
@@ -75,10 +75,10 @@ def test_taking_back_one_check_leaves_the_others() -> None:
     login, service = Bucket("login", parse_limits("5/m; 50/h")), Bucket("service", parse_limits("100/s"))
     readings = [(2, 60, 9, 0), (2, 99, 9, 0), (7, 50, 9, 0)]
     decision = Decision(True, Reason.OK, 5, [(login, "ann", 2), (service, "all", 1)], readings, None)
-    (part,) = decision.take_back(0)
+    (part,) = decision.begin_refund(0)
     assert (part.check, part.marks, part.units) == ((login, "ann", 2), [9, 9], [2, 2])
     assert [state.remaining for state in decision.states] == [5, 50, 93]
-    assert [(part.index, part.units) for part in decision.take_back()] == [(1, [1])]
+    assert [(part.index, part.units) for part in decision.begin_refund()] == [(1, [1])]
     assert readings[0] == (2, 60, 9, 0), "the states of the store are not touched"
 
 

@@ -31,8 +31,8 @@ async def test_a_full_store_refunds_no_expired_charge() -> None:
     expired = await limiter.hit("ann", "1/minute")
     clock.advance("2m")
     charged = await limiter.hit("bob", "1/minute")
-    assert store.refund(expired.take_back()) is False
-    assert store.refund(charged.take_back()) is True
+    assert store.refund(expired.begin_refund()) is False
+    assert store.refund(charged.begin_refund()) is True
     assert await limiter.hit("bob", "1/minute")
 
 

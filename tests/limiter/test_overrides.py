@@ -329,7 +329,7 @@ class Changes(RuleBasedStateMachine):
     @invariant()
     def everybody_applies_what_he_knows_and_tells_of_each_amount_once(self) -> None:
         for one in self.workers:
-            assert one.changes.known == one.knows
+            assert one.changes.in_force == one.knows
             assert one.limiter.engine.counts is not one.is_off
             switched = [kind for kind in one.observer.kinds if kind.startswith("switched")]
             assert switched == ["switched_off", "switched_on"] * (len(switched) // 2) + ["switched_off"] * one.is_off
@@ -408,7 +408,7 @@ async def test_off_lets_everything_pass_counts_nothing_and_is_reported_once(
         assert [bool(await limiter.hit("k", "1/minute")) for _ in range(2)] == [True, False]
         await limiter.override("*", "off", "10m")
         for _ in range(3):
-            await limiter.engine.overrides.look()
+            await limiter.engine.overrides.update()
             assert await limiter.hit("k", "1/minute")
         assert await limiter.charge("k", "1/minute", 50)
         assert await limiter.peek("k", "1/minute")
@@ -475,4 +475,4 @@ def test_a_thread_with_an_older_read_takes_nothing_back_from_one_with_a_newer_re
     monkeypatch.setattr(type(api), "become", slow_become)
     asyncio.run(worker.changes.refresh())
     threads[0].join()
-    assert ([*worker.changes.known], api.amount) == (["api"], 30)
+    assert ([*worker.changes.in_force], api.amount) == (["api"], 30)

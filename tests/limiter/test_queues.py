@@ -224,7 +224,7 @@ class Line(RuleBasedStateMachine):
     async def _release(self, index: int) -> None:
         one = self.inside.pop(index)
         assert one.decision is not None
-        await self.refund(one.decision.take_back(held=True))
+        await self.refund(one.decision.begin_refund(permits=True))
         if self.is_fair:
             self.queues.release(NAME, one.tenant)
 
@@ -233,7 +233,7 @@ class Line(RuleBasedStateMachine):
     def units_are_refunded(self) -> None:
         decision = self.inside[-1].decision
         assert decision is not None
-        self.run(self.refund(decision.take_back(held=False)))
+        self.run(self.refund(decision.begin_refund(permits=False)))
         self.run(self.settled())
 
     @precondition(lambda self: self.inside and not self.is_fair)
@@ -242,7 +242,7 @@ class Line(RuleBasedStateMachine):
         """It is noticed within 200 ms."""
         decision = self.inside.pop(0).decision
         assert decision is not None
-        self.store.refund(decision.take_back(held=True))
+        self.store.refund(decision.begin_refund(permits=True))
         self.store.reset(KEY)
         self.run(asyncio.sleep(0.2))
         self.run(self.settled())
@@ -317,7 +317,7 @@ def test_waiters_of_all_threads_and_kinds_of_loops_are_one_queue(first: int) -> 
         return store.hit(checks)
 
     def leave(decision: Decision) -> None:
-        store.refund(decision.take_back(held=True))
+        store.refund(decision.begin_refund(permits=True))
         queues.refunded(checks)
 
     async def wait(number: int) -> None:

@@ -172,7 +172,7 @@ OFTEN = BanPolicy("40/10m", "1h")
 
 async def hand_back(limiter: Limiter, decision: Decision) -> None:
     """Refund a decision with its permits, as at the end of a request."""
-    await answer_of(limiter.engine.refund(decision.take_back()))
+    await answer_of(limiter.engine.refund(decision.begin_refund()))
 
 
 def call_everything(limiter: Limiter, rng: random.Random, *, collecting: bool) -> None:

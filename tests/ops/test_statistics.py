@@ -328,7 +328,7 @@ def test_pending_outcomes_and_clients_are_bounded(statistics: Statistics) -> Non
         statistics.request(told(passed("api", key=f"user:{number}")))
         if number % 1_700 == 0:
             asyncio.run(statistics.publish())
-        assert (len(statistics._pending) < PART, len(statistics._known) <= MAX_KNOWN) == (True, True)
+        assert (len(statistics._pending) < PART, len(statistics._cache) <= MAX_KNOWN) == (True, True)
     assert len(statistics._fresh_clients) <= MAX_CLIENTS
     assert asyncio.run(statistics.read()).total.passed == total
     assert all(len(series) <= 2 * MAX_CLIENTS for series in statistics._current.values())

@@ -80,7 +80,7 @@ async def renew(store: Any) -> None:
 
 async def leave(store: Any, *held: Decision) -> list[bool]:
     """Hand permits back; return which of them the store took."""
-    return [await settle(store.refund(each.take_back())) for each in held]
+    return [await settle(store.refund(each.begin_refund())) for each in held]
 
 
 class Program:
@@ -139,7 +139,7 @@ class Program:
             case 10:  # it is killed, and another comes
                 self.at_work[self.at_work.index(store)] = self.workers.hire(permit_lease="10m")
             case 11 | 12 if mine:  # nobody hands back what it had; or somebody tries to while the store is away
-                mine.pop(0).take_back() if kind == 11 else mine.pop()
+                mine.pop(0).begin_refund() if kind == 11 else mine.pop()
                 await turns(10)
                 gc.collect(0)
             case _ if mine:
@@ -230,7 +230,7 @@ def test_a_child_holds_no_permits_of_its_parent(in_file: Workers) -> None:
         os.write(writing, f"{mine.allowed}, {store.permits_held()} held".encode())
 
     assert outcome(*actor(take_one)) == (b"False, 0 held", 0)
-    assert [store.refund(decision.take_back()) for decision in held] == [True, True]
+    assert [store.refund(decision.begin_refund()) for decision in held] == [True, True]
 
 
 async def together(store: LmdbStore, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -258,7 +258,7 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
         return store.hit(((day, "ann", 1),))
 
     def leave() -> Any:
-        return store.refund(held.pop().take_back()) if held else True
+        return store.refund(held.pop().begin_refund()) if held else True
 
     def commit(txn: object, *given: Any, **named: Any) -> None:
         if full:
@@ -287,7 +287,7 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
         assert store.permits_held() == len(held)
     full = False
     while held:
-        assert store.refund(held.pop().take_back()) is True
+        assert store.refund(held.pop().begin_refund()) is True
     taken = [await take(store) for _ in range(3)]
     assert [bool(decision) for decision in taken] == [True, True, False]
 
@@ -331,7 +331,7 @@ def test_a_file_does_not_grow_by_permits_that_nobody_has(in_file: Workers) -> No
         held = [take_now(worker, f"user:{turn}-{number}") for number in range(500)]
         used.append(here._env.counts.used())
         if turn % 2:
-            assert all(worker.refund(decision.take_back()) for decision in held)
+            assert all(worker.refund(decision.begin_refund()) for decision in held)
         else:
             of_the_dead += held
             in_file.clock.advance(us=LEASE_US)
@@ -353,7 +353,7 @@ def test_a_full_file_hands_permits_back_and_takes_them_again(in_file: Workers) -
         taken.extend(take_now(store, f"other:{number}") for number in range(50_000))
     assert failed.value.concerns == "key"
     store.renew_permits()
-    assert [store.refund(decision.take_back()) for decision in (*held, *taken)] == [True] * (2 + len(taken))
+    assert [store.refund(decision.begin_refund()) for decision in (*held, *taken)] == [True] * (2 + len(taken))
     assert store.permits_held() == 0
     assert (take_now(store)).allowed
 
@@ -410,7 +410,7 @@ async def test_thousands_of_permits_are_renewed_without_filling_the_line(opened:
     renewing = asyncio.ensure_future(renew(holds))
     await turns(10)
     for decision in reversed(held[:700]):
-        await settle(holds.refund(decision.take_back()))
+        await settle(holds.refund(decision.begin_refund()))
     await renewing
     assert (await take(other, bucket=many)).remaining == 699, "what was handed back meanwhile is not put back"
     assert crew.seen[0].events == []

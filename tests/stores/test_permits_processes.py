@@ -34,7 +34,7 @@ def take_and_leave(url: str, taken: Any, left: Any, number: int, is_over: Any) -
             while held or not is_over.value:
                 if held and (is_over.value or random.random() < 0.5):
                     left[number] += 1
-                    assert await settle(store.refund(held.popleft().take_back())) is True
+                    assert await settle(store.refund(held.popleft().begin_refund())) is True
                 elif (decision := await settle(store.hit(CHECKS))).allowed:
                     held.append(decision)
                     taken[number] += 1

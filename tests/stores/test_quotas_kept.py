@@ -49,7 +49,7 @@ async def test_sweeping_goes_by_the_clock_of_the_system_and_keeps_a_count_that_i
     if hasattr(store, "key_count"):
         keys = store.key_count()
     else:
-        keys = await settle(store._batcher.look(lambda transaction: transaction.windows.count()))
+        keys = await settle(store._batcher.read(lambda transaction: transaction.windows.count()))
     assert keys <= 1, "only the other key may be left"
     assert (await hit(store)).remaining == 4
 
@@ -88,10 +88,10 @@ async def test_keys_that_find_no_room_are_held_to_a_quota_in_a_shared_cell(opene
     charged = [await hit(store, "bob") for _ in range(6)]
     assert [decision.remaining for decision in charged] == [4, 3, 2, 1, 0, 0]
     assert (charged[5].allowed, charged[5].retry_after_us) == (False, 24 * HOUR_US)
-    assert await settle(store.refund(charged[0].take_back())) is True
+    assert await settle(store.refund(charged[0].begin_refund())) is True
     assert (await hit(store, "bob")).remaining == 0
     clock.advance(us=24 * HOUR_US)
-    assert await settle(store.refund(charged[1].take_back())) is False
+    assert await settle(store.refund(charged[1].begin_refund())) is False
     assert (await hit(store, "bob")).remaining == 4
 
 
@@ -113,7 +113,7 @@ async def write(store: Any, *written: StatsRow) -> None:
 
 
 def entries(store: LmdbStore) -> int:
-    answers = store._transactions.write([(Transaction.look, (lambda own: own.txn.stat(own.dbs.stats)["entries"],))])
+    answers = store._transactions.write([(Transaction.read, (lambda own: own.txn.stat(own.dbs.stats)["entries"],))])
     assert answers is not None
     return int(answers[0])
 

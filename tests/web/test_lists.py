@@ -92,7 +92,7 @@ async def test_a_request_that_cannot_start_a_thread_is_answered_all_the_same(
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuses)
         assert await statuses(app, 1) == [403]
-    assert "no thread to look at" in caplog.text
+    assert "no thread to check" in caplog.text
 
 
 async def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(files: FollowedFiles) -> None:

@@ -61,7 +61,7 @@ def test_a_call_with_a_field_missing_empty_or_repeated_may_be_one_of_any_tool(
     headers = [*[one for one in fields() if one[0] != without], *[(without, value) for value in instead]]
     scope = scope_of("/mcp", "POST", headers=headers)
     for name in TOOLS.names:
-        assert TOOLS.is_in(name).holds(scope, "client") is None
+        assert TOOLS.is_in(name).is_true(scope, "client") is None
 
 
 @asynccontextmanager

@@ -218,7 +218,7 @@ async def test_who_becomes_first_by_a_permit_of_another_asks_although_nobody_her
     stage.remote.hangs = False  # who comes now is answered first
     await stage.play("come GET / X-Tenant=big", "come GET / X-Tenant=small", "recovers")
     assert await stage.play("inside") == ["big"]
-    assert stage.remote.inner.refund(elsewhere.take_back()) is True
+    assert stage.remote.inner.refund(elsewhere.begin_refund()) is True
     assert await stage.play("sleep 1s", "inside") == ["", "big small"]
 
 

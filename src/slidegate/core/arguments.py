@@ -43,23 +43,23 @@ _CALLED_HERE: Final[dict[tuple[str, ...], str]] = {
 
 def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
     """Wrap an `__init__` so that its error about an unknown option suggests the right one."""
-    options_known = list(signature(init).parameters)[1:]
+    accepted = list(signature(init).parameters)[1:]
 
     @wraps(init)
     def checked(*args: _P.args, **options: _P.kwargs) -> None:
         for option in options:
-            if option not in options_known:
+            if option not in accepted:
                 name = init.__qualname__.partition(".")[0]
-                raise ConfigurationError(f"{name}: {unknown_option(option, options_known)}")
+                raise ConfigurationError(f"{name}: {unknown_option(option, accepted)}")
         init(*args, **options)
 
     return checked
 
 
-def unknown_option(option: str, options_known: Iterable[str]) -> str:
+def unknown_option(option: str, accepted: Iterable[str]) -> str:
     """Return the text of an error about an unknown option, which suggests the right one."""
     here = next((written for names, written in _CALLED_HERE.items() if option in names), None)
-    hint = closest(option, options_known) if here is None else f"; {here}"
+    hint = closest(option, accepted) if here is None else f"; {here}"
     return f"unknown option {quoted(option)}{hint}"
 
 

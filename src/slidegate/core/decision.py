@@ -178,7 +178,7 @@ def state_of(bucket: Bucket, key: str, at: int, reading: WindowState, now_us: in
 
 Check: TypeAlias = tuple[Bucket, str, int]
 """One charge of a question: the bucket, the key (at most 64 bytes) and the cost in units (0 or more)."""
-_Asked: TypeAlias = tuple[Bucket, str, int, int]
+_Limited: TypeAlias = tuple[Bucket, str, int, int]
 """The bucket, the key, the index of a limit in the bucket, and the cost."""
 
 
@@ -282,19 +282,19 @@ class Decision:
         """The result for every limit, in the order of the checks; empty if no limit was checked."""
         if not self.readings:
             return ()
-        pairs = zip(self._asked(), self.readings, strict=True)
-        return tuple(state_of(*asked[:3], reading, self.now_us) for asked, reading in pairs)
+        pairs = zip(self._limited(), self.readings, strict=True)
+        return tuple(state_of(*limited[:3], reading, self.now_us) for limited, reading in pairs)
 
     @property
     def binding(self) -> LimitState | None:
         """The limit with the longest wait, else the one that admits the fewest further requests, if any."""
         if not self.readings:
             return None
-        pairs = [*zip(self._asked(), self.readings, strict=True)]
-        asked, reading = max(pairs, key=_tightness) if len(pairs) > 1 else pairs[0]
-        return state_of(*asked[:3], reading, self.now_us)
+        pairs = [*zip(self._limited(), self.readings, strict=True)]
+        limited, reading = max(pairs, key=_tightness) if len(pairs) > 1 else pairs[0]
+        return state_of(*limited[:3], reading, self.now_us)
 
-    def _asked(self) -> list[_Asked]:
+    def _limited(self) -> list[_Limited]:
         """Return (bucket, key, index of the limit in the bucket, cost) of each reading."""
         return [(bucket, key, at, cost) for bucket, key, cost in self.checks for at in range(len(bucket.limits))]
 
@@ -317,24 +317,24 @@ class Decision:
     def reservations(self, reservations: Sequence[Reservation]) -> None:
         self._reservations = reservations
 
-    def take_back(
-        self, index: int | None = None, units: int | None = None, *, held: bool | None = None
+    def begin_refund(
+        self, index: int | None = None, units: int | None = None, *, permits: bool | None = None
     ) -> list[Reservation]:
         """Remove charges from the decision and return them for `Store.refund`; `remaining` then includes their units.
 
         Args:
             index: The index of the check; by default all checks.
             units: The most units of each limit; by default all that are left.
-            held: True for permits only, False for units of windows only.
+            permits: True for permits only, False for units of windows only.
         """
-        taken: list[Reservation] = []
+        returned: list[Reservation] = []
         for own in self.reservations:
-            if (index is None or own.index == index) and (held is None or own.check[0].is_permit == held):
+            if (index is None or own.index == index) and (permits is None or own.check[0].is_permit == permits):
                 part = own.take(units)
                 if part is not None:
                     self._uncount(part)
-                    taken.append(part)
-        return taken
+                    returned.append(part)
+        return returned
 
     def _uncount(self, part: Reservation) -> None:
         """Subtract the units of a charge from the readings of its check."""
@@ -422,7 +422,7 @@ def refused_by_ban(ban: Ban, now_us: int, checks: Sequence[Check] = ()) -> Decis
     return Decision(False, BANNED, now_us, checks, by=ban.by, ban=ban)
 
 
-def _tightness(pair: tuple[_Asked, WindowState]) -> tuple[int, float, int]:
+def _tightness(pair: tuple[_Limited, WindowState]) -> tuple[int, float, int]:
     """Rank a limit: by its wait, then by how few further requests of this cost it admits, then by its oldest units."""
     (bucket, _, at, cost), (spent, leaves_us, _, wait_us) = pair
     left = bucket.limits[at].amount - spent

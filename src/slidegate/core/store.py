@@ -265,7 +265,7 @@ class Store:
         """Refund the charges of one decision, or a part of them; return False if none of them is left.
 
         Args:
-            reservations: The charges, as returned by `Decision.take_back`.
+            reservations: The charges, as returned by `Decision.begin_refund`.
         """
 
     def release(self, decision: Decision) -> bool:

@@ -52,7 +52,7 @@ async def let_others_run() -> None:
         await checkpoint()
 
 
-async def in_turns(many: Iterable[T]) -> AsyncIterator[T]:
+async def yielding_to_others(many: Iterable[T]) -> AsyncIterator[T]:
     """Yield each item, and let other tasks run after every `STEP` items, if there is an event loop."""
     for number, one in enumerate(many, start=1):
         yield one

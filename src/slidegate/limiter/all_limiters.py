@@ -14,7 +14,7 @@ def reset() -> None:
         engine.forget()
 
 
-def turn(on: bool) -> None:
+def switch(on: bool) -> None:
     """Turn all limits and middlewares on or off.
 
     While they are off, middlewares pass all requests and limiters exempt all keys, without a query to a store.

@@ -106,7 +106,7 @@ class Limited:
         Raises:
             RateLimitExceeded: It is refused.
         """
-        spelled, subjects = self._engine.keys.learn(key)
+        spelled, subjects = self._engine.keys.normalize(key)
         question = self._engine.prepare(((bucket, spelled, self._cost),), subjects)
         queues, name = self._engine.queues, (bucket.name, spelled)
 

@@ -183,7 +183,7 @@ class Engine:
         if self.failover is None and self.store.release(decision):
             self.queues.refunded(decision.checks)
             return ()
-        return decision.take_back(held=True)
+        return decision.begin_refund(permits=True)
 
     async def command(self, ask: Callable[[], T | Awaitable[T]], deadline_s: float = COMMAND_DEADLINE_S) -> T:
         """Return the store's answer to a command of an operator, which has a longer deadline than a request.
@@ -273,14 +273,14 @@ class Engine:
         self.charge: Callable[[Sequence[Check]], Decision | Awaitable[Decision]] = limits.charge
         self.find_ban: Callable[[Sequence[BanSubject]], Ban | Awaitable[Ban | None] | None] = bans.find
         self.strike: Callable[[BanPolicy, str, int, str], Ban | Awaitable[Ban | None] | None] = bans.strike
-        self.ask: Ask = self._look_and_ask if self.overrides.may_change and not self._closed else self._ask
+        self.ask: Ask = self._refresh_and_ask if self.overrides.may_change and not self._closed else self._ask
 
     def _refuse(self, *question: object) -> NoReturn:
         raise closed(f"the limiter on {self.store!r}")
 
-    def _look_and_ask(self, question: Any) -> Decision | Awaitable[Decision]:
-        """Answer as the store does, after a look for changed limits if it is due."""
-        self.overrides.look_if_due()
+    def _refresh_and_ask(self, question: Any) -> Decision | Awaitable[Decision]:
+        """Answer as the store does, after a refresh of the overrides if one is due."""
+        self.overrides.refresh_if_due()
         return self._ask(question)
 
 

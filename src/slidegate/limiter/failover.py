@@ -203,7 +203,7 @@ class Failover:
         """Refund a hit whose answer came in the loop iteration in which its request was cancelled."""
         if not isinstance(answer, asyncio.Future) or not answer.done() or answer.cancelled() or answer.exception():
             return
-        if charged := answer.result().take_back():
+        if charged := answer.result().begin_refund():
             await to_the_end(self.refund(charged))
 
     def _answered(self, call: Call | None) -> None:

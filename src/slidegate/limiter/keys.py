@@ -20,7 +20,7 @@ from ..core.errors import ConfigurationError, InvalidKey, quoted
 from ..core.limits import AnyLimit
 from ..core.memo import remember
 
-Known: TypeAlias = tuple[str, tuple[BanSubject, ...]]
+NormalizedKey: TypeAlias = tuple[str, tuple[BanSubject, ...]]
 """The canonical form of a key; and if it is an address, the further subjects of its bans: the address and its key."""
 
 
@@ -63,7 +63,7 @@ class Keys:
         secret: The key for digests, 16 to 64 bytes; None for that in the environment, if there is one.
 
     Attributes:
-        known: A memo of normalized keys.
+        cache: The normalized forms of recent keys.
         fingerprint: The same for two limiters with the same secret, or without one; it does not reveal the secret.
 
     Raises:
@@ -72,11 +72,11 @@ class Keys:
 
     def __init__(self, secret: str | bytes | None) -> None:
         self._hash = keyed(secret)
-        self.known: dict[AnyKey, Known] = {}
+        self.cache: dict[AnyKey, NormalizedKey] = {}
         self._digests: dict[tuple[str, bytes], str] = {}
         self.fingerprint = self.digest("fingerprint", b"")
 
-    def learn(self, key: AnyKey) -> Known:
+    def normalize(self, key: AnyKey) -> NormalizedKey:
         """Return the canonical form of a key, and the further subjects of its bans.
 
         Raises:
@@ -86,15 +86,15 @@ class Keys:
             return self.digest(key.kind, key.value), ()
         if not isinstance(key, str) or not key:
             raise InvalidKey(f'key: expected text that is not empty, for example "user:42", not {quoted(key)}')
-        if (found := self.known.get(key)) is not None:
+        if (found := self.cache.get(key)) is not None:
             return found
         text = canonical_key(key)
         encoded = text.encode(errors="surrogatepass")
         if len(encoded) > MAX_KEY_BYTES or encoded.decode(errors="replace") != text:
             text = self.digest("long", encoded)
-        known = text, _guards(key, text)
-        remember(self.known, key, known)
-        return known
+        normalized = text, _ban_subjects(key, text)
+        remember(self.cache, key, normalized)
+        return normalized
 
     def digest(self, kind: str, value: bytes) -> str:
         """Return a key of at most 64 bytes for a value that must not be readable, shown as ``kind#1f3a…``."""
@@ -128,7 +128,7 @@ def keyed(secret: object) -> blake2b:
     return blake2b(key=encoded, digest_size=16)
 
 
-def _guards(key: str, spelled: str) -> tuple[BanSubject, ...]:
+def _ban_subjects(key: str, spelled: str) -> tuple[BanSubject, ...]:
     address = parse_address(key.removesuffix("/128" if ":" in key else "/32"))
     if address is None:
         return ()

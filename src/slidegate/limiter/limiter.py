@@ -26,7 +26,7 @@ from ..core.memo import remember
 from ..core.question import Question
 from ..core.store import BanStore, Store
 from ..stores.memory.store import MemoryStore
-from .aio import COMMAND_DEADLINE_S, answer_of, answer_to_the_end, in_turns, to_the_end
+from .aio import COMMAND_DEADLINE_S, answer_of, answer_to_the_end, to_the_end, yielding_to_others
 from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
@@ -143,7 +143,7 @@ class Limiter:
         Raises:
             ConfigurationError: `key` is not text, or empty.
         """
-        return self.engine.keys.learn(key)[0]
+        return self.engine.keys.normalize(key)[0]
 
     async def hit(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
         """Charge `cost` units to `key` if every limit has room for them.
@@ -195,7 +195,7 @@ class Limiter:
         """
         if not isinstance(decision, Decision):
             raise ConfigurationError(f"refund: expected the Decision that `hit` returned, not {quoted(decision)}")
-        answer = self.engine.refund(decision.take_back(held=False))
+        answer = self.engine.refund(decision.begin_refund(permits=False))
         return await (answer if self.engine.per_process else to_the_end(answer))  # the former never suspends
 
     async def reset(self, key: AnyKey) -> bool:
@@ -346,13 +346,13 @@ class Limiter:
             StoreError: The store does not answer.
         """
         known = self._ban_key(key)
-        guards, operators = self.engine.keys.learn(key)[1], operators_of(known, self.engine.networks)
+        guards, operators = self.engine.keys.normalize(key)[1], operators_of(known, self.engine.networks)
         subjects = [*with_wider_networks(known), *guards, *operators]
         return await self.engine.command(partial(self.store.bans.find, subjects))
 
     async def bans(self) -> AsyncIterator[Ban]:
         """Yield the bans in force."""
-        async for ban in in_turns(await self.engine.command(self.store.bans.active)):
+        async for ban in yielding_to_others(await self.engine.command(self.store.bans.active)):
             yield ban
 
     async def strike(self, key: AnyKey, policy: BanPolicy, weight: int = 1, reason: str = "") -> Ban | None:
@@ -390,7 +390,7 @@ class Limiter:
         Raises:
             StoreError: The store does not answer.
         """
-        async for row in in_turns(to_rows(await self.engine.command(self.store.bans.active))):
+        async for row in yielding_to_others(to_rows(await self.engine.command(self.store.bans.active))):
             yield json.dumps(row, ensure_ascii=True) + "\n"
 
     async def import_bans(self, lines: Iterable[str]) -> int:
@@ -567,7 +567,7 @@ class Limiter:
         """Return the question of a call, and remember it if it can be asked again."""
         check_cost(cost, what)
         bucket = self._bucket(rule, limits)
-        text, subjects = self.engine.keys.learn(key)
+        text, subjects = self.engine.keys.normalize(key)
         question = self.engine.prepare(((bucket, text, cost),), subjects)
         if cost is ONE_UNIT and isinstance(key, str) and isinstance(limits, (str, AnyLimit, tuple)):
             remember(self._questions, (rule, limits, key), question)
@@ -584,9 +584,9 @@ class Limiter:
 
     def _ban_key(self, key: AnyKey) -> str:
         if isinstance(key, KeyOf):
-            return hand_ban_key(self.engine.keys.learn(key)[0])
+            return hand_ban_key(self.engine.keys.normalize(key)[0])
         ban_key(key)
-        return self.engine.keys.learn(key)[0]
+        return self.engine.keys.normalize(key)[0]
 
 
 def check_cost(cost: object, what: str = "cost") -> int:

@@ -35,7 +35,7 @@ class NetworkLookup(Protocol):
     def find(self, client_key: str) -> Place:
         """Look up the address of a client, given by its key."""
 
-    def look_when_due(self) -> None:
+    def check_if_due(self) -> None:
         """Check periodically whether the file has changed, and reload it then."""
 
     def observe(self, observer: EventListener) -> None:

@@ -5,7 +5,7 @@ Overrides are rows of the store, see `rows`, and expire with these. Of kind ``li
     0    digest of a limit's name    JSON: an `Override`
     1    worker                      JSON: {"version": 2, "secret": "fingerprint#9f", "limits": {"api": "50/1m"}}
 
-A worker looks at the rows twice a second while it is asked anything. Each look sets the amounts of all its limits anew,
+A worker reads the rows twice a second while it has requests. Each time it sets the amounts of all its limits anew,
 see `AnyLimit.become`: that of the override of that name, or that in code. Where an event loop runs, requests do not
 wait for that. During an outage, the last known overrides stay in effect until their end. In a store without rows,
 overrides apply to this process only. The name ``*`` with the limit ``off`` switches all workers off.
@@ -44,8 +44,8 @@ ALL: Final = "*"
 """The name that stands for all limits, of all workers."""
 OFF: Final = "off"
 INTERVAL_US: Final = 500_000
-_LONGEST_LOOK_US: Final = 5_000_000
-_LOOK_DEADLINE_S: Final = 1.0
+_LONGEST_UPDATE_US: Final = 5_000_000
+_UPDATE_DEADLINE_S: Final = 1.0
 _LOG_EVERY_S: Final = 600.0
 WORKER: Final = 1
 """The number of the rows of workers."""
@@ -160,19 +160,19 @@ class Overrides:
         engine: Queries the store, and knows the limits of this process.
 
     Attributes:
-        known: The overrides in this process, by limit name, those included that no limit here takes.
-        due_s: When the row of this worker is to be written next; 0 for the next look, because its limits have changed.
+        in_force: The overrides in this process, by limit name, those included that no limit here takes.
+        due_s: When the row of this worker is written next; 0 for the next update, because its limits have changed.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.known: dict[str, Override] = {}
+        self.in_force: dict[str, Override] = {}
         self.due_s = 0.0
         self._engine = engine
         self._rows = engine.rows
         self._next_us = self._begun = self._applied = 0
         self._lock = ProcessLock()
         self._written_by = b""
-        self._looking: asyncio.Future[Any] | None = None
+        self._updating: asyncio.Future[Any] | None = None
         self._throttle = Throttle(_LOG_EVERY_S)
 
     def register(self, limits: Iterable[NamedLimit]) -> None:
@@ -209,9 +209,9 @@ class Overrides:
         if name != ALL:
             check_name(name, "limit name", _MAX_NAME)
         await self.refresh()
-        if name not in self.known:
+        if name not in self.in_force:
             return False
-        await self._write(self.known[name], 0)
+        await self._write(self.in_force[name], 0)
         return True
 
     async def listed(self) -> list[Override]:
@@ -221,7 +221,7 @@ class Overrides:
             StoreError: The store does not answer.
         """
         await self.refresh()
-        found = sorted(self.known.values(), key=lambda override: override.name)
+        found = sorted(self.in_force.values(), key=lambda override: override.name)
         workers = await self._workers() if found else []
         return [replace(one, workers=sum(_applies(one, worker) for worker in workers)) for one in found]
 
@@ -251,39 +251,39 @@ class Overrides:
         found = [_worker_in(row.value, secret) for row in rows if row.worker != self._rows.worker]
         return [worker for worker in found if worker is not None]
 
-    # -- looking -------------------------------------------------------------------------------------------------------
+    # -- updating -----------------------------------------------------------------------------------------------------
 
     @property
     def is_off(self) -> bool:
         """Whether all workers are switched off."""
-        return ALL in self.known
+        return ALL in self.in_force
 
     @property
     def may_change(self) -> bool:
-        """Whether there is anything to look at."""
-        return self._rows.is_shared or bool(self.known)
+        """Whether there is anything to refresh."""
+        return self._rows.is_shared or bool(self.in_force)
 
-    def look_if_due(self) -> None:
-        """Look, unless that was done in the last half second. Every question calls this while overrides may change."""
+    def refresh_if_due(self) -> None:
+        """Update, unless that was done in the last half second. Every question calls this if overrides may change."""
         now_us = self._engine.now_us()
-        if 0 < self._next_us - now_us <= _LONGEST_LOOK_US or not self._engine.counting:
+        if 0 < self._next_us - now_us <= _LONGEST_UPDATE_US or not self._engine.counting:
             return
-        self._next_us = now_us + _LONGEST_LOOK_US  # nobody else looks meanwhile
+        self._next_us = now_us + _LONGEST_UPDATE_US  # nobody else updates meanwhile
         if self._rows.is_shared and running_loop() is not None:
-            self._looking = in_background(self.look())
+            self._updating = in_background(self.update())
         elif not self._rows.is_shared or self._engine.store.answers_threads():
             next(
-                self.look().__await__(), None
+                self.update().__await__(), None
             )  # it never suspends: the rows are in memory, or its store answers threads
 
-    async def look(self) -> None:
+    async def update(self) -> None:
         """Refresh the overrides, and keep the row of this worker."""
         try:
-            await self.refresh(_LOOK_DEADLINE_S)
+            await self.refresh(_UPDATE_DEADLINE_S)
             await self._keep_own_row()
         except Exception as error:
             now_us = self._engine.unix_us()
-            self._take(self._applied, (one for one in self.known.values() if one.until_us > now_us))
+            self._take(self._applied, (one for one in self.in_force.values() if one.until_us > now_us))
             if not isinstance(error, StoreError) and self._throttle.left_out(None, monotonic()) is not None:
                 logger.exception("changed limits cannot be read")
         finally:
@@ -303,25 +303,25 @@ class Overrides:
             if reading < self._applied:
                 return
             self._applied = reading
-            known, self.known = self.known, {one.name: one for one in found}
-            if not known and not self.known:
+            before, self.in_force = self.in_force, {one.name: one for one in found}
+            if not before and not self.in_force:
                 return
             changes = self._apply(self._engine.limits())
-            if (ALL in known) is not self.is_off:
-                changes[ALL] = 0, 0, self.known.get(ALL)
+            if (ALL in before) is not self.is_off:
+                changes[ALL] = 0, 0, self.in_force.get(ALL)
                 self._engine.restart_middlewares()
             self._engine.rebuild()
         if changes:
             self._engine.queues.wake()
         for name, (was, amount, applied) in changes.items():
-            if override := applied or known.get(name) or self.known.get(name):
+            if override := applied or before.get(name) or self.in_force.get(name):
                 self._engine.emit(_event_of(name, was, amount, override, ended=applied is None))
 
     def _apply(self, limits: Iterable[NamedLimit]) -> Changes:
         """Set the amounts of limits, and return what has changed. An override applies to limits of its window alone."""
         changes: Changes = {}
         for one in limits:
-            override, amount = self.known.get(one.name), one.configured.amount
+            override, amount = self.in_force.get(one.name), one.configured.amount
             if override is not None and one.takes(override.limit):
                 amount = parse_one(override.limit).amount
             else:
@@ -356,8 +356,8 @@ class Overrides:
         own = _worker_of(self._engine.limits())
         row = {"version": _VERSION, "secret": self._engine.keys.fingerprint, "limits": own.limits, "fixed": own.fixed}
         value = json.dumps(row).encode()
-        await self._rows.write(worker, StatsRow(CHANGED_LIMITS, WORKER, value, _KEPT_US), _LOOK_DEADLINE_S)
-        others = await self.others(_LOOK_DEADLINE_S)
+        await self._rows.write(worker, StatsRow(CHANGED_LIMITS, WORKER, value, _KEPT_US), _UPDATE_DEADLINE_S)
+        others = await self.others(_UPDATE_DEADLINE_S)
         differing = sum(not other.same_secret for other in others)
         if differing and self._throttle.left_out("secret_differs", monotonic()) is not None:
             message = (
@@ -368,12 +368,12 @@ class Overrides:
 
     async def end(self) -> None:
         """Delete the row of this worker, if it has written one; if the store does not answer, the row expires."""
-        if self._looking is not None and self._looking.get_loop() is running_loop():  # it may write the row once more
-            await asyncio.wait([self._looking], timeout=_LOOK_DEADLINE_S)
+        if self._updating is not None and self._updating.get_loop() is running_loop():  # it may write the row once more
+            await asyncio.wait([self._updating], timeout=_UPDATE_DEADLINE_S)
         worker, self._written_by = self._written_by, b""
         if worker == self._rows.worker:
             with suppress(StoreError):
-                await self._rows.write(worker, StatsRow(CHANGED_LIMITS, WORKER, b"", 0), _LOOK_DEADLINE_S)
+                await self._rows.write(worker, StatsRow(CHANGED_LIMITS, WORKER, b"", 0), _UPDATE_DEADLINE_S)
 
 
 def _checked(name: str, limit: str) -> str:

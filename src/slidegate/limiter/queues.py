@@ -237,7 +237,7 @@ class Queues:
                 self._queues[name] = queue
                 queue.waiters[waiter] = None
         try:
-            decision = await self._take_turns(name, queue, waiter, refused, ask)
+            decision = await self._wait_for_turn(name, queue, waiter, refused, ask)
             if decision is None:
                 decision = queue.refusal_of(name, waiter)
             if decision is None:  # the first waiter is still asking for the first time
@@ -249,7 +249,7 @@ class Queues:
             decision.reason = Reason.WAITED
         return decision
 
-    async def _take_turns(
+    async def _wait_for_turn(
         self, name: Name, queue: _Queue, waiter: _Waiter, decision: Decision | None, ask: Ask
     ) -> Decision | None:
         """Sleep, and ask as the first waiter, until there is an answer or the time is over; return the last answer."""

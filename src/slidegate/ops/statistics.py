@@ -278,7 +278,7 @@ class Statistics(Observer):
         self._counting = Lock()
         self._pending = deque[Passed | Outcome]()
         self._room = 0
-        self._known = Memo(self._rules_and_clients)
+        self._cache = Memo(self._rules_and_clients)
         self._fresh_questions = Counter[Sequence[Check]]()
         self._names = set[SeriesName]()
         self._fresh: Series = {}
@@ -343,7 +343,7 @@ class Statistics(Observer):
                     self._count(request)
                     continue
                 checks, route, time_us = request
-                rules, _ = self._known[checks]
+                rules, _ = self._cache[checks]
                 times_us[rules, route].append(time_us)
                 questions.append(checks)
             for (rules, route), times in times_us.items():
@@ -363,7 +363,7 @@ class Statistics(Observer):
     def _count_clients(self) -> None:
         """Count the ordinary requests of clients. A question is found faster than what was counted of its clients."""
         for checks, requests in self._fresh_questions.items():
-            _, clients = self._known[checks]
+            _, clients = self._cache[checks]
             for name in clients:
                 _found(self._fresh_clients, name).passed += requests
         self._fresh_questions.clear()

@@ -137,7 +137,7 @@ class BanSignals:
         client = client_key if isinstance(policy.key, Combined) else key
         if client == UNKNOWN_PEER or (client is not key and not self._may_ban(policy, client)):
             return None
-        spelled = self._limiter.engine.keys.learn(key)[0]
+        spelled = self._limiter.engine.keys.normalize(key)[0]
         return spelled if self._may_ban(policy, spelled) else None
 
     def _may_ban(self, policy: BanPolicy, key: str) -> bool:

@@ -112,10 +112,10 @@ class UserCallbacks:
     def __init__(self) -> None:
         self._throttle = Throttle()
 
-    async def holds(self, rule: Rule, request: HTTPConnection, client_key: str) -> bool | None:
+    async def is_true(self, rule: Rule, request: HTTPConnection, client_key: str) -> bool | None:
         """Return whether the condition of a rule is true; True without a condition, None if the condition fails."""
         if isinstance(rule.when, KeyCondition):
-            return rule.when.holds(request.scope, client_key)
+            return rule.when.is_true(request.scope, client_key)
         return True if rule.when is None else await self.ask(rule, request, "when", rule.when, bool, None)
 
     async def ask(

@@ -310,7 +310,7 @@ class Clients:
         self._files = files
         self._changed = middleware.rule_set.forget_questions
         self._read = 0
-        self._known: dict[object, Client] = {}
+        self._cache: dict[object, Client] = {}
         self._needs_peers = self._blocklist is not None or bool(self._signals.policies)
         self._peers_named = False
 
@@ -320,11 +320,11 @@ class Clients:
 
     def of(self, scope: Scope, who: Any) -> Client:
         """Return the client of a request, given what `who` returns for it."""
-        client = self._known.get(who)
+        client = self._cache.get(who)
         if client is None:
             client = self._identify(who if key_bytes(who) <= MEMO_BYTES else None, scope)
             if client.who is not None:
-                remember(self._known, who, client)
+                remember(self._cache, who, client)
         return client
 
     def is_gone(self, scope: Scope) -> bool:
@@ -354,11 +354,11 @@ class Clients:
 
         def checked(scope: Scope) -> Any:
             for files in self._files:
-                files.look_when_due()
+                files.check_if_due()
             read = sum([files.generation for files in self._files])
             if read != self._read:
                 self._read = read
-                self._known.clear()
+                self._cache.clear()
                 self._changed()
             return who(scope)
 

@@ -172,11 +172,11 @@ class Decider:
         for bound, ends in plan.met:
             rule = bound.rule
             if id(rule.when) not in answers:
-                answers[id(rule.when)] = await self._calls.holds(rule, request, client.key)
-            holds = answers[id(rule.when)]
-            if holds is None:
+                answers[id(rule.when)] = await self._calls.is_true(rule, request, client.key)
+            is_true = answers[id(rule.when)]
+            if is_true is None:
                 ends = ends and rule.blocks
-            if holds is False or (holds is None and rule.exempt):
+            if is_true is False or (is_true is None and rule.exempt):
                 continue
             met.append((bound, ends))
             if ends:
@@ -296,7 +296,7 @@ class Decider:
                 raise
             if channel.is_gone():
                 exchange.send_on, exchange.decided.has_left, exchange.left_with = _send_nobody, True, exchange.status
-                await refund(self._limiter, decision.take_back())
+                await refund(self._limiter, decision.begin_refund())
                 return left
             if not isinstance(decision.checks, Question):  # what a refusal of another request says about this one
                 decision.checks = self._engine.prepare(decision.checks, ())

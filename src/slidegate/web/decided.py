@@ -197,7 +197,7 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
         bucket, key, cost = decision.checks[index]
         kept = min(cost, missing)
         missing -= kept
-        unused.append(decision.take_back(index, cost - kept))
+        unused.append(decision.begin_refund(index, cost - kept))
         reservation.ended = True
     if missing:
         decision.recount(index, await answer_to_the_end(limiter.engine.charge(((bucket, key, missing),))))

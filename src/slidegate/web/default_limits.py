@@ -15,7 +15,7 @@ from starlette.types import Scope
 from ..core.errors import ConfigurationError
 from ..core.memo import remember
 from .endpoints import is_exempt
-from .paths import is_astray
+from .paths import is_ambiguous
 from .routes import is_by_path, reach, visible_app
 from .rule_set import BoundRule
 from .rules import Limits, LimitsFunction, Rule, label_of
@@ -67,7 +67,7 @@ class DefaultLimits:
         if route is None:
             return self.anywhere(bind), False
         if is_exempt(route.endpoint):
-            return self.anywhere(bind) if is_astray(scope["path"]) else (), self._is_by_path
+            return self.anywhere(bind) if is_ambiguous(scope["path"]) else (), self._is_by_path
         return [self._at(route.label, bind)], self._is_by_path
 
     def anywhere(self, bind: Bind) -> Sequence[BoundRule]:

@@ -3,9 +3,9 @@
 A path may lead to anything: a pipe without a writer, an endless device, a loop of links, a huge file, a file that is
 being written. None of them blocks the reader, and no file is read partially.
 
-A request triggers a look if the last one is at least a second old. A short-lived thread looks at the files and reads
+A request triggers a check if the last one is at least a second old. A short-lived thread checks the files and reads
 those that have changed, so no request waits; there is at most one such thread. Changed files are read once their sizes
-and times were equal at two looks.
+and times were equal at two checks.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..core.errors import ConfigurationError
 from ..core.logs import logger
 from ..core.store import Event, EventListener, Observers
 
-LOOK_EVERY_S: Final = 1.0
+CHECK_EVERY_S: Final = 1.0
 now_s: Callable[[], float] = time.monotonic
-"""The clock of the interval between two looks; tests replace it."""
+"""The clock of the interval between two checks; tests replace it."""
 THREAD: Final = "slidegate-files"
 # Opening a pipe would wait for a writer, and a terminal could become the controlling one; Windows has no such flags.
 _AT_ONCE: Final = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY"))
@@ -100,9 +100,9 @@ class FollowedFile:
         self._details = {"list": name, "path": path} if name else {"path": path}
         self._observers = Observers()
         self._seen = self.version
-        self._looking: dict[int, Thread] = {}
-        """The thread that looks, by process: a child of `fork`, which does not have that of its parent, has its own."""
-        self._next_look_s = now_s() + LOOK_EVERY_S
+        self._checking: dict[int, Thread] = {}
+        """The thread that checks, by process: a child of `fork` does not have that of its parent."""
+        self._next_check_s = now_s() + CHECK_EVERY_S
 
     @abstractmethod
     def load(self) -> tuple[int, Callable[[], None]]:
@@ -119,20 +119,20 @@ class FollowedFile:
         """Register an observer for later events about the file; registering it twice has no effect."""
         self._observers.add(observer)
 
-    def look_when_due(self) -> None:
-        """Look at the file in a thread, at most once a second, and read it if it has changed."""
+    def check_if_due(self) -> None:
+        """Check the file in a thread, at most once a second, and read it if it has changed."""
         now = now_s()
-        if now < self._next_look_s:
+        if now < self._next_check_s:
             return
-        self._next_look_s = now + LOOK_EVERY_S
+        self._next_check_s = now + CHECK_EVERY_S
         try:
-            Thread(target=self._look, name=THREAD, daemon=True).start()
-        except RuntimeError as error:  # the request must not fail because of this; the next look tries again
-            logger.warning("no thread to look at %s: %s", self.path, error)
+            Thread(target=self._check, name=THREAD, daemon=True).start()
+        except RuntimeError as error:  # the request must not fail because of this; the next check tries again
+            logger.warning("no thread to check %s: %s", self.path, error)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         process, thread = os.getpid(), current_thread()
-        if self._looking.setdefault(process, thread) is not thread:  # reading may take longer than the interval
+        if self._checking.setdefault(process, thread) is not thread:  # reading may take longer than the interval
             return
         try:
             now = version_of(self.path)
@@ -142,30 +142,30 @@ class FollowedFile:
         except Exception:
             logger.exception("reading %s again failed", self.path)
         finally:
-            del self._looking[process]
+            del self._checking[process]
 
     def _read_again(self, now: FileVersion | None) -> None:
         """Read the file, and apply its content unless it has changed meanwhile."""
-        count, said, apply = 0, "", None
+        count, problem, apply = 0, "", None
         try:
             count, apply = self.load()
         except Exception as error:
             if not isinstance(error, ConfigurationError):
                 logger.exception("reading %s failed", self.path)
-            said = getattr(error, "text", "") or str(error) or repr(error)
+            problem = getattr(error, "text", "") or str(error) or repr(error)
         if version_of(self.path) != now:
             return
-        told = {"name": self.name, "path": self.path, "count": count, "error": said}
+        values = {"name": self.name, "path": self.path, "count": count, "error": problem}
         if apply is None:
             self.version = now
-            self._report(logging.ERROR, Event(f"{self.kind}_rejected", self.rejected.format(**told), self._details))
+            self._report(logging.ERROR, Event(f"{self.kind}_rejected", self.rejected.format(**values), self._details))
             return
         apply()
         self.generation += 1  # now, so that nothing cached for this generation comes from the old content
         self.version = now  # last: a child that is forked before this reads the file again
         details = {**self._details, "count": count}
         level = logging.WARNING if self.name and not count else logging.INFO
-        self._report(level, Event(f"{self.kind}_reloaded", self.reloaded.format(**told), details))
+        self._report(level, Event(f"{self.kind}_reloaded", self.reloaded.format(**values), details))
 
     def _report(self, level: int, event: Event) -> None:
         logger.log(level, "%s: %s", event.kind, event.message)

@@ -53,7 +53,7 @@ class CountIf(Hook):
         ]
         if charged and not await middleware.calls.ask(rule, status, "count_if", self._count_if, bool, True):
             for decision, index in charged:
-                await refund(middleware.limiter, decision.take_back(index))
+                await refund(middleware.limiter, decision.begin_refund(index))
 
 
 class StrikeForStatus(Hook):

@@ -62,12 +62,12 @@ class KeyCondition(NamedTuple):
 
     Attributes:
         identity: A description.
-        holds: Returns whether the condition is true for a request, given its scope and the key of the client's address;
-            None if unknown, in which case limits and blocks apply and exemptions do not.
+        is_true: Returns whether the condition is true for a request, given its scope and the key of its address; None
+            if unknown, in which case limits and blocks apply and exemptions do not.
     """
 
     identity: str
-    holds: Callable[[Scope, str], bool | None]
+    is_true: Callable[[Scope, str], bool | None]
 
     def __repr__(self) -> str:
         return f"<condition {self.identity}>"
@@ -333,10 +333,10 @@ def check_parameter_name(what: str, name: object) -> None:
         )
 
 
-def parts_of(asked: object) -> Iterator[object]:
+def parts_of(key: object) -> Iterator[object]:
     """Yield a key and its parts, recursively; a function or a condition has no parts."""
-    yield asked
-    for part in asked.keys if isinstance(asked, Key) else ():
+    yield key
+    for part in key.keys if isinstance(key, Key) else ():
         yield from parts_of(part)
 
 

@@ -70,11 +70,11 @@ class McpTool(Key):
                 )
         wanted = frozenset(names)
 
-        def holds(scope: Scope, client_key: str) -> bool | None:
+        def is_true(scope: Scope, client_key: str) -> bool | None:
             tool = _tool_of(scope)
             return None if tool is None or tool == _OLDER else tool in wanted
 
-        return KeyCondition(f"{self.identity} {sorted(wanted)}", holds)
+        return KeyCondition(f"{self.identity} {sorted(wanted)}", is_true)
 
     def is_older(self) -> KeyCondition:
         """Return a condition for `Rule(when=...)`: the client speaks a revision that names no tools in header fields.
@@ -83,11 +83,11 @@ class McpTool(Key):
         all methods and tools together. Any client can claim an older revision, so the limit must suit every tool.
         """
 
-        def holds(scope: Scope, client_key: str) -> bool | None:
+        def is_true(scope: Scope, client_key: str) -> bool | None:
             tool = _tool_of(scope)
             return None if tool is None else tool == _OLDER
 
-        return KeyCondition(f"{self.identity} older", holds)
+        return KeyCondition(f"{self.identity} older", is_true)
 
 
 def _tool_of(scope: Scope) -> str | None:

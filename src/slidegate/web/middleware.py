@@ -276,7 +276,7 @@ class RateLimitMiddleware(FailsAtStartup):
         if self.error is not None:
             await end_start(self.error, scope, receive, send)
         if self._enabled and self._engine.overrides.may_change:
-            self._engine.overrides.look_if_due()
+            self._engine.overrides.refresh_if_due()
         if self._enabled and self._engine.counts:
             if not self._has_checked_routes:
                 self._has_checked_routes = True

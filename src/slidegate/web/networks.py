@@ -64,7 +64,7 @@ class NetworkFile(FollowedFile):
 
     def find(self, client_key: str) -> Place:
         """Return the operator and country of a client's address, given by its key; unknown for private addresses."""
-        self.look_when_due()
+        self.check_if_due()
         return self._by_client.get(client_key) or remember(self._by_client, client_key, self._find(client_key))
 
     def _find(self, client_key: str) -> Place:
@@ -142,11 +142,11 @@ class Network(Key):
                 raise ConfigurationError(f"{_PLACES}, not {quoted(value)}", "is_in")
             _check_says(self.file, "country" if isinstance(value, str) else "asn", "is_in")
 
-        def holds(scope: Scope, client_key: str) -> bool:
+        def is_true(scope: Scope, client_key: str) -> bool:
             place = self.file.find(client_key)
             return place.asn in wanted or place.country in wanted
 
-        return KeyCondition(f"network {sorted(map(str, wanted))}", holds)
+        return KeyCondition(f"network {sorted(map(str, wanted))}", is_true)
 
 
 def network(path: str | PathLike[str], *, by: Literal["asn", "country"] | None = None) -> Network:

@@ -174,13 +174,13 @@ class PathReader:
     def texts(self, scope: Scope) -> Texts:
         """Return the texts of a request's path: as the application reads it, and its normal form if that differs."""
         path = self.read(scope)
-        if is_astray(scope["path"]):
+        if is_ambiguous(scope["path"]):
             return ANY_PATH
         other = normal(path)
         return (path,) if other == path else (path, other)
 
 
-def is_astray(path: str) -> bool:
+def is_ambiguous(path: str) -> bool:
     """Return whether a path may resolve to any other path, so that every limit and block applies, and nothing else."""
     return _ASTRAY.search(path) is not None or (len(path) > MAX_ODD and _ODD.search(path) is not None)
 

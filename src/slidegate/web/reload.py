@@ -93,7 +93,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         if self.error is not None:
             await end_start(self.error, scope, receive, send)
         if scope["type"] != "lifespan":
-            self.look_when_due()
+            self.check_if_due()
         await self.app(scope, receive, send)
 
     def _made(self, reader: ConfigReader, options: Mapping[str, Any]) -> RateLimitMiddleware:

@@ -210,7 +210,7 @@ class RouteLabels:
     def __init__(self) -> None:
         # By identities, because an endpoint may have no hash; each entry keeps both objects alive, and so their ids. An
         # endpoint that gets another route after its first request keeps its label.
-        self._known: dict[tuple[int, int], _Known] = {}
+        self._cache: dict[tuple[int, int], _Known] = {}
         self._latest: dict[int, _Known] = {}
         """Those of the latest router of each endpoint, which is found faster and mostly the only one."""
 
@@ -221,7 +221,7 @@ class RouteLabels:
 
     def _find(self, scope: Scope) -> str:
         router, endpoint = scope.get("router"), scope.get("endpoint")
-        known = self._known.get((id(router), id(endpoint)))
+        known = self._cache.get((id(router), id(endpoint)))
         if known is not None:
             return remember(self._latest, id(endpoint), known)[0]
         labels = {route.label for route in mounted_routes(router) if route.endpoint is endpoint}
@@ -231,5 +231,5 @@ class RouteLabels:
             return UNROUTED if route is None or route.label not in labels else route.label
         label = labels.pop() if labels else UNROUTED
         if isinstance(attribute_of(router, "routes"), Sequence):
-            remember(self._known, (id(router), id(endpoint)), (label, router, endpoint))
+            remember(self._cache, (id(router), id(endpoint)), (label, router, endpoint))
         return label

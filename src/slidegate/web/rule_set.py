@@ -298,7 +298,7 @@ class RuleSet:
         self._plans: dict[object, Plan] = {}
         self.at_endpoints: dict[object, tuple[Plan, object]] = {}
         self._made: WeakValueDictionary[int, Plan] = WeakValueDictionary()
-        self._asked: deque[tuple[dict[object, Question], object]] = deque()
+        self._recent: deque[tuple[dict[object, Question], object]] = deque()
         self.always: Plan | None = None
         if defaults is None and not self._signals.on_request and all(rule.always for rule in rules):
             self.always = self.match({"type": "http", "path": "/"})
@@ -390,15 +390,15 @@ class RuleSet:
         """
         remember(plan.questions, known, question)
         if known in plan.questions:
-            self._asked.append((plan.questions, known))
+            self._recent.append((plan.questions, known))
         with suppress(IndexError):  # another thread has made all of them be forgotten
-            if len(self._asked) > MAX_QUESTIONS:
-                questions, oldest = self._asked.popleft()
+            if len(self._recent) > MAX_QUESTIONS:
+                questions, oldest = self._recent.popleft()
                 questions.pop(oldest, None)
 
     def forget_questions(self) -> None:
         """Make all questions anew, because a list or an amount has changed."""
-        self._asked.clear()
+        self._recent.clear()
         for plan in [reference() for reference in self._made.valuerefs()]:
             if plan is not None:
                 plan.questions.clear()

@@ -139,7 +139,7 @@ def files_open_in(path: Path) -> list[str]:
 
 def keys_in(store: LmdbStore) -> Any:
     """Return the number of windows in a store, without shared cells."""
-    return store._batcher.look(lambda transaction: transaction.windows.count())
+    return store._batcher.read(lambda transaction: transaction.windows.count())
 
 
 def overwrite(data: Path, *pieces: tuple[int, bytes]) -> None:

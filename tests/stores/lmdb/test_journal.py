@@ -360,7 +360,7 @@ def test_a_quota_has_a_line_at_each_64th_of_its_amount_and_where_the_last_is_a_m
     store.hit(checks)
     assert spent_lines(machine)[4:] == [36]
     for decision in charged[-8:]:
-        store.refund(decision.take_back())
+        store.refund(decision.begin_refund())
     assert spent_lines(machine)[5:] == [29]
     store.hit(checks)
     machine.wall.now_us -= 3_600_000_000

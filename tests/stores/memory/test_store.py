@@ -52,7 +52,7 @@ def test_sixteen_threads_that_ask_for_many_keys_at_once_wait_for_nobody_for_ever
             decision = store.hit([(together, key, 1) for key in chosen])
             store.hit(((bucket("1/second", f"rule-{number}"), chosen[0], 1),))
             if decision and dice.random() < 0.3:
-                assert store.refund(decision.take_back())
+                assert store.refund(decision.begin_refund())
             elif decision:
                 with counting:
                     admitted.update(chosen)
@@ -69,7 +69,7 @@ def test_a_clock_that_fails_leaves_the_store_free() -> None:
     fails = False
     store, limited = MemoryStore(clock=lambda: 1 // (not fails)), bucket("5/minute")
     decision = store.hit(((limited, "ann", 1),))
-    charged = decision.take_back()
+    charged = decision.begin_refund()
     calls = (lambda: store.hit(decision.checks), lambda: store.peek(decision.checks), lambda: store.refund(charged))
     for call in calls:
         fails = True
@@ -126,12 +126,12 @@ def test_a_permit_that_was_taken_in_a_shared_cell_is_free_when_it_is_handed_back
     store = MemoryStore(max_keys=1, clock=clock)
     ann, bob = (store.hit(((limited, key, 1),)) for key in ("ann", "bob"))
     assert store.permits_held() == 2
-    store.refund(ann.take_back())
+    store.refund(ann.begin_refund())
     for _ in range(2):  # ann's window goes, so there is room for bob's
         clock.advance("2s")
         store.hit(())
     assert not store.hit(((limited, "bob", 1),)), "the permit counts as long as it is held"
-    assert store.refund(bob.take_back())
+    assert store.refund(bob.begin_refund())
     assert store.hit(((limited, "bob", 1),))
     assert (store.permits_held(), store.key_count()) == (1, 1)
 
@@ -157,10 +157,10 @@ def test_idle_keys_of_a_long_window_go_although_a_short_one_empties_again_and_ag
 def test_looking_and_handing_back_make_no_windows() -> None:
     store, limited = MemoryStore(clock=FakeClock(0)), bucket("5/minute")
     store.peek(((limited, "ann", 1),))
-    assert store.refund(store.hit(((limited, "bob", 9),)).take_back()) is False, "it was refused"
+    assert store.refund(store.hit(((limited, "bob", 9),)).begin_refund()) is False, "it was refused"
     assert store.reset("eve") is False
     assert store.key_count() <= 1
-    assert store.refund(store.hit(((limited, "bob", 1),)).take_back()) is True, "also what is charged at time zero"
+    assert store.refund(store.hit(((limited, "bob", 1),)).begin_refund()) is True, "also what is charged at time zero"
 
 
 def test_steps_of_the_wall_clock_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_no_hit_looks_at_many_keys_to_find_those_that_go(limit: AnyLimit) -> Non
     store, limited = MemoryStore(max_keys=6_000, clock=clock), Bucket("rule", [limit])
     for number in range(9_000):  # a third of them count in shared cells
         decision = store.hit(((limited, f"client-{number}", 1),))
-        assert store.refund(decision.take_back()) or decision.reason is Reason.LIMITED
+        assert store.refund(decision.begin_refund()) or decision.reason is Reason.LIMITED
     longest = 0
     for _ in range(40):
         clock.advance("1h")

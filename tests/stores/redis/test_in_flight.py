@@ -128,7 +128,7 @@ async def test_answers_are_those_of_one_request_after_the_other(
             elif what != "refund":
                 given = [tuple((one, key, rng.choice((1, 1, 1, 2, 0))) for one in rng.choice(DEMANDS))] * 2
             elif charged:
-                given = [each.take_back() for each in charged.pop(rng.randrange(len(charged)))]
+                given = [each.begin_refund() for each in charged.pop(rng.randrange(len(charged)))]
             else:
                 continue
             expected.append((what, key, await settle(getattr(memory, what)(given[1]))))
@@ -176,7 +176,7 @@ async def test_a_refusal_is_not_remembered_past_what_was_sent_after_it(
     charged = await held.answer(ask(store, "ann", FIVE, 5))
     refused = ask(store, "ann", FIVE)
     await held.come(1)
-    ways = {"refund": lambda: store.refund(charged.take_back()), "reset": lambda: store.reset("ann")}
+    ways = {"refund": lambda: store.refund(charged.begin_refund()), "reset": lambda: store.reset("ann")}
     back = asyncio.ensure_future(settle(ways[forgets]()))
     await held.come(2)
     assert (await held.answer(refused)).reason is Reason.LIMITED
@@ -191,7 +191,7 @@ async def test_a_refusal_is_remembered_while_units_of_others_are_handed_back(sto
     await held.answer(futures[0])
     refused = ask(store, "ann", FIVE)
     await held.come(1)
-    back = asyncio.ensure_future(settle(store.refund((await futures[1]).take_back())))
+    back = asyncio.ensure_future(settle(store.refund((await futures[1]).begin_refund())))
     await held.come(2)
     assert (await held.answer(refused)).reason is Reason.LIMITED
     assert await held.answer(back)

@@ -24,12 +24,12 @@ def test_a_reset_of_all_keys_while_other_threads_are_refused() -> None:
             checks, now_us = ((Bucket(f"rule {next(learned)}", LIMITS), "ann", 1),), monotonic_us()
             state = (1, now_us + LASTS_US, now_us, LASTS_US)
             decision = Decision(False, Reason.LIMITED, now_us, checks, [state])
-            refusals.learn(decision, monotonic_ns(), ("ann",))
+            refusals.record(decision, monotonic_ns(), ("ann",))
 
     def reset() -> None:
         try:
             for _ in range(ROUNDS):
-                while len(refusals.known) < MANY:
+                while len(refusals.cache) < MANY:
                     time.sleep(0)
                 refusals.change(((Bucket("rule 0", LIMITS), "ann", 1),))
                 refusals.change_all()

@@ -153,7 +153,7 @@ async def test_a_known_refusal_costs_a_command_a_second_whatever_else_redis_is_a
         for _ in range(10):
             ahead.ahead_s += 0.3
             assert not await hit(store, "ann")
-            assert await settle(other.refund((await hit(other, "bob")).take_back()))
+            assert await settle(other.refund((await hit(other, "bob")).begin_refund()))
             assert await hit(store, "eve", cost=0)
 
     assert await counted(server, flood) == 0
@@ -173,7 +173,7 @@ async def test_what_another_worker_hands_back_is_known_after_a_second(
         await other.bans.ban("ann", 3_600_000_000, "", "bob")
     assert not await hit(store, "ann")
     ways: dict[str, Callable[[], Any]] = {
-        "refund": lambda: other.refund(charged.take_back()),
+        "refund": lambda: other.refund(charged.begin_refund()),
         "reset": lambda: other.reset("ann"),
         "reset_all": other.reset_all,
         "unban": lambda: other.bans.unban("ann", "bob"),
@@ -275,7 +275,7 @@ async def test_a_request_that_is_given_up_leaves_nothing_charged_or_taken(
         await turns(given_up_after)
         asked.cancel()
         with suppress(asyncio.CancelledError):
-            await settle(store.refund((await asked).take_back()))  # it was there before
+            await settle(store.refund((await asked).begin_refund()))  # it was there before
 
         await eventually(partial(nothing_is_left, store))
 

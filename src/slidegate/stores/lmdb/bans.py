@@ -46,7 +46,7 @@ class LmdbBans(BookBans):
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | Awaitable[Ban | None] | None:
         """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
-        return self._batcher.look(Transaction.ban_of, subjects)
+        return self._batcher.read(Transaction.ban_of, subjects)
 
     def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
         """Import rows of `core.bans.rows`; of two that replace each other the longer one is kept.
@@ -62,7 +62,7 @@ class LmdbBans(BookBans):
 
         While another process is behind the gate, it is the number of the last time.
         """
-        counts = self._transactions.write([(Transaction.look, (lambda transaction: transaction.ban_rows.ban_count(),))])
+        counts = self._transactions.write([(Transaction.read, (lambda transaction: transaction.ban_rows.ban_count(),))])
         if counts is not None:
             self._count = counts[0]
         return self._count
@@ -75,7 +75,7 @@ class LmdbBans(BookBans):
         """Return the bans in force, read in parts, each in its own transaction."""
         bans: list[Ban] = []
         first = b""
-        while rows := await self._run(Transaction.look, rows_from, first):
+        while rows := await self._run(Transaction.read, rows_from, first):
             bans += [ban_of(packed) for _, packed in rows]
             first = rows[-1][0] + b"\0"
             await asyncio.sleep(0)

@@ -79,9 +79,9 @@ class Batcher:
         answer: T = answers[0]
         return answer
 
-    def look(self, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T | asyncio.Future[T]:
-        """Run a method that changes nothing as a job; see `Transaction.look`."""
-        return self.run(Transaction.look, ask, *args)
+    def read(self, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T | asyncio.Future[T]:
+        """Run a method that changes nothing as a job; see `Transaction.read`."""
+        return self.run(Transaction.read, ask, *args)
 
     def _wait(self, job: Job) -> list[Any]:
         """Run a job without an event loop."""

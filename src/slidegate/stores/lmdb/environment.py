@@ -138,7 +138,7 @@ class Environment:
             try:
                 txn.commit()
             except lmdb.Error:
-                self._take_back(noted)
+                self._undo(noted)
                 raise
         except BaseException:
             txn.abort()  # the commit may not have been reached; after a commit this does nothing
@@ -216,7 +216,7 @@ class Environment:
             time.sleep(POLL_S)
         return False
 
-    def _take_back(self, noted: Noted) -> None:
+    def _undo(self, noted: Noted) -> None:
         """Append what is stored, after lines of a transaction that could not be committed."""
         with suppress(lmdb.Error, OSError), self.counts.lmdb.begin() as txn:
             self.journal.append(lines_as_stored(txn, self.counts.dbs, noted))
@@ -350,16 +350,16 @@ def close_environment(environment: Environment) -> None:
 
 
 _fork: Final = threading.local()
-"""Has as `holds` whether this thread holds the lock over its fork."""
+"""Has as `has_lock` whether this thread holds the lock over its fork."""
 
 
 def _before_fork() -> None:
     """Wait until nobody is in a transaction: a child cannot close an LMDB environment that has one."""
-    _fork.holds = _lock.acquire(timeout=FORK_S)
+    _fork.has_lock = _lock.acquire(timeout=FORK_S)
 
 
 def _after_fork() -> None:
-    if _fork.holds:
+    if _fork.has_lock:
         _lock.release()
 
 

@@ -63,7 +63,7 @@ class LmdbSharedStats(SharedStats):
 
     def read(self, rollup: str, first: int, last: int) -> Rows | Awaitable[Rows]:
         """See `SharedStats`."""
-        return self._batcher.look(_read_rows, rollup, first, last)
+        return self._batcher.read(_read_rows, rollup, first, last)
 
 
 def _read_rows(transaction: Transaction, rollup: str, first: int, last: int) -> Rows:

@@ -145,7 +145,7 @@ class LmdbStore(Store):
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Return what `hit` would answer now, without changing anything."""
-        return self._batcher.look(Transaction.peek, checks, subjects)
+        return self._batcher.read(Transaction.peek, checks, subjects)
 
     def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
         """Charge every cost atomically, even beyond the limits, and return the decision."""
@@ -172,7 +172,7 @@ class LmdbStore(Store):
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot | Awaitable[Snapshot]:
         """Return the windows of `key` under some buckets."""
-        return self._batcher.look(Transaction.inspect, key, buckets)
+        return self._batcher.read(Transaction.inspect, key, buckets)
 
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits requests of this process hold."""

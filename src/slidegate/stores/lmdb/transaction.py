@@ -138,7 +138,7 @@ class Transactions:
 
 def _change(jobs: Sequence[Job]) -> bool:
     """Return whether some jobs need room."""
-    return any(do is not Transaction.look and do is not Transaction.sweep for do, _ in jobs)
+    return any(do is not Transaction.read and do is not Transaction.sweep for do, _ in jobs)
 
 
 class Transaction:
@@ -171,7 +171,7 @@ class Transaction:
         self.windows = WindowRows(txn, self.dbs, fullness, now_us, store.unix_us, store.max_keys, self.noted)
         self._permits: PermitRows | None = None
 
-    def look(self, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T:
+    def read(self, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T:
         """Return the answer of a method that sees the changes of earlier jobs, and whose own are not written."""
         self.windows.save_and_clear()
         if self._permits is not None:

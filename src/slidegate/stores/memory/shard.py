@@ -113,7 +113,7 @@ class Room:
             self.keys += 1
             return True
 
-    def give(self, keys: int) -> None:
+    def release(self, keys: int) -> None:
         """Release the room of some windows."""
         with self._lock:
             self.keys -= keys
@@ -154,13 +154,13 @@ class Generations:
         gone = 0
         for _ in range(min(len(self.stale), STEP_WINDOWS)):
             name, window = self.stale.popitem()
-            if not self.limit.life_us and self.holds(window, now_us, unix_us):
+            if not self.limit.life_us and self.in_use(window, now_us, unix_us):
                 self.fresh[name] = window
             else:
                 gone += 1
         return gone
 
-    def turn(self) -> None:
+    def rotate(self) -> None:
         """Make the fresh windows stale; there must be no stale ones left."""
         windows = self.fresh.copy()
         self.fresh.clear()  # first: a child that is forked in between must not find a window in both
@@ -176,7 +176,7 @@ class Generations:
     def __bool__(self) -> bool:
         return bool(self.fresh or self.stale)
 
-    def holds(self, window: bytes, now_us: int, unix_us: int) -> bool:
+    def in_use(self, window: bytes, now_us: int, unix_us: int) -> bool:
         """Return whether a window is in use; for a quota according to Unix time."""
         return (unix_us if isinstance(self.limit, Quota) else now_us) < self.limit.expires_us(window)
 
@@ -224,7 +224,7 @@ class Table(Generations):
                 number = cell_of(key, secret)
                 window = (self.cells.of(number) or {}).get(number)
                 if own and window and self.holds_permits:
-                    self.room.give(1)
+                    self.room.release(1)
                     own = False
                 if not own:
                     self.cells.stale.pop(number, None)
@@ -247,10 +247,10 @@ class Table(Generations):
         windows = self.of(key)
         if windows is None:
             return b""
-        self.room.give(1)
+        self.room.release(1)
         return windows.pop(key)
 
-    def known(self, key: str, secret: bytes) -> tuple[Windows, str]:
+    def find(self, key: str, secret: bytes) -> tuple[Windows, str]:
         """Return the location of a key's window or cell without creating one; a temporary mapping if there is none."""
         windows = self.of(key)
         if windows is not None:
@@ -268,12 +268,12 @@ class Table(Generations):
 
     def sweep(self, now_us: int, unix_us: int) -> bool:
         """Delete some expired windows and cells; return whether the sweep has finished until the next expiry."""
-        self.room.give(self.step(now_us, unix_us))
+        self.room.release(self.step(now_us, unix_us))
         self.cells.step(now_us, unix_us)
         if self.stale or self.cells.stale:
             return False
-        self.turn()
-        self.cells.turn()
+        self.rotate()
+        self.cells.rotate()
         self.shard.version += 1
         return True
 
@@ -284,7 +284,7 @@ class Table(Generations):
 
     def clear(self) -> list[dict[str, bytes]]:
         """Delete all windows and cells, and return them."""
-        self.room.give(len(self.fresh) + len(self.stale))
+        self.room.release(len(self.fresh) + len(self.stale))
         self.shard.version += 1
         return [*super().clear(), *self.cells.clear()]
 

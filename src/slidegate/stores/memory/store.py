@@ -246,7 +246,7 @@ class MemoryStore(Store):
                 forgotten += [(table, windows) for windows in table.clear()]
         # The windows are read here, and deallocated on return, without blocking other threads on a lock.
         now_us, unix_us = self.time_us(), self.unix_us()
-        return any(table.holds(window, now_us, unix_us) for table, windows in forgotten for window in windows.values())
+        return any(table.in_use(window, now_us, unix_us) for table, windows in forgotten for window in windows.values())
 
     def answers_threads(self) -> bool:
         """Return True: no method returns an awaitable."""
@@ -347,7 +347,7 @@ class MemoryStore(Store):
     def _known(self, checks: Sequence[Check]) -> list[WindowRef]:
         """Return the locations of a question's windows without making any. The lock is held."""
         return [
-            (counter, cost, *tables[self._shard_of(key)].known(key, self._secret), bucket.count_denied)
+            (counter, cost, *tables[self._shard_of(key)].find(key, self._secret), bucket.count_denied)
             for bucket, key, cost in checks
             for counter, tables in self._bound.get(bucket) or self._bind(bucket)
         ]

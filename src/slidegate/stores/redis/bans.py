@@ -175,14 +175,14 @@ class RedisBans(BanStore):
 
     def hear(self) -> Awaitable[None]:
         """Poll for changes: the number of bans, the bans of networks, and the identity of the data."""
-        return self._batcher().request(self.news, self.heard)
+        return self._batcher().request(self.news, self.apply_news)
 
     def news(self) -> Packed:
         """Pack the poll."""
         begins = b"" if self._store.read_only else os.urandom(8).hex().encode()
         return command(self._names, b"news", begins, int(not self.life), self.version)
 
-    def heard(self, answer: Sequence[Any], now_us: int) -> None:
+    def apply_news(self, answer: Sequence[Any], now_us: int) -> None:
         """Take in the answer to the poll.
 
         Raises:

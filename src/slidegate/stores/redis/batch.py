@@ -59,7 +59,7 @@ class Batcher:
         self.loop = loop
         self._store = store
         self.permits = HeldPermits(store.lease_us, self.renew_permits)
-        self._permits_turn = asyncio.Lock()
+        self._permits_lock = asyncio.Lock()
         self._queue: deque[Request] = deque()
         self._scheduled = False
         self._idle: list[asyncio.Future[None]] = []
@@ -174,7 +174,7 @@ class Batcher:
             if not self._store.bans.life:  # the first answer needs the bans of networks
                 await self._hear(line)
             has_permits = any(request.has_permits for request in requests)
-            async with self._permits_turn if has_permits else nullcontext():
+            async with self._permits_lock if has_permits else nullcontext():
                 await self._ask(line, requests)
         except BaseException as error:
             is_error = isinstance(error, Exception) and not self._store.closed
@@ -190,7 +190,7 @@ class Batcher:
         both.
         """
         self._news_s = monotonic() + NEWS_S
-        news = Command(self.loop.create_future(), self._store.bans.news, self._store.bans.heard)
+        news = Command(self.loop.create_future(), self._store.bans.news, self._store.bans.apply_news)
         await self._ask(line, [news])
         await news.future
 
@@ -205,20 +205,20 @@ class Batcher:
 
     async def _ask(self, line: Any, requests: Sequence[Request]) -> None:
         """Make one script call, and deliver its answers."""
-        asked, sent_ns, time = self._packed(requests), monotonic_ns(), self._store.time
-        if not asked:
+        calls, sent_ns, time = self._packed(requests), monotonic_ns(), self._store.time
+        if not calls:
             return
-        keys = [name for packed in asked.values() for name in packed.names] or [self._store.packing.meta]
-        requests_packed = b"".join([packed.request for packed in asked.values()])
-        args = [arg for packed in asked.values() for arg in packed.args]
+        keys = [name for packed in calls.values() for name in packed.names] or [self._store.packing.meta]
+        requests_packed = b"".join([packed.request for packed in calls.values()])
+        args = [arg for packed in calls.values() for arg in packed.args]
         said = await self._eval(line, len(keys), *keys, time.for_script(), requests_packed, *args)
         try:
             (now_us,) = _TIME.unpack(said[0])
-            answers = [*zip(asked, said[1:], strict=True)]
+            answers = [*zip(calls, said[1:], strict=True)]
         except Exception:
             raise unexpected(said) from None
         time.saw(now_us)
-        if all(request.future.done() for request in asked):
+        if all(request.future.done() for request in calls):
             for took in self._store.late:
                 took((monotonic_ns() - sent_ns) // 1_000)
         for request, answer in answers:

@@ -153,18 +153,18 @@ class _Masters:
         Raises:
             MasterNotFoundError: There is none.
         """
-        asked = [asyncio.ensure_future(self._ask(sentinel, service)) for sentinel in self._given.sentinels]
+        asking = [asyncio.ensure_future(self._ask(sentinel, service)) for sentinel in self._given.sentinels]
         failed: Exception | None = None
         try:
-            for answer in asyncio.as_completed(asked):
+            for answer in asyncio.as_completed(asking):
                 try:
                     return await answer
                 except (RedisError, OSError) as error:
                     failed = error
         finally:
-            for task in asked:
+            for task in asking:
                 task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.gather(*asking, return_exceptions=True)
         raise MasterNotFoundError(f"no sentinel leads to a master of service {service!r}: {failed}") from failed
 
     async def _ask(self, sentinel: Redis, service: str) -> tuple[str, int]:

@@ -27,15 +27,15 @@ class KnownRefusal(NamedTuple):
 
     Attributes:
         decision: The refusal.
-        asked_ns: When it was asked for (monotonic).
-        known_us: When it came, by the local clock of the store.
+        sent_ns: When the question was sent (monotonic).
+        came_us: When it came, by the local clock of the store.
         ends_us: Until when it is repeated, by the same clock.
         amounts: The amounts of its limits; an operator may change them.
     """
 
     decision: Decision
-    asked_ns: int
-    known_us: int
+    sent_ns: int
+    came_us: int
     ends_us: int
     amounts: Sequence[int]
 
@@ -49,7 +49,7 @@ class Refusals:
 
     def __init__(self, time: StoreTime) -> None:
         self._time = time
-        self.known: dict[Hashable, KnownRefusal] = {}  # by question; those by bans by keys and addresses
+        self.cache: dict[Hashable, KnownRefusal] = {}  # by question; those by bans by keys and addresses
         # When this process last changed a window, by bucket and key, or banned a key.
         self._changed_ns: dict[Hashable, int] = {}
         self._all_changed_ns = 0  # the same of all that are not in it
@@ -74,27 +74,27 @@ class Refusals:
             return None
         return refused_later(found.decision.readings, found.decision.now_us, self._now_us(found), checks)
 
-    def learn(self, decision: Decision, asked_ns: int, subjects: Sequence[BanSubject]) -> None:
+    def record(self, decision: Decision, sent_ns: int, subjects: Sequence[BanSubject]) -> None:
         """Remember a refusal, unless this process has changed its windows or bans since it was asked for.
 
         Args:
             decision: The refusal: by a ban, or by limits until units leave.
-            asked_ns: When it was asked for (monotonic).
+            sent_ns: When the question was sent (monotonic).
             subjects: The keys and addresses whose bans refuse the question.
         """
         by_ban = decision.reason is Reason.BANNED
         checks = tuple(decision.checks)
-        if self._has_changed(subjects if by_ban else chain(subjects, _windows(checks)), asked_ns):
+        if self._has_changed(subjects if by_ban else chain(subjects, _windows(checks)), sent_ns):
             return
         lasts_us = TRUST_US if decision.retry_after_us is None else decision.retry_after_us
         if not by_ban:
             leaves_us = min(reading[1] for reading in decision.readings if reading[0] and reading[1])  # no permits
             lasts_us = leaves_us - decision.now_us
         is_real, now_us = self._time.is_real, decision.now_us
-        sent_us, known_us = (asked_ns // 1_000, self._time.local_us()) if is_real else (now_us, now_us)
-        ends_us, self._latest_us = sent_us + min(lasts_us, TRUST_US), known_us
-        known = KnownRefusal(decision, asked_ns, known_us, ends_us, () if by_ban else _amounts(checks))
-        remember(self.known, tuple(subjects) if by_ban else checks, known)
+        sent_us, came_us = (sent_ns // 1_000, self._time.local_us()) if is_real else (now_us, now_us)
+        ends_us, self._latest_us = sent_us + min(lasts_us, TRUST_US), came_us
+        known = KnownRefusal(decision, sent_ns, came_us, ends_us, () if by_ban else _amounts(checks))
+        remember(self.cache, tuple(subjects) if by_ban else checks, known)
 
     def change(self, checks: Iterable[Check]) -> None:
         """Repeat no refusal of windows that change now, also none that is still on its way."""
@@ -108,18 +108,18 @@ class Refusals:
         """Repeat no refusal that was asked for before now."""
         self._all_changed_ns = monotonic_ns()
         self._changed_ns.clear()
-        self.known.clear()
+        self.cache.clear()
 
-    def _of(self, asked: Hashable, changes: Iterable[Hashable], now_us: int) -> KnownRefusal | None:
+    def _of(self, subject: Hashable, changes: Iterable[Hashable], now_us: int) -> KnownRefusal | None:
         """Return what is known of a question, or of keys and addresses; None if it has ended or may have changed."""
-        found = self.known.get(asked)
-        if found is None or not found.known_us <= now_us < found.ends_us or self._has_changed(changes, found.asked_ns):
+        found = self.cache.get(subject)
+        if found is None or not found.came_us <= now_us < found.ends_us or self._has_changed(changes, found.sent_ns):
             return None
         return found
 
     def _now_us(self, known: KnownRefusal) -> int:
         """Return the server's time, counted from that of a refusal; it may be slightly too early."""
-        return known.decision.now_us + max(self._time.local_us() - known.known_us, 0)
+        return known.decision.now_us + max(self._time.local_us() - known.came_us, 0)
 
     def _note(self, changes: Iterable[Hashable]) -> None:
         if len(self._changed_ns) >= MEMO_SIZE:

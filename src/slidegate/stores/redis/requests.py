@@ -114,13 +114,13 @@ class Asked:
         """See `Command`. An admitted hit that nobody awaits any more is refunded."""
         decision, refusals = self._decision(answer, now_us), self.store.refusals
         if decision.reason is Reason.BANNED:
-            refusals.learn(decision, self.sent_ns, self.question.refusing)
+            refusals.record(decision, self.sent_ns, self.question.refusing)
         elif self.what != PEEK and (decision.allowed or self.question.counts_denied):
             refusals.change(self.question.checks)
         elif self.what == HIT and decision.reason is Reason.LIMITED and answer[0] != UNSETTLED:
-            refusals.learn(decision, self.sent_ns, self.question.refusing)
+            refusals.record(decision, self.sent_ns, self.question.refusing)
         if self.future.done() and self.what == HIT and decision.allowed:
-            self.store.refund_in_background(decision.take_back())
+            self.store.refund_in_background(decision.begin_refund())
         return decision
 
     def _decision(self, answer: Any, now_us: int) -> Decision:

@@ -113,16 +113,16 @@ class Packing:
         self.meta, self.windows, self.strikes = (f"{{{prefix}}}:{kind}".encode() for kind in ("bans", "w:", "s:"))
         self._unix_us = unix_us
         self._readable = readable
-        self._known: dict[str, bytes] = {}
+        self._names: dict[str, bytes] = {}
 
     def name_of(self, key: str) -> bytes:
         """Return the name of the hash with the windows and the ban of a key."""
-        name = self._known.get(key)
+        name = self._names.get(key)
         if name is None:
             text = key.encode()
             if not self._readable:
                 text = urlsafe_b64encode(blake2b(text, digest_size=DIGEST_BYTES).digest()).rstrip(b"=")
-            name = remember(self._known, key, self.windows + text)
+            name = remember(self._names, key, self.windows + text)
         return name
 
     def names_of(self, key: str) -> tuple[bytes, bytes]:
@@ -231,10 +231,10 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
     Raises:
         StoreUnavailable: The answer cannot be parsed.
     """
-    status, asked = answer[0], sum([len(bucket.limits) for bucket, _, _ in checks])
-    end = 1 + asked * _STATE.size
+    status, limits = answer[0], sum([len(bucket.limits) for bucket, _, _ in checks])
+    end = 1 + limits * _STATE.size
     states = list(_STATE.iter_unpack(answer[1:end]))
-    if len(states) != asked:
+    if len(states) != limits:
         raise unexpected(answer)
     for *_, wait_us in states:
         if wait_us < OPEN:

@@ -132,7 +132,7 @@ class RedisStore(Store):
     def ask(self, question: PreparedQuestion) -> Decision | Awaitable[Decision]:
         """Do what `hit` does, for a question that this store has prepared."""
         refusals = self.refusals
-        if refusals.known and (refusal := refusals.find(question.checks, question.refusing)) is not None:
+        if refusals.cache and (refusal := refusals.find(question.checks, question.refusing)) is not None:
             return refusal
         return self._send(HIT, question)
 
