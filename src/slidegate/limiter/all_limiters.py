@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from ..stores.system_clock import SYSTEM
-from .engine import Engine, all_engines
+from .engine import Engine, all_engines, living
 
 
 def reset() -> None:
     """Clear what has been counted; see `Engine.forget`."""
-    for engine in _engines():
+    for engine in living(all_engines):
         engine.forget()
 
 
@@ -20,14 +20,9 @@ def switch(on: bool) -> None:
     While they are off, middlewares pass all requests and limiters exempt all keys, without a query to a store.
     """
     Engine.counting = on
-    for engine in _engines():
+    for engine in living(all_engines):
         engine.rebuild()
         engine.restart_middlewares()
-
-
-def _engines() -> list[Engine]:
-    """Return the engines of all limiters, while other threads may create some."""
-    return [engine for reference in all_engines.valuerefs() if (engine := reference()) is not None]
 
 
 use_clock: Final = SYSTEM.use

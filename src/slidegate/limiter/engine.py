@@ -156,7 +156,7 @@ class Engine:
 
     def callers(self) -> list[Caller]:
         """Return the middlewares, functions and transports that use this limiter, oldest first."""
-        return [caller for reference in self._callers.valuerefs() if (caller := reference()) is not None]
+        return living(self._callers)
 
     def limits(self) -> list[NamedLimit]:
         """Return the limits with which this process counts."""
@@ -286,6 +286,11 @@ class Engine:
 
 all_engines: Final[WeakValueDictionary[int, Engine]] = WeakValueDictionary()
 """The engines of all limiters of this process."""
+
+
+def living(objects: WeakValueDictionary[int, T]) -> list[T]:
+    """Return the objects that exist, oldest first, while other threads may add some."""
+    return [found for reference in objects.valuerefs() if (found := reference()) is not None]
 
 
 def _steady_clock() -> Clock:

@@ -82,8 +82,7 @@ class Decider:
 
     def ask_rest(self, exchange: Exchange, plan: Plan, question: Question) -> Decision | Awaitable[Decision]:
         """Ask a question at an endpoint, without what its request has passed before."""
-        passed = [decision.checks for decision in exchange.own if decision.allowed and decision.checks]
-        left = _uncharged(passed, question.checks)
+        left = _uncharged(_passed(exchange), question.checks)
         if left and left is not question.checks:
             question = self._engine.prepare(left, question.subjects)
         return self._engine.ask(question) if left else plan.verdict
@@ -138,7 +137,7 @@ class Decider:
         refusal = await self._signals.refuse_by_path(plan.strikes, exchange)
         if refusal is not None:
             return refusal
-        passed = [decision.checks for decision in exchange.own if decision.allowed and decision.checks]
+        passed = _passed(exchange)
         checks: list[Check] = []
         queue: tuple[BoundRule, Name] | None = None
         for bound in plan.limiting:
@@ -332,6 +331,11 @@ class Decider:
             asks_address = any(isinstance(key, ClientAddress) for key in parts_of(fair))
             return found if found != client.key or asks_address else ""
         return await self._calls.ask(bound.rule, request, "fair", fair, self._key_for, None) or ""
+
+
+def _passed(exchange: Exchange) -> list[Sequence[Check]]:
+    """Return the questions that a request has passed in its middleware. A refusal charges nothing."""
+    return [decision.checks for decision in exchange.own if decision.allowed and decision.checks]
 
 
 def _uncharged(earlier: Sequence[Sequence[Check]], checks: Sequence[Check]) -> Sequence[Check]:

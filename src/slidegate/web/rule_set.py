@@ -21,6 +21,7 @@ from ..core.logs import Throttle, logger
 from ..core.memo import MAX_PATHS, PATH_BYTES, remember
 from ..core.question import Question
 from ..limiter import Limiter
+from ..limiter.engine import living
 from ..limiter.overrides import NamedLimit, named
 from .decided import EXEMPT
 from .exchange import Hook
@@ -399,15 +400,13 @@ class RuleSet:
     def forget_questions(self) -> None:
         """Make all questions anew, because a list or an amount has changed."""
         self._recent.clear()
-        for plan in [reference() for reference in self._made.valuerefs()]:
-            if plan is not None:
-                plan.questions.clear()
-                plan.rendered = None
+        for plan in living(self._made):
+            plan.questions.clear()
+            plan.rendered = None
 
     def bound(self) -> list[BoundRule]:
         """Return the counting rules in order, then those of routes and endpoints that were requested so far."""
-        living = [ref() for ref in self._living.valuerefs()]
-        return [bound for bound in living if bound is not None and bound.rule.counts]
+        return [bound for bound in living(self._living) if bound.rule.counts]
 
 
 def method_of(scope: Scope) -> Any:
