@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias
 
 from ..core import Check, Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
+from ..core.memo import remember
 from ..events import Event, Observer, Outcome, Passed
 from ..limiter import Limiter
 
@@ -24,16 +25,11 @@ PREFIX: Final = "slidegate"
 STORE: Final = "store"
 """The label that every metric has, after its own."""
 MAX_NAMES: Final = 200
-MAX_KNOWN: Final = 2_048
-"""How many values a `Memo` has at most."""
 OTHER: Final = "(other)"
 BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """The upper bounds of the histogram's buckets in seconds, as in OpenTelemetry's HTTP conventions."""
 REASONS: Final = (Reason.LIMITED, Reason.TOO_LARGE, Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE)
 _OWN_OUTCOMES: Final = {Reason.BANNED, Reason.BLOCKED, Reason.UNAVAILABLE}
-
-_K = TypeVar("_K")
-_V = TypeVar("_V")
 
 Add: TypeAlias = Callable[[float], object]
 Kind: TypeAlias = tuple[tuple[str, ...], tuple[str, ...], str, bool, Reason | None]
@@ -91,24 +87,6 @@ def rules_of(checks: Sequence[Check]) -> tuple[str, ...]:
     return tuple([bucket.label for bucket, _, _ in checks])
 
 
-class Memo(dict[_K, _V]):
-    """A dictionary that makes the values that it lacks. When it is full, it begins anew.
-
-    Args:
-        make: Returns the value of a key.
-    """
-
-    def __init__(self, make: Callable[[_K], _V]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, key: _K) -> _V:
-        if len(self) >= MAX_KNOWN:
-            self.clear()
-        value = self[key] = self._make(key)
-        return value
-
-
 class LimiterMetrics(Observer):
     """Counts the requests of one limiter by outcome; a subscription begins with `_begin`.
 
@@ -127,7 +105,8 @@ class LimiterMetrics(Observer):
         self._limiter = limiter
         self._store = type(limiter.store).__name__.removesuffix("Store").lower()
         self._rules, self._routes = set[str](), set[str]()
-        self._rules_of, self._counts = Memo(rules_of), Memo(self._counts_of)
+        self._rules_of: dict[Sequence[Check], tuple[str, ...]] = {}
+        self._counts: dict[Kind, tuple[list[Add], Add | None]] = {}
         self._failures = limiter.failures
         self._counting = Lock()
 
@@ -162,7 +141,7 @@ class LimiterMetrics(Observer):
                 known, self._failures = self._failures, self._limiter.failures
                 self._adder(FAILURES)(self._failures - known)
         for kind, times in self._by_kind(requests).items():
-            counters, record = self._counts[kind]
+            counters, record = self._counts.get(kind) or remember(self._counts, kind, self._counts_of(kind))
             for add in counters:
                 add(len(times))
             if record is not None:
@@ -175,7 +154,8 @@ class LimiterMetrics(Observer):
         for one in requests:
             if isinstance(one, tuple):
                 checks, route, time_us = one
-                kind: Kind = self._rules_of[checks], (), route, True, None
+                rules = self._rules_of.get(checks) or remember(self._rules_of, checks, rules_of(checks))
+                kind: Kind = rules, (), route, True, None
             else:
                 time_us = one.duration_us
                 refused = one.reason if one.ended == "refused" else None

@@ -40,9 +40,10 @@ from ..core import Check, Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.limits import check_whole, parse_duration_us
 from ..core.logs import Throttle, escaped, logger, written
+from ..core.memo import MEMO_SIZE, remember
 from ..core.windows.histogram import ResponseTimes
 from ..events import Event, Observer, Outcome, Passed
-from .metrics import MAX_KNOWN, Memo, rules_of
+from .metrics import rules_of
 
 __all__ = ["ClientTraffic", "LoggedEvent", "Statistics", "Stats", "Traffic", "Worker"]
 
@@ -278,7 +279,7 @@ class Statistics(Observer):
         self._counting = Lock()
         self._pending = deque[Passed | Outcome]()
         self._room = 0
-        self._cache = Memo(self._rules_and_clients)
+        self._cache: dict[Sequence[Check], tuple[tuple[str, ...], list[SeriesName]]] = {}
         self._fresh_questions = Counter[Sequence[Check]]()
         self._names = set[SeriesName]()
         self._fresh: Series = {}
@@ -343,7 +344,7 @@ class Statistics(Observer):
                     self._count(request)
                     continue
                 checks, route, time_us = request
-                rules, _ = self._cache[checks]
+                rules, _ = self._cache.get(checks) or self._remember(checks)
                 times_us[rules, route].append(time_us)
                 questions.append(checks)
             for (rules, route), times in times_us.items():
@@ -351,19 +352,20 @@ class Statistics(Observer):
                 traffic.passed += len(times)
                 traffic.times.count_all(times)
             self._fresh_questions.update(questions)
-            if len(self._fresh_questions) > MAX_KNOWN:
+            if len(self._fresh_questions) > MEMO_SIZE:
                 self._count_clients()
         if _OTHER in self._names and not was_full:
             message = f"{MAX_SERIES} combinations of rules and routes are counted; further ones count as {OTHER}"
             self._limiter.store.observers.tell(Event("series_full", message, {"max_series": MAX_SERIES}))
 
-    def _rules_and_clients(self, checks: Sequence[Check]) -> tuple[tuple[str, ...], list[SeriesName]]:
-        return rules_of(checks), self._clients_of({key for _, key, _ in checks})
+    def _remember(self, checks: Sequence[Check]) -> tuple[tuple[str, ...], list[SeriesName]]:
+        """Return the rules and clients of some checks, and store them in the cache."""
+        return remember(self._cache, checks, (rules_of(checks), self._clients_of({key for _, key, _ in checks})))
 
     def _count_clients(self) -> None:
         """Count the ordinary requests of clients. A question is found faster than what was counted of its clients."""
         for checks, requests in self._fresh_questions.items():
-            _, clients = self._cache[checks]
+            _, clients = self._cache.get(checks) or self._remember(checks)
             for name in clients:
                 _found(self._fresh_clients, name).passed += requests
         self._fresh_questions.clear()

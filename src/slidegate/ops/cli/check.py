@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message
 from ... import ConfigurationError, Limit, Limiter, RateLimitMiddleware, StoreError
 from ...core.arguments import check_takes
 from ...events import Finding
+from ...web.broken import FailsAtStartup
 from .main import STORE_VARIABLE, ask, middleware_of, note, one_line, program, show, with_json
 
 CODES: Final = {
@@ -197,10 +198,8 @@ def middlewares_in(app: ASGIApp) -> list[RateLimitMiddleware]:
                 thing.middleware_stack = thing.build_middleware_stack()
             except Exception as error:
                 raise _unbuildable(error) from error
-        if isinstance(thing, RateLimitMiddleware) or type(thing).__name__ == "ReloadingMiddleware":
-            failure: Exception | None = getattr(thing, "error", None)  # it is kept in a stack that is being built
-            if failure is not None:
-                raise _unbuildable(failure) from failure
+        if isinstance(thing, FailsAtStartup) and thing.error is not None:
+            raise _unbuildable(thing.error) from thing.error
         for below in _held_by(thing) if len(objects) < MAX_WALKED else ():
             if id(below) not in seen and not isinstance(below, _OUTSIDE):
                 seen.add(id(below))
