@@ -29,7 +29,7 @@ from typing import Any, Final
 from ..core.errors import StoreError, StoreTimeout
 from ..core.logs import Throttle, logger, written
 from ..core.store import Clock, Event
-from ..stores.forks import ProcessLock
+from ..stores.forks import InChild, ProcessLock
 from ..stores.shared import running_loop
 
 FAILURES_TO_OPEN: Final = 3
@@ -110,6 +110,8 @@ class Breaker:
         self._began_us = self._failures_before = 0
         self._throttle = Throttle(REPORT_EVERY_US)
         self._lock = ProcessLock()  # several threads may find that an outage begins or ends
+        self._is_reporting = False
+        self._in_child = InChild(self._end_report)
 
     def may_ask(self) -> bool:
         """Return whether the store may be asked. During an outage, the first question after the pause is the probe."""
@@ -149,11 +151,13 @@ class Breaker:
         self._took_us.append(took_us)
         if is_probe:
             with self._lock:
-                is_over, self.open_until_us = self.open_until_us > 0, 0
+                if not self._is_probe(call):  # another thread has reported it
+                    return
+                self.open_until_us, self._is_reporting = 0, True
                 failures, after_us = self.failures - self._failures_before, now_us - self._began_us
-            if is_over:  # and no other thread has reported it
-                message = f"the store answers again after {_shown(after_us)}, in which {failures} calls failed"
-                self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
+            message = f"the store answers again after {_shown(after_us)}, in which {failures} calls failed"
+            self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
+            self._end_report()
         elif self._undecided is not None:
             error, self._undecided = self._undecided, None
             self._report(error, "failed once", now_us)
@@ -182,6 +186,7 @@ class Breaker:
         elif self._begins(call or self.call(), now_us, is_refused=_is_refused(error)):
             self._throttle.left_out((self._began_us,), now_us)
             self._emit(self._failure("store_failed", "failed", error))
+            self._end_report()
         elif not self.open_until_us:
             self._undecided = error
         elif self._throttle.left_out((self._began_us,), now_us) is not None:
@@ -194,8 +199,9 @@ class Breaker:
             self.open_until_us = self._clock()
 
     def _is_probe(self, call: Call | None) -> bool:
-        """Return whether a call was asked during an outage."""
-        return self.open_until_us > 0 and (call is None or call.asked_us > self._began_us)
+        """Return whether a call was asked during an outage, which has been reported."""
+        is_open = self.open_until_us > 0 and not self._is_reporting
+        return is_open and (call is None or call.asked_us > self._began_us)
 
     def _begins(self, call: Call, now_us: int, *, is_refused: bool) -> bool:
         """Count a failure; return whether an outage begins with it."""
@@ -210,18 +216,23 @@ class Breaker:
             self._in_a_row += 1
         is_outage = is_refused or self._in_a_row >= FAILURES_TO_OPEN or self._is_half(now_us)
         with self._lock:
-            was_open = self.open_until_us > 0
-            if is_probe if was_open else is_outage:
+            is_open = self.open_until_us > 0
+            begins = is_outage and not is_open and not self._is_reporting
+            if begins or (is_open and is_probe):
                 self.open_until_us = now_us + OPEN_US
-            if not is_outage or was_open:
-                return False
-            self._undecided, self._began_us, self._failures_before = None, now_us, self.failures - 1
-            return True
+            if begins:
+                self._is_reporting = True
+                self._undecided, self._began_us, self._failures_before = None, now_us, self.failures - 1
+            return begins
 
     def _is_half(self, now_us: int) -> bool:
         """Return whether half of the calls of the last second have failed."""
         failed = [has_failed for ended_us, has_failed in self._has_failed.copy() if ended_us > now_us - SECOND_US]
         return len(failed) >= MIN_CALLS and 2 * sum(failed) >= len(failed)
+
+    def _end_report(self) -> None:
+        """Let the next outage begin, or this one end: its event has reached the observers."""
+        self._is_reporting = False
 
     def _end_iteration(self) -> None:
         self._current = None
