@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -66,8 +67,12 @@ async def test_a_closed_limiter_raises_at_every_question_and_request(store: Any,
     for path in ("/", "/trap") * 3:
         with pytest.raises(StoreUnavailable, match=closed):
             await statuses(app, 1, path)
-    with pytest.raises(StoreUnavailable, match=closed):
-        await asyncio.to_thread(limiter.sync.hit, "user:ann", "5/minute")
+    before = threading.enumerate()
+    calls = limiter.sync.hit, limiter.limited("5/minute", key="user:ann", wait="9s").__enter__
+    for call, arguments in zip(calls, [("user:ann", "5/minute"), ()], strict=True):
+        with pytest.raises(StoreUnavailable, match=closed):
+            await asyncio.to_thread(call, *arguments)
+    assert "slidegate-loop" not in [thread.name for thread in threading.enumerate() if thread not in before]
     assert await limiter.refund(decision) is False, "a request may outlive its limiter"
     assert observer.kinds == [], "nothing has failed"
 

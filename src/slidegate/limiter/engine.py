@@ -77,6 +77,7 @@ class Engine:
         rows: What the workers of the store keep for each other.
         overrides: The limits that operators have changed temporarily.
         portal: Runs coroutines for threads without an event loop.
+        closed: Whether all queries raise `StoreUnavailable`.
 
     Raises:
         ConfigurationError: The secret, the deadline or `on_error` is invalid.
@@ -118,7 +119,7 @@ class Engine:
         self.overrides = Overrides(self)
         self.portal = Portal()
         self._owners: dict[str, WeakKeyDictionary[object, int]] = {}
-        self._closed = False
+        self.closed = False
         all_engines[id(self)] = self
         self.rebuild()
 
@@ -171,7 +172,7 @@ class Engine:
         """
         has_refunded = False
         for reservations in charges:
-            if reservations and not self._closed:
+            if reservations and not self.closed:
                 try:
                     has_refunded |= await answer_of((self.failover or self.store).refund(reservations))
                 finally:
@@ -195,7 +196,7 @@ class Engine:
         Raises:
             StoreError: The store does not answer.
         """
-        if self._closed:
+        if self.closed:
             self._refuse()
         self.store.keep_deadline(min(deadline_s, COMMAND_DEADLINE_S))
         return await within(ask(), deadline_s)
@@ -215,7 +216,7 @@ class Engine:
         Raises:
             StoreUnavailable: The limiter is closed, or a memory store, which fails for no other reason.
         """
-        if self._closed or self.failover is None:
+        if self.closed or self.failover is None:
             self._refuse()
         return self.failover.decide("hit", ())
 
@@ -224,8 +225,9 @@ class Engine:
         try:
             await self.end()
         finally:
-            self._closed = True
+            self.closed = True
             self.rebuild()
+            self.queues.wake()
             try:
                 await answer_of(self.store.close())
             finally:
@@ -233,7 +235,7 @@ class Engine:
 
     async def end(self) -> None:
         """Let observers and overrides finish, because the application ends or the limiter is being closed."""
-        if not self._closed:
+        if not self.closed:
             await self.observers.end()
             await self.overrides.end()
 
@@ -266,14 +268,14 @@ class Engine:
         bans: Any = self.failover or self.store.bans
         if not self.counts:
             limits = bans = _Instead(lambda *_: Decision(True, Reason.EXEMPT), lambda *_: None)
-        elif self._closed:
+        elif self.closed:
             limits = bans = _Instead(self._refuse, self._refuse)
         self._ask: Ask = limits.ask
         self.peek: Callable[[Sequence[Check], Sequence[BanSubject]], Decision | Awaitable[Decision]] = limits.peek
         self.charge: Callable[[Sequence[Check]], Decision | Awaitable[Decision]] = limits.charge
         self.find_ban: Callable[[Sequence[BanSubject]], Ban | Awaitable[Ban | None] | None] = bans.find
         self.strike: Callable[[BanPolicy, str, int, str], Ban | Awaitable[Ban | None] | None] = bans.strike
-        self.ask: Ask = self._refresh_and_ask if self.overrides.may_change and not self._closed else self._ask
+        self.ask: Ask = self._refresh_and_ask if self.overrides.may_change and not self.closed else self._ask
 
     def _refuse(self, *question: object) -> NoReturn:
         raise closed(f"the limiter on {self.store!r}")

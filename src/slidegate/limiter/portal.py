@@ -56,7 +56,7 @@ def run_command(engine: Engine, work: Coroutine[Any, Any, T]) -> T:
 
 
 def _run(engine: Engine, work: Coroutine[Any, Any, T], max_s: float, *, suspends: bool = False) -> T:
-    """Run a coroutine: in this thread if it never suspends, else in the portal."""
+    """Run a coroutine: in this thread if it never suspends, as on a closed limiter, else in the portal."""
     if on_loop():
         work.close()
         raise ConfigurationError(
@@ -64,7 +64,7 @@ def _run(engine: Engine, work: Coroutine[Any, Any, T], max_s: float, *, suspends
             "limiter.hit(...)`, or with limiter.limited `async with` or `async def`, or call it in a thread, for "
             "example with asyncio.to_thread"
         )
-    if suspends or not engine.store.answers_threads():
+    if not engine.closed and (suspends or not engine.store.answers_threads()):
         return engine.portal.run(work, min(max_s, TIMEOUT_MAX))
     try:
         work.send(None)
