@@ -33,8 +33,6 @@ from .waiting import Peeked, refund
 if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
 
-_RECEIVE: Final = "_receive"
-"""The attribute of Starlette's `Request` with its receive channel."""
 _MOST_TWINS: Final = 1_000
 """For how many buckets with `count_denied` others are remembered that charge no refusal."""
 
@@ -275,7 +273,7 @@ class Decider:
 
         If the client leaves meanwhile, nothing stays charged, and nobody is answered.
         """
-        queues, channel = self._engine.queues, _peeked(exchange, endpoint)
+        queues, channel = self._engine.queues, _peeked(exchange)
         tenant = await self._tenant(bound, client, endpoint or request_of(exchange.scope))
         refused = None if queues.is_queued(name) else await ask()
         if refused is not None and not may_wait(refused):
@@ -353,18 +351,12 @@ def _uncharged(earlier: Sequence[Sequence[Check]], checks: Sequence[Check]) -> S
     return checks if left == [*checks] else left
 
 
-def _peeked(exchange: Exchange, endpoint: HTTPConnection | None) -> Peeked:
-    """Return a channel that reads ahead, and put it in front of the channel of the application or of the endpoint."""
-    receive = exchange.receive if endpoint is None else vars(endpoint).get(_RECEIVE)
-    known = [hook for hook in exchange.hooks if isinstance(hook, Peeked)]  # of those that have waited before
-    channel = next((one for one in known if receive in (one, one.receive)), None)
-    if channel is None:
-        channel = Peeked(receive)
+def _peeked(exchange: Exchange) -> Peeked:
+    """Return a channel that reads ahead, which is in front of that of a request until it ends."""
+    channel = exchange.channel if isinstance(exchange.channel, Peeked) else Peeked(exchange.channel)
+    exchange.channel = channel
+    if channel not in exchange.hooks:
         exchange.hooks = [channel, *exchange.hooks]  # before those that are awaited
-    if endpoint is None:
-        exchange.receive = channel
-    elif receive is not None:
-        vars(endpoint)[_RECEIVE] = channel
     return channel
 
 

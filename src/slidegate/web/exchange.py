@@ -1,4 +1,4 @@
-"""One request in one middleware: its decisions, its hooks, and the `send` that its application gets.
+"""One request in one middleware: its decisions, its hooks, and the two channels that its application gets.
 
 Each middleware has its own `Exchange`, whose `send` wraps the `send` of the middleware further out. The middlewares of
 a request share one thing: the list of decisions (`decided`), which applications find as ``scope["slidegate"]``, also
@@ -59,13 +59,13 @@ class Exchange:
     Args:
         middleware: The middleware.
         scope: The scope of the request.
-        receive: Its receive channel.
+        channel: Its receive channel.
         send: Sends to the client.
         hooks: The hooks for its response.
         decided: The decisions about the request so far, which its middlewares share.
 
     Attributes:
-        receive: The channel for the application.
+        channel: Where `receive` reads: the channel of the request, or what was put in front of it.
         send_on: Sends to the client.
         hooks: The hooks that are still to be called.
     """
@@ -102,14 +102,14 @@ class Exchange:
         self,
         middleware: RateLimitMiddleware,
         scope: Scope,
-        receive: Receive,
+        channel: Receive,
         send: Send,
         hooks: Sequence[Hook],
         decided: Decided,
     ) -> None:
         self.middleware = middleware
         self.scope = scope
-        self.receive = receive
+        self.channel = channel
         self.send_on = send
         self.hooks = hooks
         self.decided = decided
@@ -123,6 +123,10 @@ class Exchange:
                 self.has_several, self.is_plain = True, False
         self.own = (*self.own, decision)
         self.decided.append((self.middleware, decision))
+
+    def receive(self) -> Awaitable[Message]:
+        """Receive a message for the application, from the channel as it is by then."""
+        return self.channel()
 
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of the response. Not a coroutine function: most messages need no await of their own."""

@@ -29,14 +29,14 @@ class Peeked(Hook):
     otherwise. Under trio nothing is read ahead, so only the application notices a disconnect.
 
     Args:
-        receive: The channel; None if it is out of reach.
+        receive: The channel.
     """
 
     starts = False
     ends = True
 
-    def __init__(self, receive: Receive | None) -> None:
-        self.receive = receive
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
         self._early: deque[Message] = deque()
         self._reader: asyncio.Future[None] | None = None
         self._is_waiting = False
@@ -45,8 +45,8 @@ class Peeked(Hook):
         """Begin to read ahead: the request waits."""
         self._is_waiting = True
         is_reading = self._reader is not None and not self._reader.done()
-        if self.receive is not None and not is_reading and on_asyncio():
-            self._reader = asyncio.ensure_future(self._read_ahead(self.receive))
+        if not is_reading and on_asyncio():
+            self._reader = asyncio.ensure_future(self._read_ahead())
             # asyncio would log a failure that the application does not read.
             self._reader.add_done_callback(lambda reader: reader.cancelled() or reader.exception())
 
@@ -60,8 +60,7 @@ class Peeked(Hook):
         while not self._early:
             reader = self._reader
             if reader is None:
-                assert self.receive is not None, "who has no channel reads none"
-                return await self.receive()
+                return await self._receive()
             await asyncio.wait([reader])
             if self._reader is reader:
                 self._reader = None
@@ -75,12 +74,12 @@ class Peeked(Hook):
             self._reader.cancel()
             self._reader = None
 
-    async def _read_ahead(self, receive: Receive) -> None:
+    async def _read_ahead(self) -> None:
         """Read until the application reads, the client has left, or there is enough."""
         while self._is_waiting and not (self._early and self._early[-1]["type"] in _LAST):
             if sum(len(message.get("body", b"")) + _MESSAGE_BYTES for message in self._early) >= _MOST_AHEAD_BYTES:
                 break
-            self._early.append(await receive())
+            self._early.append(await self._receive())
 
 
 async def refund(limiter: Limiter, *charges: Sequence[Reservation]) -> None:

@@ -63,7 +63,7 @@ class GuardedWebSocket:
         middleware = exchange.middleware
         client = middleware.clients.find(exchange.scope)
         self._exchange = exchange
-        self._receive = exchange.receive
+        self._receive = exchange.channel
         self._send_on = exchange.send_on
         self._engine = middleware.limiter.engine
         self._subjects = middleware.decider.subjects(exchange.scope, client)
@@ -73,7 +73,7 @@ class GuardedWebSocket:
         self._ended: Message | None = None
         self._again: deque[Message] = deque()
         self._struck: Message | None = None  # the message that has been a strike, and may be read again
-        exchange.receive, exchange.send_on = self.receive, self.send
+        exchange.channel, exchange.send_on = self.receive, self.send
 
     async def receive(self) -> Message:
         """Return the next message, or a disconnect if the websocket is closed for it."""
