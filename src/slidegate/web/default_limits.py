@@ -6,25 +6,24 @@ at an endpoint apply in addition; `RateLimit.exempt` exempts an endpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from starlette.types import Scope
 
 from ..core.errors import ConfigurationError
 from ..core.memo import remember
-from .endpoints import is_exempt
 from .paths import is_ambiguous
 from .routes import is_by_path, reach, visible_app
-from .rule_set import BoundRule
 from .rules import Limits, LimitsFunction, Rule, label_of
 
 if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
+    from .rule_set import BoundRule
 
-Bind: TypeAlias = Callable[[Rule, str], BoundRule]
-"""Returns a rule with its buckets, which have the given name."""
+EXEMPT_MARK: Final = "__slidegate_exempt__"
+"""The attribute that marks an endpoint as exempt; `functools.wraps` copies it to a wrapper."""
 _NO_ROUTE: Final = "*"
 
 
@@ -34,6 +33,7 @@ class DefaultLimits:
     Args:
         middleware: The middleware.
         limits: The limits, applied to each route separately, or a function of the request that returns them.
+        bind: Returns a rule with its buckets, which have the given name.
 
     Attributes:
         rule: The rule of each route, for all paths.
@@ -42,7 +42,12 @@ class DefaultLimits:
         ConfigurationError: The limits cannot be parsed.
     """
 
-    def __init__(self, middleware: RateLimitMiddleware, limits: Limits | LimitsFunction) -> None:
+    def __init__(
+        self,
+        middleware: RateLimitMiddleware,
+        limits: Limits | LimitsFunction,
+        bind: Callable[[Rule, str], BoundRule],
+    ) -> None:
         try:
             self.rule = Rule("*", limits, key=middleware.key)
         except ConfigurationError as error:
@@ -50,10 +55,11 @@ class DefaultLimits:
             raise ConfigurationError(text, "default_limits") from None
         self._own_id = middleware.unique_id("per-route:")
         self._app = middleware.app
+        self._bind = bind
         self._bound: dict[str, BoundRule] = {}
         self._is_by_path: bool | None = None
 
-    def find(self, scope: Scope, bind: Bind) -> tuple[Sequence[BoundRule], bool]:
+    def find(self, scope: Scope) -> tuple[list[BoundRule], bool]:
         """Return the limits of a request, none if its endpoint is exempt.
 
         Returns:
@@ -65,22 +71,17 @@ class DefaultLimits:
             self._is_by_path = is_by_path(app)
         route = reach(app, scope)
         if route is None:
-            return self.anywhere(bind), False
-        if is_exempt(route.endpoint):
-            return self.anywhere(bind) if is_ambiguous(scope["path"]) else (), self._is_by_path
-        return [self._at(route.label, bind)], self._is_by_path
+            return [self.of()], False
+        if EXEMPT_MARK not in getattr(route.endpoint, "__dict__", ()):
+            return [self.of(route.label)], self._is_by_path
+        return [self.of()] if is_ambiguous(scope["path"]) else [], self._is_by_path
 
-    def anywhere(self, bind: Bind) -> Sequence[BoundRule]:
-        """Return the limits of requests that match no known route."""
-        return [self._at(_NO_ROUTE, bind)]
-
-    def _at(self, name: str, bind: Bind) -> BoundRule:
-        """Return the rule of a route, with its bucket."""
+    def of(self, name: str = _NO_ROUTE) -> BoundRule:
+        """Return the limits of a route; by default those of all requests that match no known route."""
         bound = self._bound.get(name)
         if bound is None:
             rule = copy(self.rule)
-            rule.paths = (f"per-route {name}",)
-            rule.label = label_of(rule.paths)
-            bound = bind(rule, f"{self._own_id}{name}")
+            rule.label = label_of([f"per-route {name}"])
+            bound = self._bind(rule, f"{self._own_id}{name}")
             remember(self._bound, name, bound)  # bounded, as routes may come and go; the counts stay in the store
         return bound

@@ -27,9 +27,10 @@ from ..core.decision import DISABLED, Decision, Reason
 from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
 from ..core.memo import remember
 from .decided import EXCHANGE_KEY, of_request
+from .default_limits import EXEMPT_MARK
 from .exchange import Exchange
 from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, takes_answer
-from .routes import first_label
+from .routes import labels_of
 from .rule_set import Plan, limits_kind, method_of
 from .rules import MAX_LABEL, Rule
 
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T", bound=Callable[..., Any])
 
 TOO_MANY: Final = "Too many requests."
-EXEMPT: Final = "__slidegate_exempt__"
-"""The attribute that marks an endpoint as exempt from default limits."""
 _SIZE: Final = re.compile("([0-9]{1,12}) ?(B|KB|MB|GB|)", re.IGNORECASE)
 _UNITS: Final = {"": 1, "B": 1, "KB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
 _MOST_BODY: Final = 10**12
@@ -195,7 +194,7 @@ class RateLimit:
                 f"async def health(request), not {quoted(endpoint)}; for everything below a path, write "
                 'Rule("/path/{rest:path}", exempt=True)'
             )
-        setattr(marked, EXEMPT, True)
+        setattr(marked, EXEMPT_MARK, True)
         return endpoint
 
     async def check(self, connection: HTTPConnection, endpoint: object = None) -> None:
@@ -249,7 +248,7 @@ class RateLimit:
                 where, is_named = _place_of(endpoint)
                 rule.label = where[-MAX_LABEL:]
                 if not is_named:
-                    where = f"{where} {first_label(scope) or getattr(route, 'path', '')}"
+                    where = f"{where} {min(labels_of(scope), default=getattr(route, 'path', ''))}"
                 identity = rule.identity_of(f"{where} {_spelled(rule)}")
             plan = middleware.rule_set.plan_of_endpoint(rule, identity)
             # The memo keeps all three alive, so that no other object gets their ids.
@@ -397,8 +396,3 @@ def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:
         place = sum(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters)
         parameters.insert(place, Parameter(_CONNECTION, Parameter.KEYWORD_ONLY, annotation=HTTPConnection))
     return found.replace(parameters=parameters), own
-
-
-def is_exempt(endpoint: Any) -> bool:
-    """Return whether an endpoint is exempt from default limits; `functools.wraps` copies the mark to a wrapper."""
-    return EXEMPT in getattr(endpoint, "__dict__", ())

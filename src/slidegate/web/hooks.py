@@ -23,7 +23,8 @@ from .waiting import refund
 
 if TYPE_CHECKING:
     from .bans import BanSignals
-    from .rule_set import BoundRule, Plan
+    from .rule_set import Plan
+    from .rules import Rule
 
 _DECISION: Final = itemgetter(1)
 _FAILED: Final = 500
@@ -34,24 +35,24 @@ class CountIf(Hook):
     """Hands back the units that a rule has charged, unless its `count_if` counts the response.
 
     Args:
-        bound: The rule.
+        rule: The rule.
     """
 
-    def __init__(self, bound: BoundRule) -> None:
-        self._bound = bound
-        self._count_if: Any = bound.rule.count_if
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self._count_if: Any = rule.count_if
 
     async def start(self, exchange: Exchange, status: Any) -> None:
         """See `Hook.start`."""
-        rule, maker, middleware = self._bound.rule, self._bound.maker, exchange.middleware
+        middleware = exchange.middleware
         charged = [
             (decision, index)
             for decision in exchange.own
             if decision.allowed
             for index, (bucket, _, _) in enumerate(decision.checks)
-            if bucket.by is maker  # and not another rule of its name
+            if bucket.by is self._rule  # and not another of its name
         ]
-        if charged and not await middleware.calls.ask(rule, status, "count_if", self._count_if, bool, True):
+        if charged and not await middleware.calls.ask(self._rule, status, "count_if", self._count_if, bool, True):
             for decision, index in charged:
                 await refund(middleware.limiter, decision.begin_refund(index))
 
@@ -95,7 +96,7 @@ def hooks_of(plan: Plan, signals: BanSignals) -> list[Hook]:
     """Return the hooks for the responses to the requests of a plan. Permits are last: their release is awaited."""
     strikes = signals.on_status and not plan.is_exempt
     hooks: list[Hook] = [StrikeForStatus()] if strikes else []
-    hooks += [CountIf(bound) for bound in plan.limiting if bound.rule.count_if is not None]
+    hooks += [CountIf(bound.rule) for bound in plan.limiting if bound.rule.count_if is not None]
     return [*hooks, Release()] if any(bound.permits is not None for bound in plan.limiting) else hooks
 
 

@@ -31,7 +31,6 @@ from .callbacks import UserCallbacks
 from .client_ip import ClientAddress, Clients, client_ip
 from .decide import Decider
 from .decided import DECIDED_KEY, EXCHANGE_KEY, UNCOUNTED, Decided
-from .default_limits import DefaultLimits
 from .exchange import Exchange
 from .headers import HeaderStyles, HeaderWriter
 from .hooks import Report
@@ -153,9 +152,8 @@ class RateLimitMiddleware(FailsAtStartup):
         files: Sequence[ListFile | NetworkLookup] = (*filter(None, in_files), *self._engine.networks)
         self.signals = BanSignals(self, bans)
         self.policies = tuple(self.signals.policies.values())
-        defaults = None if default_limits is None else DefaultLimits(self, default_limits)
-        self.default_rule = None if defaults is None else defaults.rule
-        self.rule_set = RuleSet(self, defaults)
+        self.rule_set = RuleSet(self, default_limits)
+        self.default_rule = None if self.rule_set.defaults is None else self.rule_set.defaults.rule
         self.clients = Clients(self, files)
         self._who = self.clients.who
         self.decider = Decider(self)

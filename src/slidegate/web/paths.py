@@ -108,10 +108,11 @@ class RulePath:
         """Return whether a text matches Starlette's own pattern of the path."""
         return self._exact.fullmatch(text) is not None
 
-    def given(self, name: str, text: str) -> str | None:
-        """Return the value of a parameter in a matching text; None if its spelling does not reveal it."""
+    def parameters(self, text: str) -> dict[str, str]:
+        """Return the values of the parameters that a text reveals, none if it does not match."""
         match = self._exact.match(text) or self.takes(text)  # like a router, which ignores a line break at the end
-        return match.groupdict().get(name) if match is not None else None
+        found = {} if match is None else match.groupdict()
+        return {name: _meaning(self.convertors[name], value) for name, value in found.items()}
 
 
 def _reachable(path: object, option: str) -> str:
@@ -211,22 +212,19 @@ class PathIndex(Generic[T]):
                 yield from (owner for path, owner in candidates or () if path.takes(text))
 
 
-def with_parameters(scope: Scope, names: Iterable[str], paths: Sequence[RulePath], reader: PathReader) -> Scope:
-    """Return the scope of a request with the parameters of a rule's own path, as a router would pass it on.
+def with_parameters(scope: Scope, paths: Sequence[RulePath], reader: PathReader) -> Scope:
+    """Return the scope of a request with the parameters of a rule's own paths, as a router would pass it on.
 
     Args:
         scope: The scope, which no router has read yet.
-        names: The names of the parameters.
         paths: The paths of the rule; odd spellings of a path give the same values.
         reader: Reads the paths of requests.
     """
     values: dict[str, str] = {}
     with suppress(Exception):  # a path of another type; `RuleSet.match` logs it
         read = reader.read(scope)
-        for text, path, name in product((read, normal(read)), paths, names):
-            given = path.given(name, text)
-            if given is not None:
-                values.setdefault(name, _meaning(path.convertors[name], given))
+        for text, path in product((read, normal(read)), paths):
+            values = path.parameters(text) | values
     return {**scope, "path_params": {**scope.get("path_params", {}), **values}}
 
 

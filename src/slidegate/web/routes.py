@@ -8,7 +8,7 @@ their attributes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from starlette.routing import PARAM_REGEX, BaseRoute, Host, Match, Mount
 from starlette.types import Scope
@@ -107,17 +107,17 @@ def _label(kind: str, path: str) -> str:
     return f"{kind} {template}"
 
 
-def _below(mount: Mount | Host) -> str:
-    """Return the prefix that a mount adds to templates; a host, which clients choose, adds none."""
-    return mount.path if isinstance(mount, Mount) else ""
-
-
 def _walk(app: object, above: str = "", inside: tuple[object, ...] = ()) -> Iterator[tuple[Any, str]]:
     """Yield every route of an application and its mounts, each with the path where its router is mounted."""
     for route in routes_of(app) or ():
         yield route, above
         if isinstance(route, (Mount, Host)) and route.app not in inside and len(inside) < DEPTH:
-            yield from _walk(route.app, above + _below(route), (*inside, route.app))
+            yield from _walk(route.app, _below(route, above), (*inside, route.app))
+
+
+def _below(mount: Mount | Host, above: str) -> str:
+    """Return the path of what is mounted; a host, which clients choose, has no part in it."""
+    return above + getattr(mount, "path", "")
 
 
 def mounted_routes(app: object) -> list[MountedRoute]:
@@ -127,7 +127,7 @@ def mounted_routes(app: object) -> list[MountedRoute]:
         for route, above in _walk(app):
             if isinstance(route, (Mount, Host)):
                 if routes_of(route.app) is None:
-                    found.append(_unknown(route.app, above + _below(route)))
+                    found.append(_unknown(route.app, _below(route, above)))
             elif hasattr(route, "endpoint") and hasattr(route, "path_format"):
                 found.append(_mounted(route, above))
     except Exception:
@@ -156,25 +156,24 @@ def reach(app: object, scope: Scope) -> MountedRoute | None:
     """
     try:
         copy = {key: dict(value) if type(value) is dict else value for key, value in scope.items()}
-        return _reach(app, copy, "")
+        return _reach(app, copy)
     except Exception:
         return None  # the application will fail in the same way and report it
 
 
-def _reach(app: object, scope: Scope, above: str, depth: int = 0) -> MountedRoute | None:
-    if depth > DEPTH:
-        return None
-    root = root_of(app)
-    if root:
-        scope["root_path"] = root
-    router = _router_of(app)
-    if router is None:
-        return _unknown(app, above) if above else None
-    route, child = _first(router.routes, scope)
-    if isinstance(route, (Mount, Host)):
+def _reach(app: object, scope: Scope) -> MountedRoute | None:
+    above = ""
+    for _ in range(DEPTH):
+        scope["root_path"] = root_of(app) or scope.get("root_path", "")
+        router = _router_of(app)
+        if router is None:
+            return _unknown(app, above) if above else None
+        route, child = _first(router.routes, scope)
+        if not isinstance(route, (Mount, Host)):
+            return None if route is None else _mounted(route, above)
         scope.update(child)
-        return _reach(route.app, scope, above + _below(route), depth + 1)
-    return None if route is None else _mounted(route, above)
+        app, above = route.app, _below(route, above)
+    return None
 
 
 def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
@@ -194,42 +193,29 @@ def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
     return found
 
 
-def first_label(scope: Scope) -> str:
-    """Return the display name of a request's endpoint, of its routes that of the first by name; empty if unknown."""
+def labels_of(scope: Scope) -> set[str]:
+    """Return the display names of the routes of a request's endpoint; none if they are unknown."""
     routes, endpoint = mounted_routes(scope.get("router")), scope.get("endpoint")
-    return min([route.label for route in routes if route.endpoint is endpoint], default="")
-
-
-_Known: TypeAlias = tuple[str, object, object]
-"""A label, its router and its endpoint."""
+    return {route.label for route in routes if route.endpoint is endpoint}
 
 
 class RouteLabels:
     """Names the routes that requests have reached, for outcomes and events."""
 
     def __init__(self) -> None:
-        # By identities, because an endpoint may have no hash; each entry keeps both objects alive, and so their ids. An
-        # endpoint that gets another route after its first request keeps its label.
-        self._cache: dict[tuple[int, int], _Known] = {}
-        self._latest: dict[int, _Known] = {}
-        """Those of the latest router of each endpoint, which is found faster and mostly the only one."""
+        self._cache: dict[int, tuple[str, object, object]] = {}
+        """The label, the router and the endpoint, by the identity of the last, which may have no hash. An endpoint that
+        gets another route after its first request keeps its label."""
 
     def label(self, scope: Scope) -> str:
         """Return the display name of a request's route; `UNROUTED` if it is unknown."""
-        known = self._latest.get(id(scope.get("endpoint")))
+        known = self._cache.get(id(scope.get("endpoint")))
         return known[0] if known is not None and known[1] is scope.get("router") else self._find(scope)
 
     def _find(self, scope: Scope) -> str:
-        router, endpoint = scope.get("router"), scope.get("endpoint")
-        known = self._cache.get((id(router), id(endpoint)))
-        if known is not None:
-            return remember(self._latest, id(endpoint), known)[0]
-        labels = {route.label for route in mounted_routes(router) if route.endpoint is endpoint}
+        router, endpoint, labels = scope.get("router"), scope.get("endpoint"), labels_of(scope)
         if len(labels) > 1:  # an endpoint of several routes: ask the routers
             root = scope.get("app_root_path", scope.get("root_path", ""))
             route = reach(router, {**scope, "root_path": root})
             return UNROUTED if route is None or route.label not in labels else route.label
-        label = labels.pop() if labels else UNROUTED
-        if isinstance(attribute_of(router, "routes"), Sequence):
-            remember(self._cache, (id(router), id(endpoint)), (label, router, endpoint))
-        return label
+        return remember(self._cache, id(endpoint), (min(labels, default=UNROUTED), router, endpoint))[0]

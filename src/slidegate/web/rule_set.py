@@ -24,6 +24,7 @@ from ..limiter import Limiter
 from ..limiter.engine import living
 from ..limiter.overrides import NamedLimit, named
 from .decided import EXEMPT
+from .default_limits import DefaultLimits
 from .exchange import Hook
 from .hooks import hooks_of
 from .keys import Key, KeyFunction, PathParam, everyone, parts_of
@@ -32,7 +33,6 @@ from .rules import Limits, LimitsFunction, Rule
 
 if TYPE_CHECKING:
     from .bans import Signal
-    from .default_limits import DefaultLimits
     from .headers import Rendered
     from .middleware import RateLimitMiddleware
 
@@ -85,7 +85,6 @@ class BoundRule:
     Attributes:
         rule: The rule.
         identity: The name of its buckets.
-        maker: What the buckets of its limits name as their maker, and those of other rules of its name do not.
         counts: The bucket of its limits, those that apply if a limits function fails included; None without limits.
         permits: The bucket of its permits; None without `concurrency`.
         named: The limits by their names in header fields; operators can change them while this object exists.
@@ -102,7 +101,6 @@ class BoundRule:
         self.rule = rule
         self.identity = identity
         self._taken = taken
-        self.maker = object()
         self.counts = self._bucket(rule.limits) if rule.limits else None
         self.permits = None if rule.concurrency is None else self._permits(rule.concurrency)
         self.named = self._named()
@@ -113,9 +111,8 @@ class BoundRule:
         functions = rule.limits_function, self.key_function, self.cost_function, rule.when
         self.asks = any(function is not None for function in functions) or bool(rule.wait_us)
         self.by_client = not self.asks and (self.key is None or self.key is everyone)
-        parts = [part for key in (rule.key, rule.fair) for part in parts_of(key)] if paths is not None else []
-        self._parameters = {part.name for part in parts if isinstance(part, PathParam)}
-        self._reader = paths
+        parts = [part for key in (rule.key, rule.fair) for part in parts_of(key)]
+        self._reader = paths if any(isinstance(part, PathParam) for part in parts) else None
         # Compiled anew: FastHTML, which may be imported after a rule was made, changes what texts routers take.
         self.paths = tuple([RulePath(path.path) for path in rule.rule_paths])
         self._by_limits: dict[object, Bucket] = {}
@@ -131,8 +128,8 @@ class BoundRule:
             unit=rule.unit,
             label=rule.label,
             on_error=rule.on_error,
-            by=self.maker,
-            shadow=rule.action == "shadow",
+            by=rule,
+            shadow=rule.shadow,
         )
 
     def _permits(self, concurrency: Concurrency) -> Bucket:
@@ -159,9 +156,7 @@ class BoundRule:
 
     def routed(self, scope: Scope) -> Scope:
         """Return the scope of a request with the path parameters by which the rule counts."""
-        if not self._parameters or self._reader is None:
-            return scope
-        return with_parameters(scope, self._parameters, self.paths, self._reader)
+        return scope if self._reader is None else with_parameters(scope, self.paths, self._reader)
 
     def key_of(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """Return the key of a request, without calling the user's function."""
@@ -249,8 +244,8 @@ class Plan:
         self.is_websocket = kind.is_websocket
         self.is_exempt = kind.is_preflight or (last is not None and last.exempt)
         self.strikes = () if self.is_exempt else strikes
-        self.limiting = () if is_blocked else tuple([bound for bound in counting if bound.rule.action == "limit"])
-        self.shadows = tuple([bound for bound in counting if bound.rule.action == "shadow"])
+        self.limiting = () if is_blocked else tuple([bound for bound in counting if not bound.rule.shadow])
+        self.shadows = tuple([bound for bound in counting if bound.rule.shadow])
         self.verdict = EXEMPT
         if last is not None and is_blocked:
             self.verdict = Decision(False, Reason.BLOCKED, by=last.label, status=last.status)
@@ -268,30 +263,30 @@ class RuleSet:
 
     Args:
         middleware: The middleware.
-        defaults: The `default_limits`, which apply after all rules unless a final rule ends the list.
+        default_limits: Limits of each route, which apply after all rules unless a final rule ends the list.
 
     Attributes:
+        defaults: The `default_limits`; None if there are none.
         always: The plan of all HTTP requests but preflights, if they match the same rules; else None.
         at_endpoints: The plans of limits at endpoints, which end with the middleware, as a reloaded file replaces it.
     """
 
-    def __init__(self, middleware: RateLimitMiddleware, defaults: DefaultLimits | None) -> None:
+    def __init__(self, middleware: RateLimitMiddleware, default_limits: Limits | LimitsFunction | None) -> None:
         rules, prefix, unique_id = middleware.rules, middleware.prefix, middleware.unique_id
         self._signals, self._report = middleware.signals, middleware.report
         self._paths = PathReader(middleware.app)
-        self._defaults = defaults
         self._engine = middleware.limiter.engine
         self._living: WeakValueDictionary[int, BoundRule] = WeakValueDictionary()
+        self.defaults = None if default_limits is None else DefaultLimits(middleware, default_limits, self.bind)
         identities = [
             unique_id(rule.identity) if rule.name is None and rule.counts else prefix + rule.identity for rule in rules
         ]
         self._bound: list[BoundRule] = []
-        taken: dict[str, frozenset[str]] = {}  # by action: no header field shows a shadow rule, so it takes no name
         for rule, identity in zip(rules, identities, strict=True):
-            others = taken.get(rule.action, frozenset())
-            bound = self.bind(rule, identity, self._paths, others)
-            taken[rule.action] = others.union(one.name for one in bound.named)
-            self._bound.append(bound)
+            # No header field shows a shadow rule, so that it takes no name from others.
+            alike = [bound for bound in self._bound if bound.rule.shadow == rule.shadow]
+            taken = {limit.name for bound in alike for limit in bound.named}
+            self._bound.append(self.bind(rule, identity, self._paths, taken))
         self._index = PathIndex([(path, index) for index, bound in enumerate(self._bound) for path in bound.paths])
         self._anywhere = {index for index, bound in enumerate(self._bound) if not bound.paths}
         self._throttle = Throttle()
@@ -301,7 +296,7 @@ class RuleSet:
         self._made: WeakValueDictionary[int, Plan] = WeakValueDictionary()
         self._recent: deque[tuple[dict[object, Question], object]] = deque()
         self.always: Plan | None = None
-        if defaults is None and not self._signals.on_request and all(rule.always for rule in rules):
+        if self.defaults is None and not self._signals.on_request and all(rule.always for rule in rules):
             self.always = self.match({"type": "http", "path": "/"})
 
     def match(self, scope: Scope) -> Plan:
@@ -319,8 +314,8 @@ class RuleSet:
                 return plan
             is_lasting, texts = True, self._paths.texts(scope)
             met, is_ended = self._met(scope, texts)
-            if self._defaults is not None and not is_ended:
-                defaults, is_lasting = self._defaults.find(scope, self.bind)
+            if self.defaults is not None and not is_ended:
+                defaults, is_lasting = self.defaults.find(scope)
                 met += [(bound, False) for bound in defaults]
             strikes = self._signals.met(texts)
         except Exception as error:
@@ -329,7 +324,7 @@ class RuleSet:
                 logger.exception("selecting rules failed; every limit counts the request (suppressed=%d)", left_out)
             is_lasting, strikes = False, ()
             met, _ = self._met(scope, ANY_PATH)
-            met += [(bound, False) for bound in (() if self._defaults is None else self._defaults.anywhere(self.bind))]
+            met += [] if self.defaults is None else [(self.defaults.of(), False)]
         if is_preflight:
             met = [(bound.for_preflights(), ends) for bound, ends in met]
         plan = self._plan_of(met, strikes, Kind(scope["type"] == "websocket", is_preflight))

@@ -27,8 +27,6 @@ LimitsFunction: TypeAlias = Callable[[Any], Limits | Awaitable[Limits]]
 CountIf: TypeAlias = Callable[[int], object]
 """Returns whether a response counts, given its status."""
 Connection: TypeAlias = Literal["http", "websocket"]
-Action: TypeAlias = Literal["limit", "shadow", "block"]
-"""What a rule does with the requests that it matches. Exempting rules do none of this."""
 Condition: TypeAlias = Callable[[Any], object] | KeyCondition
 """Determines whether a rule applies to a request: a sync or async function that returns a truth value, or a condition
 built from a key such as `network`."""
@@ -154,6 +152,7 @@ class Rule:
         self._check_together({option for option, value in options.items() if value is not None and value is not False})
         self.exempt = exempt
         self.final = final or exempt
+        self.shadow = shadow
         self.blocks = block
         self.concurrency = None if concurrency is None else Concurrency(concurrency)
         self.limits_function = check_takes("limits", limits, "request") if callable(limits) else None
@@ -176,7 +175,6 @@ class Rule:
         self.label = label_of(sorted(self.paths), self.methods or ()) if name is None else name
         """The name of the rule, else its methods and paths, for display."""
         self.status = 403 if status is None else check_whole(status, 400, 599, "status", "for example 503")
-        self.action: Action = "shadow" if shadow else "block" if block else "limit"
 
     def _check_together(self, given: set[str]) -> None:
         """Check for options that cannot be combined with another one, or require one."""
@@ -210,9 +208,9 @@ class Rule:
 
     def __repr__(self) -> str:
         limits = "by request" if self.limits_function is not None else "; ".join(map(str, self.all_limits))
-        action = "exempt" if self.exempt else self.action
-        shown = filter(None, (limits, "" if action == "limit" else action))
-        return f"<Rule {self.label!r} {' '.join(shown)}>"
+        kinds = {"exempt": self.exempt, "block": self.blocks, "shadow": self.shadow}
+        shown = [repr(self.label), limits, *(kind for kind, is_so in kinds.items() if is_so)]
+        return f"<Rule {' '.join(filter(None, shown))}>"
 
     def keyed(self, key: Key | KeyFunction) -> Rule:
         """Return the rule with the given key if it counts and has no key of its own, else unchanged."""
@@ -255,7 +253,7 @@ class Rule:
 
     def identity_of(self, name: str) -> str:
         """Return the owner of its counts, given its name; a shadow rule has separate windows under another's name."""
-        return name if self.action == "limit" else f"{name}:{self.action}"
+        return f"{name}:shadow" if self.shadow else name
 
     @property
     def counts(self) -> bool:
