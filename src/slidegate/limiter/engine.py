@@ -26,7 +26,7 @@ from ..core.reservation import Reservation
 from ..core.store import Clock, Store, closed
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, SystemClock, monotonic_us, system_us
-from .aio import COMMAND_DEADLINE_S, answer_of, within
+from .aio import COMMAND_DEADLINE_S, answer_of, to_the_end, within
 from .failover import Failover, OnError, check_failure_policy
 from .inspect import BucketCaller, Caller
 from .keys import Keys
@@ -164,12 +164,19 @@ class Engine:
         return [one for caller in self.callers() for one in caller.limits_by_name()]
 
     async def refund(self, *charges: Sequence[Reservation]) -> bool:
-        """Refund what decisions charged; False if nothing could be refunded, or the limiter is closed.
+        """Refund what decisions charged, even if the caller is cancelled meanwhile.
 
         Args:
             charges: The reservations of each decision, which are refunded by themselves: in an outage, another store
                 may have charged one of them.
+
+        Returns:
+            False if nothing could be refunded, or the limiter is closed.
         """
+        never_suspends = self.per_process or not any(charges)  # so that it cannot be cancelled
+        return await (self._refund(charges) if never_suspends else to_the_end(self._refund(charges)))
+
+    async def _refund(self, charges: Iterable[Sequence[Reservation]]) -> bool:
         has_refunded = False
         for reservations in charges:
             if reservations and not self.closed:

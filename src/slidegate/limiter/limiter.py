@@ -26,7 +26,7 @@ from ..core.memo import remember
 from ..core.question import Question
 from ..core.store import BanStore, Store
 from ..stores.memory.store import MemoryStore
-from .aio import COMMAND_DEADLINE_S, answer_of, answer_to_the_end, to_the_end, yielding_to_others
+from .aio import COMMAND_DEADLINE_S, answer_of, answer_to_the_end, yielding_to_others
 from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
@@ -195,8 +195,7 @@ class Limiter:
         """
         if not isinstance(decision, Decision):
             raise ConfigurationError(f"refund: expected the Decision that `hit` returned, not {quoted(decision)}")
-        answer = self.engine.refund(decision.begin_refund(permits=False))
-        return await (answer if self.engine.per_process else to_the_end(answer))  # the former never suspends
+        return await self.engine.refund(decision.begin_refund(permits=False))
 
     async def reset(self, key: AnyKey) -> bool:
         """Forget the windows of `key` under every rule. Returns False if there were none.

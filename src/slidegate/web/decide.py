@@ -28,7 +28,7 @@ from .exchange import Exchange
 from .headers import windows_of
 from .keys import Key, parts_of
 from .rule_set import BoundRule, Met, Plan
-from .waiting import Peeked, refund
+from .waiting import Peeked
 
 if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
@@ -293,7 +293,7 @@ class Decider:
                 raise
             if channel.is_gone():
                 exchange.send_on, exchange.decided.has_left, exchange.left_with = _send_nobody, True, exchange.status
-                await refund(self._limiter, decision.begin_refund())
+                await self._engine.refund(decision.begin_refund())
                 return left
             if not isinstance(decision.checks, Question):  # what a refusal of another request says about this one
                 decision.checks = self._engine.prepare(decision.checks, ())

@@ -16,7 +16,7 @@ from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.reservation import Reservation
 from ..limiter import Limiter, check_cost
-from ..limiter.aio import answer_to_the_end, to_the_end
+from ..limiter.aio import answer_to_the_end
 from .headers import windows_of
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
     if missing:
         decision.recount(index, await answer_to_the_end(limiter.engine.charge(((bucket, key, missing),))))
     else:
-        await to_the_end(limiter.engine.refund(*unused))
+        await limiter.engine.refund(*unused)
     return True
 
 

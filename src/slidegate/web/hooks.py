@@ -19,7 +19,6 @@ from ..limiter.engine import Engine
 from ..limiter.observers import Ended, Outcome, tell
 from .exchange import Exchange, Hook, is_failure
 from .routes import RouteLabels
-from .waiting import refund
 
 if TYPE_CHECKING:
     from .bans import BanSignals
@@ -54,7 +53,7 @@ class CountIf(Hook):
         ]
         if charged and not await middleware.calls.ask(self._rule, status, "count_if", self._count_if, bool, True):
             for decision, index in charged:
-                await refund(middleware.limiter, decision.begin_refund(index))
+                await middleware.limiter.engine.refund(decision.begin_refund(index))
 
 
 class StrikeForStatus(Hook):
@@ -85,7 +84,7 @@ class Release(Hook):
         charges = [limiter.engine.release(decision) for decision in exchange.own]
         if not any(charges):
             return None
-        released = refund(limiter, *charges)
+        released = limiter.engine.refund(*charges)
         if isinstance(error, GeneratorExit):  # a coroutine that is being closed cannot await
             in_background(released)
             return None

@@ -1,17 +1,14 @@
-"""A receive channel that notices a disconnect while its request waits, and refunds that are not interrupted."""
+"""A receive channel that notices a disconnect while its request waits."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
 from typing import Final
 
 from starlette.types import Message, Receive
 
-from ..core.reservation import Reservation
-from ..limiter import Limiter
-from ..limiter.aio import on_asyncio, to_the_end
+from ..limiter.aio import on_asyncio
 from .exchange import Exchange, Hook
 
 _MOST_AHEAD_BYTES: Final = 65_536
@@ -80,10 +77,3 @@ class Peeked(Hook):
             if sum(len(message.get("body", b"")) + _MESSAGE_BYTES for message in self._early) >= _MOST_AHEAD_BYTES:
                 break
             self._early.append(await self._receive())
-
-
-async def refund(limiter: Limiter, *charges: Sequence[Reservation]) -> None:
-    """Hand back reservations, those of each decision by themselves, even if the caller is cancelled meanwhile."""
-    answer = limiter.engine.refund(*charges)
-    # The former never suspends, so it cannot be cancelled.
-    await (answer if limiter.engine.per_process or not any(charges) else to_the_end(answer))
