@@ -7,17 +7,16 @@ function: it awaits no decision that is available immediately.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Scope
 
 from ..core.bans.ban import BanSubject
-from ..core.decision import Bucket, Check, Decision, Reason
-from ..core.memo import remember
+from ..core.decision import Check, Decision, Reason
 from ..core.question import Question
 from ..core.store import Event
 from ..limiter.aio import answer_of
@@ -32,9 +31,6 @@ from .waiting import Peeked
 
 if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
-
-_MOST_TWINS: Final = 1_000
-"""For how many buckets with `count_denied` others are remembered that charge no refusal."""
 
 
 class Decider:
@@ -51,7 +47,6 @@ class Decider:
         self._calls = middleware.calls
         self._rules = middleware.rule_set
         self._writer = middleware.header_writer
-        self._twins: dict[Bucket, Bucket] = {}
 
     def decide(
         self, exchange: Exchange, plan: Plan, client: Client, request: HTTPConnection | None = None
@@ -110,14 +105,14 @@ class Decider:
                 self._rules.remember_question(plan, known, question)
         return question
 
-    async def _ask(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
+    async def _ask(self, question: Question) -> Decision:
         """Ask the limiter once."""
-        answer = self._engine.ask(self._engine.prepare(checks, subjects))
+        answer = self._engine.ask(question)
         return answer if isinstance(answer, Decision) else await answer
 
     async def _unless_banned(self, plan: Plan, scope: Scope, client: Client) -> Decision:
         """Decide a request that no limit counts: only bans and blocking rules can refuse it."""
-        decision = await self._ask((), self.subjects(scope, client))
+        decision = await self._ask(self._engine.prepare((), self.subjects(scope, client)))
         return plan.verdict if decision.allowed else decision
 
     # -- functions of the user's, queues, strikes and shadow rules -----------------------------------------------------
@@ -146,9 +141,9 @@ class Decider:
         if not checks:
             decision = await self._unless_banned(plan, request.scope, client)
         else:
-            question = checks, self.subjects(request.scope, client)
+            question = self._engine.prepare(checks, self.subjects(request.scope, client))
             decision = await (
-                self._ask(*question) if queue is None else self._wait(exchange, endpoint, client, *queue, *question)
+                self._ask(question) if queue is None else self._wait(exchange, request, client, *queue, question)
             )
         try:
             for bound in plan.shadows if decision.allowed else ():
@@ -210,7 +205,7 @@ class Decider:
         checks = _uncharged(exchange.observed, await self._checks(bound, client, request))
         if not checks:
             return
-        decision = await self._ask(checks, ())
+        decision = await self._ask(self._engine.prepare(checks, ()))
         exchange.observed = (*exchange.observed, checks)
         if decision.allowed or decision.reason is Reason.BANNED:
             return
@@ -225,66 +220,66 @@ class Decider:
     async def _wait(
         self,
         exchange: Exchange,
-        endpoint: HTTPConnection | None,
+        request: HTTPConnection,
         client: Client,
         bound: BoundRule,
         name: Name,
-        checks: Sequence[Check],
-        subjects: Sequence[BanSubject],
+        question: Question,
     ) -> Decision:
         """Ask about the limits of a request that may wait.
 
         The store is asked many times, so limits with `count_denied` count a refusal here, once.
         """
-        ask = partial(self._ask, [*map(self._uncounted, checks)], subjects)
-        decision = await self._refused_beside(bound, name, checks, subjects)
+        decision: Decision | None = None
+        if self._engine.queues.is_queued(name):
+            decision = await self._peek(question)
+            if not is_too_late(decision, bound.rule.wait_us):
+                decision = None  # who is refused by a ban or another limit takes no place from others
+        counted = [check for check in question if check[0].count_denied]
         if decision is None:
-            decision = await self._in_queue(exchange, endpoint, client, bound, name, ask)
-        counted = [check for check in checks if check[0].count_denied]
+            asked = self._engine.prepare([*map(_uncounted, question)], question.subjects) if counted else question
+            decision = await self._in_queue(exchange, request, client, bound, name, asked)
         if counted and decision.reason is Reason.LIMITED and not exchange.decided.has_left:
-            question = self._engine.prepare(checks, subjects)
-            seen = await answer_of(self._engine.peek(question, subjects))  # with this refusal counted
-            if seen.reason is Reason.LIMITED:
-                decision, decision.checks = seen, question
+            seen = await self._peek(question)  # with this refusal counted
+            decision = seen if seen.reason is Reason.LIMITED else decision
             await answer_of(self._engine.charge(counted))
         return decision
 
-    def _uncounted(self, check: Check) -> Check:
-        """Return a check that charges no refusal."""
-        bucket, key, cost = check
-        if not bucket.count_denied:
-            return check
-        twin = self._twins.get(bucket)
-        if twin is None:
-            twin = remember(self._twins, bucket, copy(bucket), _MOST_TWINS)
-            twin.count_denied = False
-        return twin, key, cost
+    async def _peek(self, question: Question) -> Decision:
+        """Return what the limiter would answer now."""
+        decision = await answer_of(self._engine.peek(question, question.subjects))
+        if decision.readings:
+            decision.checks = question
+        return decision
 
     async def _in_queue(
         self,
         exchange: Exchange,
-        endpoint: HTTPConnection | None,
+        request: HTTPConnection,
         client: Client,
         bound: BoundRule,
         name: Name,
-        ask: Callable[[], Awaitable[Decision]],
+        question: Question,
     ) -> Decision:
         """Ask about the limits of a request, which waits under its first rule with `wait`.
 
         If the client leaves meanwhile, nothing stays charged, and nobody is answered.
         """
-        queues, channel = self._engine.queues, _peeked(exchange)
-        tenant = await self._tenant(bound, client, endpoint or request_of(exchange.scope))
-        refused = None if queues.is_queued(name) else await ask()
-        if refused is not None and not may_wait(refused):
-            decision = refused
-        else:
+        queues, channel, rule = self._engine.queues, _peeked(exchange), bound.rule
+        tenant = await self._tenant(bound, client, request)
+        decision = None if queues.is_queued(name) else await self._ask(question)
+        if decision is None or may_wait(decision):
             channel.begin()
-            left = Decision(False, Reason.LIMITED, by=bound.rule.label) if refused is None else refused
-            wait_us, wait_max = bound.rule.wait_us, bound.rule.wait_max
+            left = Decision(False, Reason.LIMITED, by=rule.label) if decision is None else decision
             try:
                 decision = await queues.wait(
-                    name, refused, ask, wait_us=wait_us, wait_max=wait_max, tenant=tenant, is_gone=channel.is_gone
+                    name,
+                    decision,
+                    partial(self._ask, question),
+                    wait_us=rule.wait_us,
+                    wait_max=rule.wait_max,
+                    tenant=tenant,
+                    is_gone=channel.is_gone,
                 )
             except BaseException as error:
                 if not isinstance(error, Exception):
@@ -297,26 +292,9 @@ class Decider:
                 return left
             if not isinstance(decision.checks, Question):  # what a refusal of another request says about this one
                 decision.checks = self._engine.prepare(decision.checks, ())
-        if decision.allowed and decision.checks and bound.rule.fair is not None:  # no checks while switched off
+        if decision.allowed and decision.checks and rule.fair is not None:  # no checks while switched off
             queues.take(name, tenant)
             exchange.permits = (*exchange.permits, (name, tenant))
-        return decision
-
-    async def _refused_beside(
-        self, bound: BoundRule, name: Name, checks: Sequence[Check], subjects: Sequence[BanSubject]
-    ) -> Decision | None:
-        """Return the refusal of a request by a ban, or by limits beside those of the queue that it would join.
-
-        It must not take a place from others until its turn. None if it may wait.
-        """
-        if not self._engine.queues.is_queued(name):
-            return None
-        question = self._engine.prepare([check for check in checks if (check[0].name, check[1]) != name], ())
-        decision = await answer_of(self._engine.peek(question, subjects))
-        if not is_too_late(decision, bound.rule.wait_us):
-            return None
-        if decision.readings:
-            decision.checks = question
         return decision
 
     async def _tenant(self, bound: BoundRule, client: Client, request: HTTPConnection) -> str:
@@ -349,6 +327,13 @@ def _uncharged(earlier: Sequence[Sequence[Check]], checks: Sequence[Check]) -> S
     costs = [(check, charged.get(windows_of(check))) for check in checks]
     left = [(check[0], check[1], check[2] - (cost or 0)) for check, cost in costs if cost is None or cost < check[2]]
     return checks if left == [*checks] else left
+
+
+def _uncounted(check: Check) -> Check:
+    """Return a check that charges no refusal."""
+    bucket = copy(check[0])
+    bucket.count_denied = False
+    return bucket, check[1], check[2]
 
 
 def _peeked(exchange: Exchange) -> Peeked:
