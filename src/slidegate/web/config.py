@@ -28,7 +28,7 @@ from ..limiter import Limiter
 from ..limiter.keys import SECRET_VARIABLE
 from . import keys
 from .client_ip import ClientAddress, client_ip
-from .file_watcher import FollowedFile, read_whole
+from .file_watcher import FileVersion, FollowedFile, read_whole, version_of
 from .lists import ListFile, Networks
 from .mcp import mcp_tool
 from .networks import Network, NetworkFile
@@ -101,6 +101,7 @@ class ConfigReader:
 
     Attributes:
         of_limiter: The options of the limiter as they are written in the file, or their defaults.
+        unread: The file that it names and that could not be read, with its version before; empty for none.
     """
 
     def __init__(self, path: Path, code: Collection[str]) -> None:
@@ -118,7 +119,7 @@ class ConfigReader:
             "rules": self._rules,
             "bans": self._policies,
             "messages": lambda table: self._made(MessageLimits, table),
-            "headers": _headers,
+            "headers": lambda style: None if style == "none" else style,
             "networks": lambda names: [names] if isinstance(names, str) else check_list("", names, f"files, {_MMDB}"),
             "network": self._network_file,
             "combine": lambda parts: [self._key_or_client(part) for part in check_list("", parts, _PARTS)],
@@ -129,6 +130,7 @@ class ConfigReader:
             "count_if": _one_of,
         }
         self.of_limiter: dict[str, Any] = dict(OF_LIMITER)
+        self.unread: tuple[str, FileVersion | None] = "", None
 
     def options(self) -> dict[str, Any]:
         """Return the options for `RateLimitMiddleware` but those given in code.
@@ -277,9 +279,12 @@ class ConfigReader:
         """Open a file beside the configuration."""
         if not isinstance(path, str) or not os.path.basename(path):
             raise ConfigurationError(f"expected {expected}, not {quoted(path)}")
+        name = str(self._path.parent / path)
+        before = version_of(name)
         try:
-            return kind(str(self._path.parent / path))
+            return kind(name)
         except ConfigurationError as error:  # the name of the file is the whole value, without a table
+            self.unread = name, before
             raise ConfigurationError(error.text) from error.__cause__
 
     def _list(self, given: object) -> Networks:
@@ -309,16 +314,6 @@ def _parsed(content: bytes) -> dict[str, Any]:
         return tomllib.loads(content.decode("utf-8-sig"))
     except ValueError as error:  # not UTF-8, not TOML, or a number with more digits than Python parses
         raise ConfigurationError(f"not TOML: {escaped(str(error), MAX_SHOWN)}") from None
-
-
-def _headers(style: object) -> tuple[str, ...] | None:
-    """Return the styles of header fields as code has them."""
-    if style == "none":
-        return None
-    styles = style if isinstance(style, list) else [style]
-    if not styles or any(one not in ("draft", "legacy") for one in styles):
-        raise ConfigurationError(f'expected "draft", "legacy", ["draft", "legacy"] or "none", not {quoted(style)}')
-    return tuple(styles)
 
 
 def _one_of(statuses: object) -> Callable[[int], bool]:

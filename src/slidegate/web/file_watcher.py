@@ -5,7 +5,8 @@ being written. None of them blocks the reader, and no file is read partially.
 
 A request triggers a check if the last one is at least a second old. A short-lived thread checks the files and reads
 those that have changed, so no request waits; there is at most one such thread. Changed files are read once their sizes
-and times were equal at two checks.
+and times were equal at two checks. A file that could not be read because of another one is read again when either of
+them changes.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ class FollowedFile:
     Attributes:
         path: The file.
         name: Its name in events.
-        version: The version that was read last; None for a file that did not exist.
+        needs: The other file because of which it could not be read last, with its version before; empty for none.
+        version: The versions of both that were read last; None for a file that did not exist.
         generation: How often its content was replaced.
     """
 
@@ -92,10 +94,12 @@ class FollowedFile:
     reloaded = "list {name!r}: address ranges: {count}"
     rejected = "list {name!r} is kept unchanged: {error}"
 
+    needs: tuple[str, FileVersion | None] = "", None
+
     def __init__(self, path: str, name: str) -> None:
         self.path = path
         self.name = name
-        self.version = version_of(path)  # from before it is read
+        self.version = self._versions()  # from before it is read
         self.generation = 0
         self._details = {"list": name, "path": path} if name else {"path": path}
         self._observers = Observers()
@@ -130,15 +134,18 @@ class FollowedFile:
         except RuntimeError as error:  # the request must not fail because of this; the next check tries again
             logger.warning("no thread to check %s: %s", self.path, error)
 
+    def _versions(self) -> tuple[FileVersion | None, FileVersion | None]:
+        return version_of(self.path), version_of(self.needs[0])
+
     def _check(self) -> None:
         process, thread = os.getpid(), current_thread()
         if self._checking.setdefault(process, thread) is not thread:  # reading may take longer than the interval
             return
         try:
-            now = version_of(self.path)
+            now = self._versions()
             is_steady, self._seen = now == self._seen, now
             if now != self.version and is_steady:
-                self._read_again(now)
+                self._read_again(now[0])
         except Exception:
             logger.exception("reading %s again failed", self.path)
         finally:
@@ -157,12 +164,12 @@ class FollowedFile:
             return
         values = {"name": self.name, "path": self.path, "count": count, "error": problem}
         if apply is None:
-            self.version = now
+            self.version = now, self.needs[1]
             self._report(logging.ERROR, Event(f"{self.kind}_rejected", self.rejected.format(**values), self._details))
             return
         apply()
         self.generation += 1  # now, so that nothing cached for this generation comes from the old content
-        self.version = now  # last: a child that is forked before this reads the file again
+        self.version = now, None  # last: a child that is forked before this reads the file again
         details = {**self._details, "count": count}
         level = logging.WARNING if self.name and not count else logging.INFO
         self._report(level, Event(f"{self.kind}_reloaded", self.reloaded.format(**values), details))

@@ -136,7 +136,7 @@ class HeaderWriter:
         self._unix_us = unix_us
         self._styles: Sequence[Any] = style if isinstance(style, (list, tuple)) else (style,)
         if not self._styles or (style is not None and any(one not in ("draft", "legacy") for one in self._styles)):
-            expected = 'expected "draft", "legacy", ("draft", "legacy") or None'
+            expected = 'expected "draft", "legacy", a list of both, or None ("none" in a file)'
             raise ConfigurationError(f"{expected}, not {quoted(style)}", "headers")
         self._rendered: dict[object, Rendered] = {}
 

@@ -109,7 +109,10 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
     def load(self) -> tuple[int, Callable[[], None]]:
         """See `FollowedFile.load`."""
         reader = ConfigReader(self.file, self._code)
-        options = reader.options()
+        try:
+            options = reader.options()
+        finally:
+            self.needs = reader.unread
         for name, written in reader.of_limiter.items():
             if written != self._of_limiter[name]:
                 text = "it cannot change while the application runs; restart the application"
