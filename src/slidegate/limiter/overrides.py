@@ -92,11 +92,13 @@ class NamedLimit:
 
     def takes(self, limit: str) -> bool:
         """Return whether an override of its name with this text applies to it: it has the window of this limit."""
-        try:
-            amount_in(limit, self.name, self.configured)
-        except ConfigurationError:
-            return False
-        return self.changeable
+        return self.amount_by(limit) is not None
+
+    def amount_by(self, limit: str) -> int | None:
+        """Return the amount that an override of its name with this text sets; None if it does not apply."""
+        with suppress(ConfigurationError):
+            return amount_in(limit, self.name, self.configured, self.fixed)
+        return None
 
     def with_amount(self, amount: int | str) -> str:
         """Return the text of the configured limit with another amount, as `Limiter.override` takes it."""
@@ -152,6 +154,23 @@ class Worker(NamedTuple):
     same_secret: bool
     """Whether its digests of API keys and similar values are those of this limiter."""
 
+    def check(self, name: str, limit: str) -> None:
+        """Check that its limit of a name can be changed to a text.
+
+        Raises:
+            KeyError: It has no such limit.
+            ConfigurationError: The limit cannot be changed, or is of another kind or window.
+        """
+        if name != ALL:
+            amount_in(limit, name, parse_one(self.limits[name]), self.fixed.get(name, ""))
+
+    def takes(self, override: Override) -> bool:
+        """Return whether an override applies to it; it may have the name with another window."""
+        with suppress(KeyError, ConfigurationError):
+            self.check(override.name, override.limit)
+            return True
+        return False
+
 
 class Overrides:
     """The overrides of one limiter.
@@ -192,13 +211,11 @@ class Overrides:
         """
         text = _checked(name, limit)
         workers = await self._workers()
-        having = _having(workers, name)
+        having = [one for one in workers if name == ALL or name in one.limits]
         if workers and not having:
             raise unknown(name, (other for one in workers for other in one.limits if other not in one.fixed))
-        for worker in having if name != ALL else ():
-            if name in worker.fixed:
-                raise ConfigurationError(f"limit {name!r}: {worker.fixed[name]}")
-            amount_in(limit, name, parse_one(worker.limits[name]))
+        for worker in having:
+            worker.check(name, limit)
         now_us = self._engine.unix_us()
         made = Override(name, text, by, reason, now_us, now_us + length_us)
         await self._write(made, length_us)
@@ -223,7 +240,7 @@ class Overrides:
         await self.refresh()
         found = sorted(self.in_force.values(), key=lambda override: override.name)
         workers = await self._workers() if found else []
-        return [replace(one, workers=sum(_applies(one, worker) for worker in workers)) for one in found]
+        return [replace(one, workers=sum(worker.takes(one) for worker in workers)) for one in found]
 
     async def refresh(self, deadline_s: float = COMMAND_DEADLINE_S) -> None:
         """Read the overrides from the store, and apply them.
@@ -321,13 +338,11 @@ class Overrides:
         """Set the amounts of limits, and return what has changed. An override applies to limits of its window alone."""
         changes: Changes = {}
         for one in limits:
-            override, amount = self.in_force.get(one.name), one.configured.amount
-            if override is not None and one.takes(override.limit):
-                amount = parse_one(override.limit).amount
-            else:
-                override = None
+            override = self.in_force.get(one.name)
+            changed = None if override is None else one.amount_by(override.limit)
+            amount = one.configured.amount if changed is None else changed
             if amount != one.limit.amount:
-                changes[one.name] = one.limit.amount, amount, override
+                changes[one.name] = one.limit.amount, amount, None if changed is None else override
                 one.limit.become(amount)
         if changes:  # middlewares read the amounts anew
             self._engine.restart_middlewares()
@@ -418,22 +433,6 @@ def _worker_of(limits: Iterable[NamedLimit]) -> Worker:
     return Worker({one.name: written(one.configured) for one in named}, fixed, same_secret=True)
 
 
-def _having(workers: Iterable[Worker], name: str) -> list[Worker]:
-    """Return the workers that have a limit; all of them have ``*``."""
-    return [worker for worker in workers if name == ALL or name in worker.limits]
-
-
-def _applies(override: Override, worker: Worker) -> bool:
-    """Return whether an override changes a limit of a worker, which may have the name with another window."""
-    if override.name == ALL:
-        return True
-    try:
-        amount_in(override.limit, override.name, parse_one(worker.limits[override.name]))
-    except (KeyError, ConfigurationError):
-        return False
-    return override.name not in worker.fixed
-
-
 def _event_of(name: str, was: int, amount: int, override: Override, *, ended: bool) -> Event:
     """Return the event of a limit whose amount has changed with an override, or with its end."""
     author = f"; changed by {override.by}" if override.by else ""
@@ -475,12 +474,14 @@ def written(limit: AnyLimit) -> str:
     return f"{limit.amount}{_window_of(limit)}"
 
 
-def amount_in(text: str, name: str, configured: AnyLimit) -> int:
-    """Return the amount that a text sets for a limit.
+def amount_in(text: str, name: str, configured: AnyLimit, fixed: str) -> int:
+    """Return the amount that a text sets for a limit, unless that is `fixed` for some reason.
 
     Raises:
-        ConfigurationError: The text is of another kind or window.
+        ConfigurationError: It is, or the text is of another kind or window.
     """
+    if fixed:
+        raise ConfigurationError(f"limit {name!r}: {fixed}")
     other = parse_one(text)
     window, own = _window_of(other), _window_of(configured)
     if window != own and ("@" in text or window != own.partition(" @")[0]):
