@@ -283,31 +283,24 @@ class Queues:
 
     def _lacks(self, waiter: _Waiter, names: set[Name]) -> None:
         """Record what a waiter lacks, and wake the next one that lacks what it lacks no more."""
-        gone = waiter.lacks - names
+        gone, waiter.lacks = waiter.lacks - names, names
         with self._lock:
-            for name in gone:
-                others = self._lacking.get(name, {})
-                others.pop(waiter, None)
-                if not others:
-                    self._lacking.pop(name, None)
             for name in names:
                 self._lacking.setdefault(name, {})[waiter] = None
-        waiter.lacks = names
+            for name in gone:
+                del self._lacking[name][waiter]
+                if not self._lacking[name]:
+                    del self._lacking[name]
         for name in gone:
-            self._wake_lacking(name)
+            self._wake(name)
 
     def _wake(self, name: Name) -> None:
         """Wake the first waiter of a queue, and the one that lacks its limit for the longest time."""
-        first = self._first(name) if name in self._queues else None
-        if first is not None:
-            first.wake()
-        self._wake_lacking(name)
-
-    def _wake_lacking(self, name: Name) -> None:
         with self._lock:
-            waiter = next(iter(self._lacking.get(name, ())), None)
-        if waiter is not None:
-            waiter.wake()
+            longest = next(iter(self._lacking.get(name, ())), None)
+        for waiter in {self._first(name), longest}:
+            if waiter is not None:
+                waiter.wake()
 
     def _first(self, name: Name) -> _Waiter | None:
         """Return the oldest waiter of the tenant that has the fewest permits."""
