@@ -98,7 +98,7 @@ class Decider:
         if question is None:
             checks: list[Check] = []
             for bound, key in zip(plan.limiting, keys, strict=True):
-                checks += bound.checks(key, bound.cost, bound.counts)
+                checks += bound.checks(key, bound.rule.cost, bound.counts)
             question = self._engine.prepare(checks, subjects)
             question.rendered = plan.rendered = plan.rendered or self._writer.render(question)
             if client.who is not None and not plan.is_exempt:
@@ -177,7 +177,7 @@ class Decider:
 
     async def _checks(self, bound: BoundRule, client: Client, request: HTTPConnection) -> Sequence[Check]:
         """Return the checks of a rule, calling its functions; none if it does not count the request."""
-        rule, bucket, cost = bound.rule, bound.counts, bound.cost
+        rule, bucket, cost = bound.rule, bound.counts, bound.rule.cost
         ask = partial(self._calls.ask, rule, request)
         key = bound.key_of(request.scope, self._limiter, client.key)
         if rule.limits_function is not None:
@@ -189,8 +189,8 @@ class Decider:
             if found is None:
                 return ()
             key = found or key
-        if bound.cost_function is not None:
-            cost = await ask("cost", bound.cost_function, whole_cost, cost)
+        if rule.cost_function is not None:
+            cost = await ask("cost", rule.cost_function, whole_cost, cost)
             # Cap the estimate: one above the amount of a limit would always be refused.
             amounts = [limit.amount for limit in bucket.limits] if bucket is not None else []
             cost = min([cost, *amounts] if rule.cost_max is None else [cost, rule.cost_max, *amounts])

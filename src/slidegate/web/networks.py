@@ -137,10 +137,8 @@ class Network(Key):
         if not values:
             raise ConfigurationError(f"{_PLACES}, not nothing", "is_in")
         wanted = frozenset(map(_parsed, values))
-        for value in values:
-            if _parsed(value) is None:
-                raise ConfigurationError(f"{_PLACES}, not {quoted(value)}", "is_in")
-            _check_says(self.file, "country" if isinstance(value, str) else "asn", "is_in")
+        for one in wanted:
+            _check_says(self.file, "country" if isinstance(one, str) else "asn", "is_in")
 
         def is_true(scope: Scope, client_key: str) -> bool:
             place = self.file.find(client_key)
@@ -175,11 +173,13 @@ def _check_says(file: NetworkFile, what: str, option: str) -> None:
         )
 
 
-def _parsed(value: object) -> str | int | None:
-    """Return the number of an operator, or the code of a country in capital letters; None if it is neither."""
-    if isinstance(value, str):
-        return value.upper() if len(value) == 2 and value.isascii() and value.isalpha() else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**32 else None
+def _parsed(value: object) -> str | int:
+    """Return the number of an operator, or the code of a country in capital letters."""
+    if isinstance(value, str) and len(value) == 2 and value.isascii() and value.isalpha():
+        return value.upper()
+    if type(value) is int and 0 < value < 2**32:
+        return value
+    raise ConfigurationError(f"{_PLACES}, not {quoted(value)}", "is_in")
 
 
 def _place(record: Any) -> Place:

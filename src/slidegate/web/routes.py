@@ -164,7 +164,9 @@ def reach(app: object, scope: Scope) -> MountedRoute | None:
 def _reach(app: object, scope: Scope) -> MountedRoute | None:
     above = ""
     for _ in range(DEPTH):
-        scope["root_path"] = root_of(app) or scope.get("root_path", "")
+        root = root_of(app)
+        if root:
+            scope["root_path"] = root
         router = _router_of(app)
         if router is None:
             return _unknown(app, above) if above else None
@@ -214,6 +216,8 @@ class RouteLabels:
 
     def _find(self, scope: Scope) -> str:
         router, endpoint, labels = scope.get("router"), scope.get("endpoint"), labels_of(scope)
+        if router is None:  # refused before; what no route takes has no endpoint either, and is remembered
+            return UNROUTED
         if len(labels) > 1:  # an endpoint of several routes: ask the routers
             root = scope.get("app_root_path", scope.get("root_path", ""))
             route = reach(router, {**scope, "root_path": root})

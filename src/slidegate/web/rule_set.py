@@ -91,8 +91,6 @@ class BoundRule:
         key: The built-in key; None for the client's address.
         key_function: The user's key function, if the rule has one.
         paths: Its paths, as the routers of this application match them.
-        cost: The fixed cost; 1 if a function returns it.
-        cost_function: The user's cost function, if the rule has one.
         asks: Whether its limits, key, cost or condition come from a function of the user's, or requests wait.
         by_client: Whether its checks are the same for all requests of a client.
     """
@@ -106,9 +104,7 @@ class BoundRule:
         self.named = self._named()
         self.key = rule.key if isinstance(rule.key, Key) else None
         self.key_function = None if isinstance(rule.key, Key) else rule.key
-        self.cost = rule.cost if isinstance(rule.cost, int) else 1
-        self.cost_function = None if isinstance(rule.cost, int) else rule.cost
-        functions = rule.limits_function, self.key_function, self.cost_function, rule.when
+        functions = rule.limits_function, self.key_function, rule.cost_function, rule.when
         self.asks = any(function is not None for function in functions) or bool(rule.wait_us)
         self.by_client = not self.asks and (self.key is None or self.key is everyone)
         parts = [part for key in (rule.key, rule.fair) for part in parts_of(key)]
@@ -156,7 +152,7 @@ class BoundRule:
 
     def routed(self, scope: Scope) -> Scope:
         """Return the scope of a request with the path parameters by which the rule counts."""
-        return scope if self._reader is None else with_parameters(scope, self.paths, self._reader)
+        return with_parameters(scope, self.paths, self._reader) if self._reader else scope
 
     def key_of(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """Return the key of a request, without calling the user's function."""
@@ -387,8 +383,8 @@ class RuleSet:
         remember(plan.questions, known, question)
         if known in plan.questions:
             self._recent.append((plan.questions, known))
-        with suppress(IndexError):  # another thread has made all of them be forgotten
-            if len(self._recent) > MAX_QUESTIONS:
+        if len(self._recent) > MAX_QUESTIONS:
+            with suppress(IndexError):  # another thread has made all of them be forgotten
                 questions, oldest = self._recent.popleft()
                 questions.pop(oldest, None)
 

@@ -167,8 +167,7 @@ class Rule:
         self.count_if = None if count_if is None else check_takes("count_if", count_if, "status")
         self.count_denied = count_denied
         self.wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
-        check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
-        self.wait_max = wait_max if self.wait_us else 0
+        self.wait_max = check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
         self.fair = self._checked_key(fair, "fair")
         self.on_error = None if on_error is None else check_on_error(on_error)
         self.name = None if name is None else check_name(name, "name")
@@ -189,17 +188,14 @@ class Rule:
             raise ConfigurationError(f'{self._call}: expected limits such as "5/minute"')
 
     def _read_cost(self, cost: int | CostFunction, cost_max: int | None) -> None:
-        self.cost = cost
+        self.cost_function = check_takes("cost", cost, "request") if callable(cost) else None
+        self.cost = 1 if callable(cost) else check_cost(cost)
         self.cost_max = cost_max
-        if callable(cost):
-            check_takes("cost", cost, "request")
-        else:
-            check_cost(cost)
         if cost_max is not None:
             if not callable(cost):
                 raise ConfigurationError("requires a function as cost; add one, or remove cost_max", "cost_max")
             check_whole(cost_max, 1, MAX_AMOUNT, "cost_max", "for example 4000")
-        name, most = ("cost", cost) if isinstance(cost, int) else ("cost_max", cost_max or 0)
+        name, most = ("cost_max", cost_max or 0) if callable(cost) else ("cost", self.cost)
         for limit in self.limits if self.limits_function is None else ():
             if most > limit.amount:
                 raise ConfigurationError(
