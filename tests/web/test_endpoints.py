@@ -26,6 +26,7 @@ from slidegate import (
     RateLimit,
     RateLimitExceeded,
     RateLimitMiddleware,
+    client_key,
     rate_limit_exceeded,
 )
 from slidegate.testing import RecordingObserver
@@ -189,18 +190,23 @@ async def test_a_middleware_at_the_route_refuses_by_the_handlers_of_the_applicat
     assert await statuses(app, 2) == [200, 418]
 
 
-async def test_an_accepted_websocket_is_closed_with_try_again_later() -> None:
+@pytest.mark.parametrize("banned", [False, True])
+async def test_an_accepted_websocket_is_closed_with_try_again_later_or_as_a_banned_one(banned: bool) -> None:
     limit = RateLimit("1/hour")
 
     async def late(websocket: WebSocket) -> None:
         await websocket.accept()
+        if banned:
+            await limiter.ban(client_key(websocket), "1h")
         await limit.check(websocket)
 
-    limiter = Limiter(observers=[observer := RecordingObserver()])
+    limiter = Limiter(observers=[observer := RecordingObserver(without=["banned"])])
     app = Starlette(routes=[WebSocketRoute("/", late)])
-    answer = await refused(app, limiter, type="websocket", bans=BanPolicy("1/1m"))
-    assert [message.get("code") for message in answer.messages] == [None, 1013]
-    assert observer.kinds == ["banned", "exceeded", "refused"], "it strikes and is reported as before"
+    middleware = RateLimitMiddleware(app, rules=[], limiter=limiter, bans=BanPolicy("1/1m"))
+    answer = [await call(middleware, type="websocket") for _ in range(1 if banned else 2)][-1]
+    closed = (1008, "banned") if banned else (1013, "Too many requests.")
+    assert [(message.get("code"), message.get("reason")) for message in answer.messages] == [(None, None), closed]
+    assert observer.kinds == (["refused"] if banned else ["exceeded", "refused"]), "it strikes and is reported"
 
 
 async def test_a_cancelled_request_is_not_answered() -> None:

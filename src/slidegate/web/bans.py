@@ -237,7 +237,7 @@ async def strike(
         (policy,) = above
     middleware = above.get(policy) if policy is not None else None
     if middleware is None or policy is None:
-        if decided.off or any(decision.reason is Reason.DISABLED for _, decision in decided):
+        if any(decision.reason is Reason.DISABLED for _, decision in decided):
             return None
         names = ", ".join(map(repr, above)) or "none; write RateLimitMiddleware(..., bans=BanPolicy())"
         problem = "name one of them" if policy is None else f"{quoted(policy)} is none{closest(policy, list(above))}"

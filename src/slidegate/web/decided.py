@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from starlette.requests import HTTPConnection
@@ -15,7 +14,7 @@ from ..core.arguments import expect
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.reservation import Reservation
-from ..limiter import Limiter, check_cost
+from ..limiter import check_cost
 from ..limiter.aio import answer_to_the_end
 from .headers import windows_of
 
@@ -41,8 +40,6 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
 
     exempt: tuple[RateLimitMiddleware, ...] = ()
     """The middlewares whose ban policies ignore the request, because a rule exempts it or it is a CORS preflight."""
-    off: frozenset[RateLimitMiddleware] = frozenset()
-    """The middlewares within another one that are switched off, and have decided nothing."""
     has_left = False
     """Whether the client left while the request waited for room."""
     cut_short: Decision | None = None
@@ -149,12 +146,12 @@ async def charge(request: HTTPConnection, units: int, *, rule: str | None = None
             whole number.
     """
     check_cost(units, "units")
-    counted = _find(request, rule, "charge")
-    if counted is None:
+    charges = _charges_of(request, rule, "charge")
+    if not charges:
         return EXEMPT
-    limiter, (*_, (decision, index)) = counted
+    middleware, decision, index = charges[-1]
     bucket, key, _ = decision.checks[index]
-    charged = await answer_to_the_end(limiter.engine.charge(((bucket, key, units),)))
+    charged = await answer_to_the_end(middleware.limiter.engine.charge(((bucket, key, units),)))
     decision.recount(index, charged)
     return charged
 
@@ -180,19 +177,16 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
             whole number.
     """
     check_cost(used, "used")
-    counted = _find(request, rule, "settle")
-    if counted is None:
-        return False
-    limiter, charges = counted
+    charges = _charges_of(request, rule, "settle")
     open_charges = [
         (decision, index, reservation)
-        for decision, index in charges
+        for _, decision, index in charges
         for reservation in decision.reservations
         if reservation.index == index and not reservation.ended
     ]
     if not open_charges:
         return False
-    missing, unused = used, list[Sequence[Reservation]]()
+    engine, missing, unused = charges[0][0].limiter.engine, used, list[Sequence[Reservation]]()
     for decision, index, reservation in open_charges:
         bucket, key, cost = decision.checks[index]
         kept = min(cost, missing)
@@ -200,46 +194,43 @@ async def settle(request: HTTPConnection, used: int, *, rule: str | None = None)
         unused.append(decision.begin_refund(index, cost - kept))
         reservation.ended = True
     if missing:
-        decision.recount(index, await answer_to_the_end(limiter.engine.charge(((bucket, key, missing),))))
+        decision.recount(index, await answer_to_the_end(engine.charge(((bucket, key, missing),))))
     else:
-        await limiter.engine.refund(*unused)
+        await engine.refund(*unused)
     return True
 
 
-_Counted: TypeAlias = tuple[Limiter, Sequence[tuple[Decision, int]]]
+_Charge: TypeAlias = tuple["RateLimitMiddleware", Decision, int]
+"""A middleware, its decision, and the index of a check in it."""
 
 
-def _find(request: HTTPConnection, rule: str | None, what: str) -> _Counted | None:
-    """Return the limiter, and each decision that counted a request for a rule, with the index of its check.
+def _charges_of(request: HTTPConnection, rule: str | None, what: str) -> Sequence[_Charge]:
+    """Return what a request was charged for a rule.
 
-    There are several if a later one has charged what was missing from a larger cost. None if the rule counts it not.
+    There are several charges if a later one was for what was missing from a larger cost, and none if the rule counts it
+    not.
 
     Raises:
         ConfigurationError: There is no middleware around the endpoint, no such rule, or several that must be named.
     """
     expect("rule", rule, str, '"api"')
     decided: Decided = of_request(request, DECIDED_KEY, what)
-    counted = {
-        bucket.label: (middleware, check)
-        for middleware, decision in decided
-        for check in decision.checks
-        if not (bucket := check[0]).is_permit
-    }
+    counted: dict[str, list[_Charge]] = {}
+    for middleware, decision in decided:
+        for index, (bucket, _, _) in enumerate(decision.checks):
+            if not bucket.is_permit:
+                counted.setdefault(bucket.label, []).append((middleware, decision, index))
     if rule is None and len(counted) == 1:
         (rule,) = counted
     if rule in counted:
-        middleware, check = counted[rule]
-        own = [
-            (decision, at) for other, decision in decided if other is middleware for at in range(len(decision.checks))
-        ]
-        windows = windows_of(check)
-        return middleware.limiter, [(one, at) for one, at in own if windows_of(one.checks[at]) == windows]
+        middleware, decision, index = counted[rule][-1]
+        last = middleware, windows_of(decision.checks[index])
+        return [one for one in counted[rule] if (one[0], windows_of(one[1].checks[one[2]])) == last]
     # Exempt, allowlisted or on an unlimited plan: an uncounted request is not charged later either.
-    above = (*map(itemgetter(0), decided), *decided.off)
-    names_above = {bucket.label for middleware in above for bucket in middleware.buckets()}
+    names_above = {bucket.label for middleware, _ in decided for bucket in middleware.buckets()}
     is_uncounted = any(decision.reason in UNCOUNTED for _, decision in decided)
     if is_uncounted or rule in names_above or (rule is None and not counted):
-        return None
+        return ()
     names = ", ".join(map(repr, counted)) or "none"
     problem = "name one of them" if rule is None else f"{quoted(rule)} is no rule here{closest(rule, names_above)}"
     raise ConfigurationError(f"{what}: the rules counted on this request are: {names}; {problem}")

@@ -211,7 +211,7 @@ class RateLimit:
         """
         exchange: Exchange = of_request(connection, EXCHANGE_KEY, "RateLimit")
         scope = connection.scope
-        if exchange.own[0].reason is DISABLED or exchange.is_off_within:
+        if exchange.own[0].reason is DISABLED:
             return
         if self.rule.methods is not None and not limits_kind(self.rule, scope["type"], method_of(scope)):
             return
@@ -231,7 +231,9 @@ class RateLimit:
         if not decision.allowed:
             refusal = await middleware.refusals.count(exchange, scope, decision)
             if scope["type"] == "websocket" and (exchange.status or not takes_answer(scope)):
-                raise WebSocketException(TRY_AGAIN_LATER if exchange.status else POLICY_VIOLATION, TOO_MANY)
+                is_banned = decision.reason is Reason.BANNED
+                code = TRY_AGAIN_LATER if exchange.status and not is_banned else POLICY_VIOLATION
+                raise WebSocketException(code, "banned" if is_banned else TOO_MANY)
             exchange.complete(refusal.needed)
             raise EndpointRefusal(decision, refusal)
         exchange.hooks = [*exchange.hooks, *plan.hooks]

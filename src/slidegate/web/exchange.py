@@ -74,8 +74,6 @@ class Exchange:
     """The status of the response; 0 before its first message."""
     own: tuple[Decision, ...] = ()
     """The decisions of this middleware: about its rules, then about limits at endpoints within."""
-    has_several = False
-    """Whether several of these name limits."""
     needed: Sequence[tuple[bytes, bytes]] = ()
     """The header fields of a refusal, which are added to the answer where they are missing, whoever makes it."""
     is_plain = True
@@ -88,8 +86,6 @@ class Exchange:
     """Whether the last message of the response was sent."""
     is_refused = False
     """Whether this middleware, or a limit at an endpoint within, has refused the request."""
-    is_off_within = False
-    """Whether the next middleware within is switched off, and limits at endpoints there count nothing."""
     left_with: Any = None
     """The status that was sent before the client left while the request waited; None if it did not."""
     permits: tuple[tuple[Name, str], ...] = ()
@@ -120,7 +116,7 @@ class Exchange:
             if not self.own[-1].allowed:
                 self.own = self.own[:-1]
             elif self.own[-1].readings:
-                self.has_several, self.is_plain = True, False
+                self.is_plain = False
         self.own = (*self.own, decision)
         self.decided.append((self.middleware, decision))
 
@@ -153,7 +149,8 @@ class Exchange:
         self.needed, self.is_plain = needed, False
 
     def _with_all_fields(self, message: Message) -> Message:
-        message = self.middleware.header_writer.add(message, joined(self.own) if self.has_several else self.own)
+        named = [decision for decision in self.own if decision.readings]
+        message = self.middleware.header_writer.add(message, joined(named) if len(named) > 1 else named)
         if message["type"].endswith("http.response.start"):
             complete(message["headers"], self.needed)
         return message

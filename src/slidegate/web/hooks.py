@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.websockets import WebSocketDisconnect
 
-from ..core.decision import Decision
+from ..core.decision import Decision, Reason
 from ..limiter.aio import in_background
 from ..limiter.engine import Engine
 from ..limiter.observers import Ended, Outcome, tell
@@ -131,7 +131,7 @@ class Report(Hook):
 
     def _outcome(self, exchange: Exchange, error: BaseException | None, route: str, duration_us: int) -> Outcome:
         decided, status = exchange.decided, exchange.status
-        decisions = [*map(_DECISION, decided)]
+        decisions = [decision for _, decision in decided if decision.reason is not Reason.DISABLED]
         refusal: Decision | None = None
         ended: Ended = "success"
         if decisions and not decisions[-1].allowed:

@@ -265,7 +265,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def _is_reported(self, decided: Decided) -> bool:
         """Return whether another middleware reports a request when it ends: the outermost one of a limiter."""
-        return any(other.limiter is self.limiter for other, _ in decided)
+        return any(other.limiter is self.limiter and decision is not _DISABLED for other, decision in decided)
 
     # -- the first requests, and those while it is switched off --------------------------------------------------------
 
@@ -275,37 +275,32 @@ class RateLimitMiddleware(FailsAtStartup):
             await end_start(self.error, scope, receive, send)
         if self._enabled and self._engine.overrides.may_change:
             self._engine.overrides.refresh_if_due()
-        if self._enabled and self._engine.counts:
-            if not self._has_checked_routes:
-                self._has_checked_routes = True
-                checks.report(self, checks.about_routes(self, scope.get("app", self.app)))
-            if scope["type"] in _REQUESTS:
+        counts = self._enabled and self._engine.counts
+        if counts and not self._has_checked_routes:
+            self._has_checked_routes = True
+            checks.report(self, checks.about_routes(self, scope.get("app", self.app)))
+        if scope["type"] in _REQUESTS:
+            if counts:
                 if self._unchecked:
                     self._unchecked -= 1
                     checks.report(self, checks.about_request(self, scope))
                 self._decided = _NOTHING if self._unchecked else {"http": self.rule_set.always, "websocket": None}
                 return True
-        if scope["type"] in _REQUESTS:
-            outer = scope.get(EXCHANGE_KEY)
-            if outer is None:
-                await self._pass_on(scope, receive, send)
-                return False
-            outer.decided.off |= {self}
-            outer.is_off_within = True
-        if scope["type"] == "lifespan":
-            send = _ending(self.limiter, send)
-        await self.app(scope, receive, send)
+            await self._pass_on(scope, receive, send)
+        else:
+            await self.app(scope, receive, _ending(self.limiter, send) if scope["type"] == "lifespan" else send)
         return False
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request pass while the middleware is switched off. What the application may call finds a decision."""
-        exchange = Exchange(self, scope, receive, send, (), Decided())
+        outer = scope.get(EXCHANGE_KEY)
+        decided = scope[DECIDED_KEY] = Decided() if outer is None else outer.decided.without(self)
+        exchange = scope[EXCHANGE_KEY] = Exchange(self, scope, receive, send, (), decided)
         exchange.record(_DISABLED)
-        scope[DECIDED_KEY], scope[EXCHANGE_KEY] = exchange.decided, exchange
         try:
             await self.app(scope, receive, send)
         finally:
-            scope[EXCHANGE_KEY] = None
+            scope[EXCHANGE_KEY] = outer
 
 
 def _ending(limiter: Limiter, send: Send) -> Send:
