@@ -112,7 +112,7 @@ class RulePath:
         """Return the values of the parameters that a text reveals, none if it does not match."""
         match = self._exact.match(text) or self.takes(text)  # like a router, which ignores a line break at the end
         found = {} if match is None else match.groupdict()
-        return {name: _meaning(self.convertors[name], value) for name, value in found.items()}
+        return {name: _meaning(one, found[name]) for name, one in self.convertors.items() if name in found}
 
 
 def _reachable(path: object, option: str) -> str:

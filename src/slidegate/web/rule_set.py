@@ -26,13 +26,13 @@ from ..limiter.overrides import NamedLimit, named
 from .decided import EXEMPT
 from .default_limits import DefaultLimits
 from .exchange import Hook
-from .hooks import hooks_of
+from .hooks import Report, hooks_of
 from .keys import Key, KeyFunction, PathParam, everyone, parts_of
 from .paths import ANY_PATH, PathIndex, PathReader, RulePath, Texts, with_parameters
 from .rules import Limits, LimitsFunction, Rule
 
 if TYPE_CHECKING:
-    from .bans import Signal
+    from .bans import BanSignals, Signal
     from .headers import Rendered
     from .middleware import RateLimitMiddleware
 
@@ -210,6 +210,8 @@ class Plan:
         met: The rules, in order.
         strikes: The signals of ban policies for their path.
         kind: What else they have in common.
+        signals: The signals of ban policies.
+        report: Reports outcomes.
 
     Attributes:
         met: The rules, in order.
@@ -230,7 +232,9 @@ class Plan:
         rendered: What their header fields have in common; None before the first question.
     """
 
-    def __init__(self, met: Sequence[Met], strikes: Sequence[Signal], kind: Kind) -> None:
+    def __init__(
+        self, met: Sequence[Met], strikes: Sequence[Signal], kind: Kind, signals: BanSignals, report: Report
+    ) -> None:
         self.met = met
         self.kind = kind
         self.is_conditional = not kind.is_evaluated and any(bound.rule.when is not None for bound, _ in met)
@@ -248,8 +252,8 @@ class Plan:
         self.by_client = all(bound.by_client for bound in self.limiting)
         involved = self.is_conditional, self.shadows, self.strikes, *(bound.asks for bound in self.limiting)
         self.asks = any(involved)
-        self.hooks: Sequence[Hook] = ()
-        self.reported: Sequence[Hook] = ()
+        self.hooks: Sequence[Hook] = () if self.is_conditional else hooks_of(self, signals)
+        self.reported = (report, *self.hooks)
         self.questions: dict[object, Question] = {}
         self.rendered: Rendered | None = None
 
@@ -268,17 +272,16 @@ class RuleSet:
     """
 
     def __init__(self, middleware: RateLimitMiddleware, default_limits: Limits | LimitsFunction | None) -> None:
-        rules, prefix, unique_id = middleware.rules, middleware.prefix, middleware.unique_id
+        rules = middleware.rules
         self._signals, self._report = middleware.signals, middleware.report
         self._paths = PathReader(middleware.app)
         self._engine = middleware.limiter.engine
         self._living: WeakValueDictionary[int, BoundRule] = WeakValueDictionary()
         self.defaults = None if default_limits is None else DefaultLimits(middleware, default_limits, self.bind)
-        identities = [
-            unique_id(rule.identity) if rule.name is None and rule.counts else prefix + rule.identity for rule in rules
-        ]
         self._bound: list[BoundRule] = []
-        for rule, identity in zip(rules, identities, strict=True):
+        for rule in rules:
+            is_unnamed = rule.name is None and rule.counts
+            identity = middleware.unique_id(rule.identity) if is_unnamed else middleware.prefix + rule.identity
             # No header field shows a shadow rule, so that it takes no name from others.
             alike = [bound for bound in self._bound if bound.rule.shadow == rule.shadow]
             taken = {limit.name for bound in alike for limit in bound.named}
@@ -349,9 +352,7 @@ class RuleSet:
         known = *met, *map(id, strikes), kind
         plan = self._plans.get(known)
         if plan is None:
-            plan = Plan(tuple(met), strikes, kind)
-            plan.hooks = () if plan.is_conditional else hooks_of(plan, self._signals)
-            plan.reported = (self._report, *plan.hooks)
+            plan = Plan(tuple(met), strikes, kind, self._signals, self._report)
             self._made[id(plan)] = plan
             remember(self._plans, known, plan)
         return plan
