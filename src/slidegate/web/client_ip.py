@@ -98,12 +98,9 @@ class ClientAddress(Key):
 
     def locate(self, scope: Scope) -> tuple[str, Address | None]:
         """Return the client's key, and its address or None."""
-        client = scope.get("client")
         # A server on a port has no Unix peers: a client could reset its connection to be trusted as one.
-        believed = self.trusted and (client is not None or self._hops or not may_be_gone(scope))
-        return self._find(peer_of(scope) or "", field_value(scope, self.header) if believed else "")
-
-    def _find(self, host: str, value: str) -> tuple[str, Address | None]:
+        believed = self.trusted and (self._hops or not may_be_gone(scope))
+        host, value = peer_of(scope) or "", field_value(scope, self.header) if believed else ""
         # A server that reads the header itself may leave port, brackets and quotes around the address.
         address = peer = parse_address(host) or read_node(host)
         if self._hops:

@@ -32,7 +32,7 @@ from .exchange import Exchange
 from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, takes_answer
 from .routes import labels_of
 from .rule_set import Plan, limits_kind, method_of
-from .rules import MAX_LABEL, Rule
+from .rules import MAX_LABEL, Condition, CostFunction, CountIf, Limits, LimitsFunction, Rule
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from ..limiter.failover import OnError
     from .keys import Key, KeyFunction
     from .middleware import RateLimitMiddleware
-    from .rules import Condition, CostFunction, CountIf, Limits, LimitsFunction
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 

@@ -195,8 +195,8 @@ def _place(record: Any) -> Place:
 
 def _number(asn: Any) -> int | None:
     """Return the number of an operator, also given as text, ``AS64500`` or ``64500``; None if it is invalid."""
-    found = re.fullmatch("(?:AS)?([0-9]{1,10})", asn, re.IGNORECASE | re.ASCII) if isinstance(asn, str) else None
-    return asn if isinstance(asn, int) else int(found[1]) or None if found else None
+    found = re.fullmatch("(?:AS)?([0-9]{1,10})", str(asn), re.IGNORECASE | re.ASCII)
+    return int(found[1]) or None if found else None
 
 
 def _opened(path: str) -> tuple[Reader, frozenset[str]]:
