@@ -156,8 +156,7 @@ class Breaker:
                 self.open_until_us, self._is_reporting = 0, True
                 failures, after_us = self.failures - self._failures_before, now_us - self._began_us
             message = f"the store answers again after {_shown(after_us)}, in which {failures} calls failed"
-            self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
-            self._end_report()
+            self._report_outage(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
         elif self._undecided is not None:
             error, self._undecided = self._undecided, None
             self._report(error, "failed once", now_us)
@@ -185,8 +184,7 @@ class Breaker:
             self._report(error, f"failed for a {error.concerns}", now_us)
         elif self._begins(call or self.call(), now_us, is_refused=_is_refused(error)):
             self._throttle.left_out((self._began_us,), now_us)
-            self._emit(self._failure("store_failed", "failed", error))
-            self._end_report()
+            self._report_outage(self._failure("store_failed", "failed", error))
         elif not self.open_until_us:
             self._undecided = error
         elif self._throttle.left_out((self._began_us,), now_us) is not None:
@@ -230,8 +228,14 @@ class Breaker:
         failed = [has_failed for ended_us, has_failed in self._has_failed.copy() if ended_us > now_us - SECOND_US]
         return len(failed) >= MIN_CALLS and 2 * sum(failed) >= len(failed)
 
+    def _report_outage(self, event: Event) -> None:
+        """Emit the begin or end of an outage; until that is done, none begins or ends."""
+        try:
+            self._emit(event)
+        finally:
+            self._end_report()
+
     def _end_report(self) -> None:
-        """Let the next outage begin, or this one end: its event has reached the observers."""
         self._is_reporting = False
 
     def _end_iteration(self) -> None:
