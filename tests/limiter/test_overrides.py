@@ -41,7 +41,7 @@ LIMITS = {
     "api-concurrency": (4, ""),
     "plans": (10, "/1m"),
 }
-FIXED = {"plans": "a function returns it"}
+FIXED = {"plans"}
 SECRETS = ["0123456789abcdef", "fedcba9876543210", None]
 
 
@@ -78,7 +78,7 @@ class Worker:
 
     def add(self, name: str) -> None:
         configured = parse_one(text_of(name))
-        self.named.append(NamedLimit(name, configured.own(), configured, f"rule {name}", FIXED.get(name, "")))
+        self.named.append(NamedLimit(name, configured.own(), configured, f"rule {name}", name not in FIXED))
         self.changes.register(self.named[-1:])
         self.began[name] = self.amount_of(name)
 
@@ -134,7 +134,7 @@ TEXTS = st.tuples(AMOUNTS, ENDS).map("".join) | st.sampled_from(["off", " 7 ", "
 GOOD = st.tuples(st.sampled_from([*LIMITS]), st.integers(1, 99)).map(
     lambda drawn: (drawn[0], f"{drawn[1]}{LIMITS[drawn[0]][1]}")
 ) | st.just(("*", "off"))
-WORKER_ROW = {"version": 2, "secret": "", "limits": {"api": "10/1m"}, "fixed": {}}
+WORKER_ROW = {"version": 2, "secret": "", "limits": {"api": "10/1m"}, "fixed": []}
 CHANGE_ROW = {"name": "calm", "limit": "6/minute", "by": "", "reason": "", "since_us": 0, "until_us": 2**51}
 ODD_ROWS = [(1, WORKER_ROW, "limits", odd) for odd in (["api", "10/1m"], {"api": ["10/1m"]}, {"api": "10 a m"})]
 ODD_ROWS += [(0, CHANGE_ROW, "limit", odd) for odd in ("6 a minute", 6, "off")]
@@ -304,7 +304,7 @@ class Changes(RuleBasedStateMachine):
         workers = [(one.same_secret, one.limits, one.fixed) for one in self.run(one_worker.limiter.workers())]
         assert len(workers) == len(self.others(one_worker))
         for secret, names in self.others(one_worker):
-            fixed = {name: FIXED[name] for name in names & FIXED.keys()}
+            fixed = [*names & FIXED]
             assert (secret == one_worker.secret, {name: text_of(name) for name in names}, fixed) in workers
 
     @precondition(lambda self: self.rows.error is None)
@@ -423,9 +423,9 @@ async def test_off_lets_everything_pass_counts_nothing_and_is_reported_once(
 async def test_each_limit_of_a_name_takes_a_change_of_its_window_and_others_keep_theirs() -> None:
     rows = Rows()
     script, worker = Worker(rows), Worker(rows, "calm")
-    for limit, fixed in (("10/minute", ""), ("10/hour", ""), ("10/minute", "a function returns it")):
+    for limit, changeable in (("10/minute", True), ("10/hour", True), ("10/minute", False)):
         configured = parse_one(limit)
-        worker.named.append(NamedLimit("several", configured.own(), configured, limit, fixed))
+        worker.named.append(NamedLimit("several", configured.own(), configured, limit, changeable))
     for name, limit in (("apy", "5/minute"), ("calm", "500/hour"), ("several", "7/minute")):
         await script.change(name, limit)
     await worker.changes.refresh()

@@ -10,7 +10,7 @@ see `AnyLimit.become`: that of the override of that name, or that in code. Where
 wait for that. During an outage, the last known overrides stay in effect until their end. In a store without rows,
 overrides apply to this process only. The name ``*`` with the limit ``off`` switches all workers off.
 
-A worker writes its own row every ten seconds, kept for thirty: its limits by name, as configured, and why one cannot be
+A worker writes its own row every ten seconds, kept for thirty: its limits by name, as configured, and which cannot be
 changed. The secret is a digest of a constant that is keyed with it: it shows only whether two secrets are the same.
 """
 
@@ -74,7 +74,7 @@ class NamedLimit:
         limit: The limit in force, as an operator has changed it; ``str(limit)`` is ``100/1m``.
         configured: The limit as configured in code.
         rule: The label of its rule.
-        fixed: Why its amount cannot be changed; empty if it can.
+        changeable: Whether `Limiter.override` can change it; not if a function returns it.
         shadow: Whether its rule reports and never refuses.
     """
 
@@ -82,13 +82,8 @@ class NamedLimit:
     limit: AnyLimit
     configured: AnyLimit
     rule: str = ""
-    fixed: str = ""
+    changeable: bool = True
     shadow: bool = False
-
-    @property
-    def changeable(self) -> bool:
-        """Whether `Limiter.override` can change it."""
-        return not self.fixed
 
     def takes(self, limit: str) -> bool:
         """Return whether an override of its name with this text applies to it: it has the window of this limit."""
@@ -97,7 +92,7 @@ class NamedLimit:
     def amount_by(self, limit: str) -> int | None:
         """Return the amount that an override of its name with this text sets; None if it does not apply."""
         with suppress(ConfigurationError):
-            return amount_in(limit, self.name, self.configured, self.fixed)
+            return amount_in(limit, self.name, self.configured, is_fixed=not self.changeable)
         return None
 
     def with_amount(self, amount: int | str) -> str:
@@ -105,10 +100,10 @@ class NamedLimit:
         return f"{amount}{_window_of(self.configured)}"
 
 
-def named(bucket: Bucket, fixed: str = "") -> list[NamedLimit]:
+def named(bucket: Bucket, *, changeable: bool = True) -> list[NamedLimit]:
     """Return the limits of a bucket by their names."""
     limits = zip(bucket.names, bucket.limits, bucket.configured, strict=True)
-    return [NamedLimit(*one, bucket.label, fixed, bucket.shadow) for one in limits]
+    return [NamedLimit(*one, bucket.label, changeable, bucket.shadow) for one in limits]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +144,8 @@ class Worker(NamedTuple):
 
     limits: dict[str, str]
     """Its limits as configured in code, by their names in response headers: ``{"api": "50/1m"}``."""
-    fixed: dict[str, str]
-    """Why some of them cannot be changed."""
+    fixed: list[str]
+    """The names of those that cannot be changed, because functions return them."""
     same_secret: bool
     """Whether its digests of API keys and similar values are those of this limiter."""
 
@@ -162,7 +157,7 @@ class Worker(NamedTuple):
             ConfigurationError: The limit cannot be changed, or is of another kind or window.
         """
         if name != ALL:
-            amount_in(limit, name, parse_one(self.limits[name]), self.fixed.get(name, ""))
+            amount_in(limit, name, parse_one(self.limits[name]), is_fixed=name in self.fixed)
 
     def takes(self, override: Override) -> bool:
         """Return whether an override applies to it; it may have the name with another window."""
@@ -429,7 +424,7 @@ def _worker_of(limits: Iterable[NamedLimit]) -> Worker:
     """Return what this process says of its limits; of equal names, of one that can be changed."""
     known = {one.name: one for one in sorted(limits, key=lambda one: one.changeable)}
     named = list(known.values())[:_MAX_LIMITS]
-    fixed = {one.name: one.fixed for one in named if one.fixed}
+    fixed = [one.name for one in named if not one.changeable]
     return Worker({one.name: written(one.configured) for one in named}, fixed, same_secret=True)
 
 
@@ -474,14 +469,16 @@ def written(limit: AnyLimit) -> str:
     return f"{limit.amount}{_window_of(limit)}"
 
 
-def amount_in(text: str, name: str, configured: AnyLimit, fixed: str) -> int:
-    """Return the amount that a text sets for a limit, unless that is `fixed` for some reason.
+def amount_in(text: str, name: str, configured: AnyLimit, *, is_fixed: bool) -> int:
+    """Return the amount that a text sets for a limit.
 
     Raises:
-        ConfigurationError: It is, or the text is of another kind or window.
+        ConfigurationError: A function returns the limit, or the text is of another kind or window.
     """
-    if fixed:
-        raise ConfigurationError(f"limit {name!r}: {fixed}")
+    if is_fixed:
+        raise ConfigurationError(
+            f"limit {name!r}: a function returns the limits of its rule for each request; change them there"
+        )
     other = parse_one(text)
     window, own = _window_of(other), _window_of(configured)
     if window != own and ("@" in text or window != own.partition(" @")[0]):

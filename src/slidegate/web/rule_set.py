@@ -134,10 +134,8 @@ class BoundRule:
         return Bucket(self.identity, (concurrency,), (name,), label=rule.label, on_error=rule.on_error)
 
     def _named(self) -> list[NamedLimit]:
-        fixed = ""
-        if self.rule.limits_function is not None:
-            fixed = "a function returns the limits of its rule for each request; change them there"
-        limits = [] if self.counts is None else named(self.counts, fixed)
+        changeable = self.rule.limits_function is None
+        limits = [] if self.counts is None else named(self.counts, changeable=changeable)
         return limits if self.permits is None else [*limits, *named(self.permits)]
 
     def for_preflights(self) -> BoundRule:
