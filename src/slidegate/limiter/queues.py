@@ -288,9 +288,10 @@ class Queues:
             for name in names:
                 self._lacking.setdefault(name, {})[waiter] = None
             for name in gone:
-                del self._lacking[name][waiter]
-                if not self._lacking[name]:
-                    del self._lacking[name]
+                others = self._lacking.get(name, {})  # none in a child of `fork`
+                others.pop(waiter, None)
+                if not others:
+                    self._lacking.pop(name, None)
         for name in gone:
             self._wake(name)
 
