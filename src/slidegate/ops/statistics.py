@@ -231,10 +231,11 @@ class _Publishing(asyncio.Task[None]):
     """A task whose event loop may end before it: counts are written later, so neither asyncio nor Python complains."""
 
     def __del__(self) -> None:
-        if self.done():
+        coroutine = self.get_coro()
+        if self.done() or coroutine is None:
             super().__del__()
         else:
-            self.get_coro().close()
+            coroutine.close()
 
 
 class Statistics(Observer):
