@@ -277,13 +277,14 @@ class RuleSet:
         self._living: WeakValueDictionary[int, BoundRule] = WeakValueDictionary()
         self.defaults = None if default_limits is None else DefaultLimits(middleware, default_limits, self.bind)
         self._bound: list[BoundRule] = []
+        taken: dict[bool, frozenset[str]] = {False: frozenset(), True: frozenset()}
         for rule in rules:
             is_unnamed = rule.name is None and rule.counts
             identity = middleware.unique_id(rule.identity) if is_unnamed else middleware.prefix + rule.identity
-            # No header field shows a shadow rule, so that it takes no name from others.
-            alike = [bound for bound in self._bound if bound.rule.shadow == rule.shadow]
-            taken = {limit.name for bound in alike for limit in bound.named}
-            self._bound.append(self.bind(rule, identity, self._paths, taken))
+            bound = self.bind(rule, identity, self._paths, taken[rule.shadow])
+            # By shadow: no header field shows a shadow rule, so that it takes no name from others.
+            taken[rule.shadow] = taken[rule.shadow].union(limit.name for limit in bound.named)
+            self._bound.append(bound)
         self._index = PathIndex([(path, index) for index, bound in enumerate(self._bound) for path in bound.paths])
         self._anywhere = {index for index, bound in enumerate(self._bound) if not bound.paths}
         self._throttle = Throttle()
