@@ -292,7 +292,12 @@ def _spelled(rule: Rule) -> str:
         return "; ".join(map(str, rule.all_limits))
     where, is_named = _place_of(function)
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return f"by {where}" if is_named or code is None else f"by {where} in line {code.co_firstlineno}"
+    if is_named or code is None:
+        return f"by {where}"
+    # Two lambdas in one line. Python 3.12 knows no column of one that returns a constant, -X no_debug_ranges of none.
+    columns = [column for *_, column, _ in code.co_positions() if column is not None]
+    words = [*code.co_names, *(each for each in code.co_consts if isinstance(each, str))]
+    return f"by {where} in line {code.co_firstlineno}:{max(columns, default=0)} {' '.join(words)}"
 
 
 def _place_of(endpoint: Any) -> tuple[str, bool]:
