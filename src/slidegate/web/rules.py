@@ -204,8 +204,7 @@ class Rule:
 
     def __repr__(self) -> str:
         limits = "by request" if self.limits_function is not None else "; ".join(map(str, self.all_limits))
-        kinds = {"exempt": self.exempt, "block": self.blocks, "shadow": self.shadow}
-        shown = [repr(self.label), limits, *(kind for kind, is_so in kinds.items() if is_so)]
+        shown = repr(self.label), limits, "" if self.action == "limit" else self.action
         return f"<Rule {' '.join(filter(None, shown))}>"
 
     def keyed(self, key: Key | KeyFunction) -> Rule:
@@ -250,6 +249,11 @@ class Rule:
     def identity_of(self, name: str) -> str:
         """Return the owner of its counts, given its name; a shadow rule has separate windows under another's name."""
         return f"{name}:shadow" if self.shadow else name
+
+    @property
+    def action(self) -> str:
+        """What it does with the requests that it matches: ``exempt``, ``block``, ``shadow`` or ``limit``."""
+        return "exempt" if self.exempt else "block" if self.blocks else "shadow" if self.shadow else "limit"
 
     @property
     def counts(self) -> bool:

@@ -74,8 +74,7 @@ class Simulated:
         self.refused: Counter[str] = Counter()
         rules = [rule for middleware in replay.middlewares for rule in middleware.rules if rule.counts or rule.blocks]
         self.rows: defaultdict[tuple[str, str], Row] = defaultdict(Row)
-        kinds = ["shadow" if rule.shadow else "block" if rule.blocks else "limit" for rule in rules]
-        self.rows.update({(kind, rule.label): Row() for kind, rule in zip(kinds, rules, strict=True)})
+        self.rows.update({(rule.action, rule.label): Row() for rule in rules})
 
     async def add(self, record: AccessRecord) -> None:
         """Replay an HTTP request and count the result."""
