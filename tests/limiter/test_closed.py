@@ -59,9 +59,11 @@ async def test_a_closed_limiter_raises_at_every_question_and_request(store: Any,
     app = RateLimitMiddleware(hello, limits="5/minute", limiter=limiter, bans=trap)
     assert await statuses(app, 1) == [200]
     decision = await limiter.hit("user:ann", "5/minute")
+    waiting = [asyncio.create_task(limiter.limited("1/minute", key="user:bob", wait="2m").__aenter__()) for _ in "12"]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     await limiter.close()
     closed = f"^the limiter on {re.escape(repr(store))} was closed and can no longer be used; create a new one$"
-    for ask in QUESTIONS:
+    for ask in (lambda _: asyncio.wait_for(waiting[1], 30), *QUESTIONS):
         with pytest.raises(StoreUnavailable, match=closed):
             await ask(limiter)
     for path in ("/", "/trap") * 3:

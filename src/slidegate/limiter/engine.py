@@ -234,7 +234,6 @@ class Engine:
         finally:
             self.closed = True
             self.rebuild()
-            self.queues.wake()
             try:
                 await answer_of(self.store.close())
             finally:
