@@ -84,6 +84,7 @@ async def test_counts_of_a_simulation_are_those_of_its_requests(
     kinds = Counter(event.kind for result in results for event in result.events)
     assert sum(row["refused"] for (kind, _), row in rows.items() if kind == "shadow") == kinds["shadow_refused"]
     assert rows["limit", "all"]["requests"] <= len(records), "once each, unless they are banned"
+    assert {kind for (kind, _), row in rows.items() if row["requests"] is not None} == {"limit"}
     outcomes = [result.outcome for result in results]
     for name, row in [(name, row) for (kind, name), row in rows.items() if kind == "limit"]:
         assert row["refused"] == sum(not outcome.allowed and name in outcome.rules for outcome in outcomes)

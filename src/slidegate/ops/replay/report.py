@@ -43,12 +43,12 @@ class Row:
     """The counts of one rule, or of what refuses without counting.
 
     Attributes:
-        requests: The requests that it counted.
+        requests: The requests that it counted; None for what is no limit, and for shadow rules, as nothing tells it.
         refused: The requests that it refused, or would have refused in shadow.
         clients: The clients that it refused or banned, or would have in shadow.
     """
 
-    requests: int = 0
+    requests: int | None = None
     refused: int = 0
     clients: set[str] = field(default_factory=set)
 
@@ -74,7 +74,7 @@ class Simulated:
         self.refused: Counter[str] = Counter()
         rules = [rule for middleware in replay.middlewares for rule in middleware.rules if rule.counts or rule.blocks]
         self.rows: defaultdict[tuple[str, str], Row] = defaultdict(Row)
-        self.rows.update({(rule.action, rule.label): Row() for rule in rules})
+        self.rows.update({(rule.action, rule.label): Row(0 if rule.action == "limit" else None) for rule in rules})
 
     async def add(self, record: AccessRecord) -> None:
         """Replay an HTTP request and count the result."""
@@ -84,7 +84,8 @@ class Simulated:
         self.clients[played.client] += 1
         self.refused.update([] if played.allowed else [played.client])
         for label in {bucket.label for bucket, _, _ in checks_of(played.outcome)}:
-            self.rows["limit", label].requests += 1
+            row = self.rows["limit", label]
+            row.requests = (row.requests or 0) + 1
         kind, names = _refused_by(played.outcome)
         for name in names:
             self._refuse(kind, name, played.client)
