@@ -283,7 +283,8 @@ class Stage:
 
     def _file(self, name: str, own: str = "") -> None:
         limiter = None if own else self.limiter
-        self._app = RateLimitMiddleware.from_file(self._anything, self.files.directory / name, limiter=limiter)
+        inside = self.inside or self._anything
+        self._app = RateLimitMiddleware.from_file(inside, self.files.directory / name, limiter=limiter)
         self.limiter = self._app.app.limiter
         if own:
             self.limiter.observe(self.observer)

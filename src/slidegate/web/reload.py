@@ -1,9 +1,9 @@
 """A middleware that reads its configuration from a file, and reads it again when the file changes.
 
 The active middleware is complete. A changed file creates another middleware, and a single assignment makes it the
-active one for later requests; those that wait end under the one that they came to, whose limits take the new amounts,
-because later requests queue behind them. A file with an error changes nothing. `file_watcher` determines when a file is
-looked at and read.
+active one for later requests; those that wait, and open websockets, end under the one that they came to, whose limits
+take the new amounts, because later requests queue behind them. A file with an error changes nothing. `file_watcher`
+determines when a file is looked at and read.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.errors import ConfigurationError, quoted
+from ..core.limits import AnyLimit
 from ..limiter import Limiter
 from .broken import FailsAtStartup, end_start
 from .checks import Finding
@@ -123,13 +124,18 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
             replaced, self.app = self.app, made
             self.limiter.engine.unregister(replaced)
             self.limiter.engine.register(made)
-            amounts = {(one.name, one.limit.same_window): one.limit.amount for one in made.limits_by_name()}
-            for one in replaced.limits_by_name():
-                one.limit.become(amounts.get((one.name, one.limit.same_window), one.limit.amount))
+            limits = {(name, limit.same_window): limit for name, limit in _limits_of(made)}
+            for name, limit in _limits_of(replaced):
+                limit.become(limits.get((name, limit.same_window), limit).amount)
             replaced.begin_anew()
             self.limiter.engine.queues.wake()
 
         return len(made.rules), apply
+
+
+def _limits_of(middleware: RateLimitMiddleware) -> list[tuple[str, AnyLimit]]:
+    """Return the limits that a file describes, each with the name of its bucket."""
+    return [(bucket.name, limit) for bucket in middleware.own_buckets() for limit in bucket.limits]
 
 
 class _FromFile(RateLimitMiddleware):

@@ -265,6 +265,7 @@ class RuleSet:
 
     Attributes:
         defaults: The `default_limits`; None if there are none.
+        own: The rules with their buckets, without those of routes and endpoints.
         always: The plan of all HTTP requests but preflights, if they match the same rules; else None.
         at_endpoints: The plans of limits at endpoints, which end with the middleware, as a reloaded file replaces it.
     """
@@ -276,7 +277,7 @@ class RuleSet:
         self._engine = middleware.limiter.engine
         self._living: WeakValueDictionary[int, BoundRule] = WeakValueDictionary()
         self.defaults = None if default_limits is None else DefaultLimits(middleware, default_limits, self.bind)
-        self._bound: list[BoundRule] = []
+        self.own: list[BoundRule] = []
         taken: dict[bool, frozenset[str]] = {False: frozenset(), True: frozenset()}
         for rule in rules:
             is_unnamed = rule.name is None and rule.counts
@@ -284,9 +285,9 @@ class RuleSet:
             bound = self.bind(rule, identity, self._paths, taken[rule.shadow])
             # By shadow: no header field shows a shadow rule, so that it takes no name from others.
             taken[rule.shadow] = taken[rule.shadow].union(limit.name for limit in bound.named)
-            self._bound.append(bound)
-        self._index = PathIndex([(path, index) for index, bound in enumerate(self._bound) for path in bound.paths])
-        self._anywhere = {index for index, bound in enumerate(self._bound) if not bound.paths}
+            self.own.append(bound)
+        self._index = PathIndex([(path, index) for index, bound in enumerate(self.own) for path in bound.paths])
+        self._anywhere = {index for index, bound in enumerate(self.own) if not bound.paths}
         self._throttle = Throttle()
         self._by_request: dict[object, Plan] = {}
         self._plans: dict[object, Plan] = {}
@@ -330,13 +331,13 @@ class RuleSet:
 
     def _met(self, scope: Scope, texts: Texts) -> tuple[list[Met], bool]:
         """Return the rules that match, each with whether it ends the list, and whether one certainly does."""
-        indexes: Iterable[int] = range(len(self._bound))
+        indexes: Iterable[int] = range(len(self.own))
         if texts:
             indexes = sorted({*self._anywhere, *self._index.find(texts)})
         kind, method = scope["type"], method_of(scope)
         met: list[Met] = []
         for index in indexes:
-            bound = self._bound[index]
+            bound = self.own[index]
             rule = bound.rule
             is_for = limits_kind(rule, kind, method)
             ends = is_for and (rule.blocks or (rule.final and _is_exact(bound, method, texts)))
