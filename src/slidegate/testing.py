@@ -167,7 +167,11 @@ class Switch(AbstractContextManager[T]):
         with _lock:
             self._entered.append(object())
             self._values[self._entered[-1]] = self._value
-            self._apply()
+            try:
+                self._apply()
+            except Exception:  # a clock has failed
+                del self._values[self._entered.pop()]
+                raise
         return self._value
 
     def __exit__(self, *error: object) -> None:

@@ -52,7 +52,10 @@ QUESTIONS: list[Callable[[Limiter], Awaitable[object]]] = [
 
 
 @pytest.mark.parametrize("on_error", ["local", "allow", "deny"])
-async def test_a_closed_limiter_raises_at_every_question_and_request(store: Any, on_error: Any) -> None:
+@pytest.mark.parametrize("is_off", [False, True])
+async def test_a_closed_limiter_raises_at_every_question_and_request(
+    store: Any, on_error: Any, *, is_off: bool
+) -> None:
     observer = RecordingObserver()
     limiter = Limiter(store, on_error=on_error, observers=[observer], deadline="60s")
     trap = BanPolicy("5/minute", "1h", signals={"/trap": 1})
@@ -61,9 +64,15 @@ async def test_a_closed_limiter_raises_at_every_question_and_request(store: Any,
     decision = await limiter.hit("user:ann", "5/minute")
     waiting = [asyncio.create_task(limiter.limited("1/minute", key="user:bob", wait="2m").__aenter__()) for _ in "12"]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    if is_off:
+        await limiter.override("*", "off", "10m")
+        assert await statuses(app, 1) == [200]
+        await asyncio.wait(waiting)
     await limiter.close()
     closed = f"^the limiter on {re.escape(repr(store))} was closed and can no longer be used; create a new one$"
-    for ask in (lambda _: asyncio.wait_for(waiting[1], 30), *QUESTIONS):
+    await asyncio.wait(waiting, timeout=30)
+    assert [task.exception() is None for task in waiting] == [True, is_off]
+    for ask in QUESTIONS if is_off else (lambda _: waiting[1], *QUESTIONS):
         with pytest.raises(StoreUnavailable, match=closed):
             await ask(limiter)
     for path in ("/", "/trap") * 3:
@@ -76,7 +85,7 @@ async def test_a_closed_limiter_raises_at_every_question_and_request(store: Any,
             await asyncio.to_thread(call, *arguments)
     assert "slidegate-loop" not in [thread.name for thread in threading.enumerate() if thread not in before]
     assert await limiter.refund(decision) is False, "a request may outlive its limiter"
-    assert observer.kinds == [], "nothing has failed"
+    assert observer.kinds == ["switched_off"] * is_off, "nothing has failed"
 
 
 async def test_a_request_that_outlives_its_limiter_ends_as_it_is(store: Any) -> None:

@@ -14,6 +14,7 @@ from slidegate.limiter import MAX_KEY_BYTES, Limiter
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import RecordingObserver
 
+from ..hurry import at_once, hurried
 from ..remote_stores import RemoteStore, SlowStore
 
 SECOND_US = 1_000_000
@@ -104,6 +105,10 @@ def test_a_rule_is_claimed_once_under_its_own_name_while_its_owner_lives() -> No
     assert claimed == ["api", "login", "api#2", "api#3"]
     del owners[1]
     assert unique_id("api", Owner()) == "api#2"
+    owners = [Owner() for _ in range(300)]
+    with hurried(collecting=False):
+        parts = at_once(lambda thread: [unique_id("api", owner) for owner in owners[thread::3]], 3)
+    assert len({*parts[0], *parts[1], *parts[2]}) == 300
 
 
 @pytest.mark.parametrize(

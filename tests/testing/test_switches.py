@@ -36,6 +36,7 @@ MOVES = st.lists(
         st.tuples(st.just("end"), st.integers(0, 9)),
         st.tuples(st.just("move"), st.integers(-HOUR_US, HOUR_US)),
         st.tuples(st.just("set back"), st.integers(0, 2**52)),
+        st.tuples(st.just("fail"), st.integers(0, 9)),
     ),
     max_size=20,
 )
@@ -50,6 +51,9 @@ def sick_store() -> SickStore:
 
 @given(MOVES)
 def test_the_monotonic_time_passes_only_as_the_clock_in_use_advances(moves: list[tuple[str, Any]]) -> None:
+    failed = FakeClock()
+    failing = limits_clock(failed)
+    failed.now_us = "noon"  # type: ignore[assignment]
     with ExitStack() as all_blocks:
         blocks: list[tuple[ExitStack, FakeClock]] = []
         for move, value in moves:
@@ -60,6 +64,12 @@ def test_the_monotonic_time_passes_only_as_the_clock_in_use_advances(moves: list
                 blocks.append((block, block.enter_context(limits_clock(value))))
             elif move == "end" and blocks:
                 blocks.pop(value % len(blocks))[0].close()
+            elif move == "fail" and blocks:
+                block, clock = blocks.pop(value % len(blocks))
+                clock.now_us = "noon"  # type: ignore[assignment]
+                block.close()
+                with pytest.raises(TypeError), failing:
+                    raise AssertionError("it must not be entered")
             elif move == "move" and blocks:
                 blocks[-1][1].advance(us=value)
                 passed_us = max(value, 0)
@@ -104,7 +114,7 @@ async def test_the_clock_gives_every_time_that_a_limiter_states(is_new: bool) ->
 
         if is_new:
             limiter = Limiter(observers=[Watcher()])
-            assert await limiter.now_us() == NOON_US
+        assert await limiter.now_us() == NOON_US
         rules = [Rule("*", Quota("9/day", name="plan"))]
         answer = await call(RateLimitMiddleware(take_2_s, rules=rules, limiter=limiter, headers="legacy"))
         assert int(answer.headers["x-ratelimit-reset"]) * 1_000_000 == NOON_US + DAY_US // 2

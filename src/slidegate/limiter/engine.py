@@ -24,8 +24,9 @@ from ..core.decision import Check, Decision, Reason
 from ..core.errors import ConfigurationError
 from ..core.reservation import Reservation
 from ..core.store import Clock, Store, closed
+from ..stores.forks import ProcessLock
 from ..stores.memory.store import MemoryStore
-from ..stores.system_clock import SYSTEM, SystemClock, monotonic_us, system_us
+from ..stores.system_clock import SYSTEM, SystemClock, system_us
 from .aio import COMMAND_DEADLINE_S, answer_of, to_the_end, within
 from .failover import Failover, OnError, check_failure_policy
 from .inspect import BucketCaller, Caller
@@ -67,8 +68,6 @@ class Engine:
         unix_us: Returns Unix time in microseconds, by the system clock.
         observers: The observers.
         emit: Emits an event of the limiter or a middleware.
-        now_us: Returns Unix time in microseconds, measured once and advanced by the monotonic clock, so that a step of
-            the system clock does not distort durations.
         clock: The clock of durations: that of the system, or one that advances with that of a memory store.
         keys: Normalizes keys.
         failover: Queries a store that can fail; None for a memory store.
@@ -101,7 +100,6 @@ class Engine:
         memory = store if isinstance(store, MemoryStore) else None
         self.per_process = memory is not None
         self.unix_us: Clock = system_us if memory is None else memory.unix_us
-        self.now_us: Clock = _steady_clock() if memory is None or memory.clock is None else memory.clock
         self.clock = SYSTEM
         if memory is not None and memory.clock is not None:
             self.clock = SystemClock()
@@ -119,6 +117,7 @@ class Engine:
         self.overrides = Overrides(self)
         self.portal = Portal()
         self._owners: dict[str, WeakKeyDictionary[object, int]] = {}
+        self._lock = ProcessLock()
         self.closed = False
         all_engines[id(self)] = self
         self.rebuild()
@@ -136,15 +135,17 @@ class Engine:
             ConfigurationError: There is another owner, and the store is shared: workers may create them in another
                 order, and would count in each other's windows.
         """
-        owners = self._owners.setdefault(rule, WeakKeyDictionary())
-        if owner not in owners and owners and not self.per_process:
-            raise ConfigurationError(
-                f"two middlewares of one limiter have limits without a name ({rule.partition(':')[0]!r}), and workers "
-                'may create them in another order; write RateLimitMiddleware(..., name="admin") for one of them'
-            )
-        taken = set(owners.values())
-        number = owners.setdefault(owner, next(number for number in count(1) if number not in taken))
-        return rule if number == 1 else f"{rule}#{number}"
+        with self._lock:  # threads may create middlewares at the same time
+            owners = self._owners.setdefault(rule, WeakKeyDictionary())
+            if owner not in owners and owners and not self.per_process:
+                shown = rule.partition(":")[0]
+                raise ConfigurationError(
+                    f"two middlewares of one limiter have limits without a name ({shown!r}), and workers may create "
+                    'them in another order; write RateLimitMiddleware(..., name="admin") for one of them'
+                )
+            taken = set(owners.values())
+            number = owners.setdefault(owner, next(number for number in count(1) if number not in taken))
+            return rule if number == 1 else f"{rule}#{number}"
 
     def register(self, caller: Caller) -> None:
         """List a caller as long as it exists, and apply overrides to its limits."""
@@ -260,8 +261,12 @@ class Engine:
 
     @property
     def counts(self) -> bool:
-        """Whether limits count and refuse."""
-        return self.counting and not self.overrides.is_off
+        """Whether limits count and refuse; once the limiter is closed, they refuse everything."""
+        return self.counting and (self.closed or not self.overrides.is_off)
+
+    def now_us(self) -> int:
+        """Return monotonic time in microseconds."""
+        return self.clock.monotonic_ns() // 1_000
 
     def restart_middlewares(self) -> None:
         """Let all middlewares treat the next request like the first one: they then check whether limits count."""
@@ -299,12 +304,6 @@ all_engines: Final[WeakValueDictionary[int, Engine]] = WeakValueDictionary()
 def living(objects: WeakValueDictionary[int, T]) -> list[T]:
     """Return the objects that exist, oldest first, while other threads may add some."""
     return [found for reference in objects.valuerefs() if (found := reference()) is not None]
-
-
-def _steady_clock() -> Clock:
-    """Return a clock of Unix time that follows no step of the system clock."""
-    ahead_us = system_us() - monotonic_us()
-    return lambda: SYSTEM.monotonic_ns() // 1_000 + ahead_us
 
 
 class _Instead:

@@ -246,7 +246,7 @@ class ObserverHub:
 
         Args:
             decision: The refusal, by rules in shadow mode too.
-            now_us: Unix time; not that of the decision, which another store makes in an outage, by another clock.
+            now_us: Monotonic time; not that of the decision, which another store makes in an outage, by another clock.
         """
         for state in decision.violated:
             known = state.rule, state.key, state.limit.same_window

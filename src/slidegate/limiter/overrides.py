@@ -278,7 +278,7 @@ class Overrides:
     def refresh_if_due(self) -> None:
         """Update, unless that was done in the last half second. Every question calls this if overrides may change."""
         now_us = self._engine.now_us()
-        if 0 < self._next_us - now_us <= _LONGEST_UPDATE_US or not self._engine.counting:
+        if now_us < self._next_us or not self._engine.counting:
             return
         self._next_us = now_us + _LONGEST_UPDATE_US  # nobody else updates meanwhile
         if self._rows.is_shared and running_loop() is not None:

@@ -44,7 +44,7 @@ class Rows:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        own = _OwnRows(engine.now_us)
+        own = _OwnRows(engine.unix_us)
         self._stats = engine.store.shared_stats or own
         self.is_shared = self._stats is not own
         self.forget = own.rows.clear

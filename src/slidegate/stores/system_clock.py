@@ -22,9 +22,10 @@ class SystemClock:
         time_ns: Returns Unix time in nanoseconds.
     """
 
-    __slots__ = ("monotonic_ns", "time_ns")
+    __slots__ = ("_latest_ns", "monotonic_ns", "time_ns")
 
     def __init__(self) -> None:
+        self._latest_ns = 0
         self.monotonic_ns: Callable[[], int] = time.monotonic_ns
         self.time_ns: Callable[[], int] = time.time_ns
 
@@ -37,12 +38,20 @@ class SystemClock:
         Args:
             clock: Returns Unix time in microseconds; may step back.
         """
-        if clock is None:
-            steady_ns, self.time_ns = time.monotonic_ns, time.time_ns
-        else:
-            steady_ns, self.time_ns = _nanoseconds(non_decreasing(clock)), _nanoseconds(clock)
-        ahead_ns = self.monotonic_ns() - steady_ns()
-        self.monotonic_ns = lambda: steady_ns() + ahead_ns
+        steady_ns, unix_ns = time.monotonic_ns, time.time_ns
+        if clock is not None:
+            steady_ns, unix_ns = _nanoseconds(non_decreasing(clock)), _nanoseconds(clock)
+        began_ns = steady_ns()
+        try:
+            ahead_ns = self.monotonic_ns() - began_ns
+        except Exception:  # the test's clock fails: it was read before
+            ahead_ns = self._latest_ns - began_ns
+
+        def monotonic_ns() -> int:
+            self._latest_ns = steady_ns() + ahead_ns
+            return self._latest_ns
+
+        self.monotonic_ns, self.time_ns = monotonic_ns, unix_ns
 
 
 def _nanoseconds(clock: Clock) -> Callable[[], int]:
