@@ -1,4 +1,4 @@
-"""The same two pages in a dozen frameworks, of which most have routers that are not Starlette's.
+"""The same two pages in several frameworks, of which some have routers that are not Starlette's.
 
 Each function returns a site with ``/`` and ``/items/{n}``. What is given to it stands in the framework's own stack of
 middleware, where it has one that takes ASGI.
@@ -84,31 +84,6 @@ def quart(*stack: Wrap) -> Any:
     return app
 
 
-def falcon() -> Any:
-    import falcon.asgi
-
-    class Page:
-        async def on_get(self, request: Any, response: Any, **values: int) -> None:
-            response.text = "page"
-
-    app: Any = falcon.asgi.App()
-    app.add_route("/", Page())
-    app.add_route("/items/{n:int}", Page())
-    return app
-
-
-def microdot() -> Any:
-    from microdot.asgi import Microdot
-
-    async def page(request: Any, **values: int) -> str:
-        return "page"
-
-    app: Any = Microdot()
-    app.get("/")(page)
-    app.get("/items/<int:n>")(page)
-    return app
-
-
 def django() -> Any:
     import django
     from django.conf import settings
@@ -130,21 +105,6 @@ def django() -> Any:
     return get_asgi_application()
 
 
-def flask() -> Any:
-    from asgiref.wsgi import WsgiToAsgi
-    from flask import Flask
-
-    return WsgiToAsgi(add_pages(Flask("site"), "/items/<int:n>"))
-
-
-def blacksheep() -> Any:
-    from blacksheep import Application, Router
-
-    app: Any = Application(router=Router())
-    add_pages(app.router, "/items/{int:n}")
-    return app
-
-
 def fasthtml(*stack: Wrap) -> Any:
     from fasthtml.common import FastHTML
 
@@ -155,11 +115,7 @@ UNKNOWN: Final[Mapping[str, Callable[..., Any]]] = {
     "bare": lambda: bare,
     "litestar": litestar,
     "quart": quart,
-    "falcon": falcon,
-    "microdot": microdot,
     "django": django,
-    "flask": flask,
-    "blacksheep": blacksheep,
 }
 """Those whose routes are not Starlette's."""
 KNOWN: Final[Mapping[str, Callable[..., Any]]] = {"starlette": starlette, "fastapi": fastapi, "fasthtml": fasthtml}
