@@ -32,7 +32,7 @@ from email.utils import parsedate_to_datetime
 from functools import cache, partial
 from importlib import import_module
 from math import ceil, inf
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import anyio
 
@@ -199,14 +199,19 @@ class _Limited:
         with anyio.fail_after(within_s, shield=within_s is not None):
             return await function(*arguments, **options)
 
-    async def _end(self) -> None:
-        """Close the wrapped transport, and the limiter if it was created by this one."""
+    async def _begin(self) -> None:
+        """Enter the wrapped transport, as a client does with its own."""
+        if self._transport is not None:
+            await self._call(getattr(self._transport, self._enter))
+
+    async def _end(self, method: str, *error: object) -> None:
+        """Close or leave the wrapped transport by a method, and close the limiter if it was created by this one."""
         try:
             if self._transport is not None:
-                await self._call(getattr(self._transport, self._close))
+                await self._call(getattr(self._transport, method), *error)
         finally:
             if self._own_limiter:
-                await self._call(self._methods.close)
+                await self._limiter.close()  # in memory, so that it never suspends
 
 
 class LimitedTransport(_Limited, httpx.AsyncBaseTransport):
@@ -240,7 +245,14 @@ class LimitedTransport(_Limited, httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         """Close the wrapped transport, and the limiter if it was created by this one."""
-        await self._end()
+        await self._end(self._close)
+
+    async def __aenter__(self) -> Self:
+        await self._begin()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._end("__aexit__", *error)
 
 
 class SyncLimitedTransport(_Limited, httpx.BaseTransport):
@@ -267,7 +279,14 @@ class SyncLimitedTransport(_Limited, httpx.BaseTransport):
 
     def close(self) -> None:
         """Close the wrapped transport, and the limiter if it was created by this one."""
-        _completed(self._end())
+        _completed(self._end(self._close))
+
+    def __enter__(self) -> Self:
+        _completed(self._begin())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _completed(self._end("__exit__", *error))
 
     async def _call(self, function: Any, *arguments: Any, within_s: float | None = None, **options: Any) -> Any:
         return function(*arguments, **options)

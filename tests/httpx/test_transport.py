@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from functools import partial
@@ -32,6 +32,7 @@ from trio.testing import MockClock
 from slidegate import ConfigurationError, Limiter, MemoryStore, SlidegateError
 from slidegate.core import StoreUnavailable
 from slidegate.httpx import GITHUB_STATUSES, LimitedTransport, SyncLimitedTransport, TurnTimeout, read_pause_us
+from slidegate.limiter.aio import answer_of
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..virtual_time import VirtualTime
@@ -63,7 +64,8 @@ class Server(httpx.AsyncBaseTransport, httpx.BaseTransport):
         self._answers = list(answers or [OK])
         self.sent_s, self.bodies, self.responses = list[float](), list[bytes](), list[Body]()
         self.delay_s = 0.0
-        self.closed = 0
+        self.closed = self.entered = 0
+        self.left_with: tuple[object, ...] = ()
 
     def handle_request(self, request: Any) -> httpx.Response:
         return self._answer(b"".join(request.stream))
@@ -78,6 +80,19 @@ class Server(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
     async def aclose(self) -> None:
         self.close()
+
+    def __enter__(self) -> Any:
+        self.entered += 1
+        return self
+
+    async def __aenter__(self) -> Any:
+        return self.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.left_with = error
+
+    async def __aexit__(self, *error: object) -> None:
+        self.__exit__(*error)
 
     def _answer(self, body: bytes) -> httpx.Response:
         self.sent_s.append(self._now_s())
@@ -414,9 +429,18 @@ def test_threads_that_send_first_at_once_use_one_transport(monkeypatch: pytest.M
 async def test_closing_closes_the_transport_and_an_own_limiter_alone(scene: MakeScene) -> None:
     made = scene()
     for count, client in enumerate((made.client, made.another_client(), made.another_client(limiter=None)), start=1):
-        await made.call(client.close if made.kind == "sync" else client.aclose)
+        await answer_of(client.close() if made.kind == "sync" else client.aclose())  # also in an event loop's thread
         assert made.server.closed == count
         assert (await made.limiter.hit("k", "5/minute")).allowed
+
+
+async def test_a_client_enters_and_leaves_the_transport_that_sends(scene: MakeScene) -> None:
+    made = scene(limiter=None)
+    async with AsyncExitStack() as stack:
+        enter: Any = stack.enter_context if made.kind == "sync" else stack.enter_async_context
+        await answer_of(enter(made.client))
+        assert made.server.entered == 1
+    assert (made.server.left_with, made.server.closed) == ((None, None, None), 0)
 
 
 async def test_an_own_limiter_is_closed_though_the_transport_fails_to_close(scene: MakeScene) -> None:
