@@ -46,31 +46,26 @@ class Waiting:
 
 
 class Line(RuleBasedStateMachine):
-    """Requests for permits, and for units of a window, that share one queue; the permits may be those of another rule.
+    """Requests for permits, and for units of a window, that share one queue.
 
     The model is a list of those who wait. Who asks is always the oldest of them, or of the tenant with the fewest
     permits, whose client is there.
     """
 
-    @initialize(
-        units=st.integers(1, 4),
-        permits=st.integers(1, 3),
-        of=st.sampled_from([NAME[0], "another"]),
-        is_fair=st.booleans(),
-    )
-    def begin(self, units: int, permits: int, of: str, is_fair: bool) -> None:
+    @initialize(units=st.integers(1, 4), permits=st.integers(1, 3), is_fair=st.booleans())
+    def begin(self, units: int, permits: int, is_fair: bool) -> None:
         self.loop = asyncio.new_event_loop()
-        self.run(self._begin(units, permits, of))
+        self.run(self._begin(units, permits))
         self.is_fair = is_fair
         self.line: list[Waiting] = []
         self.inside: list[Waiting] = []
         self.failures: list[BaseException] = []
 
-    async def _begin(self, units: int, permits: int, of: str) -> None:
+    async def _begin(self, units: int, permits: int) -> None:
         self.time = VirtualTime()
         self.store = MemoryStore(clock=self.time.clock)
         self.queues = Queues()
-        buckets = Bucket(NAME[0], parse_limits(f"{units}/s")), Bucket(of, [Concurrency(permits)])
+        buckets = Bucket(NAME[0], parse_limits(f"{units}/s")), Bucket(NAME[0], [Concurrency(permits)])
         self.buckets = buckets
         self.units = units
 
@@ -101,7 +96,6 @@ class Line(RuleBasedStateMachine):
         assert (self.line, self.queues.waiting, self.queues.is_queued(NAME)) == ([], 0, False)
         assert self.store.permits_held() == 0
         assert not self.queues._permits, "no count of permits is left"
-        assert not self.queues._lacking
 
     async def settled(self) -> None:
         """Let every task go on until all of them sleep."""
@@ -250,7 +244,7 @@ class Line(RuleBasedStateMachine):
     @rule()
     def windows_are_reset(self) -> None:
         self.store.reset(KEY)
-        self.queues.wake(KEY)
+        self.queues.wake()
         self.run(self.settled())
 
     @rule(ms=st.sampled_from([1, 30, 200, 500, 1_000, 5_000]))
@@ -278,7 +272,7 @@ TestLine.settings = settings(max_examples=150, stateful_step_count=40, deadline=
 @contextmanager
 def a_line(units: int, permits: int) -> Iterator[Line]:
     line = Line()
-    line.begin(units=units, permits=permits, of=NAME[0], is_fair=False)
+    line.begin(units=units, permits=permits, is_fair=False)
     try:
         yield line
     finally:

@@ -206,7 +206,7 @@ class Limiter:
         try:
             return await self.engine.command(partial(self.store.reset, text))
         finally:
-            self.engine.queues.wake(text)
+            self.engine.queues.wake()
 
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule, quotas too. Returns False if no units were spent.

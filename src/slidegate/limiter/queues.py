@@ -9,9 +9,8 @@
 While a queue exists, new requests of its rule and key join it without a question about them; other limits and bans are
 looked at first, so that requests that they refuse take no places from others. Nothing is charged or
 reserved for a waiter before its turn. A request that leaves the queue, admitted or not, wakes the next one; so does
-every refund or release in this process. It also wakes the waiter of another queue that lacks the same limit for the
-longest time, who wakes the next of these when it lacks it no more. What happens in other processes wakes nobody, so the
-first waiter asks at least every `PAUSE_S`. Other processes have queues of their own, and may be admitted first.
+every refund or release under its rule and key in this process. Nothing else wakes anybody, so the first waiter asks at
+least every `PAUSE_S`. Other processes have queues of their own, and may be admitted first.
 
 If a rule shares its permits among tenants, the first waiter is the oldest of the tenant that has the fewest permits in
 this process. The state of a queue belongs to no event loop: waiters of any loop, in any thread, share it.
@@ -25,7 +24,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import anyio
 
@@ -46,29 +45,25 @@ Ask: TypeAlias = Callable[[], Awaitable[Decision]]
 
 
 class _Waiter:
-    """A request that waits. It sleeps in its own event loop; any thread may wake it.
+    """A request that waits. It sleeps in its own event loop, of asyncio or trio; any thread may wake it.
 
     Attributes:
         tenant: The tenant whose share of the permits it takes.
         is_gone: Returns whether its client has left.
-        loop: Its event loop, of asyncio or trio.
-        until_s: When its time is over, by the clock of its event loop.
-        lacks: The limits and keys for lack of which it was refused last.
+        until_s: When its time is over; see `_now_s`.
     """
 
     def __init__(self, tenant: str, is_gone: Callable[[], bool], wait_us: int) -> None:
         self.tenant = tenant
         self.is_gone = is_gone
-        self.until_s = anyio.current_time() + wait_us / 1_000_000 + LATE_S
-        self.lacks: set[Name] = set()
+        self.until_s = _now_s() + wait_us / 1_000_000 + LATE_S
         self._event = anyio.Event()
         self._call_soon: Callable[[Callable[[], object]], object]
-        self.loop: Any = running_loop()
-        if self.loop is not None:
-            self._call_soon = self.loop.call_soon_threadsafe
+        loop = running_loop()
+        if loop is not None:
+            self._call_soon = loop.call_soon_threadsafe
         else:
-            self.loop = sys.modules["trio"].lowlevel.current_trio_token()
-            self._call_soon = self.loop.run_sync_soon
+            self._call_soon = sys.modules["trio"].lowlevel.current_trio_token().run_sync_soon
 
     def wake(self) -> None:
         """End the sleep. Callable from any thread."""
@@ -77,29 +72,9 @@ class _Waiter:
 
     async def sleep(self, pause_s: float) -> None:
         """Sleep for a while, until its time is over, or until it is woken."""
-        with anyio.move_on_after(min(pause_s, self.until_s - anyio.current_time())):
+        with anyio.move_on_after(min(pause_s, self.until_s - _now_s())):
             await self._event.wait()
         self._event = anyio.Event()
-
-
-class _Refused(NamedTuple):
-    """A waiter that was refused, and when it expects room for its own cost.
-
-    Attributes:
-        room_s: That time by the clock of its event loop.
-        monotonic_s: By that of the process, because the clock of each trio loop begins anywhere.
-    """
-
-    waiter: _Waiter
-    decision: Decision
-    room_s: float
-    monotonic_s: float
-
-    def left_s(self, waiter: _Waiter) -> float:
-        """Return how long that is from now, in the event loop of another waiter."""
-        if waiter.loop is self.waiter.loop:
-            return self.room_s - anyio.current_time()
-        return self.monotonic_s - time.monotonic()
 
 
 class _Queue:
@@ -107,19 +82,21 @@ class _Queue:
 
     Attributes:
         waiters: The waiters, in order of arrival.
-        refused: The last refusal.
+        refused: The waiter that was refused last.
+        refusal: Its refusal.
+        room_s: When it expects room for its own cost.
     """
 
     def __init__(self) -> None:
         self.waiters: dict[_Waiter, None] = {}
-        self.refused: _Refused | None = None
+        self.refused: _Waiter | None = None
+        self.refusal: Decision | None = None
+        self.room_s = 0.0
 
     def is_hopeless(self, waiter: _Waiter) -> bool:
         """Return whether the time of a waiter is over before there is room, for all that is known."""
-        left_s, refused = 0.0, self.refused
-        if refused is not None and refused.waiter in self.waiters:
-            left_s = max(refused.left_s(waiter), 0.0)
-        return anyio.current_time() + left_s >= waiter.until_s
+        room_s = self.room_s if self.refused in self.waiters else 0.0
+        return max(_now_s(), room_s) >= waiter.until_s
 
     def make_room(self, tenant: str) -> bool:
         """Remove waiters whose clients have left, else the newest one of the tenant with the most.
@@ -139,12 +116,12 @@ class _Queue:
             waiter.wake()
         return True
 
-    def refusal_of(self, name: Name, waiter: _Waiter) -> Decision | None:
+    def refusal_of(self, name: Name) -> Decision | None:
         """Return the refusal of a waiter that never asked: what the last refusal says about the rule and its key."""
-        if self.refused is None:
+        last = self.refusal
+        if last is None:
             return None
-        last = self.refused.decision
-        left_us = max(round(self.refused.left_s(waiter) * 1_000_000), 1)
+        left_us = max(round((self.room_s - _now_s()) * 1_000_000), 1)
         pairs = zip([check for check in last.checks for _ in check[0].limits], last.readings, strict=True)
         own = [(check, reading) for check, reading in pairs if (check[0].name, check[1]) == name]
         readings = [(*reading[:3], OPEN if check[0].is_permit else left_us) for check, reading in own]
@@ -159,7 +136,6 @@ class Queues:
         self._lock = ProcessLock()
         self._queues: dict[Name, _Queue] = {}
         self._permits: dict[Name, Counter[str]] = {}
-        self._lacking: dict[Name, dict[_Waiter, None]] = {}
         self._in_child = InChild(self.forget)
 
     @property
@@ -192,16 +168,15 @@ class Queues:
         for bucket, key, _ in checks if self._queues else ():
             self._wake((bucket.name, key))
 
-    def wake(self, key: str | None = None) -> None:
-        """Wake the first waiter of each queue of a key, or of all: windows were reset, or amounts changed."""
-        for name in [name for name in (*self._queues.copy(), *self._lacking.copy()) if key in (None, name[1])]:
+    def wake(self) -> None:
+        """Wake the first waiter of each queue: windows were reset, or amounts changed."""
+        for name in self._queues.copy():
             self._wake(name)
 
     def forget(self) -> None:
         """Drop all queues, as in a child of `fork`: the requests that wait in the parent never run in the child."""
         self._queues.clear()
         self._permits.clear()
-        self._lacking.clear()
 
     async def wait(
         self,
@@ -239,7 +214,7 @@ class Queues:
         try:
             decision = await self._wait_for_turn(name, queue, waiter, refused, ask)
             if decision is None:
-                decision = queue.refusal_of(name, waiter)
+                decision = queue.refusal_of(name)
             if decision is None:  # the first waiter is still asking for the first time
                 decision = await ask()
         finally:
@@ -260,11 +235,10 @@ class Queues:
                 if decision is None or has_slept:
                     decision = await ask()
                 lacking = _lacking(decision)
-                self._lacks(waiter, {(state.rule, state.key) for state in lacking})
                 if not lacking:
                     break
                 wait_s = max(state.retry_after_us or 0 for state in lacking) / 1_000_000  # 0 for a permit
-                queue.refused = _Refused(waiter, decision, anyio.current_time() + wait_s, time.monotonic() + wait_s)
+                queue.refused, queue.refusal, queue.room_s = waiter, decision, _now_s() + wait_s
                 pause_s = min(wait_s or PAUSE_S, PAUSE_S)
             if queue.is_hopeless(waiter):
                 break
@@ -278,30 +252,13 @@ class Queues:
             queue.waiters.pop(waiter, None)
             if not queue.waiters and self._queues.get(name) is queue:
                 del self._queues[name]
-        self._lacks(waiter, set())
         self._wake(name)
 
-    def _lacks(self, waiter: _Waiter, names: set[Name]) -> None:
-        """Record what a waiter lacks, and wake the next one that lacks what it lacks no more."""
-        gone, waiter.lacks = waiter.lacks - names, names
-        with self._lock:
-            for name in names:
-                self._lacking.setdefault(name, {})[waiter] = None
-            for name in gone:
-                others = self._lacking.get(name, {})  # none in a child of `fork`
-                others.pop(waiter, None)
-                if not others:
-                    self._lacking.pop(name, None)
-        for name in gone:
-            self._wake(name)
-
     def _wake(self, name: Name) -> None:
-        """Wake the first waiter of a queue, and the one that lacks its limit for the longest time."""
-        with self._lock:
-            longest = next(iter(self._lacking.get(name, ())), None)
-        for waiter in {self._first(name), longest}:
-            if waiter is not None:
-                waiter.wake()
+        """Wake the first waiter of a queue, if there is one."""
+        waiter = self._first(name)
+        if waiter is not None:
+            waiter.wake()
 
     def _first(self, name: Name) -> _Waiter | None:
         """Return the oldest waiter of the tenant that has the fewest permits."""
@@ -311,6 +268,12 @@ class Queues:
                 return None
             waiters = queue.waiters
             return min(waiters, key=lambda waiter: permits[waiter.tenant]) if permits else next(iter(waiters))
+
+
+def _now_s() -> float:
+    """Return monotonic time in seconds, the same in all event loops: that of trio's begins anywhere."""
+    loop = running_loop()
+    return time.monotonic() if loop is None else loop.time()
 
 
 def may_wait(decision: Decision) -> bool:
