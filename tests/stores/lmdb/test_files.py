@@ -301,7 +301,8 @@ class Faulty:
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        self.inner.__exit__(*raised)
+        commits = isinstance(self.inner, lmdb.Transaction) and raised[0] is None
+        self._counted(self.inner.__exit__, "commit" if commits else "close")(*raised)
 
     def __iter__(self) -> Any:
         return iter(self.inner)
@@ -519,7 +520,7 @@ async def test_who_starts_beside_a_stopped_worker_waits_as_those_who_ask(
 
     def begin() -> object:
         own = LmdbStore(store_path, **SMALL)
-        return own, own._env.begin()
+        return own, own._env._enter()
 
     with child(begin, signal.SIGSTOP) as pid:
         store = opened()
@@ -537,11 +538,11 @@ def test_a_child_keeps_no_gate_closed_that_its_killed_parent_was_behind(
 
     def begin() -> object:
         own = LmdbStore(store_path, **SMALL)
-        txn = own._env.begin()
+        own._env._enter()
         if not fork():
             signal.alarm(10)
             signal.pause()
-        return own, txn
+        return own
 
     with child(begin, signal.SIGKILL):
         store.keep_deadline(5.0)  # less than for which the child lives

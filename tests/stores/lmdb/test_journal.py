@@ -7,8 +7,8 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -130,16 +130,19 @@ def test_who_is_killed_between_journal_and_commit_has_acknowledged_nothing_and_l
 
 
 class Failing:
-    """A transaction that cannot be committed."""
+    """LMDB's environment, none of whose transactions can be committed."""
 
-    def __init__(self, txn: Any) -> None:
-        self.txn = txn
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.txn, name)
+        return getattr(self.inner, name)
 
-    def commit(self) -> None:
-        self.txn.abort()
+    @contextmanager
+    def begin(self, *given: Any, **named: Any) -> Iterator[Any]:
+        txn = self.inner.begin(*given, **named)
+        yield txn
+        txn.abort()
         raise lmdb.DiskError("as a fault")
 
 
@@ -179,7 +182,7 @@ class Restarts(BanPlayer):
 
     async def _fail(self, change: Callable[[], Any]) -> None:
         """Try a change which cannot be committed, or whose lines cannot be written, or not whole."""
-        fits, write, begin = self.choices.pick((None, 0, 20)), os.write, self.store._env.begin
+        fits, write, counts = self.choices.pick((None, 0, 20)), os.write, self.store._env.counts
         self.moves.append(f"a change that fails after {fits} bytes of its lines")
         before, fitting = self.journal.read_bytes(), [fits]
 
@@ -190,7 +193,7 @@ class Restarts(BanPlayer):
 
         with pytest.MonkeyPatch.context() as patched:
             if fits is None:
-                patched.setattr(self.store._env, "begin", lambda: Failing(txn) if (txn := begin()) else None)
+                patched.setattr(counts, "lmdb", Failing(counts.lmdb))
             else:
                 patched.setattr(journal.os, "write", full)
                 await super()._hit(self.clients[0], peeks=False)  # everybody else is answered

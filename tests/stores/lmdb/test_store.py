@@ -90,8 +90,8 @@ async def test_what_arrives_in_one_turn_of_the_loop_is_one_transaction(
     async def work(number: int) -> int:
         return sum([(await limiter.hit(f"user:{number % 8}", "100000/hour")).allowed for _ in range(rounds)])
 
-    begin, begun = store._env.begin, list[int]()
-    monkeypatch.setattr(store._env, "begin", lambda: begun.append(1) or begin())
+    run, begun = store._env.run, list[int]()
+    monkeypatch.setattr(store._env, "run", lambda work: begun.append(1) or run(work))
     assert sum(await asyncio.gather(*map(work, range(tasks)))) == rounds * tasks
     assert len(begun) <= LOOK_EVERY + rounds + 2
     assert (await limiter.peek("user:0", "100000/hour", 0)).remaining == 100_000 - rounds * tasks // 8

@@ -20,10 +20,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from math import inf
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import lmdb
 
@@ -37,13 +36,16 @@ from .journal import Journal, Noted, in_background
 from .kept_rows import lines_as_stored
 from .opening import DAMAGE, Options, discard, open_file
 
+if TYPE_CHECKING:
+    from .transaction import Transaction
+
 IN_PROCESS_S: Final = 0.001
 """How long a thread waits for another one of its process."""
 POLL_S: Final = 0.000_5
-START_S: Final = 1.0
-"""How long a constructor tries to open the files; then the first question does."""
 FORK_S: Final = 5.0
 """How long a fork waits for a transaction, or for files that are opened."""
+START_S: Final = 1.0
+"""How long a constructor waits until the files are open."""
 EXAMINE_EVERY_S: Final = 1.0
 HOUSEKEEP_EVERY_S: Final = 1.0
 _NO_ROOM: Final = (lmdb.MapFullError, lmdb.MemoryError)
@@ -61,10 +63,6 @@ class Environment:
         pending_events: Events to emit; any thread may add some while another one emits them.
         users: How many open stores of this process use it.
         counts: The file, in a transaction.
-
-    Raises:
-        ConfigurationError: The files cannot be used; the message names the remedy.
-        StoreUnavailable: They are opened for reading only, and do not exist.
     """
 
     def __init__(self, path: Path, options: Options) -> None:
@@ -78,80 +76,64 @@ class Environment:
         self._is_closed = False
         self.counts: Counts
         self._opened: Counts | None = None
+        self._opening: threading.Thread | None = None
+        self._open_error: Exception | None = None
         self._trouble: lmdb.Error | None = None  # with which LMDB cannot go on
         self._was_bad = False  # whether a transaction was bad in a file that was not begun anew since
         self._examine_at_s = self._housekeep_at_s = 0.0
-        self._is_opening = False
-        self._open_error: StoreUnavailable | None = None
 
     # -- transactions ------------------------------------------------------------------------------------------------
 
-    def begin(self) -> Any:
-        """Begin a transaction, for this thread to `commit` or `abort`; None while somebody else is behind the gate.
+    def run(self, work: Callable[[Any], Transaction]) -> Transaction | None:
+        """Run a transaction and return what `work` returns; None while somebody else is behind the gate.
+
+        Its changes get lines in the journal before it is committed.
+
+        Args:
+            work: Called with LMDB's transaction.
 
         Raises:
-            lmdb.Error: LMDB cannot begin it.
-            StoreUnavailable: The files have become unusable.
+            lmdb.Error: LMDB cannot begin or commit it.
+            OSError: The journal cannot be written.
+            StoreUnavailable: The files have become unusable, or were replaced.
         """
-        failed, self._open_error = self._open_error, None
-        if failed is not None:
-            raise failed
-        try:
-            if self._is_opening or not self._enter():
-                return None
-        except ConfigurationError as error:
-            raise StoreUnavailable(str(error)) from error
-        txn: Any = None
+        begin_anew_if_forked()
+        if self._opened is None:
+            self._open_in_thread()
+            return None
+        if not self._enter():
+            return None
+        noted: Noted = []
         try:
             if self._trouble or time.monotonic() >= self._examine_at_s:
                 self._examine()
-            if self._opened is not None:
-                txn = self._opened.lmdb.begin(self._opened.dbs.windows, write=self._writes)
-            elif self._gate.is_open:
-                self._open_in_thread()
-        finally:
-            if txn is None:
-                self._leave()
-        return txn
-
-    def commit(self, txn: Any, noted: Noted, *, is_large: bool) -> None:
-        """Append to the journal, commit a transaction, and leave the gate.
-
-        Args:
-            txn: The transaction.
-            noted: The changes to append to the journal.
-            is_large: Whether the transaction may have taken much room.
-
-        Raises:
-            lmdb.Error: It cannot be committed.
-            OSError: The journal cannot be written.
-            StoreUnavailable: The files were replaced, so the lines would belong to rows that nobody finds.
-        """
-        try:
-            if self._writes:
-                self.counts.check(txn, always=is_large)
-            if noted:
-                if not self._is_in_place():
-                    self._examine_at_s = 0.0
-                    raise StoreUnavailable(f"lmdb: the files at {self.path} were replaced")
-                self.journal.append(lines_as_stored(txn, self.counts.dbs, noted))
-            try:
-                txn.commit()
-            except lmdb.Error:
-                self._undo(noted)
-                raise
-        except BaseException:
-            txn.abort()  # the commit may not have been reached; after a commit this does nothing
+            if self._opened is None:
+                return None
+            with self._opened.lmdb.begin(self._opened.dbs.windows, write=self._writes) as txn:
+                transaction = work(txn)
+                if transaction.noted:
+                    self._append(txn, transaction.noted)
+                    noted = transaction.noted
+            return transaction
+        except lmdb.Error:
+            self._undo(noted)
             raise
         finally:
             self._leave()
 
-    def abort(self, txn: Any) -> None:
-        """Abort a transaction, and leave the gate."""
-        try:
-            txn.abort()
-        finally:
-            self._leave()
+    def _append(self, txn: Any, noted: Noted) -> None:
+        """Append changes to the journal."""
+        if not self._is_in_place():  # the lines would belong to rows that nobody finds
+            self._examine_at_s = 0.0
+            raise StoreUnavailable(f"lmdb: the files at {self.path} were replaced")
+        self.journal.append(lines_as_stored(txn, self.counts.dbs, noted))
+
+    def _undo(self, noted: Noted) -> None:
+        """Append what is stored, after lines of a transaction that could not be committed."""
+        with suppress(lmdb.Error, OSError):
+            if noted:
+                with self.counts.lmdb.begin() as txn:
+                    self.journal.append(lines_as_stored(txn, self.counts.dbs, noted))
 
     def housekeep(self, unix_us: Clock) -> None:
         """Sync the journal in a thread, once a second, and write it anew when it is long; called after a commit."""
@@ -170,7 +152,7 @@ class Environment:
         in_background(work)
 
     def failure(self, error: Exception) -> StoreUnavailable:
-        """Return the error to raise for an error of LMDB or the system; the next `begin` does what it calls for."""
+        """Return the error to raise for an error of LMDB or the system; the next `run` does what it calls for."""
         if isinstance(error, lmdb.ReadonlyError) and self.options.read_only:
             return StoreUnavailable(f"lmdb: {self.path} is open for reading only")
         if isinstance(error, lmdb.Error) and not isinstance(error, _NO_ROOM):
@@ -181,16 +163,14 @@ class Environment:
 
     def _enter(self) -> bool:
         """Enter the gate without waiting for another process; return False if somebody else is behind it."""
-        begin_anew_if_forked()
         if not _lock.acquire(timeout=IN_PROCESS_S):
             return False
         entered = False
         try:
-            if not self._gate.is_open:
-                if self._is_closed:
-                    return False
-                self._check()
-            entered = self._gate.enter()
+            if not self._is_closed:
+                if not self._gate.is_open:
+                    self._check()
+                entered = self._gate.enter()
         finally:
             if not entered:
                 _lock.release()
@@ -202,9 +182,9 @@ class Environment:
         finally:
             _lock.release()
 
-    def _behind_gate(self, do: Callable[[], object], until_s: float = inf) -> bool:
-        """Call a function behind the gate, in a thread that may wait; return False if that was not possible."""
-        while not self._is_closed and time.monotonic() < until_s:
+    def _behind_gate(self, do: Callable[[], object]) -> bool:
+        """Call a function behind the gate, in a thread that may wait; return False if the environment was closed."""
+        while not self._is_closed:
             if self._enter():
                 try:
                     self._examine()
@@ -216,46 +196,51 @@ class Environment:
             time.sleep(POLL_S)
         return False
 
-    def _undo(self, noted: Noted) -> None:
-        """Append what is stored, after lines of a transaction that could not be committed."""
-        with suppress(lmdb.Error, OSError), self.counts.lmdb.begin() as txn:
-            self.journal.append(lines_as_stored(txn, self.counts.dbs, noted))
-
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Try to open the files; if another process stays behind the gate, the first question opens them."""
-        try:
-            self._behind_gate(self._open, time.monotonic() + START_S)
-        except lmdb.Error as error:
-            raise ConfigurationError(f"lmdb: {self.path} cannot be opened: {error}") from error
-        except ConfigurationError as error:
-            if self.options.read_only:
-                raise StoreUnavailable(str(error)) from error
-            raise
+        """Open the files; if another process stays behind the gate, questions wait until they are open.
 
-    def _open_in_thread(self) -> None:
-        """Open the files in a thread, for the journal may have many lines; until then nobody gets a transaction."""
+        Raises:
+            ConfigurationError: The files cannot be used; the message names the remedy.
+            StoreUnavailable: They are opened for reading only, and cannot be read.
+        """
+        if self._opened is None:
+            self._open_in_thread().join(START_S)
+            failed, self._open_error = self._open_error, None
+            if isinstance(failed, ConfigurationError) and self.options.read_only:
+                raise StoreUnavailable(str(failed)) from failed
+            if failed is not None:
+                raise failed
 
-        def work() -> None:
-            try:
-                self._behind_gate(self._open)
-            except (ConfigurationError, StoreUnavailable, lmdb.Error) as error:
-                self._open_error = StoreUnavailable(str(error))
-            finally:
-                self._is_opening = False
+    def _open_in_thread(self) -> threading.Thread:
+        """Open the files in a thread, for the journal may have many lines; until then nobody gets a transaction.
 
-        self._is_opening = True
-        threading.Thread(target=work, name="slidegate-lmdb", daemon=True).start()
+        Raises:
+            StoreUnavailable: The last thread could not open them.
+        """
+        failed, self._open_error = self._open_error, None
+        if failed is not None:
+            raise StoreUnavailable(str(failed)) from failed
+        if self._opening is None or not self._opening.is_alive():
+            self._opening = threading.Thread(target=self._open, name="slidegate-lmdb", daemon=True)
+            self._opening.start()
+        return self._opening
 
     def _open(self) -> None:
-        """Open the file, behind the gate."""
+        try:
+            self._behind_gate(self._open_file)
+        except OSError as error:
+            self._open_error = unusable(self.path, error)
+        except lmdb.Error as error:
+            self._open_error = ConfigurationError(f"lmdb: {self.path} cannot be opened: {error}")
+        except (ConfigurationError, StoreUnavailable) as error:
+            self._open_error = error
+
+    def _open_file(self) -> None:
         if self._opened is None:
-            try:
-                counts = open_file(self.path, self._gate, self.journal, self.options, self.pending_events.append)
-            except OSError as error:
-                raise unusable(self.path, error) from error
-            self._opened = self.counts = counts
+            self.counts = open_file(self.path, self._gate, self.journal, self.options, self.pending_events.append)
+            self._opened = self.counts
 
     def _check(self) -> None:
         """Check that the files are ours alone, before the gate is opened."""
@@ -298,7 +283,7 @@ class Environment:
 
     def close_files(self) -> None:
         """Close what is open, as in a forked child; the gate first, which the parent may hold."""
-        self._is_opening, self._housekeep_at_s = False, 0.0  # a child has no thread that waits
+        self._opening, self._housekeep_at_s = None, 0.0  # a child has no thread that waits
         self._gate.close()
         self.journal.close()
         self._close_map()

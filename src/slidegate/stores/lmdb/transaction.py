@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, TypeVarTuple
 
 import lmdb
@@ -84,26 +85,27 @@ class Transactions:
 
     def _write(self, jobs: Sequence[Job], answers: list[Any]) -> bool:
         """Do what `write` does, and add the answers; return False while somebody else is behind the gate."""
-        txn = self.env.begin()
-        if txn is None:
+        transaction = self.env.run(partial(self._run, jobs, answers))
+        if transaction is None:
             return False
-        try:
-            if self.env.counts.fullness == NO_CHANGES and _change(jobs):
-                raise lmdb.MapFullError("it has no room for changes")
-            # The clock is read behind the gate: under an older time, units of later charges would leave too early.
-            transaction = Transaction(self, txn, self.store.now_us())
-            answers += [do(transaction, *args) for do, args in jobs]
-            transaction.save()
-            if transaction.now_us >= self.sweep_due_us and _change(jobs):
-                transaction.sweep(max(SWEEP_STEP, 2 * len(jobs)))
-        except BaseException:
-            self.env.abort(txn)
-            raise
-        self.env.commit(txn, transaction.noted, is_large=len(jobs) > CHECK_EVERY)
         if self.env.journal.is_unsynced:
             self.env.housekeep(self.store.unix_us)
         self._record(transaction)
         return True
+
+    def _run(self, jobs: Sequence[Job], answers: list[Any], txn: Any) -> Transaction:
+        """Run jobs in a transaction, and add their answers."""
+        counts = self.env.counts
+        if counts.fullness == NO_CHANGES and _change(jobs):
+            raise lmdb.MapFullError("it has no room for changes")
+        # The clock is read behind the gate: under an older time, units of later charges would leave too early.
+        transaction = Transaction(self, txn, self.store.now_us())
+        answers += [do(transaction, *args) for do, args in jobs]
+        transaction.save()
+        if transaction.now_us >= self.sweep_due_us and _change(jobs):
+            transaction.sweep(max(SWEEP_STEP, 2 * len(jobs)))
+        counts.check(txn, always=len(jobs) > CHECK_EVERY)
+        return transaction
 
     def _record(self, transaction: Transaction) -> None:
         """Record the results of a committed transaction, and emit its events."""
