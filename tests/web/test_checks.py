@@ -71,13 +71,21 @@ def test_workers_that_no_argument_names_see_each_other(server: str, count: int, 
 # -- a middleware that is built for each route -------------------------------------------------------------------------
 
 
-def test_the_third_middleware_of_the_same_options_with_a_limiter_of_its_own_is_found() -> None:
-    rules = [Rule("*", "9/minute")]
-    built = [RateLimitMiddleware(hello, rules=rules) for _ in range(4)]
-    assert [codes(one) for one in built] == [[], [], ["SG131"], []]
-    assert [codes(RateLimitMiddleware(hello, rules=list(rules))) for _ in range(3)] == [[], [], []]
-    limiter = Limiter()
-    assert [codes(RateLimitMiddleware(hello, rules=built[0].rules, limiter=limiter)) for _ in range(3)] == [[]] * 3
+@pytest.mark.parametrize("limiter", [None, Limiter()])
+@pytest.mark.parametrize("of_rule", [{}, {"name": "api"}])
+@pytest.mark.parametrize("more", [{}, {"default_limits": "9/minute"}, {"name": "site"}])
+async def test_the_third_middleware_of_the_same_options_that_counts_apart_is_found(
+    limiter: Limiter | None, of_rule: dict[str, Any], more: dict[str, Any]
+) -> None:
+    rules = [Rule("*", "9/minute", **of_rule)]
+    if limiter is not None:
+        await limiter.reset_all()
+    built = [RateLimitMiddleware(hello, rules=rules, limiter=limiter, **more) for _ in range(4)]
+    for one in built:
+        fields = (await call(one)).headers["ratelimit"]
+    assert ["SG131" in codes(one) for one in built] == [False, False, "r=8" in fields, False]
+    again = [RateLimitMiddleware(hello, rules=list(rules), limiter=limiter, **more) for _ in range(3)]
+    assert "SG131" not in codes(again[2])
 
 
 async def test_routes_of_starlette_with_a_middleware_each_are_as_they_are_written() -> None:

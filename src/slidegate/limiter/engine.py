@@ -141,7 +141,8 @@ class Engine:
                 shown = rule.partition(":")[0]
                 raise ConfigurationError(
                     f"two middlewares of one limiter have limits without a name ({shown!r}), and workers may create "
-                    'them in another order; write RateLimitMiddleware(..., name="admin") for one of them'
+                    'them in another order; write RateLimitMiddleware(..., name="admin") for one of them, or '
+                    'Rule(..., name="api") if they are to count together'
                 )
             taken = set(owners.values())
             number = owners.setdefault(owner, next(number for number in count(1) if number not in taken))

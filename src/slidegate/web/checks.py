@@ -147,14 +147,14 @@ def _command_of(process: int) -> bytes:
 
 
 _built: Final[WeakKeyDictionary[RateLimitMiddleware, tuple[object, ...]]] = WeakKeyDictionary()
-"""The options of the middlewares that live, if their limiter is their own."""
+"""The options of the middlewares that live and count apart."""
 
 
 def about_building(middleware: RateLimitMiddleware, options: tuple[object, ...]) -> Iterator[Finding]:
     """Yield the finding about a middleware that a framework builds for each of its routes.
 
     Args:
-        middleware: A middleware with a limiter of its own.
+        middleware: A middleware that counts apart from others: its limiter is its own, or its limits have no name.
         options: Its options, as they were given. The same objects mean that one line of code is run again. Starlette
             builds a middleware once for each line, and lines may share a text.
     """
@@ -166,9 +166,9 @@ def about_building(middleware: RateLimitMiddleware, options: tuple[object, ...])
     if _count_alike(options) == _BUILT_OFTEN:
         yield Finding(
             "SG131",
-            "this middleware is built again and again, each time with a limiter of its own, so a client gets each "
-            "limit as many times; a framework may build it for each route: make one limiter = Limiter() and write "
-            "RateLimitMiddleware(..., limiter=limiter), or wrap the whole application",
+            "this middleware is built again and again, and counts apart each time, so a client gets each limit as many "
+            "times; a framework may build it for each route: wrap the whole application, or make one limiter = "
+            'Limiter() and write RateLimitMiddleware(..., limiter=limiter) with rules that have names: name="api"',
         )
 
 

@@ -109,6 +109,8 @@ class RateLimitMiddleware(FailsAtStartup):
     file: Path | None = None
     _owner: object = None
     """What counts by its identities after it, if it was read from a file."""
+    _has_unnamed = False
+    """Whether it has limits without a name, which count apart from those of every other middleware."""
     _decided: Mapping[str, Plan | None] = _NOTHING
     """The scope types that are decided without `_begin`, with the plan of all their requests if they have the same one.
     Empty during the first requests, while switched off, and after a failed construction."""
@@ -168,14 +170,15 @@ class RateLimitMiddleware(FailsAtStartup):
         self._unchecked = checks.REQUESTS_CHECKED
         self.findings: list[checks.Finding] = []
         checks.report(self, checks.about_settings(self, off))
-        if limiter is None:
-            given = (limits, rules, default_limits, key, client, blocklist, allowlist, bans, messages)
+        if limiter is None or self._has_unnamed:
+            given = (limits, rules, default_limits, key, limiter, client, blocklist, allowlist, bans, messages)
             checks.report(self, checks.about_building(self, given))
         if self.file is None:  # else the `ReloadingMiddleware` registers the middleware that it activates
             self._engine.register(self)
 
     def unique_id(self, identity: str) -> str:
         """Return an identity for counts, unique among middlewares and stable when a configuration file is reloaded."""
+        self._has_unnamed = True
         return self._engine.unique_id(self.prefix + identity, self._owner or self)
 
     @classmethod
