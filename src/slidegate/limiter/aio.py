@@ -33,13 +33,9 @@ def on_asyncio() -> bool:
 
 def on_loop() -> bool:
     """Return whether an event loop, of asyncio or trio, runs in this thread."""
-    return on_asyncio() or _on_trio()
-
-
-def _on_trio() -> bool:
     trio = sys.modules.get("trio")
     try:  # `in_trio_run` is newer than what anyio needs
-        return trio is not None and trio.lowlevel.current_trio_token() is not None
+        return on_asyncio() or (trio is not None and trio.lowlevel.current_trio_token() is not None)
     except RuntimeError:
         return False
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from inspect import isawaitable
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
@@ -34,7 +35,7 @@ from ..core.reservation import Reservation
 from ..core.store import Clock, Event, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import monotonic_us, system_us
-from .aio import answer_of, to_the_end, within
+from .aio import to_the_end, within
 from .breaker import Breaker, Call
 
 OnError: TypeAlias = Literal["local", "allow", "deny"]
@@ -118,19 +119,17 @@ class Failover:
 
     async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Return what `ask` would return now."""
-        decision = await self._query(self._store.peek, checks, subjects)
-        return self.decide("peek", checks, subjects) if decision is _UNANSWERED else decision
+        return await self._query(partial(self.decide, "peek", checks, subjects), self._store.peek, checks, subjects)
 
     async def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost, whatever the limits."""
-        decision = await self._query(self._store.charge, checks)
-        return self.decide("charge", checks) if decision is _UNANSWERED else decision
+        return await self._query(partial(self.decide, "charge", checks), self._store.charge, checks)
 
     async def refund(self, reservations: Sequence[Reservation]) -> bool:
         """Refund what a decision charged, in the store that charged it; False if the store does not answer."""
         if reservations and (local := reservations[0].store) is not None:
             return await within(local.refund(reservations))
-        return await self._query(self._store.refund, reservations) is True
+        return await self._query(bool, self._store.refund, reservations)
 
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
         """Count a strike; during an outage, with ``on_error="local"``, in the local store.
@@ -138,32 +137,21 @@ class Failover:
         Raises:
             StoreUnavailable: The store did not answer, and `on_error` is ``"deny"``.
         """
-        ban: Ban | None = await self._query(self._store.bans.strike, policy, key, weight, reason)
-        if ban is not _UNANSWERED:
-            return ban
-        if self.on_error == "deny":
-            raise StoreUnavailable("the store did not answer a strike, so it is unknown whether it bans")
-        if self.on_error == "allow":
-            return None
-        self._sweep_us = 1
-        made = await answer_of(self.local.bans.strike(policy, key, weight, reason))
-        earlier = None if made else self.local.bans.find((key,))
-        # Who strikes takes the time from since to until as what is left of a ban.
-        return earlier._replace(since_us=self.local.unix_us()) if earlier else made
+        struck = policy, key, weight, reason
+        return await self._query(partial(self._strike_here, *struck), self._store.bans.strike, *struck)
 
     async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""
-        ban: Ban | None = await self._query(self._store.bans.find, subjects)
-        return self.local.bans.find(subjects) if ban is _UNANSWERED else ban
+        return await self._query(partial(self.local.bans.find, subjects), self._store.bans.find, subjects)
 
     # -- the store -----------------------------------------------------------------------------------------------------
 
-    async def _query(self, ask: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the store's answer, or `_UNANSWERED` if none comes in time."""
+    async def _query(self, decide: Callable[[], T], ask: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
+        """Return the store's answer, or what `decide` returns if none comes in time."""
         answer = self._begin(ask, *arguments)
-        if answer is _UNANSWERED:
-            return answer
-        return await self._wait(answer, self.breaker.call() if isawaitable(answer) else None)
+        if answer is not _UNANSWERED:
+            answer = await self._wait(answer, self.breaker.call() if isawaitable(answer) else None)
+        return decide() if answer is _UNANSWERED else answer
 
     def _begin(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         """Query the store; return its answer, an awaitable of it, or `_UNANSWERED`."""
@@ -229,6 +217,19 @@ class Failover:
             return decision
         wait_us = max(self.breaker.open_until_us - self._clock(), MIN_RETRY_US)
         return Decision(choice == "allow" or what == "charge", Reason.UNAVAILABLE, checks=checks, at_least_us=wait_us)
+
+    def _strike_here(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
+        """Count a strike instead of the store."""
+        if self.on_error == "deny":
+            raise StoreUnavailable("the store did not answer a strike, so it is unknown whether it bans")
+        if self.on_error == "allow":
+            return None
+        self._sweep_us = 1
+        bans = self.local.bans
+        made: Any = bans.strike(policy, key, weight, reason)
+        earlier = None if made else bans.find((key,))
+        # Who strikes takes the time from since to until as what is left of a ban.
+        return earlier._replace(since_us=self.local.unix_us()) if earlier else made
 
 
 def check_failure_policy(deadline: Any, on_error: object) -> tuple[int, OnError]:

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import blake2b
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from ..core.concurrency import Concurrency
 from ..core.decision import Bucket
@@ -36,6 +37,7 @@ from ..core.store import CHANGED_LIMITS, Event, StatsRow
 from ..stores.forks import ProcessLock
 from ..stores.shared import running_loop
 from .aio import COMMAND_DEADLINE_S, in_background
+from .rows import Row
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -58,8 +60,7 @@ _LISTED: Final = 10
 """How many names an error lists."""
 _MAX_LIMITS: Final = 4_000
 """The most limits in a worker's row; 100 bytes each are well below the largest row."""
-_UNREADABLE: Final = ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigurationError
-"""The errors of a row that cannot be parsed, for example one of a later version."""
+T = TypeVar("T")
 
 Changes: TypeAlias = dict[str, tuple[int, int, "Override | None"]]
 """The amounts of limits before and after a change, and the override that sets the latter, by name."""
@@ -85,15 +86,30 @@ class NamedLimit:
     changeable: bool = True
     shadow: bool = False
 
-    def takes(self, limit: str) -> bool:
-        """Return whether an override of its name with this text applies to it: it has the window of this limit."""
-        return self.amount_by(limit) is not None
+    def amount_in(self, text: str) -> int:
+        """Return the amount that a text sets for it.
 
-    def amount_by(self, limit: str) -> int | None:
-        """Return the amount that an override of its name with this text sets; None if it does not apply."""
+        Raises:
+            ConfigurationError: A function returns this limit, or the text is of another kind or window.
+        """
+        if not self.changeable:
+            raise ConfigurationError(
+                f"limit {self.name!r}: a function returns the limits of its rule for each request; change them there"
+            )
+        limit = parse_one(text)
+        window, own = _window_of(limit), _window_of(self.configured)
+        if window != own and ("@" in text or window != own.partition(" @")[0]):
+            raise ConfigurationError(
+                f"limit {self.name!r}: in the code it is {written(self.configured)!r}, and its amount alone can "
+                f"change; write for example '{max(self.configured.amount // 2, 1)}{own}', not {quoted(text)}"
+            )
+        return limit.amount
+
+    def takes(self, text: str) -> bool:
+        """Return whether an override of its name with this text applies to it: it has the window of this limit."""
         with suppress(ConfigurationError):
-            return amount_in(limit, self.name, self.configured, is_fixed=not self.changeable)
-        return None
+            return self.amount_in(text) > 0
+        return False
 
     def with_amount(self, amount: int | str) -> str:
         """Return the text of the configured limit with another amount, as `Limiter.override` takes it."""
@@ -149,22 +165,15 @@ class Worker(NamedTuple):
     same_secret: bool
     """Whether its digests of API keys and similar values are those of this limiter."""
 
-    def check(self, name: str, limit: str) -> None:
-        """Check that its limit of a name can be changed to a text.
-
-        Raises:
-            KeyError: It has no such limit.
-            ConfigurationError: The limit cannot be changed, or is of another kind or window.
-        """
-        if name != ALL:
-            amount_in(limit, name, parse_one(self.limits[name]), is_fixed=name in self.fixed)
+    def named(self, name: str) -> NamedLimit:
+        """Return its limit of a name that it has."""
+        limit = parse_one(self.limits[name])
+        return NamedLimit(name, limit, limit, changeable=name not in self.fixed)
 
     def takes(self, override: Override) -> bool:
         """Return whether an override applies to it; it may have the name with another window."""
-        with suppress(KeyError, ConfigurationError):
-            self.check(override.name, override.limit)
-            return True
-        return False
+        name = override.name
+        return name == ALL or (name in self.limits and self.named(name).takes(override.limit))
 
 
 class Overrides:
@@ -206,11 +215,11 @@ class Overrides:
         """
         text = _checked(name, limit)
         workers = await self._workers()
-        having = [one for one in workers if name == ALL or name in one.limits]
+        having = workers if name == ALL else [one for one in workers if name in one.limits]
         if workers and not having:
             raise unknown(name, (other for one in workers for other in one.limits if other not in one.fixed))
-        for worker in having:
-            worker.check(name, limit)
+        for worker in having if name != ALL else ():
+            worker.named(name).amount_in(limit)
         now_us = self._engine.unix_us()
         made = Override(name, text, by, reason, now_us, now_us + length_us)
         await self._write(made, length_us)
@@ -246,7 +255,7 @@ class Overrides:
         with self._lock:
             self._begun = reading = self._begun + 1
         rows = await self._rows.read(CHANGED_LIMITS, 0, 0, deadline_s)
-        self._take(reading, [one for row in rows if (one := _override_in(row.value)) is not None])
+        self._take(reading, _readable(rows, _override_in))
 
     def forget(self) -> None:
         """End all overrides in this process. For tests."""
@@ -259,9 +268,8 @@ class Overrides:
             StoreError: The store does not answer.
         """
         rows = await self._rows.read(CHANGED_LIMITS, WORKER, WORKER, deadline_s)
-        secret = self._engine.keys.fingerprint
-        found = [_worker_in(row.value, secret) for row in rows if row.worker != self._rows.worker]
-        return [worker for worker in found if worker is not None]
+        others = [row for row in rows if row.worker != self._rows.worker]
+        return _readable(others, partial(_worker_in, self._engine.keys.fingerprint))
 
     # -- updating -----------------------------------------------------------------------------------------------------
 
@@ -284,9 +292,7 @@ class Overrides:
         if self._rows.is_shared and running_loop() is not None:
             self._updating = in_background(self.update())
         elif not self._rows.is_shared or self._engine.store.answers_threads():
-            next(
-                self.update().__await__(), None
-            )  # it never suspends: the rows are in memory, or its store answers threads
+            next(self.update().__await__(), None)  # never suspends: rows in memory, or a store that answers threads
 
     async def update(self) -> None:
         """Refresh the overrides, and keep the row of this worker."""
@@ -334,10 +340,11 @@ class Overrides:
         changes: Changes = {}
         for one in limits:
             override = self.in_force.get(one.name)
-            changed = None if override is None else one.amount_by(override.limit)
-            amount = one.configured.amount if changed is None else changed
+            if override is not None and not one.takes(override.limit):
+                override = None
+            amount = one.configured.amount if override is None else one.amount_in(override.limit)
             if amount != one.limit.amount:
-                changes[one.name] = one.limit.amount, amount, None if changed is None else override
+                changes[one.name] = one.limit.amount, amount, override
                 one.limit.become(amount)
         if changes:  # middlewares read the amounts anew
             self._engine.restart_middlewares()
@@ -400,24 +407,28 @@ def _checked(name: str, limit: str) -> str:
     return written(parse_one(limit))
 
 
-def _override_in(value: bytes) -> Override | None:
-    """Return the override of a row; None if it cannot be parsed."""
-    with suppress(*_UNREADABLE):
-        found = Override(**json.loads(value))
-        _checked(found.name, found.limit)
-        return found
-    return None
+def _readable(rows: Iterable[Row], read: Callable[[bytes], T]) -> list[T]:
+    """Return what rows say; without those that cannot be parsed, for example of a later version."""
+    found = []
+    for row in rows:
+        with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigurationError):
+            found.append(read(row.value))
+    return found
 
 
-def _worker_in(value: bytes, secret: str) -> Worker | None:
-    """Return the worker of a row; None if it cannot be parsed."""
-    with suppress(*_UNREADABLE):
-        row = json.loads(value)
-        found = Worker(row["limits"], row["fixed"], row["secret"] == secret)
-        for text in found.limits.values():
-            parse_one(text)
-        return found if row["version"] == _VERSION else None
-    return None
+def _override_in(value: bytes) -> Override:
+    found = Override(**json.loads(value))
+    _checked(found.name, found.limit)
+    return found
+
+
+def _worker_in(fingerprint: str, value: bytes) -> Worker:
+    row = json.loads(value)
+    if row["version"] != _VERSION:
+        raise ValueError("of another version")
+    for text in row["limits"].values():
+        parse_one(text)
+    return Worker(row["limits"], row["fixed"], row["secret"] == fingerprint)
 
 
 def _worker_of(limits: Iterable[NamedLimit]) -> Worker:
@@ -467,26 +478,6 @@ def parse_one(text: object) -> AnyLimit:
 def written(limit: AnyLimit) -> str:
     """Return the text of a limit as `parse_one` reads it."""
     return f"{limit.amount}{_window_of(limit)}"
-
-
-def amount_in(text: str, name: str, configured: AnyLimit, *, is_fixed: bool) -> int:
-    """Return the amount that a text sets for a limit.
-
-    Raises:
-        ConfigurationError: A function returns the limit, or the text is of another kind or window.
-    """
-    if is_fixed:
-        raise ConfigurationError(
-            f"limit {name!r}: a function returns the limits of its rule for each request; change them there"
-        )
-    other = parse_one(text)
-    window, own = _window_of(other), _window_of(configured)
-    if window != own and ("@" in text or window != own.partition(" @")[0]):
-        raise ConfigurationError(
-            f"limit {name!r}: in the code it is {written(configured)!r}, and its amount alone can change; write for "
-            f"example '{max(configured.amount // 2, 1)}{own}', not {quoted(text)}"
-        )
-    return other.amount
 
 
 def _window_of(limit: AnyLimit) -> str:
