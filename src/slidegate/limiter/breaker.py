@@ -29,7 +29,7 @@ from typing import Any, Final
 from ..core.errors import StoreError, StoreTimeout
 from ..core.logs import Throttle, logger, written
 from ..core.store import Clock, Event
-from ..stores.forks import InChild, ProcessLock
+from ..stores.forks import ProcessLock
 from ..stores.shared import running_loop
 
 FAILURES_TO_OPEN: Final = 3
@@ -107,21 +107,20 @@ class Breaker:
         self._took_us: deque[int] = deque(maxlen=KEPT_CALLS)
         self._in_a_row = self._ended_us = 0
         self._undecided: Exception | None = None
-        self._began_us = self._failures_before = 0
+        self._began_us = self._failures_before = self._probe_us = 0
         self._throttle = Throttle(REPORT_EVERY_US)
         self._lock = ProcessLock()  # several threads may find that an outage begins or ends
-        self._is_reporting = False
-        self._in_child = InChild(self._end_report)
 
     def may_ask(self) -> bool:
         """Return whether the store may be asked. During an outage, the first question after the pause is the probe."""
-        if not self.open_until_us:
+        with self._lock:
+            now_us = self._clock()
+            if now_us < self.open_until_us:
+                return False
+            if self.open_until_us:
+                self.open_until_us = now_us + max(OPEN_US, self._deadline_us)  # nobody else asks while the probe runs
+                self._probe_us = now_us
             return True
-        now_us = self._clock()
-        if now_us < self.open_until_us:
-            return False
-        self.open_until_us = now_us + max(OPEN_US, self._deadline_us)  # nobody else asks while the probe runs
-        return True
 
     def call(self) -> Call:
         """Return the call that a question belongs to which is asked now."""
@@ -151,12 +150,12 @@ class Breaker:
         self._took_us.append(took_us)
         if is_probe:
             with self._lock:
-                if not self._is_probe(call):  # another thread has reported it
+                if not self._probe_us:  # another thread has reported it
                     return
-                self.open_until_us, self._is_reporting = 0, True
+                self.open_until_us = self._probe_us = 0
                 failures, after_us = self.failures - self._failures_before, now_us - self._began_us
             message = f"the store answers again after {_shown(after_us)}, in which {failures} calls failed"
-            self._report_outage(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
+            self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
         elif self._undecided is not None:
             error, self._undecided = self._undecided, None
             self._report(error, "failed once", now_us)
@@ -184,7 +183,7 @@ class Breaker:
             self._report(error, f"failed for a {error.concerns}", now_us)
         elif self._begins(call or self.call(), now_us, is_refused=_is_refused(error)):
             self._throttle.left_out((self._began_us,), now_us)
-            self._report_outage(self._failure("store_failed", "failed", error))
+            self._emit(self._failure("store_failed", "failed", error))
         elif not self.open_until_us:
             self._undecided = error
         elif self._throttle.left_out((self._began_us,), now_us) is not None:
@@ -194,12 +193,11 @@ class Breaker:
     def forget(self, call: Call | None) -> None:
         """Drop a call that says nothing about the server. If it was the probe, the next question is."""
         if self._is_probe(call):
-            self.open_until_us = self._clock()
+            self.open_until_us, self._probe_us = self._clock(), 0
 
     def _is_probe(self, call: Call | None) -> bool:
-        """Return whether a call was asked during an outage, which has been reported."""
-        is_open = self.open_until_us > 0 and not self._is_reporting
-        return is_open and (call is None or call.asked_us > self._began_us)
+        """Return whether a call is the probe that runs now; others were asked before the outage."""
+        return self._probe_us > 0 and (call is None or call.asked_us >= self._probe_us)
 
     def _begins(self, call: Call, now_us: int, *, is_refused: bool) -> bool:
         """Count a failure; return whether an outage begins with it."""
@@ -214,12 +212,10 @@ class Breaker:
             self._in_a_row += 1
         is_outage = is_refused or self._in_a_row >= FAILURES_TO_OPEN or self._is_half(now_us)
         with self._lock:
-            is_open = self.open_until_us > 0
-            begins = is_outage and not is_open and not self._is_reporting
-            if begins or (is_open and is_probe):
-                self.open_until_us = now_us + OPEN_US
+            begins = is_outage and not self.open_until_us
+            if begins or is_probe:
+                self.open_until_us, self._probe_us = now_us + OPEN_US, 0
             if begins:
-                self._is_reporting = True
                 self._undecided, self._began_us, self._failures_before = None, now_us, self.failures - 1
             return begins
 
@@ -227,16 +223,6 @@ class Breaker:
         """Return whether half of the calls of the last second have failed."""
         failed = [has_failed for ended_us, has_failed in self._has_failed.copy() if ended_us > now_us - SECOND_US]
         return len(failed) >= MIN_CALLS and 2 * sum(failed) >= len(failed)
-
-    def _report_outage(self, event: Event) -> None:
-        """Emit the begin or end of an outage; until that is done, none begins or ends."""
-        try:
-            self._emit(event)
-        finally:
-            self._end_report()
-
-    def _end_report(self) -> None:
-        self._is_reporting = False
 
     def _end_iteration(self) -> None:
         self._current = None
