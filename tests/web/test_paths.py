@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from starlette.applications import Starlette
-from starlette.convertors import StringConvertor
+from starlette.convertors import CONVERTOR_TYPES, StringConvertor
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -231,3 +231,15 @@ async def test_a_rule_that_was_made_before_a_framework_changed_its_routers_knows
     assert await statuses(app, 2, "/items/") == [200, 429]
     app = RateLimitMiddleware(hello, rules=[exempt, Rule("*", "1/hour", name="all")])
     assert await statuses(app, 2, "/items/") == [200, 200]
+
+
+async def test_only_the_parameter_that_a_rule_counts_by_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Report(StringConvertor):
+        def convert(self, value: str) -> str:
+            pytest.fail("it may ask a database")
+
+    monkeypatch.setitem(CONVERTOR_TYPES, "report", Report())
+    rule = Rule("/{tenant}/{number:report}", "1/hour", key=path_param("tenant"))
+    app = RateLimitMiddleware(hello, rules=[rule])
+    assert await statuses(app, 2, "/a/7") == [200, 429]
+    assert await statuses(app, 1, "/b/7") == [200]

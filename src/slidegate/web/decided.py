@@ -101,7 +101,8 @@ def of_request(request: HTTPConnection, key: str, who: str) -> Any:
     if found is None:
         raise ConfigurationError(
             f"{who}: there is no RateLimitMiddleware around this endpoint; write "
-            "app.add_middleware(RateLimitMiddleware), with rules or without"
+            "app.add_middleware(RateLimitMiddleware), with rules or without, and as the last one if a handler for "
+            "Exception calls this: a middleware around it may copy the scope"
         )
     return found
 

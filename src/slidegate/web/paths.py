@@ -19,7 +19,7 @@ matching takes linear time.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from typing import Any, Final, Generic, TypeAlias, TypeVar
@@ -108,11 +108,12 @@ class RulePath:
         """Return whether a text matches Starlette's own pattern of the path."""
         return self._exact.fullmatch(text) is not None
 
-    def parameters(self, text: str) -> dict[str, str]:
-        """Return the values of the parameters that a text reveals, none if it does not match."""
+    def parameters(self, text: str, names: Collection[str]) -> dict[str, str]:
+        """Return the values of some parameters that a text reveals. No convertor of another one is called."""
         match = self._exact.match(text) or self.takes(text)  # like a router, which ignores a line break at the end
         found = {} if match is None else match.groupdict()
-        return {name: _meaning(one, found[name]) for name, one in self.convertors.items() if name in found}
+        known = [name for name in names if name in found and name in self.convertors]
+        return {name: _meaning(self.convertors[name], found[name]) for name in known}
 
 
 def _reachable(path: object, option: str) -> str:
@@ -212,19 +213,20 @@ class PathIndex(Generic[T]):
                 yield from (owner for path, owner in candidates or () if path.takes(text))
 
 
-def with_parameters(scope: Scope, paths: Sequence[RulePath], reader: PathReader) -> Scope:
-    """Return the scope of a request with the parameters of a rule's own paths, as a router would pass it on.
+def with_parameters(scope: Scope, paths: Sequence[RulePath], reader: PathReader, names: Collection[str]) -> Scope:
+    """Return the scope of a request with some parameters of a rule's own paths, as a router would pass it on.
 
     Args:
         scope: The scope, which no router has read yet.
         paths: The paths of the rule; odd spellings of a path give the same values.
         reader: Reads the paths of requests.
+        names: The names of the parameters.
     """
     values: dict[str, str] = {}
     with suppress(Exception):  # a path of another type; `RuleSet.match` logs it
         read = reader.read(scope)
         for text, path in product((read, normal(read)), paths):
-            values = path.parameters(text) | values
+            values = path.parameters(text, names) | values
     return {**scope, "path_params": {**scope.get("path_params", {}), **values}}
 
 

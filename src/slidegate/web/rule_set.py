@@ -108,7 +108,8 @@ class BoundRule:
         self.asks = any(function is not None for function in functions) or bool(rule.wait_us)
         self.by_client = not self.asks and (self.key is None or self.key is everyone)
         parts = [part for key in (rule.key, rule.fair) for part in parts_of(key)]
-        self._reader = paths if any(isinstance(part, PathParam) for part in parts) else None
+        self._parameters = [part.name for part in parts if isinstance(part, PathParam)]
+        self._reader = paths if self._parameters else None
         # Compiled anew: FastHTML, which may be imported after a rule was made, changes what texts routers take.
         self.paths = tuple([RulePath(path.path) for path in rule.rule_paths])
         self._by_limits: dict[object, Bucket] = {}
@@ -150,7 +151,7 @@ class BoundRule:
 
     def routed(self, scope: Scope) -> Scope:
         """Return the scope of a request with the path parameters by which the rule counts."""
-        return with_parameters(scope, self.paths, self._reader) if self._reader else scope
+        return with_parameters(scope, self.paths, self._reader, self._parameters) if self._reader else scope
 
     def key_of(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """Return the key of a request, without calling the user's function."""
