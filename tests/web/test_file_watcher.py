@@ -152,6 +152,12 @@ class Followed(FollowedFiles):
         amount = MANY + version
         return f'blocklist = "blocked.netset"\nlimits = ["{amount}/minute", "{amount}/hour"]'.encode()
 
+    def of_other_kind(self) -> bytes:
+        """Return a page, or countries where operators are asked for."""
+        if self.kind != "operators":
+            return b"<html>"
+        return written(self.directory / "made", {"198.51.100.0/24": {"country": {"iso_code": "NL"}}}).read_bytes()
+
     def put(self, content: bytes, how: str) -> None:
         """Write in place, rename another file into place, or replace the directory, which has another file, too."""
         if how == "renamed":
@@ -220,11 +226,12 @@ class Watched(RuleBasedStateMachine):
                 self.replace("swapped")
         return found
 
-    @rule(how=st.sampled_from(["written", "renamed", "swapped"]), broken=st.sampled_from([None, None, b"<html>", b""]))
-    def replace(self, how: str, broken: bytes | None = None) -> None:
+    @rule(how=st.sampled_from(["written", "renamed", "swapped"]), of=st.sampled_from(["kind", "kind", "other", "none"]))
+    def replace(self, how: str, of: str = "kind") -> None:
         self.versions += 1
-        self.file.put(self.file.content(self.versions) if broken is None else broken, how)
-        self.disk = self.versions, broken is None
+        contents = {"kind": self.file.content(self.versions), "other": self.file.of_other_kind(), "none": b""}
+        self.file.put(contents[of], how)
+        self.disk = self.versions, of == "kind"
 
     @precondition(lambda self: self.disk)
     @rule()

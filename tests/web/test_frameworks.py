@@ -1,12 +1,10 @@
 """Whatever is behind the middleware or around it: requests are served and counted, and nothing raises, ever."""
 
-import asyncio
 from collections.abc import Sequence
 from functools import partial
 from random import Random
 from typing import Any
 
-import httpx
 import pytest
 from fastapi import FastAPI
 from hypothesis import given
@@ -17,10 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slidegate import RateLimitMiddleware, Rule
 
-from ..asgi import hello, page, scope_of, send_scope
+from ..asgi import call, hello, page, scope_of, send_scope
 from .frameworks import KNOWN, STACKS, UNKNOWN, bare, with_root
 
-BOUND_S = 60
 SITES = {**UNKNOWN, **KNOWN}
 ITEMS = Rule("/items/{n:int}", "2/hour", name="items")
 ANY: list[dict[str, Any]] = [{"limits": "2/hour"}, {"rules": [ITEMS]}, {"default_limits": "2/hour"}]
@@ -34,28 +31,7 @@ def each(names: Sequence[str]) -> Any:
 
 
 async def visit(app: ASGIApp, *paths: str) -> list[int]:
-    """Start an application, visit some of its pages as a client behind a server does, and end it."""
-    to_app: asyncio.Queue[Any] = asyncio.Queue()
-    from_app: asyncio.Queue[Any] = asyncio.Queue()
-    lifespan = asyncio.ensure_future(app({"type": "lifespan", "asgi": {"version": "3.0"}}, to_app.get, from_app.put))
-    transport = httpx.ASGITransport(app=app, client=("192.0.2.1", 1234))
-    try:
-        async with asyncio.timeout(BOUND_S):
-            to_app.put_nowait({"type": "lifespan.startup"})
-            while from_app.empty() and not lifespan.done():  # noqa: ASYNC110 - either may come first
-                await asyncio.sleep(0)
-            # A server takes an exception for an application that does without: Django and Flask have none.
-            alive = not from_app.empty()
-            assert not alive or (await from_app.get())["type"] == "lifespan.startup.complete"
-            async with httpx.AsyncClient(transport=transport, base_url="http://example.org") as client:
-                found = [(await client.get(path)).status_code for path in paths]
-            if alive:
-                to_app.put_nowait({"type": "lifespan.shutdown"})
-                assert (await from_app.get())["type"] == "lifespan.shutdown.complete"
-        return found
-    finally:
-        lifespan.cancel()
-        await asyncio.gather(lifespan, return_exceptions=True)
+    return [(await call(app, path)).status for path in paths]
 
 
 @each([*SITES])

@@ -16,7 +16,6 @@ from slidegate.web.networks import NetworkFile
 
 from ..asgi import call, hello
 from ..hurry import at_once
-from .middlewares import FollowedFiles
 from .network_files import ASN, OTHER, TENCENT, countries, operators, written
 
 
@@ -49,27 +48,6 @@ def test_private_addresses_are_unknown_whatever_a_file_says(tmp_path: Path, netw
         address = ip_address(key.partition("/")[0])
         is_held = address.version == held.version and address in held
         assert found.find(key).asn == (64500 if is_held else None), key
-
-
-async def test_another_version_takes_over_and_one_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
-    files = FollowedFiles(tmp_path)
-    records = OTHER, TENCENT, {"country": {"iso_code": "NL"}}
-    other, banned, country = (written(tmp_path / "made", {"8.8.8.0/24": one}).read_bytes() for one in records)
-    limiter = Limiter(networks=[network(files.write("asn.mmdb", other))], observers=[files.observer])
-    app = RateLimitMiddleware(hello, limits="100/hour", limiter=limiter)
-    await limiter.ban("asn:132203", "1d")
-
-    async def status(content: bytes) -> int:
-        files.write("asn.mmdb", content)
-        await files.visit(app)
-        return (await call(app, client=("8.8.8.8", 1))).status
-
-    assert [await status(content) for content in (other, banned)] == [200, 403]
-    for content in (b"", b"no database", banned[:-200], banned[:60], country):
-        assert await status(content) == 403, "nor does a file without operators take the place of one that has them"
-    kinds = [kind for kind in files.observer.kinds if kind.startswith("list_")]
-    assert kinds == ["list_reloaded", "list_reloaded", *["list_rejected"] * 5]
-    assert await status(other) == 200
 
 
 async def test_a_file_that_is_cut_in_place_while_threads_look_up_ends_nothing(tmp_path: Path) -> None:
