@@ -159,6 +159,7 @@ class Stage:
         self.functions: dict[str, Any] = {"page": page, "item": item}
         self.files, self.environment = FollowedFiles(directory), pytest.MonkeyPatch()
         self.environment.chdir(directory)
+        self.environment.setattr("time.monotonic", lambda: self.clock() / 1_000_000)
         self.files.clock = self.clock
         self._app: Any = None
         virtual.clock, self.began_s = self.clock, virtual.passed_s

@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route, Router, WebSocketRoute, request_response
+from starlette.routing import Route, WebSocketRoute, request_response
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
@@ -109,15 +109,6 @@ def test_each_endpoint_has_one_count_for_each_of_its_limits_whatever_comes_first
         assert all(found[at].isdisjoint(found[one]) for one in range(at)), "no two endpoints share a count"
     random.shuffle(order)
     assert asyncio.run(all_counts(order)) == found
-
-
-async def test_two_functions_without_a_name_are_two_limits() -> None:
-    outer = RateLimit(limits=lambda request: "90/hour")
-    inner = RateLimit(limits=lambda request: "9/hour")
-    app = RateLimitMiddleware(Router([Route("/", outer(inner(page)))]))
-    assert await counts(app, "/") == await counts(app, "/")
-    assert len({*await counts(app, "/")}) == 2
-    assert [one.partition(";")[0] for one in (await call(app)).headers["ratelimit"].split(";r=")[1:]] == ["86", "5"]
 
 
 async def test_without_a_router_the_function_is_known_all_the_same() -> None:

@@ -13,8 +13,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
-from slidegate.testing import FakeClock
+from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimitMiddleware, Rule
 
 from ..asgi import attempt, call, hello, statuses
 
@@ -85,21 +84,6 @@ async def test_an_answer_that_breaks_after_its_start_is_not_started_twice() -> N
     await call(app)
     answer, error = await attempt(app)
     assert (repr(error), answer.messages) == ("KeyError('half')", [answer.start])
-
-
-async def test_failures_are_logged_again_after_a_minute_with_what_was_left_out(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = FakeClock()
-    monkeypatch.setattr("time.monotonic", lambda: clock() / 1_000_000)
-    rules = [Rule("*", "99/hour", key=lambda request: request.headers["x-token"])]
-    app = RateLimitMiddleware(hello, rules=rules, limiter=Limiter(MemoryStore(clock=clock)))
-    clock.advance("2m")
-    await statuses(app, 5)
-    clock.advance("61s")
-    await statuses(app, 2)
-    messages = [record.getMessage() for record in caplog.records]
-    assert [message.partition("suppressed=")[2].partition(")")[0] for message in messages] == ["0", "4"]
 
 
 async def test_workers_that_create_middlewares_in_another_order_count_the_same_by_their_names(tmp_path: Path) -> None:
