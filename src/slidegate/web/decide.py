@@ -27,6 +27,7 @@ from .exchange import Exchange
 from .headers import windows_of
 from .keys import Key, parts_of
 from .rule_set import BoundRule, Met, Plan
+from .rules import Rule
 from .waiting import Peeked
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Decider:
         else:
             question = self._engine.prepare(checks, self.subjects(request.scope, client))
             decision = await (
-                self._ask(question) if queue is None else self._wait(exchange, request, client, *queue, question)
+                self._ask(question) if queue is None else self._wait(exchange, client, request, question, *queue)
             )
         try:
             for bound in plan.shadows if decision.allowed else ():
@@ -220,25 +221,29 @@ class Decider:
     async def _wait(
         self,
         exchange: Exchange,
-        request: HTTPConnection,
         client: Client,
+        request: HTTPConnection,
+        question: Question,
         bound: BoundRule,
         name: Name,
-        question: Question,
     ) -> Decision:
-        """Ask about the limits of a request that may wait.
+        """Ask about the limits of a request, which may wait in the queue of a name under its first rule with `wait`.
 
         The store is asked many times, so limits with `count_denied` count a refusal here, once.
         """
-        decision: Decision | None = None
-        if self._engine.queues.is_queued(name):
-            decision = await self._peek(question)
-            if not is_too_late(decision, bound.rule.wait_us):
-                decision = None  # who is refused by a ban or another limit takes no place from others
+        rule, queues = bound.rule, self._engine.queues
         counted = [check for check in question if check[0].count_denied]
-        if decision is None:
-            asked = self._engine.prepare([*map(_uncounted, question)], question.subjects) if counted else question
-            decision = await self._in_queue(exchange, request, client, bound, name, asked)
+        asked = self._engine.prepare([*map(_uncounted, question)], question.subjects) if counted else question
+        tenant = await self._tenant(bound, client, request)
+        if is_queued := queues.is_queued(name):  # who is refused by a ban or another limit takes no place from others
+            decision = await self._peek(question)
+        else:
+            decision = await self._ask(asked)
+        if not is_too_late(decision, rule.wait_us) if is_queued else may_wait(decision):
+            decision = await self._queue(exchange, rule, name, tenant, asked, None if is_queued else decision)
+        if decision.allowed and decision.checks and rule.fair is not None:  # no checks while switched off
+            queues.take(name, tenant)
+            exchange.permits = (*exchange.permits, (name, tenant))
         if counted and decision.reason is Reason.LIMITED and not exchange.decided.has_left:
             seen = await self._peek(question)  # with this refusal counted
             decision = seen if seen.reason is Reason.LIMITED else decision
@@ -252,49 +257,37 @@ class Decider:
             decision.checks = question
         return decision
 
-    async def _in_queue(
-        self,
-        exchange: Exchange,
-        request: HTTPConnection,
-        client: Client,
-        bound: BoundRule,
-        name: Name,
-        question: Question,
+    async def _queue(
+        self, exchange: Exchange, rule: Rule, name: Name, tenant: str, question: Question, refused: Decision | None
     ) -> Decision:
-        """Ask about the limits of a request, which waits under its first rule with `wait`.
+        """Wait in the queue of a rule and key; a request that joins one without having asked was not refused.
 
         If the client leaves meanwhile, nothing stays charged, and nobody is answered.
         """
-        queues, channel, rule = self._engine.queues, _peeked(exchange), bound.rule
-        tenant = await self._tenant(bound, client, request)
-        decision = None if queues.is_queued(name) else await self._ask(question)
-        if decision is None or may_wait(decision):
-            channel.begin()
-            left = Decision(False, Reason.LIMITED, by=rule.label) if decision is None else decision
-            try:
-                decision = await queues.wait(
-                    name,
-                    decision,
-                    partial(self._ask, question),
-                    wait_us=rule.wait_us,
-                    wait_max=rule.wait_max,
-                    tenant=tenant,
-                    is_gone=channel.is_gone,
-                )
-            except BaseException as error:
-                if not isinstance(error, Exception):
-                    exchange.decided.cut_short = left
-                    exchange.record(left)
-                raise
-            if channel.is_gone():
-                exchange.send_on, exchange.decided.has_left, exchange.left_with = _send_nobody, True, exchange.status
-                await self._engine.refund(decision.begin_refund())
-                return left
-            if not isinstance(decision.checks, Question):  # what a refusal of another request says about this one
-                decision.checks = self._engine.prepare(decision.checks, ())
-        if decision.allowed and decision.checks and rule.fair is not None:  # no checks while switched off
-            queues.take(name, tenant)
-            exchange.permits = (*exchange.permits, (name, tenant))
+        channel = _peeked(exchange)
+        channel.begin()
+        left = Decision(False, Reason.LIMITED, by=rule.label) if refused is None else refused
+        try:
+            decision = await self._engine.queues.wait(
+                name,
+                refused,
+                partial(self._ask, question),
+                wait_us=rule.wait_us,
+                wait_max=rule.wait_max,
+                tenant=tenant,
+                is_gone=channel.is_gone,
+            )
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                exchange.decided.cut_short = left
+                exchange.record(left)
+            raise
+        if channel.is_gone():
+            exchange.send_on, exchange.decided.has_left, exchange.left_with = _send_nobody, True, exchange.status
+            await self._engine.refund(decision.begin_refund())
+            return left
+        if not isinstance(decision.checks, Question):  # what a refusal of another request says about this one
+            decision.checks = self._engine.prepare(decision.checks, ())
         return decision
 
     async def _tenant(self, bound: BoundRule, client: Client, request: HTTPConnection) -> str:
