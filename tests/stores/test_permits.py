@@ -252,7 +252,7 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
     is_failing, held = [False], list[Decision]()
     # No quota is counted without a clock of the system.
     store = in_file.hire(wall_clock=lambda: YEAR_2100_US // (not is_failing[-1]))
-    day, commits = Bucket("day", (Quota("1000/day"),)), store._env.commit
+    day, runs = Bucket("day", (Quota("1000/day"),)), store._env.run
 
     def fail() -> Any:
         return store.hit(((day, "ann", 1),))
@@ -260,13 +260,16 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
     def leave() -> Any:
         return store.refund(held.pop().begin_refund()) if held else True
 
-    def commit(txn: object, *given: Any, **named: Any) -> None:
-        if full:
-            store._env.abort(txn)
-            raise OSError("the disk is full")
-        commits(txn, *given, **named)
+    def run(work: Callable[[Any], Any]) -> Any:
+        def failing(txn: Any) -> Any:
+            done = work(txn)
+            if full:
+                raise OSError("the disk is full")
+            return done
 
-    monkeypatch.setattr(store._env, "commit", commit)
+        return runs(failing)
+
+    monkeypatch.setattr(store._env, "run", run)
     for _ in range(250):
         full = False
         store.renew_permits()

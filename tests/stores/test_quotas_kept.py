@@ -113,7 +113,9 @@ async def write(store: Any, *written: StatsRow) -> None:
 
 
 def entries(store: LmdbStore) -> int:
-    answers = store._transactions.write([(Transaction.read, (lambda own: own.txn.stat(own.dbs.stats)["entries"],))])
+    answers = store._transactions.write(
+        [(Transaction.read, (lambda own: own.rows.txn.stat(own.rows.dbs.stats)["entries"],))]
+    )
     assert answers is not None
     return int(answers[0])
 

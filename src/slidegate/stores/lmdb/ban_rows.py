@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from ...core.bans.ban import Ban
 from ...core.bans.networks import BannedNetworks
 from ...core.bans.strikes import Level
-from ...core.store import Clock
-from .journal import Noted
-from .layout import BETWEEN, NETWORKS, Databases, recheck_at, row_of, rows_with, sweep
+from .layout import BETWEEN, NETWORKS, Rows, row_of
 
 _VERSION_BYTES: Final = 8
-BANS: Final = b"bans"
-LEVELS: Final = b"levels"
+BANS: Final = "bans"
+LEVELS: Final = "levels"
 
 KnownNetworks: TypeAlias = dict[bytes, BannedNetworks]
 """The banned networks as this process last read them, by the bytes of their version."""
@@ -34,21 +32,17 @@ class LmdbBanRows:
     """The bans and levels in one transaction; see `BanRows`.
 
     Args:
-        txn: LMDB's transaction.
-        dbs: The databases.
-        unix_us: Returns Unix time in microseconds.
+        rows: The rows of the transaction.
         known: The cached bans of networks.
-        noted: Receives the changes that survive a restart of the machine.
     """
 
-    __slots__ = ("_dbs", "_known", "_noted", "_txn", "_unix_us")
+    __slots__ = ("_dbs", "_known", "_rows", "_txn")
 
-    def __init__(self, txn: Any, dbs: Databases, unix_us: Clock, known: KnownNetworks, noted: Noted) -> None:
-        self._txn = txn
-        self._dbs = dbs
-        self._unix_us = unix_us
+    def __init__(self, rows: Rows, known: KnownNetworks) -> None:
+        self._rows = rows
+        self._txn = rows.txn
+        self._dbs = rows.dbs
         self._known = known
-        self._noted = noted
 
     def bans_of(self, key: str) -> list[Ban]:
         """See `BanRows`."""
@@ -58,19 +52,19 @@ class LmdbBanRows:
     def put_ban(self, ban: Ban) -> None:
         """See `BanRows`."""
         if ban.network() is not None:
-            self._keep_networks(self.networks().with_ban(ban, self._unix_us()))
+            self._keep_networks(self.networks().with_ban(ban, self._rows.unix_us()))
         row = _row_of_ban(ban)
         self._txn.put(row, json.dumps(ban, separators=(",", ":")).encode(), db=self._dbs.bans)
         if ban.until_us is not None:
-            recheck_at(self._txn, self._dbs.ban_ends, ban.until_us, row, BANS)
-        self._noted.append(("ban", {"key": ban.key}))
+            self._rows.recheck_at(self._dbs.ban_ends, ban.until_us, row, BANS)
+        self._rows.noted.append(("ban", {"key": ban.key}))
 
     def remove_ban(self, ban: Ban) -> None:
         """See `BanRows`."""
         if ban.network() is not None:
             self._keep_networks(self.networks().without(ban.key))
         self._txn.delete(_row_of_ban(ban), b"", self._dbs.bans)
-        self._noted.append(("ban", {"key": ban.key}))
+        self._rows.noted.append(("ban", {"key": ban.key}))
 
     def ban_count(self) -> int:
         """See `BanRows`."""
@@ -95,16 +89,16 @@ class LmdbBanRows:
         """See `BanRows`."""
         row = row_of(key, policy.encode())
         if not self._txn.get(row, None, self._dbs.levels):
-            recheck_at(self._txn, self._dbs.ban_ends, level.over_us, row, LEVELS)
+            self._rows.recheck_at(self._dbs.ban_ends, level.over_us, row, LEVELS)
         self._txn.put(row, json.dumps(level, separators=(",", ":")).encode(), db=self._dbs.levels)
-        self._noted.append(("level", {"policy": policy, "key": key}))
+        self._rows.noted.append(("level", {"policy": policy, "key": key}))
 
     def remove_levels(self, key: str) -> list[Level]:
         """See `BanRows`."""
-        rows = rows_with(self._txn, self._dbs.levels, row_of(key))
+        rows = self._rows.starting_with(row_of(key), self._dbs.levels)
         for row, _ in rows:
             self._txn.delete(row, b"", self._dbs.levels)
-            self._noted.append(("level", {"policy": row.rpartition(BETWEEN)[2].decode(), "key": key}))
+            self._rows.noted.append(("level", {"policy": row.rpartition(BETWEEN)[2].decode(), "key": key}))
         return [level_of(packed) for _, packed in rows]
 
     def level_count(self) -> int:
@@ -113,7 +107,7 @@ class LmdbBanRows:
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
         """See `BanRows`."""
-        return sweep(self._txn, self._dbs, self._dbs.ban_ends, now_us, max_count, _due_us)
+        return self._rows.check_due(self._dbs.ban_ends, now_us, max_count, _due_us)
 
     def _keep_networks(self, networks: BannedNetworks) -> None:
         version = os.urandom(_VERSION_BYTES)
@@ -139,6 +133,6 @@ def level_of(packed: bytes) -> Level:
     return Level(*json.loads(packed))
 
 
-def _due_us(kind: bytes, row: bytes, packed: bytes) -> int | None:
+def _due_us(kind: str, row: bytes, packed: bytes) -> int | None:
     """Return when a row of `bans` or `levels` can be deleted; None for never."""
     return level_of(packed).over_us if kind == LEVELS else ban_of(packed).until_us

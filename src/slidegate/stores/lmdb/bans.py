@@ -99,7 +99,7 @@ class LmdbBans(BookBans):
 
 def rows_from(transaction: Transaction, first: bytes) -> list[tuple[bytes, bytes]]:
     """Return up to `STEP` rows of bans, from `first` on, and their values."""
-    with transaction.txn.cursor(transaction.dbs.bans) as cursor:
+    with transaction.rows.txn.cursor(transaction.rows.dbs.bans) as cursor:
         return list(islice(cursor.iternext() if cursor.set_range(first) else (), STEP))
 
 

@@ -111,9 +111,9 @@ class Environment:
                 return None
             with self._opened.lmdb.begin(self._opened.dbs.windows, write=self._writes) as txn:
                 transaction = work(txn)
-                if transaction.noted:
-                    self._append(txn, transaction.noted)
-                    noted = transaction.noted
+                if transaction.rows.noted:
+                    self._append(txn, transaction.rows.noted)
+                    noted = transaction.rows.noted
             return transaction
         except lmdb.Error:
             self._undo(noted)

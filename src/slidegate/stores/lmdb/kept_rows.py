@@ -18,7 +18,7 @@ from ...core.bans.strikes import Level
 from ...core.packing import pack_head, read_head
 from .ban_rows import LmdbBanRows
 from .journal import Fields, Name, Noted, line_of
-from .layout import BETWEEN, Databases, recheck_at, row_of
+from .layout import BETWEEN, Databases, Rows, row_of
 
 PARTS: Final = 64
 MAX_AGE_US: Final = 60_000_000
@@ -34,10 +34,11 @@ _BUDGET: Final = b"quota_lines"
 _WRITTEN: Final = Struct("=qI")  # a second of Unix time, and how many lines were written in it
 
 
-def write(txn: Any, dbs: Databases, rows: Iterable[tuple[Name, Fields]]) -> None:
+def write(txn: Any, dbs: Databases, kept: Iterable[tuple[Name, Fields]]) -> None:
     """Write rows; those that have expired are found by the next sweeps, which know the clock of the store."""
-    bans = _bans(txn, dbs)
-    for (kind, *_), fields in rows:
+    rows = _rows(txn, dbs)
+    bans = LmdbBanRows(rows, {})
+    for (kind, *_), fields in kept:
         if kind == "ban":
             bans.put_ban(Ban(*(fields[name] for name in Ban._fields)))
         elif kind == "level":
@@ -46,7 +47,7 @@ def write(txn: Any, dbs: Databases, rows: Iterable[tuple[Name, Fields]]) -> None
         else:
             row, spent, until_us = quota_row(fields), fields["spent"], fields["until_us"]
             txn.put(row, HEAD.pack(0) + pack_head(spent, spent, until_us, until_us), db=dbs.windows)
-            recheck_at(txn, dbs.ends, 0, row, b"windows")
+            rows.recheck_at(dbs.ends, 0, row, "windows")
 
 
 def lines_as_stored(txn: Any, dbs: Databases, noted: Noted) -> list[bytes]:
@@ -57,7 +58,7 @@ def lines_as_stored(txn: Any, dbs: Databases, noted: Noted) -> list[bytes]:
         dbs: The databases.
         noted: The rows.
     """
-    bans, lines = _bans(txn, dbs), []
+    bans, lines = LmdbBanRows(_rows(txn, dbs), {}), []
     for kind, fields in noted:
         states: list[Fields] = [{}]
         if kind == "ban":
@@ -72,9 +73,9 @@ def lines_as_stored(txn: Any, dbs: Databases, noted: Noted) -> list[bytes]:
     return lines
 
 
-def _bans(txn: Any, dbs: Databases) -> LmdbBanRows:
-    """Return the rows of bans in a transaction that does not know the clock of the store: it is late in all of them."""
-    return LmdbBanRows(txn, dbs, lambda: 2**62, {}, [])
+def _rows(txn: Any, dbs: Databases) -> Rows:
+    """Return the rows of a transaction that does not know the clock of the store: it is late in all of them."""
+    return Rows(txn, dbs, 0, lambda: 2**62)
 
 
 # -- quotas ------------------------------------------------------------------------------------------------------------
@@ -101,12 +102,11 @@ def quota_state(stored: bytes) -> Fields:
     return {"spent": spent, "until_us": until_us}
 
 
-def is_line_due(txn: Any, dbs: Databases, unix_us: int, stored: bytes, window: bytes, amount: int) -> bool:
+def is_line_due(rows: Rows, unix_us: int, stored: bytes, window: bytes, amount: int) -> bool:
     """Return whether a row that changes gets a line, and count it for those of this second.
 
     Args:
-        txn: LMDB's transaction.
-        dbs: The databases.
+        rows: The rows of the transaction.
         unix_us: The Unix time in microseconds.
         stored: The value of the row until now; empty if it is new.
         window: Its window from now on.
@@ -116,11 +116,11 @@ def is_line_due(txn: Any, dbs: Databases, unix_us: int, stored: bytes, window: b
     is_recent = unix_us - MAX_AGE_US < written_us <= unix_us
     if is_recent and _part(stored[HEAD_BYTES:], amount) == _part(window, amount):
         return False
-    second = unix_us // 1_000_000
-    of_second, written = _WRITTEN.unpack(txn.get(_BUDGET, _WRITTEN.pack(second, 0), dbs.meta))
+    second, txn, meta = unix_us // 1_000_000, rows.txn, rows.dbs.meta
+    of_second, written = _WRITTEN.unpack(txn.get(_BUDGET, _WRITTEN.pack(second, 0), meta))
     written = written if of_second == second else 0
     if written < MOST_A_SECOND:
-        txn.put(_BUDGET, _WRITTEN.pack(second, written + 1), db=dbs.meta)
+        txn.put(_BUDGET, _WRITTEN.pack(second, written + 1), db=meta)
     return bool(written < MOST_A_SECOND)
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final, NamedTuple, TypeAlias
 
-LAYOUT: Final = 18
+from ...core.store import Clock
+
+LAYOUT: Final = 19
 """The version of the file. It increases whenever the bytes or the meaning of any row change."""
 NETWORKS: Final = b"networks"
 """The key of the list of banned networks, which begins with random bytes that differ after each change."""
@@ -48,7 +50,7 @@ class Databases(NamedTuple):
 
 NAMES: Final = Databases._fields[:-1]
 
-DueAt: TypeAlias = Callable[[bytes, bytes, bytes], int | None]
+DueAt: TypeAlias = Callable[[str, bytes, bytes], int | None]
 """Returns when to delete a row (None for never), given the name of its database, the row and its value."""
 
 
@@ -57,56 +59,69 @@ def row_of(key: str, name: bytes = b"") -> bytes:
     return key.encode() + BETWEEN + name
 
 
-def due_row(due_us: int, row: bytes) -> bytes:
-    """Return the entry of a row in an index by time, which determines when the row is checked again."""
-    return DUE.pack(due_us) + row
-
-
-def recheck_at(txn: Any, index: Any, due_us: int, row: bytes, kind: bytes) -> None:
-    """Schedule a check of a row.
+class Rows:
+    """The rows in one transaction.
 
     Args:
-        txn: The transaction.
-        index: The index, `ends` or `ban_ends`.
-        due_us: When to check the row, in microseconds.
-        row: The row.
-        kind: The name of its database.
-    """
-    txn.put(due_row(due_us, row), kind, db=index)
-
-
-def sweep(txn: Any, dbs: Databases, index: Any, now_us: int, max_count: int, due_us: DueAt) -> bool:
-    """Check rows that are due, and delete those that have expired; return whether more rows may be due.
-
-    Args:
-        txn: The transaction.
+        txn: LMDB's transaction.
         dbs: The databases.
-        index: The index, `ends` or `ban_ends`.
         now_us: The store's time, in microseconds.
-        max_count: The most rows to check.
-        due_us: Returns when to delete a row.
+        unix_us: Returns Unix time in microseconds.
+
+    Attributes:
+        noted: The kinds of rows that have changed and survive a restart of the machine, and the fields that identify
+            them; see `journal`.
     """
-    for _ in range(max_count):
-        with txn.cursor(index) as cursor:
-            if not cursor.first() or DUE.unpack_from(cursor.key())[0] > now_us:
-                return False
-            row, kind = cursor.key()[DUE.size :], cursor.value()
-            cursor.delete()
-        database = getattr(dbs, kind.decode())
-        stored = txn.get(row, None, database)
-        moment_us = None if stored is None else due_us(kind, row, stored)
-        if moment_us is not None and moment_us > now_us:
-            recheck_at(txn, index, moment_us, row, kind)
-        elif moment_us is not None:
-            txn.delete(row, b"", database)
-    return True
 
+    __slots__ = ("dbs", "noted", "now_us", "txn", "unix_us")
 
-def rows_with(txn: Any, database: Any, first: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the rows of a database that begin with `first`, and their values."""
-    with txn.cursor(database) as cursor:
-        found = cursor.iternext() if cursor.set_range(first) else ()
-        return list(takewhile(lambda pair: pair[0].startswith(first), found))
+    def __init__(self, txn: Any, dbs: Databases, now_us: int, unix_us: Clock) -> None:
+        self.txn = txn
+        self.dbs = dbs
+        self.now_us = now_us
+        self.unix_us = unix_us
+        self.noted: list[tuple[str, Mapping[str, Any]]] = []
+
+    def starting_with(self, first: bytes, database: Any) -> list[tuple[bytes, bytes]]:
+        """Return the rows of a database that begin with `first`, and their values."""
+        with self.txn.cursor(database) as cursor:
+            found = cursor.iternext() if cursor.set_range(first) else ()
+            return list(takewhile(lambda pair: pair[0].startswith(first), found))
+
+    def recheck_at(self, index: Any, due_us: int, row: bytes, kind: str) -> None:
+        """Schedule a check of a row.
+
+        Args:
+            index: The index by time, `ends` or `ban_ends`.
+            due_us: When to check the row, in microseconds.
+            row: The row.
+            kind: The name of its database.
+        """
+        self.txn.put(DUE.pack(due_us) + row, kind.encode(), db=index)
+
+    def check_due(self, index: Any, now_us: int, max_count: int, due_us: DueAt) -> bool:
+        """Check rows that are due, and delete those that have expired; return whether more rows may be due.
+
+        Args:
+            index: The index by time, `ends` or `ban_ends`.
+            now_us: The time, in microseconds.
+            max_count: The most rows to check.
+            due_us: Returns when to delete a row.
+        """
+        for _ in range(max_count):
+            with self.txn.cursor(index) as cursor:
+                if not cursor.first() or DUE.unpack_from(cursor.key())[0] > now_us:
+                    return False
+                row, kind = cursor.key()[DUE.size :], cursor.value().decode()
+                cursor.delete()
+            database = getattr(self.dbs, kind)
+            stored = self.txn.get(row, None, database)
+            moment_us = None if stored is None else due_us(kind, row, stored)
+            if moment_us is not None and moment_us > now_us:
+                self.recheck_at(index, moment_us, row, kind)
+            elif moment_us is not None:
+                self.txn.delete(row, b"", database)
+        return True
 
 
 def boot_us() -> int:

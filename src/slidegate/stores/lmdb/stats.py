@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from ...core.errors import StoreUnavailable
 from ...core.store import SharedStats, StatsRow
 from .batching import Batcher
-from .layout import DUE, recheck_at
+from .layout import DUE
 from .transaction import Transaction, Transactions
 from .windows import STATS
 
@@ -49,15 +49,16 @@ class LmdbSharedStats(SharedStats):
         return self._batcher.run(self._write, worker, row)
 
     def _write(self, transaction: Transaction, worker: bytes, row: StatsRow) -> None:
-        txn, dbs, counts, size = transaction.txn, transaction.dbs, self._transactions.env.counts, len(row.value)
-        key, until_us = _key(row.rollup, row.number) + worker, transaction.now_us + row.kept_us
+        rows, counts, size = transaction.rows, self._transactions.env.counts, len(row.value)
+        txn, dbs = rows.txn, rows.dbs
+        key, until_us = _key(row.rollup, row.number) + worker, rows.now_us + row.kept_us
         if row.kept_us <= 0:
             txn.delete(key, b"", dbs.stats)
             return
         if size > ALWAYS and counts.fullness:
             raise StoreUnavailable(f"lmdb: no room for {size:,} bytes of stats: {counts.path} {counts.why_full()}")
         if txn.get(key, None, dbs.stats) is None:
-            recheck_at(txn, dbs.ends, until_us, key, STATS)
+            rows.recheck_at(dbs.ends, until_us, key, STATS)
         txn.put(key, DUE.pack(until_us) + row.value, db=dbs.stats)
         counts.check(txn, always=True)  # it may be larger than many windows
 
@@ -68,10 +69,10 @@ class LmdbSharedStats(SharedStats):
 
 def _read_rows(transaction: Transaction, rollup: str, first: int, last: int) -> Rows:
     rows, end, name = [], _key(rollup, last + 1), len(rollup) + 1
-    with transaction.txn.cursor(transaction.dbs.stats) as cursor:
+    with transaction.rows.txn.cursor(transaction.rows.dbs.stats) as cursor:
         found = cursor.iternext() if cursor.set_range(_key(rollup, first)) else ()
         for key, value in takewhile(lambda row: row[0] < end, found):
-            if DUE.unpack_from(value)[0] > transaction.now_us:
+            if DUE.unpack_from(value)[0] > transaction.rows.now_us:
                 (number,) = DUE.unpack_from(key, name)
                 rows.append((number, key[name + DUE.size :], value[DUE.size :]))
     return rows

@@ -5,7 +5,7 @@ transaction, and only one process has one at a time: it reads the rows, calls `c
 writes back those that changed.
 
 A hit is a method of `transaction.Transaction`. `batching` decides when `Transactions.write` runs it, alone or with
-others; `windows` and `permits` read and write the rows, and `core.decide` decides. `environment` has the files: the
+others; `windows` reads and writes the rows, and `core.decide` decides. `environment` has the files: the
 `gate` behind which everything happens, the file of this start of the machine (`opening`, `counts`), and the `journal`
 of what survives the next one.
 """
@@ -180,4 +180,4 @@ class LmdbStore(Store):
 
     def renew_permits(self) -> Awaitable[None] | None:
         """Renew the lease of this process's permits; the store does this automatically on an asyncio event loop."""
-        return self._batcher.run(lambda transaction: transaction.permit_rows().renew_all())
+        return self._batcher.run(lambda transaction: transaction.windows.renew_all())

@@ -23,11 +23,9 @@ from ...core.store import Event, Snapshot
 from ..ban_book import LOG_EVERY_US, BanBook
 from ..shared import keys_shared
 from .ban_rows import KnownNetworks, LmdbBanRows, ban_of
-from .counts import CHECK_EVERY, NO_CELLS, NO_CHANGES
+from .counts import CHECK_EVERY, NO_CHANGES
 from .environment import Environment
-from .journal import Noted
-from .layout import row_of
-from .permits import PermitRows
+from .layout import Rows, row_of
 from .windows import Bound, WindowRows, bind
 
 if TYPE_CHECKING:
@@ -98,18 +96,17 @@ class Transactions:
         counts = self.env.counts
         if counts.fullness == NO_CHANGES and _change(jobs):
             raise lmdb.MapFullError("it has no room for changes")
-        # The clock is read behind the gate: under an older time, units of later charges would leave too early.
-        transaction = Transaction(self, txn, self.store.now_us())
+        transaction = Transaction(self, txn)
         answers += [do(transaction, *args) for do, args in jobs]
-        transaction.save()
-        if transaction.now_us >= self.sweep_due_us and _change(jobs):
+        transaction.windows.save()
+        if transaction.rows.now_us >= self.sweep_due_us and _change(jobs):
             transaction.sweep(max(SWEEP_STEP, 2 * len(jobs)))
         counts.check(txn, always=len(jobs) > CHECK_EVERY)
         return transaction
 
     def _record(self, transaction: Transaction) -> None:
         """Record the results of a committed transaction, and emit its events."""
-        now_us, windows = transaction.now_us, transaction.windows
+        now_us, windows = transaction.rows.now_us, transaction.windows
         self.env.pending_events.extend(transaction.events)
         if windows.shares and self.throttle.left_out("keys_shared", now_us) is not None:
             self.env.pending_events.append(keys_shared(self.store.max_keys))
@@ -149,36 +146,26 @@ class Transaction:
     Args:
         process: The state that this process keeps across transactions.
         txn: LMDB's transaction.
-        now_us: The store's time, in microseconds.
 
     Attributes:
-        dbs: The databases.
         events: The events to emit after the commit.
-        noted: The changes that get lines in the journal before the commit.
-        now_us: The store's time, in microseconds.
-        txn: LMDB's transaction.
+        rows: Its rows.
         windows: The rows of windows.
     """
 
-    __slots__ = ("_permits", "_process", "dbs", "events", "noted", "now_us", "txn", "windows")
+    __slots__ = ("_process", "events", "rows", "windows")
 
-    def __init__(self, process: Transactions, txn: Any, now_us: int) -> None:
+    def __init__(self, process: Transactions, txn: Any) -> None:
+        counts, store = process.env.counts, process.store
+        # The clock is read behind the gate: under an older time, units of later charges would leave too early.
+        self.rows = Rows(txn, counts.dbs, store.now_us(), store.unix_us)
         self._process = process
-        self.txn = txn
-        self.dbs = process.env.counts.dbs
-        self.now_us = now_us
-        self.noted: Noted = []
         self.events: list[Event] = []
-        fullness, store = process.env.counts.fullness, process.store
-        self.windows = WindowRows(txn, self.dbs, fullness, now_us, store.unix_us, store.max_keys, self.noted)
-        self._permits: PermitRows | None = None
+        self.windows = WindowRows(self.rows, counts.fullness, store.max_keys, store.permits)
 
     def read(self, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T:
-        """Return the answer of a method that sees the changes of earlier jobs, and whose own are not written."""
-        self.windows.save_and_clear()
-        if self._permits is not None:
-            self._permits.save()
-        return ask(Transaction(self._process, self.txn, self.now_us), *args)
+        """Return the answer of a method that changes nothing, and so needs no room."""
+        return ask(self, *args)
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -186,42 +173,46 @@ class Transaction:
         """Charge every check or none, and return the decision."""
         decision = self.refusal_by_ban(checks, subjects)
         if decision is None:
-            decision = self._hold_permits(decide(checks, self._find(checks), self.now_us))
+            decision = self._hold_permits(decide(checks, self._find(checks), self.rows.now_us))
         return decision
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
         """Return what `hit` would answer now, without a charge."""
         decision = self.refusal_by_ban(checks, subjects)
         if decision is None:
-            decision = decide(checks, self._find(checks), self.now_us)
+            refs = [
+                (counter, cost, {row: windows[row]}, row, is_charged)
+                for counter, cost, windows, row, is_charged in self._find(checks, create=False)
+            ]
+            decision = decide(checks, refs, self.rows.now_us)
             decision.reservations = ()
         return decision
 
     def charge(self, checks: Sequence[Check]) -> Decision:
         """Charge every cost, even beyond the limits, and return the decision."""
-        return self._hold_permits(charge_all(checks, self._find(checks), self.now_us))
+        return self._hold_permits(charge_all(checks, self._find(checks), self.rows.now_us))
 
     def refund(self, reservations: Sequence[Reservation]) -> bool:
         """Refund charges; return False if all of them have expired or were refunded before."""
         units = []
         for charge in reservations:
             if charge.check[0].is_permit:  # which nobody has any more
-                self.permit_rows().renew(self._permits_row(*charge.check[:2]))
+                self.windows.renew(self._permits_row(*charge.check[:2]))
             else:
                 units.append(charge)
         refs = self._find([charge.check for charge in units], create=False)
-        return refund_all(units, refs, self.now_us) or len(units) < len(reservations)
+        return refund_all(units, refs, self.rows.now_us) or len(units) < len(reservations)
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
         """Return the windows of `key` under some buckets."""
         refs = self._find([(bucket, key, 0) for bucket in buckets], create=False)
-        return Snapshot(self.now_us, self._process.store.unix_us(), [windows[row] for _, _, windows, row, _ in refs])
+        return Snapshot(self.rows.now_us, self.rows.unix_us(), [windows[row] for _, _, windows, row, _ in refs])
 
     # -- bans ---------------------------------------------------------------------------------------------------------
 
     def refusal_by_ban(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the refusal of a question by a ban; None if no ban refuses it."""
-        get, bans, found = self.txn.get, self.dbs.bans, []
+        get, bans, found = self.rows.txn.get, self.rows.dbs.bans, []
         asked: set[BanSubject] = {key for _, key, _ in checks}
         asked.update(subjects)
         for subject in asked:
@@ -233,7 +224,7 @@ class Transaction:
             found += self.ban_rows.networks().of(subject)
         if not found:
             return None  # most requests end here
-        now_us = self._process.store.unix_us()
+        now_us = self.rows.unix_us()
         ban = longest(found, now_us)
         return None if ban is None else refused_by_ban(ban, now_us, checks)
 
@@ -246,15 +237,14 @@ class Transaction:
         """Apply a change; `do` is called with the book of bans and Unix time."""
         store = self._process.store
         book = BanBook(self.ban_rows, self.windows, store.max_bans, store.max_keys, self._process.throttle)
-        answer = do(book, store.unix_us())
+        answer = do(book, self.rows.unix_us())
         self.events += book.events
         return answer
 
     @property
     def ban_rows(self) -> LmdbBanRows:
         """The rows of bans and levels."""
-        process = self._process
-        return LmdbBanRows(self.txn, self.dbs, process.store.unix_us, process.networks, self.noted)
+        return LmdbBanRows(self.rows, self._process.networks)
 
     # -- windows and permits ------------------------------------------------------------------------------------------
 
@@ -270,7 +260,7 @@ class Transaction:
             denied = bucket.count_denied
             if bucket.is_permit:
                 row = self._permits_row(bucket, key)
-                counter, windows = self.permit_rows().find(row, bucket.limits[0])
+                counter, windows = self.windows.find_permits(row, bucket.limits[0])
                 refs.append((counter, cost, windows, row, denied))
                 continue
             for bound in self._bound(bucket):
@@ -282,33 +272,20 @@ class Transaction:
         process = self._process
         return process.bound.get(bucket) or bind(bucket, process.bound, process.store.unix_us)
 
-    def permit_rows(self) -> PermitRows:
-        """Return the rows of permits."""
-        if self._permits is None:
-            has_room = self.windows.fullness < NO_CELLS
-            self._permits = PermitRows(self.txn, self.dbs, self.now_us, self._process.store.permits, has_room=has_room)
-        return self._permits
-
     def _permits_row(self, bucket: Bucket, key: str) -> bytes:
         return row_of(key, self._bound(bucket)[0].digest)
 
     def _hold_permits(self, decision: Decision) -> Decision:
         """Count the permits that a decision has charged from now on."""
-        if self._permits is not None:
+        if self.windows.permits:
             self._process.store.permits.hold(decision, self._permits_row)
         return decision
 
     # -- its end ------------------------------------------------------------------------------------------------------
 
-    def save(self) -> None:
-        """Write all changes."""
-        self.windows.save()
-        if self._permits is not None:
-            self._permits.save()
-
     def sweep(self, max_count: int) -> None:
         """Delete at most `max_count` expired rows of either index."""
-        more_windows, ends = self.windows.sweep(max_count), self.txn.stat(self.dbs.ban_ends)["entries"]
-        more_bans = ends and self.ban_rows.remove_expired(self._process.store.unix_us(), max_count)
+        more_windows, ends = self.windows.sweep(max_count), self.rows.txn.stat(self.rows.dbs.ban_ends)["entries"]
+        more_bans = ends and self.ban_rows.remove_expired(self.rows.unix_us(), max_count)
         if not (more_windows or more_bans):
-            self._process.sweep_due_us = self.now_us + SWEEP_PAUSE_US
+            self._process.sweep_due_us = self.rows.now_us + SWEEP_PAUSE_US

@@ -1,10 +1,11 @@
-"""The windows of a transaction, as rows of an LMDB environment.
+"""The windows and permits of a transaction, as rows of an LMDB environment.
 
 A window's row is found by its key and a digest of its rule, length and resolution::
 
     windows   key 0xff digest(rule, window, resolution)    life, then the bytes of the window
     cells     number of the cell, digest                   the same, for keys that share a cell
     strikes   key 0xff digest(policy, window, resolution)  the same, for strikes
+    permits   key 0xff digest(rule)                        0, then the entries of all processes, see `core.concurrency`
     ends      when to check the row again, row             the name of its database, such as `windows`
 
 So all windows of a client are adjacent, usually on one page, and `WindowRows.reset` finds them.
@@ -14,36 +15,40 @@ has in this place the Unix time of its last line in the journal, as a negative n
 
 `ends` is an index by time. A row gets an entry when it is first written, and hits do not move the entry. When the entry
 is due, the row is checked; if it is still in use, the entry is written again for its new expiry.
+
+Each transaction that changes a row of permits writes the true count of this process, see `leases`.
 """
 
 from __future__ import annotations
 
 from hashlib import blake2b
 from struct import Struct
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import lmdb
 
-from ...core import concurrency, ring
+from ...core import ring
+from ...core.concurrency import Concurrency, PermitCounter, apart, ends_us, entry
 from ...core.decide import Counter
 from ...core.decision import Bucket
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.quotas import KEPT_US, Quota
 from ...core.store import Clock
+from ..leases import RENEWALS, HeldPermits
 from ..shared import SHARED_CELLS
 from .counts import NO_CELLS
-from .journal import Noted
 from .kept_rows import HEAD, HEAD_BYTES, digest_of, is_line_due, quota_fields
-from .layout import DUE, Databases, recheck_at, row_of, rows_with, sweep
-from .permits import PERMITS
+from .layout import DUE, Rows, row_of
 
-WINDOWS: Final = b"windows"
-CELLS: Final = b"cells"
-STRIKES: Final = b"strikes"
-STATS: Final = b"stats"
+WINDOWS: Final = "windows"
+CELLS: Final = "cells"
+STRIKES: Final = "strikes"
+PERMITS: Final = "permits"
+STATS: Final = "stats"
 
 _CELL: Final = Struct(">H")
+_NO_LIFE: Final = HEAD.pack(0)
 
 
 class BoundLimit(NamedTuple):
@@ -67,48 +72,46 @@ class BoundLimit(NamedTuple):
 Bound: TypeAlias = tuple[BoundLimit, ...]
 """The limits of a bucket."""
 Windows: TypeAlias = dict[bytes, bytes]
-_Loaded: TypeAlias = tuple[Windows, bytes, bytes, BoundLimit]
-"""The mapping of a window, its row, its stored value (empty if it is new), and its limit."""
+
+
+_Loaded: TypeAlias = tuple[str, Windows, bytes, bytes, BoundLimit | None]
+"""The database of a window, its mapping, its row, its stored value (empty if it is new), and its limit."""
 
 
 class WindowRows:
-    """The windows in one transaction. Nothing is written before `save`, so read transactions can simulate changes.
+    """The windows and permits in one transaction, which are written by `save`.
 
     Args:
-        txn: LMDB's transaction.
-        dbs: The databases.
+        rows: The rows of the transaction.
         fullness: How full the file is, see `counts`.
-        now_us: The store's time, in microseconds.
-        unix_us: Returns Unix time in microseconds, for quotas.
         max_keys: The most windows.
-        noted: Receives the changes that survive a restart of the machine.
+        held: The permits of this process, all of which are renewed when they are due.
 
     Attributes:
         fullness: How full the file is, see `counts`.
         own: The windows of keys that were read or created, by row.
         shared: The windows in shared cells that were read or created, by row.
+        permits: The permits of keys that were read or created, by row.
         shares: Whether some keys are counted in shared cells.
     """
 
     __slots__ = (
-        *("_dbs", "_key_count", "_loaded", "_max_keys", "_noted", "_now_us", "_txn", "_unix_us"),
-        *("fullness", "own", "shared", "shares"),
+        *("_dbs", "_held", "_key_count", "_loaded", "_max_keys", "_now_us", "_rows", "_txn", "_has_renewed"),
+        *("fullness", "own", "permits", "shared", "shares"),
     )
 
-    def __init__(
-        self, txn: Any, dbs: Databases, fullness: int, now_us: int, unix_us: Clock, max_keys: int, noted: Noted
-    ) -> None:
-        self._txn = txn
-        self._dbs = dbs
-        self.fullness = fullness
-        self._noted = noted
-        self._now_us = now_us
-        self._unix_us = unix_us
+    def __init__(self, rows: Rows, fullness: int, max_keys: int, held: HeldPermits) -> None:
+        self._rows = rows
+        self._txn, self._dbs, self._now_us = rows.txn, rows.dbs, rows.now_us
         self._max_keys = max_keys
+        self._held = held
         self._key_count = -1
         self._loaded: list[_Loaded] = []
+        self._has_renewed = False
+        self.fullness = fullness
         self.own: Windows = {}
         self.shared: Windows = {}
+        self.permits: Windows = {}
         self.shares = False
 
     def find(self, key: str, bound: BoundLimit, create: bool) -> tuple[Windows, bytes]:
@@ -126,61 +129,104 @@ class WindowRows:
             return self.own, row
         stored = self._txn.get(row, b"")  # the default database of `txn` is `windows`
         if stored:
-            return self._load(self.own, row, stored, bound)
+            return self._load(WINDOWS, self.own, row, stored, bound)
         number = int.from_bytes(blake2b(row, key=self._dbs.cell_key, digest_size=2).digest(), "big") % SHARED_CELLS
         cell = _CELL.pack(number) + bound.digest
-        stored = b"" if cell in self.shared else self._txn.get(cell, b"", self._dbs.cells)
-        if stored:
-            self._load(self.shared, cell, stored, bound)
-        if create and self._takes_room():
-            self._load(self.own, row, b"", bound)
-            self.own[row] = self.shared.get(cell, b"")
-            return self.own, row
         if cell not in self.shared:
-            if create and self.fullness >= NO_CELLS:
-                raise lmdb.MapFullError("it has no room for another shared cell")
-            self._load(self.shared, cell, b"", bound)
+            self._load(CELLS, self.shared, cell, self._txn.get(cell, b"", self._dbs.cells), bound)
+        if create and self._takes_room():
+            self._load(WINDOWS, self.own, row, b"", bound)
+            self.own[row] = self.shared[cell]
+            return self.own, row
+        if create and self.fullness >= NO_CELLS and not self.shared[cell]:
+            raise lmdb.MapFullError("it has no room for another shared cell")
         self.shares |= create
         return self.shared, cell
 
+    def find_permits(self, row: bytes, limit: AnyLimit) -> tuple[PermitCounter, Windows]:
+        """Return the counter of this process for a concurrency limit, and the mapping that contains the row of a key.
+
+        What it charges counts at once, and no more if the transaction fails, because its decisions are gone then.
+        """
+        assert isinstance(limit, Concurrency), "only concurrency limits have permits"
+        if self._now_us >= self._held.due_us and not self._has_renewed:
+            self.renew_all()
+        if self._permits(row)[2] != self._held.units(row):
+            self.renew(row)
+        return PermitCounter(limit, self._held.worker, self._now_us + self._held.lease_us), self.permits
+
+    def renew(self, row: bytes) -> None:
+        """Write how many permits of a row this process has, for a full lease from now."""
+        until_us, units = self._now_us + self._held.lease_us, self._held.units(row)
+        self.permits[row] = self._permits(row)[0] + entry(self._held.worker, until_us, units)
+
+    def renew_all(self) -> None:
+        """Renew all permits of this process."""
+        for row in self._held.rows():
+            self.renew(row)
+        self._has_renewed = True
+
+    def _permits(self, row: bytes) -> tuple[bytes, int, int]:
+        """Return the entries of other processes, how many permits are taken, and how many this process has."""
+        if row not in self.permits:
+            self._load(PERMITS, self.permits, row, self._txn.get(row, b"", self._dbs.permits), None)
+        return apart(self.permits[row], self._held.worker, self._now_us)
+
     def save(self) -> None:
-        """Write the windows that have changed."""
-        for windows, row, before, (_, head, rule, limit, _) in self._loaded:
-            window, is_shared = windows[row], windows is self.shared
-            if window == before[HEAD_BYTES:]:
+        """Write the windows and permits that have changed."""
+        for kind, windows, row, stored, bound in self._loaded:
+            window = windows[row]
+            if window == stored[HEAD_BYTES:]:
                 continue
-            if isinstance(limit, Quota) and not is_shared:
-                head, unix_us = before[:HEAD_BYTES] or head, self._unix_us()
-                if is_line_due(self._txn, self._dbs, unix_us, before, window, limit.amount):
-                    head = HEAD.pack(-unix_us)
-                    # Rule and period are for versions that name rows in another way.
-                    self._noted.append(("quota", {**quota_fields(row), "rule": rule, "period": limit.same_window[1]}))
-            self._txn.put(row, head + window, db=self._dbs.cells if is_shared else self._dbs.windows)
-            if not before:
-                due_us = self._expires_us(head + window)
-                recheck_at(self._txn, self._dbs.ends, due_us, row, CELLS if is_shared else WINDOWS)
+            database = getattr(self._dbs, kind)
+            if bound is None:  # of permits
+                if not window:
+                    self._txn.delete(row, b"", database)
+                    continue
+                if not stored and self.fullness >= NO_CELLS:
+                    raise lmdb.MapFullError("it has no room for permits of another key")
+                head = _NO_LIFE
+            elif kind == WINDOWS and isinstance(bound.limit, Quota):
+                head = self._head_of_quota(row, stored, window, bound)
+            else:
+                head = bound.head
+            self._txn.put(row, head + window, db=database)
+            if not stored:
+                self._rows.recheck_at(self._dbs.ends, self._expires_us(kind, head + window), row, kind)
+        if self._has_renewed:
+            self._held.due_us = self._now_us + self._held.lease_us // RENEWALS
+
+    def _head_of_quota(self, row: bytes, stored: bytes, window: bytes, bound: BoundLimit) -> bytes:
+        """Return the head of a quota that has changed, and note the change if it gets a line in the journal."""
+        unix_us = self._rows.unix_us()
+        if not is_line_due(self._rows, unix_us, stored, window, bound.limit.amount):
+            return stored[:HEAD_BYTES] or bound.head
+        # Rule and period are for versions that name rows in another way.
+        fields = {**quota_fields(row), "rule": bound.rule, "period": bound.limit.same_window[1]}
+        self._rows.noted.append(("quota", fields))
+        return HEAD.pack(-unix_us)
 
     def reset(self, key: str) -> bool:
         """Forget the units in a key's own windows; return whether there were any."""
         self.save_and_clear()
         had_units = False
-        for row, stored in rows_with(self._txn, self._dbs.windows, row_of(key)):
+        for row, stored in self._rows.starting_with(row_of(key), self._dbs.windows):
             if len(stored) > HEAD_BYTES:
-                had_units |= self._expires_us(stored) > self._now_us
+                had_units |= self._expires_us(WINDOWS, stored) > self._now_us
                 self._txn.put(row, stored[:HEAD_BYTES])
                 if HEAD.unpack_from(stored)[0] <= 0:
-                    self._noted.append(("quota", quota_fields(row)))
+                    self._rows.noted.append(("quota", quota_fields(row)))
         return had_units
 
     def reset_all(self) -> bool:
         """Delete the windows of all keys and all shared cells; return whether there were units in them."""
         self.save_and_clear()
         had_units = False
-        self._noted.append(("reset_all", {}))
+        self._rows.noted.append(("reset_all", {}))
         for database in (self._dbs.windows, self._dbs.cells):
             with self._txn.cursor(database) as cursor:
                 rows = cursor.iternext(keys=False)
-                had_units |= any(self._expires_us(row) > self._now_us for row in rows)
+                had_units |= any(self._expires_us(WINDOWS, row) > self._now_us for row in rows)
             self._txn.drop(database, delete=False)
         return had_units
 
@@ -195,17 +241,17 @@ class WindowRows:
         window, _ = counter.charge(stored[HEAD_BYTES:], self._now_us, weight)
         self._txn.put(row, HEAD.pack(counter.terms[2]) + window, db=self._dbs.strikes)
         if not stored:
-            recheck_at(self._txn, self._dbs.ends, self._now_us + limit.check_us, row, STRIKES)
+            self._rows.recheck_at(self._dbs.ends, self._now_us + limit.check_us, row, STRIKES)
         return counter.state(window, self._now_us)[0]
 
     def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:
         """See `StrikeWindows`."""
         digest = b"" if bucket is None else digest_of(bucket.name, *bucket.limits[0].same_window)
-        rows = rows_with(self._txn, self._dbs.strikes, row_of(key, digest))
+        rows = self._rows.starting_with(row_of(key, digest), self._dbs.strikes)
         for row, _ in rows:
             self._txn.delete(row, b"", self._dbs.strikes)
         self._key_count = -1
-        return any(self._expires_us(stored) > self._now_us for _, stored in rows)
+        return any(self._expires_us(STRIKES, stored) > self._now_us for _, stored in rows)
 
     def count(self) -> int:
         """Return how many windows there are, without cells."""
@@ -213,31 +259,33 @@ class WindowRows:
 
     def sweep(self, max_count: int) -> bool:
         """Check at most `max_count` rows that are due, and delete those that have expired; return whether more are."""
-        return sweep(self._txn, self._dbs, self._dbs.ends, self._now_us, max_count, self._due_us)
+        return self._rows.check_due(self._dbs.ends, self._now_us, max_count, self._due_us)
 
-    def _due_us(self, kind: bytes, row: bytes, stored: bytes) -> int:
+    def _due_us(self, kind: str, row: bytes, stored: bytes) -> int:
         """Return when a row may have expired."""
-        if kind == PERMITS:
-            return concurrency.ends_us(stored)
         if kind == STATS:
             return int(DUE.unpack_from(stored)[0])
-        due_us = self._expires_us(stored)
+        due_us = self._expires_us(kind, stored)
         if row in self.own:  # else a refused key could find others' units in its cell, and wait longer than promised
             due_us = max(due_us, self._now_us + HEAD.unpack_from(stored)[0])
         return due_us
 
-    def _expires_us(self, stored: bytes) -> int:
+    def _expires_us(self, kind: str, stored: bytes) -> int:
         """Return when a row expires if nothing is added to it, in microseconds, given its value."""
         life_us, window = HEAD.unpack_from(stored)[0], stored[HEAD_BYTES:]
+        if kind == PERMITS:
+            return ends_us(window)
         if life_us > 0:
             return ring.expires_us(window, life_us)
         # A quota ends by Unix time, whose clock may have been set since the write.
-        return self._now_us + ring.expires_us(window, KEPT_US) - self._unix_us()
+        return self._now_us + ring.expires_us(window, KEPT_US) - self._rows.unix_us()
 
-    def _load(self, windows: Windows, row: bytes, stored: bytes, bound: BoundLimit) -> tuple[Windows, bytes]:
+    def _load(
+        self, kind: str, windows: Windows, row: bytes, stored: bytes, bound: BoundLimit | None
+    ) -> tuple[Windows, bytes]:
         """Add a window, given the value of its row; return its location."""
         windows[row] = stored[HEAD_BYTES:]
-        self._loaded.append((windows, row, stored, bound))
+        self._loaded.append((kind, windows, row, stored, bound))
         return windows, row
 
     def save_and_clear(self) -> None:
@@ -246,6 +294,7 @@ class WindowRows:
         self._loaded.clear()
         self.own.clear()
         self.shared.clear()
+        self.permits.clear()
         self._key_count = -1
 
     def _takes_room(self) -> bool:
