@@ -27,7 +27,7 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import logger
 from .client_ip import UNKNOWN_PEER, peer_of
 from .decided import DECIDED_KEY
-from .routes import attribute_of, mounted_routes, reach, root_of, routes_of, visible_app
+from .routes import attribute_of, mounted_routes, reach, root_of, routes_of
 from .rules import Rule
 
 if TYPE_CHECKING:
@@ -220,16 +220,15 @@ def _about_shared_names(middleware: RateLimitMiddleware, decided: Iterable[tuple
         )
 
 
-def about_routes(middleware: RateLimitMiddleware, app: object) -> Iterator[Finding]:
+def about_routes(middleware: RateLimitMiddleware, behind: object) -> Iterator[Finding]:
     """Yield the findings that the routes and the other processes reveal when the application starts.
 
     Args:
         middleware: The middleware.
-        app: The application that it belongs to.
+        behind: The application behind it, or if its routes are hidden, the one that it belongs to.
     """
     if not _configured_workers():
         yield from _about_workers(middleware, _sibling_workers())
-    behind = visible_app(middleware.app, {"app": app})
     if routes_of(behind) is not None:
         yield from _about_unmet_rules(middleware.rules, behind)
     elif middleware.default_rule is not None:

@@ -37,7 +37,7 @@ from .hooks import Report
 from .keys import Key, KeyFunction
 from .lists import ListFile
 from .responses import Refusals, Refused
-from .routes import RouteLabels
+from .routes import RouteLabels, visible_app
 from .rule_set import BoundRule, Plan, RuleSet, all_rules
 from .rules import Limits, LimitsFunction, Rule
 from .websockets import GuardedWebSocket, MessageLimits
@@ -100,6 +100,7 @@ class RateLimitMiddleware(FailsAtStartup):
         header_writer: Writes its header fields.
         findings: Probable mistakes found at start-up or in the first requests. Each is logged once.
         file: The configuration file that its options come from; None if there is none.
+        behind: The application whose routes were checked; None before the first call.
 
     Raises:
         ConfigurationError: An option is invalid; the message names what was expected. Within an application's
@@ -107,6 +108,7 @@ class RateLimitMiddleware(FailsAtStartup):
     """
 
     file: Path | None = None
+    behind: object = None
     _owner: object = None
     """What counts by its identities after it, if it was read from a file."""
     _has_unnamed = False
@@ -166,7 +168,6 @@ class RateLimitMiddleware(FailsAtStartup):
             file.observe(self._engine.emit)
         off = checks.switched_off(enabled)
         self._enabled = not off
-        self._has_checked_routes = False
         self._unchecked = checks.REQUESTS_CHECKED
         self.findings: list[checks.Finding] = []
         checks.report(self, checks.about_settings(self, off))
@@ -286,9 +287,8 @@ class RateLimitMiddleware(FailsAtStartup):
         if self._enabled and self._engine.overrides.may_change:
             self._engine.overrides.refresh_if_due()
         counts = self._enabled and self._engine.counts
-        if counts and not self._has_checked_routes:
-            self._has_checked_routes = True
-            checks.report(self, checks.about_routes(self, scope.get("app", self.app)))
+        if counts and self.behind is None:
+            self.check_routes(visible_app(self.app, {"app": scope.get("app", self.app)}))
         if scope["type"] in _REQUESTS:
             if counts:
                 if self._unchecked:
@@ -300,6 +300,11 @@ class RateLimitMiddleware(FailsAtStartup):
         else:
             await self.app(scope, receive, _ending(self.limiter, send) if scope["type"] == "lifespan" else send)
         return False
+
+    def check_routes(self, behind: object) -> None:
+        """Report the findings about the routes of the application behind the middleware."""
+        self.behind = behind
+        checks.report(self, checks.about_routes(self, behind))
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request pass while the middleware is switched off. What the application may call finds a decision."""

@@ -121,6 +121,8 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         made = self._made(reader, options)
 
         def apply() -> None:
+            if self.app.behind is not None:  # here, in the thread of the file: with many routes it takes long
+                made.check_routes(self.app.behind)
             replaced, self.app = self.app, made
             self.limiter.engine.unregister(replaced)
             self.limiter.engine.register(made)
