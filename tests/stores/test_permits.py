@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slidegate import Quota, StoreError
-from slidegate.core import Bucket, Concurrency, Decision, Reservation, StoreUnavailable, parse_limits
+from slidegate.core import Bucket, Concurrency, Decision, Reason, StoreUnavailable, parse_limits
 from slidegate.stores.leases import HeldPermits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis.batch import MAX_IN_CALL
@@ -421,12 +421,11 @@ async def test_thousands_of_permits_are_renewed_without_filling_the_line(opened:
 
 def test_a_row_without_permits_is_renewed_once_more() -> None:
     held = HeldPermits(LEASE_US, lambda: None)
-    charge = Reservation(0, 0, (TWO, "ann", 2), [0], [2])
-    held.add("row", charge)
+    decision = Decision(True, Reason.OK, 0, ((TWO, "ann", 2),), [(2, 0, 0, 0)], None)
+    held.hold(decision, lambda bucket, key: "row")
     assert (held.rows(), held.units("row"), held.count()) == (["row"], 2, 2)
-    part = charge.take(1)
-    assert part is not None
+    assert decision.begin_refund(units=1)
     assert (held.units("row"), held.count()) == (1, 1)
-    del charge
+    del decision
     assert (held.rows(), held.count()) == (["row"], 0)
     assert (held.units("row"), held.rows()) == (0, [])

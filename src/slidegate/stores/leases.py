@@ -82,19 +82,20 @@ class HeldPermits:
         self._rows: dict[Row, WeakValueDictionary[int, Reservation]] = {}
         self._tasks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
 
-    def add(self, row: Row, charge: Reservation) -> None:
-        """Count the permits of a charge, as long as its decision exists and they are not taken back."""
-        self._rows.setdefault(row, WeakValueDictionary())[id(charge)] = charge
-        if (loop := running_loop()) is not None and loop not in self._tasks:
-            self._tasks[loop] = loop.create_task(self._keep_renewing(loop))
-
     def hold(self, decision: Decision, row_of: Callable[[Bucket, str], Row]) -> None:
-        """Count the permits that a decision has charged; `row_of` returns their row for a bucket and a key."""
+        """Count the permits that a decision has charged, as long as it exists and they are not taken back.
+
+        Args:
+            decision: The decision.
+            row_of: Returns the row of a bucket and a key.
+        """
         for charge in decision.reservations:
             bucket, key, _ = charge.check
             if bucket.is_permit:
                 charge.holder = self
-                self.add(row_of(bucket, key), charge)
+                self._rows.setdefault(row_of(bucket, key), WeakValueDictionary())[id(charge)] = charge
+        if self._rows and (loop := running_loop()) is not None and loop not in self._tasks:
+            self._tasks[loop] = loop.create_task(self._keep_renewing(loop))
 
     def rows(self) -> list[Row]:
         """Return the rows of which the worker has permits, or had some when it wrote them last."""
