@@ -7,7 +7,7 @@ from copy import copy
 from datetime import timedelta
 from typing import TypeAlias, TypeVar
 
-from slidegate.core import AnyLimit, Bucket, Check, Decision, Limit, LimitState, Quota, Store
+from slidegate.core import AnyLimit, Bucket, Check, Concurrency, Decision, Limit, LimitState, Quota, Store
 from slidegate.core import Question as Prepared
 from slidegate.limiter.inspect import view_of
 from slidegate.testing import FakeClock
@@ -56,7 +56,7 @@ class Player:
     """Plays a program to a store and to the reference, and compares every decision.
 
     Args:
-        store: An empty store that reads the time from `clock`.
+        store: An empty store that reads the time from `clock`; if it has no permits, there is a window in their place.
         clock: The clock, at the start time of the program.
         program: The program.
     """
@@ -67,26 +67,36 @@ class Player:
         self.model = Model()
         self.moves = program.moves
         self.buckets = [
-            Bucket(f"rule-{number}", limits, count_denied=counted)
+            Bucket(f"rule-{number}", _within(store, limits), count_denied=counted)
             for number, (limits, counted) in enumerate(zip(program.rules, program.count_denied, strict=True))
         ]
         self.named: set[tuple[int, str]] = set()
         self.prepared: dict[tuple[Check, ...], Prepared] = {}
         self.charged: list[tuple[Decision, list[Note]]] = []
         self.admitted: list[tuple[int, Decision]] = []
+        self.holding: list[Decision] = []
 
     async def play(self) -> None:
-        """Play all moves in order, then check that all units expire at the reported times."""
+        """Play all moves in order, then check that all units expire at the reported times, and permits by refunds."""
         played: list[object] = []
         rules = [(bucket, bucket.count_denied) for bucket in self.buckets]
         with shown_with(played, self.clock, rules):
             for move in self.moves:
                 played.append(move)
                 await self._play(move)
+                self._agree(self.store.permits_held() or 0, self.model.permits_held())
             played.append("peeks until all is empty")
             await self.look_after_all()  # after a changed amount, a window converts its units at the next hit
             for rule, key in sorted(self.named):
                 await self._check_expiry(key, uncounted(self.buckets[rule]))
+            played.append("hours later, a reset of all keys, and refunds of all permits")
+            for _ in range(4):
+                self.clock.advance("1h")
+                await self.look_after_all()
+            await self._reset(None)
+            for which in range(len(self.charged)):
+                await self._refund(which, permits=True)
+            same(self.store.permits_held() or 0, 0)
 
     async def _play(self, move: Move) -> None:
         match move:
@@ -100,8 +110,8 @@ class Player:
                 same(await settle(self.store.refund(peeked.begin_refund())), False)
             case Debt(question):
                 await self._charge(self.store.charge, self.model.charge, question)
-            case Refund(which):
-                await self._refund(which)
+            case Refund(which, permits):
+                await self._refund(which, permits)
             case Reset(key):
                 await self._reset(key)
             case Step(span_us) if span_us < 0:
@@ -131,6 +141,7 @@ class Player:
         decision, _ = self.charged[-1]
         if decision.allowed:
             self.admitted.append((self.clock.now_us, decision))
+            self.holding.append(decision)
             self._check_bound(decision)
         return wait_us
 
@@ -138,11 +149,12 @@ class Player:
         """Assert that no window that ends now holds more admitted units than its amount, whatever else is charged."""
         for bucket, key, _ in last.checks:
             for limit in bucket.limits:
+                counting = self.holding  # who has a permit has it until it hands it back
                 if isinstance(limit, Limit):
                     since_us = self.clock.now_us - limit.window_us
-                    checks = [
-                        check for at_us, decision in self.admitted if at_us > since_us for check in decision.checks
-                    ]
+                    counting = [decision for at_us, decision in self.admitted if at_us > since_us]
+                if not isinstance(limit, Quota):
+                    checks = [check for decision in counting for check in decision.checks]
                     spent = sum(cost for limited, whose, cost in checks if (limited.name, whose) == (bucket.name, key))
                     assert spent <= limit.amount, f"{spent} units of {key} are in one window of {limit}"
 
@@ -158,13 +170,19 @@ class Player:
         self.charged.append((decision, charged))
         return decision.retry_after_us
 
-    async def _refund(self, which: int) -> None:
+    async def _refund(self, which: int, permits: bool | None) -> None:
         if self.charged:
             decision, charged = self.charged[-1 - which % len(self.charged)]
-            refunded = await settle(self.store.refund(decision.begin_refund()))
-            self._agree(refunded, self.model.refund(charged, self.clock.now_us))
-            same(await settle(self.store.refund(decision.begin_refund())), False)
-            if refunded:
+            has_permits = any(bucket.is_permit and cost for bucket, _, cost in decision.checks)
+            if permits and decision.allowed and has_permits and self.store.release(decision):
+                refunded = True
+            else:
+                refunded = await settle(self.store.refund(decision.begin_refund(permits=permits)))
+            self._agree(refunded, self.model.refund(charged, self.clock.now_us, permits))
+            same(await settle(self.store.refund(decision.begin_refund(permits=permits))), False)
+            if refunded and permits is not False:
+                self.holding = [other for other in self.holding if other is not decision]
+            if refunded and not permits:
                 others = [(at_us, other) for at_us, other in self.admitted if other is not decision]
                 # After a reset, or beside a debt, units of the same moment belong to others.
                 self.admitted = others if len(others) < len(self.admitted) else []
@@ -224,8 +242,15 @@ class Player:
 def _of_amount(limit: AnyLimit, amount: int) -> AnyLimit:
     if isinstance(limit, Limit):
         return Limit(amount, timedelta(microseconds=limit.window_us), resolution=limit.resolution)
-    assert isinstance(limit, Quota), "permits are no part of programs"
-    return Quota(f"{amount}/{limit.unit}", zone=limit.zone_name, starts=limit.starts)
+    if isinstance(limit, Quota):
+        return Quota(f"{amount}/{limit.unit}", zone=limit.zone_name, starts=limit.starts)
+    return Concurrency(amount)
+
+
+def _within(store: Store, limits: Sequence[AnyLimit]) -> Sequence[AnyLimit]:
+    """Return limits that a store supports."""
+    lacks = isinstance(limits[0], Concurrency) and store.permits_held() is None
+    return (Limit(limits[0].amount, "1m"),) if lacks else limits
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from hypothesis import strategies as st
 
-from slidegate.core import AnyLimit, Limit, Quota
+from slidegate.core import AnyLimit, Concurrency, Limit, Quota
 from slidegate.core.limits import MAX_AMOUNT
 
 KEYS = ("ann", "bob", "192.0.2.7")
@@ -48,9 +48,10 @@ class Debt(NamedTuple):
 
 
 class Refund(NamedTuple):
-    """Refund an earlier charge, twice."""
+    """Refund an earlier charge, twice; or its `permits` alone, or all but these."""
 
     which: int
+    permits: bool | None = None
 
 
 class Reset(NamedTuple):
@@ -142,7 +143,9 @@ class Choices:
         )
 
     def rule(self) -> tuple[AnyLimit, ...]:
-        """Choose one to three limits of different windows; each is a quota with a probability of 1 in 6."""
+        """Choose permits, or one to three limits of different windows, of which each sixth is a quota."""
+        if self.below(4) == 1:
+            return (Concurrency(self.pick((1, 2, 3, 40))),)
         drawn = [self.quota() if not self.below(6) else self.limit() for _ in range(self.pick((1, 1, 2, 3)))]
         return tuple({limit.same_window: limit for limit in drawn}.values())
 
@@ -185,7 +188,7 @@ class Choices:
             drawn = self.question(rules)
             return Debt(tuple((rule, key, cost << self.pick((0, 0, 1, 50))) for rule, key, cost in drawn))
         if kind < 28:
-            return Refund(self.below(4))
+            return Refund(self.below(4), self.pick((None, None, True, False)))
         if kind == 28:
             return Reset(self.pick((*KEYS, None)))
         if kind == 29:
@@ -196,14 +199,16 @@ class Choices:
 
 
 def lengths_us(limit: AnyLimit) -> tuple[int, int]:
-    """Return the lengths of a slice and of the window; for a quota, spans after which its period may end."""
+    """Return the lengths of a slice and of the window; for others, spans after which the period of a quota may end."""
     return (limit.slice_us, limit.window_us) if isinstance(limit, Limit) else (HOUR_US, DAY_US)
 
 
 def program(choices: Choices) -> Program:
     """Return a program: rules, a start time, and moves until the choices are used up."""
     rules = tuple(choices.rule() for _ in range(choices.pick((1, 1, 2, 3))))
-    count_denied = tuple(choices.pick((False, False, True)) for _ in rules)
+    count_denied = tuple(
+        choices.pick((False, False, True)) and not isinstance(limits[0], Concurrency) for limits in rules
+    )
     counts_periods = any(isinstance(limit, Quota) for limits in rules for limit in limits)  # by Unix time
     early = () if counts_periods else (0, choices.below(10**9))
     start_us = choices.pick((*early, YEAR_2100_US, SUMMER_TIME_US))

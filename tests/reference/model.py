@@ -1,14 +1,17 @@
-"""The reference model of a store. Its windows are in `model_window` and `model_quota`."""
+"""The reference model of a store. Its windows are in `model_window`, `model_quota` and `model_permits`."""
 
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from slidegate.core import AnyLimit, Bucket, Check, Decision, Limit, Quota, Reason
 from slidegate.core.limits import Identity
 
+from .model_permits import OPEN_US, ModelPermits
 from .model_quota import ModelQuota
 from .model_window import Answer, ModelWindow
+
+Window: TypeAlias = ModelWindow | ModelQuota | ModelPermits
 
 
 class Verdict(NamedTuple):
@@ -32,17 +35,21 @@ def verdict_of(decision: Decision) -> Verdict:
 class Note(NamedTuple):
     """The charge of one window, for a refund; the amount of its limit may have changed until then."""
 
-    window: ModelWindow | ModelQuota
+    window: Window
     limit: AnyLimit
     moment_us: int
     units: int
 
 
 class Model:
-    """A store implemented for correctness only: the methods of `Store` over `ModelWindow` and `ModelQuota`."""
+    """A store implemented for correctness only: the methods of `Store`."""
 
     def __init__(self) -> None:
-        self._windows: dict[tuple[str, str, Identity], ModelWindow | ModelQuota] = {}
+        self._windows: dict[tuple[str, str, Identity], Window] = {}
+
+    def permits_held(self) -> int:
+        """Return how many permits are taken."""
+        return sum(window.taken for window in self._windows.values() if isinstance(window, ModelPermits))
 
     def hit(self, checks: Sequence[Check], now_us: int) -> tuple[Verdict, list[Note]]:
         """Charge every check or none; return the verdict, and the charges for `refund`."""
@@ -70,17 +77,17 @@ class Model:
         verdict, _ = deepcopy(self).hit(checks, now_us)
         return verdict
 
-    def refund(self, charged: list[Note], now_us: int) -> bool:
-        """Refund the units that have not expired; return whether there were any."""
+    def refund(self, charged: list[Note], now_us: int, permits: bool | None = None) -> bool:
+        """Refund units that have not expired, or the `permits` alone, or all but these; return if there were any."""
         changed = False
-        for window, limit, moment_us, units in charged:
+        refunded = [note for note in charged if permits in (None, isinstance(note.window, ModelPermits))]
+        charged[:] = [note for note in charged if note not in refunded]
+        for window, limit, moment_us, units in refunded:
             touched = deepcopy(window)  # a refund without effect must not touch the window
             touched.touch(limit.amount, now_us)
             if touched.refund(moment_us, units):
                 vars(window).update(vars(touched))
                 changed = True
-        if changed:
-            charged.clear()
         return changed
 
     def reset(self, key: str | None) -> bool:
@@ -101,19 +108,18 @@ class Model:
             ask.window.touch(ask.limit.amount, now_us)
         return asks
 
-    def _window(self, bucket: Bucket, key: str, limit: AnyLimit) -> ModelWindow | ModelQuota:
+    def _window(self, bucket: Bucket, key: str, limit: AnyLimit) -> Window:
         if isinstance(limit, Limit):
-            fresh: ModelWindow | ModelQuota = ModelWindow(limit.window_us, limit.resolution)
+            fresh: Window = ModelWindow(limit.window_us, limit.resolution)
         else:
-            assert isinstance(limit, Quota), "permits are no part of programs"
-            fresh = ModelQuota(limit)
+            fresh = ModelQuota(limit) if isinstance(limit, Quota) else ModelPermits()
         return self._windows.setdefault((bucket.name, key, limit.same_window), fresh)
 
 
 class Ask(NamedTuple):
     """The part of a question that concerns one window."""
 
-    window: ModelWindow | ModelQuota
+    window: Window
     limit: AnyLimit
     cost: int
     count_denied: bool
@@ -131,5 +137,5 @@ def _charge(asks: Sequence[Ask], now_us: int) -> list[Note]:
 def _sum_up(asks: Sequence[Ask], waits: Sequence[int | None], reason: Reason, now_us: int) -> Verdict:
     answers = [ask.window.answer(ask.limit.amount, wait_us, now_us) for ask, wait_us in zip(asks, waits, strict=True)]
     longest_us = max((wait_us for wait_us in waits if wait_us), default=0)
-    retry_after_us = None if reason is Reason.TOO_LARGE else longest_us
+    retry_after_us = None if reason is Reason.TOO_LARGE or longest_us == OPEN_US else longest_us
     return Verdict(reason is Reason.OK, reason, retry_after_us, tuple(answers))
