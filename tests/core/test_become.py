@@ -1,7 +1,5 @@
 """Amounts that change while they are counted by; the contract of stores has them among the moves of its programs."""
 
-import pickle
-
 from slidegate import MemoryStore, Quota
 from slidegate.core import Bucket, Concurrency, Limit
 
@@ -29,12 +27,15 @@ def test_hits_of_several_threads_pass_no_more_than_the_largest_amount() -> None:
 
 
 def test_what_a_user_made_never_changes() -> None:
-    made = [Limit(5, "1m"), Quota("10/day"), Concurrency(3)]
-    texts, bucket = list(map(str, made)), Bucket("api", made)
+    made = [Limit(5, "1m", resolution=10, name="burst"), Quota("10/day"), Concurrency(3)]
+    texts, hashes, bucket = [*map(str, made)], [*map(hash, made)], Bucket("api", made)
     derived = bucket.under("other")
-    for one in bucket.limits:
+    for one, given in zip(bucket.limits, made, strict=True):
+        assert (one, str(one), hash(one)) == (given, str(given), hash(given))
         one.become(2)
-    assert (list(map(str, made)), list(map(hash, made))) == (texts, list(map(hash, pickle.loads(pickle.dumps(made)))))
+        assert one != given
+        assert (one.name, one.same_window) == (given.name, given.same_window)
+    assert ([*map(str, made)], [*map(hash, made)]) == (texts, hashes)
     assert [one.amount for one in bucket.limits + derived.limits] == [2] * 6
 
 

@@ -35,11 +35,6 @@ def test_the_three_readings_are_those_of_a_plain_list(
         assert window.completed(look_us) == sum(by_slice[:-1])
 
 
-def test_a_negative_count_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"units: expected 0 or more, not -1"):
-        CounterWindow(slices=3, slice_us=100).add(0, -1)
-
-
 def test_a_window_that_would_overflow_is_an_error_and_stays_as_it_is() -> None:
     window = CounterWindow(slices=2, slice_us=100)
     window.add(0, MAX_UNITS - 1)

@@ -1,7 +1,5 @@
 """What users write, and what becomes of it: values.txt has each expression with its value, as a reader would say it."""
 
-import copy
-import pickle
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from importlib import import_module
@@ -10,28 +8,16 @@ from struct import iter_unpack, unpack
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import pytest
-
-from slidegate.core import (
-    AnyLimit,
-    Bucket,
-    Concurrency,
-    Decision,
-    Limit,
-    Networks,
-    Quota,
-    Reason,
-    parse_address,
-    parse_limits,
-)
+from slidegate.core import NEVER, Bucket, Decision, Networks, Reason, parse_address, parse_limits
 from slidegate.core.addresses import format_network
 from slidegate.core.bans.policy import BanPolicy, may_ban
 from slidegate.core.calendar import Anchor, Calendar, Unit
-from slidegate.core.ring import MAX_UNITS
+from slidegate.core.ring import MAX_UNITS, WindowState
 
 from .test_ring import EXACT, SLICED, spent
 
-MODULES = [import_module(f"slidegate.core{name}") for name in ("", ".addresses", ".errors", ".bans.policy")]
+ROOMS = ("", ".addresses", ".bans.ban", ".bans.policy", ".errors", ".windows")
+MODULES = [import_module(f"slidegate.core{room}") for room in ROOMS]
 
 
 def shown(ring: bytes) -> str:
@@ -62,6 +48,19 @@ def tightest(costs: tuple[int, int], spent: tuple[int, int]) -> str:
     return " or ".join(sorted(found))
 
 
+def decided(limits: str, *readings: WindowState, cost: int = 1, **more: Any) -> Decision:
+    """Return the decision about a cost, 1,000 s after the store's clock began, that some readings of windows make."""
+    wait_us = readings[0][3]
+    reason = Reason.TOO_LARGE if wait_us == NEVER else Reason.LIMITED if wait_us else Reason.OK
+    checks = [(Bucket("api", parse_limits(limits)), "ann", cost)]
+    return Decision(not wait_us, reason, 1_000_000_000, checks, readings, **more)
+
+
+def parts(one: object, names: str) -> str:
+    """Return some parts of an object, by their names."""
+    return ", ".join(f"{name}={getattr(one, name)}" for name in names.split())
+
+
 def bannable(keys: str, *protected: str, **options: Any) -> str:
     """Return which of some keys a policy may ban by itself."""
     networks = Networks([*protected])
@@ -70,38 +69,18 @@ def bannable(keys: str, *protected: str, **options: Any) -> str:
 
 NAMES = {name: value for module in MODULES for name, value in vars(module).items() if not name.startswith("_")}
 NAMES |= {
-    **{one.__name__: one for one in (shown, spent, period, addresses, tightest, bannable, timedelta)},
+    **{one.__name__: one for one in (shown, spent, period, addresses, tightest, decided, parts, bannable, timedelta)},
     **{"EXACT": EXACT, "SLICED": SLICED, "MAX_UNITS": MAX_UNITS},
 }
 
 
 def value_of(expression: str) -> str:
-    value = eval(expression, dict(NAMES))
+    try:
+        value = eval(expression, dict(NAMES))
+    except (AttributeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
     return value if isinstance(value, str) else repr(value)
 
 
 def test_what_is_written_becomes_what_it_says(texts: Callable[..., None]) -> None:
     texts(Path(__file__).with_name("values.txt"), ">>> ", value_of)
-
-
-@pytest.mark.parametrize(
-    "one",
-    [
-        Limit(5, "1m", resolution=10, name="burst"),
-        Quota("7/month", zone="Europe/Berlin", starts=15, name="plan"),
-        Concurrency(4, name="permits"),
-    ],
-    ids=str,
-)
-def test_limits_are_copied_and_compared_and_only_their_own_amount_changes(one: AnyLimit) -> None:
-    own = one.own()
-    for twin in (copy.copy(one), pickle.loads(pickle.dumps(one)), own):
-        assert (twin, hash(twin), str(twin)) == (one, hash(one), str(one))
-    own.become(9)
-    assert (own.amount, own.name, own.same_window) == (9, one.name, one.same_window)
-    for other in (own, Limit(5, "1m", resolution=10), Quota("9/day"), Concurrency(4)):
-        assert one != other
-    own.become(one.amount)
-    assert own == one
-    with pytest.raises(AttributeError, match=f"a {type(one).__name__} is immutable; create another one"):
-        one.amount = 5
