@@ -70,8 +70,34 @@ def refused(request: HTTPConnection, decision: Decision) -> Response:
     return PlainTextResponse(f"again in {decision.retry_after} s", 429)
 
 
-Middleware(RateLimitMiddleware, rules=[Rule("*", Limit(10, "1m"))])
-limiter = Limiter(MemoryStore(), observers=[tell])
+async def polite(request: Request, decision: Decision) -> Response | None:
+    return PlainTextResponse(client_key(request), decision.status) if decision_of(request).retry_after else None
+
+
+async def account_of(request: Request) -> str:
+    return str(await request.json())
+
+
+def by_key_or_address(request: Request) -> str:
+    assert_type(decision_of(request), Decision)
+    return request.headers.get("x-api-key") or client_key(request)
+
+
+limiter, store = Limiter(MemoryStore(), observers=[tell]), MemoryStore(max_keys=50_000, clock=lambda: 0)
+networks, by_class, by_status = Networks(["192.0.2.0/24", "2001:db8::/32"]), {"4xx": 1}, {404: 1}
+guessing = BanPolicy(
+    Limit(20, "1h"),
+    timedelta(hours=1),
+    signals={401: 1, "4xx": 2, "/.env": "ban", "refused": 1},
+    name="guessing",
+    key=client_ip(ipv4_prefix=24),
+    shadow=True,
+)
+BanPolicy(signals=by_class)
+BanPolicy(signals=by_status)
+BanPolicy(signals={404: "ban"})
+BanPolicy(signals={404: "much"})  # type: ignore[dict-item]
+
 app = FastAPI()
 app.add_middleware(
     RateLimitMiddleware,
@@ -81,21 +107,50 @@ app.add_middleware(
         Rule("/api/{rest:path}", "100/10s", key=header("X-API-Key"), name="api", methods=["POST"]),
         Rule("/import", "10/hour", cost=units, key=tenant),
         Rule("/feed", ["10/second", Limit(100, "1m")], connection="websocket", final=True),
+        Rule("/basket", "5/minute", key=cookie("session")),
+        Rule("/search", "5/minute", key=query("token"), count_if=lambda status: status == 401),
+        Rule("/{tenant}", Quota("10000/month", zone="Europe/Berlin"), key=path_param("tenant")),
+        Rule("/mcp", "5/minute", key=mcp_tool("search", validated=True)),
+        Rule("*", "5/minute", key=combine(header("X-API-Key"), user)),
+        Rule("*", "5/minute", key=network("operators.mmdb", by="country")),
+        Rule("*", "5/minute", key=by_key_or_address),
         Rule("*", "2000/second", key=everyone, name="service"),
     ],
+    messages=MessageLimits("10/second"),
+    bans=[guessing, BanPolicy()],
     blocklist=Networks.from_file("blocked.netset"),
     on_refused=refused,
     headers=("draft", "legacy"),
     enabled=True,
 )
+app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml", limiter=limiter)
+app.add_middleware(RateLimitMiddleware, limits="5/minute", on_refused=polite)
+app.add_exception_handler(RateLimitExceeded, rate_limit_exceeded)
+Middleware(RateLimitMiddleware, rules=[Rule("*", Limit(10, "1m"))])
 RateLimitMiddleware(app, limits=Limit(1, "1s"), default_limits=["60/minute", Limit(5, "1s")], headers=None)
+RateLimit("5/minute", key=account_of)
+RateLimit(limits=lambda request: "5/minute")
 assert_type(RateLimit.exempt(len)([]), int)
 RateLimitMiddleware(app, limits="100/minute", headers="old")  # type: ignore[arg-type]
+RateLimitMiddleware.from_file(app, "slidegate.toml", headers="both")  # type: ignore[call-arg]
 Limiter(MemoryStore(), observer=[])  # type: ignore[call-arg]
 Rule("*", 5)  # type: ignore[arg-type]
 Rule("*", "5/minute", methods=["GET"], key=3)  # type: ignore[arg-type]
+Quota(10, "month")  # type: ignore[arg-type, call-arg]
 
-# -- without HTTP --------------------------------------------------------------------------------------------------
+
+async def endpoint(request: Request) -> Response:
+    assert_type(await strike(request, "ban", "forged token", policy="guessing"), Ban | None)
+    await strike(request, "much")  # type: ignore[arg-type]
+    try:
+        assert_type(await charge(request, 1_200, rule="tokens"), Decision)
+        assert_type(await settle(request, 900), bool)
+    except StoreError as error:
+        assert_type(error.concerns, Literal["server", "key"])
+    return PlainTextResponse("try again")
+
+
+# -- without HTTP ------------------------------------------------------------------------------------------------------
 
 
 async def without_http() -> None:
@@ -110,51 +165,6 @@ async def without_http() -> None:
         assert_type(await opened.reset("user:42"), bool)
         assert_type(opened.hit("user:42", "5/minute"), Decision)  # type: ignore[assert-type, unused-coroutine]
         await opened.hit("user:42", 5)  # type: ignore[arg-type]
-
-
-guessing = BanPolicy(
-    Limit(20, "1h"),
-    timedelta(hours=1),
-    signals={401: 1, "4xx": 2, "/.env": "ban", "refused": 1},
-    name="guessing",
-    key=client_ip(ipv4_prefix=24),
-    shadow=True,
-)
-RateLimitMiddleware(app, bans=[guessing, BanPolicy()])
-BanPolicy(signals={404: "much"})  # type: ignore[dict-item]
-by_class: dict[str, int] = {"4xx": 1}
-by_status: dict[int, int] = {404: 1}
-BanPolicy(signals=by_class)
-BanPolicy(signals=by_status)
-BanPolicy(signals={404: "ban"})
-
-
-app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml", limiter=limiter)
-RateLimitMiddleware.from_file(app, "slidegate.toml", headers="both")  # type: ignore[call-arg]
-
-
-async def account_of(request: Request) -> str:
-    return str(await request.json())
-
-
-async def polite(request: Request, decision: Decision) -> Response | None:
-    return PlainTextResponse(client_key(request), decision.status) if decision_of(request).retry_after else None
-
-
-app.add_middleware(RateLimitMiddleware, limits="5/minute", on_refused=polite)
-RateLimit("5/minute", key=account_of)
-RateLimit(limits=lambda request: "5/minute")
-app.add_exception_handler(RateLimitExceeded, rate_limit_exceeded)
-Rule("*", "5/minute", count_if=lambda status: status == 401)
-
-
-async def login(request: Request) -> Response:
-    assert_type(await strike(request, "ban", "forged token", policy="guessing"), Ban | None)
-    await strike(request, "much")  # type: ignore[arg-type]
-    return PlainTextResponse("try again")
-
-
-async def bans_by_hand() -> None:
     ban = await limiter.ban("203.0.113.7", "1h", reason="manual", by="ana")
     assert_type(ban, Ban)
     assert_type(ban.until, datetime | None)
@@ -162,6 +172,11 @@ async def bans_by_hand() -> None:
     assert_type([ban async for ban in limiter.bans()], list[Ban])
     assert_type(await limiter.strike("user:42", guessing, 5, "forged token"), Ban | None)
     assert_type(await limiter.import_bans(["{}"]), int)
+    stats = await Statistics.of(limiter).read("5m")
+    assert_type(stats, Stats)
+    assert_type(stats.routes, dict[str, Traffic])
+    assert_type(stats.rules["api"], Traffic)
+    assert_type(stats.total.p95_us, float | None)
 
 
 assert_type(limiter.sync, SyncLimiter)
@@ -187,52 +202,11 @@ def functions() -> None:
         assert_type(refused.retry_after_s, float | None)
 
 
-async def read_statistics() -> None:
-    stats = await Statistics.of(limiter).read("5m")
-    assert_type(stats, Stats)
-    assert_type(stats.routes, dict[str, Traffic])
-    assert_type(stats.rules["api"], Traffic)
-    assert_type(stats.total.p95_us, float | None)
-
-
 limit = Limit(100, "1m", resolution=10, name="burst")
 assert_type(parse_limits([limit, "5/minute"]), tuple[Limit, ...])
-
-RateLimitMiddleware(
-    app,
-    rules=[
-        Rule("/basket", "5/minute", key=cookie("session")),
-        Rule("/feed", "5/minute", key=query("token")),
-        Rule("/{tenant}", Quota("10000/month", zone="Europe/Berlin"), key=path_param("tenant")),
-        Rule("*", "5/minute", key=combine(header("X-API-Key"), user)),
-    ],
-    messages=MessageLimits("10/second"),
-)
-Rule("/mcp", "5/minute", key=mcp_tool("search", validated=True))
-Rule("*", "5/minute", key=network("operators.mmdb", by="country"))
-Quota(10, "month")  # type: ignore[arg-type, call-arg]
-
-
-def by_key_or_address(request: Request) -> str:
-    assert_type(decision_of(request), Decision)
-    return request.headers.get("x-api-key") or client_key(request)
-
-
-Rule("*", "5/minute", key=by_key_or_address)
-
-
-async def generate(request: Request) -> None:
-    try:
-        assert_type(await charge(request, 1_200, rule="tokens"), Decision)
-        assert_type(await settle(request, 900), bool)
-    except StoreError as error:
-        assert_type(error.concerns, Literal["server", "key"])
-
-
-networks = Networks(["192.0.2.0/24", "2001:db8::/32"])
+assert_type(limit.counter.spend(b"", 0, 1), tuple[bytes, tuple[int, int, int, int]])
+assert_type(CounterWindow(slices=10, slice_us=100_000).slices(), list[tuple[int, int]])
 assert_type("192.0.2.7" in networks, bool)
-
-store = MemoryStore(max_keys=50_000, clock=lambda: 0)
 assert_type(store.key_count(), int)
 any_store: Store = store
 
@@ -245,15 +219,12 @@ class Pager(Observer):
 limiter.observe(Pager())
 assert_type(limiter.observe(tell), Subscription)
 
-assert_type(CounterWindow(slices=10, slice_us=100_000).slices(), list[tuple[int, int]])
-assert_type(limit.counter.spend(b"", 0, 1), tuple[bytes, tuple[int, int, int, int]])
-
 
 def account(request: httpx.Request) -> str | None:
     return request.url.host or None
 
 
-waiting = httpx.Client(transport=SyncLimitedTransport(limits="10/second", transport=httpx.HTTPTransport()))
+httpx.Client(transport=SyncLimitedTransport(limits="10/second", transport=httpx.HTTPTransport()))
 LimitedTransport(
     limits=[limit],
     key=account,
@@ -265,13 +236,9 @@ LimitedTransport(
 )
 
 
-def too_late(error: TurnTimeout) -> tuple[SlidegateError, httpx.PoolTimeout]:
-    assert_type(error.retry_after_us, int | None)
-    return error, error
-
-
-def errors(error: ConfigurationError) -> tuple[SlidegateError, ValueError]:
-    return error, error
+def errors(late: TurnTimeout, wrong: ConfigurationError) -> tuple[list[SlidegateError], httpx.PoolTimeout, ValueError]:
+    assert_type(late.retry_after_us, int | None)
+    return [late, wrong], late, wrong
 
 
 # -- in tests of applications ------------------------------------------------------------------------------------------
@@ -291,8 +258,6 @@ assert_type(observer.events, list[Event])
 
 reset_limits()
 reset_limits(Limiter())  # type: ignore[call-arg]
-with limits_off():
-    pass
 with limits_off() as nothing:
     assert_type(nothing, None)
 with limits_clock(FakeClock()) as moved:
