@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.errors import ConfigurationError, quoted
-from ..core.limits import AnyLimit
 from ..limiter import Limiter
 from .broken import FailsAtStartup, end_start
 from .checks import Finding
@@ -123,21 +122,30 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         def apply() -> None:
             if self.app.behind is not None:  # here, in the thread of the file: with many routes it takes long
                 made.check_routes(self.app.behind)
+            _share_limits(self.app, made)
             replaced, self.app = self.app, made
             self.limiter.engine.unregister(replaced)
             self.limiter.engine.register(made)
-            limits = {(name, limit.same_window): limit for name, limit in _limits_of(made)}
-            for name, limit in _limits_of(replaced):
-                limit.become(limits.get((name, limit.same_window), limit).amount)
             replaced.begin_anew()
             self.limiter.engine.queues.wake()
 
         return len(made.rules), apply
 
 
-def _limits_of(middleware: RateLimitMiddleware) -> list[tuple[str, AnyLimit]]:
-    """Return the limits that a file describes, each with the name of its bucket."""
-    return [(bucket.name, limit) for bucket in middleware.own_buckets() for limit in bucket.limits]
+def _share_limits(before: RateLimitMiddleware, made: RateLimitMiddleware) -> None:
+    """Let a middleware count by the limits of the one before it, with its own amounts, where both have the same window.
+
+    So an amount holds for all requests in progress, also when this one is replaced in turn, or an operator changes it.
+    """
+    buckets = before.own_buckets()
+    known = {(bucket.name, limit.name, limit.same_window): limit for bucket in buckets for limit in bucket.limits}
+    for bucket in made.own_buckets():
+        shared = [known.get((bucket.name, limit.name, limit.same_window), limit) for limit in bucket.limits]
+        for limit, own in zip(shared, bucket.limits, strict=True):
+            limit.become(own.amount)
+        bucket.limits = tuple(shared)
+    for bound in made.rule_set.own:
+        bound.name_limits()
 
 
 class _FromFile(RateLimitMiddleware):

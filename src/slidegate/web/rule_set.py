@@ -101,7 +101,8 @@ class BoundRule:
         self._taken = taken
         self.counts = self._bucket(rule.limits) if rule.limits else None
         self.permits = None if rule.concurrency is None else self._permits(rule.concurrency)
-        self.named = self._named()
+        self.named: list[NamedLimit] = []
+        self.name_limits()
         self.key = rule.key if isinstance(rule.key, Key) else None
         self.key_function = None if isinstance(rule.key, Key) else rule.key
         functions = rule.limits_function, self.key_function, rule.cost_function, rule.when
@@ -134,10 +135,11 @@ class BoundRule:
         name = unique_name(spelled(f"{rule.label}_concurrency" if own else rule.label), {*self._taken, *own})
         return Bucket(self.identity, (concurrency,), (name,), label=rule.label, on_error=rule.on_error)
 
-    def _named(self) -> list[NamedLimit]:
+    def name_limits(self) -> None:
+        """List the limits of its buckets by name."""
         changeable = self.rule.limits_function is None
         limits = [] if self.counts is None else named(self.counts, changeable=changeable)
-        return limits if self.permits is None else [*limits, *named(self.permits)]
+        self.named = limits if self.permits is None else [*limits, *named(self.permits)]
 
     def for_preflights(self) -> BoundRule:
         """Return the same rule with separate counts, for CORS preflights, which browsers send on their own."""
