@@ -83,12 +83,13 @@ async def send_scope(
     more_body: bool = False,
     leaves: anyio.Event | None = None,
     leaves_after: int = sys.maxsize,
+    answer: Answer | None = None,
 ) -> Answer:
     """Send a request with its body in one piece, or a handshake.
 
     A client stays connected after it, or leaves at an event, or when some messages have come.
     """
-    answer = Answer()
+    answer = answer or Answer()
     first: Message = {"type": "http.request", "body": body, "more_body": more_body}
     if scope["type"] == "websocket":
         first = {"type": "websocket.connect"}
@@ -112,12 +113,8 @@ async def send_scope(
 async def attempt(app: ASGIApp, **more: Any) -> tuple[Answer, Exception | None]:
     """Send a request, and return its answer and what the server is told to log."""
     answer = Answer()
-
-    async def send(message: Message) -> None:
-        answer.messages.append(message)
-
     try:
-        await app(scope_of(**more), anyio.sleep_forever, send)
+        await send_scope(app, scope_of(**more), answer=answer)
     except Exception as error:
         return answer, error
     return answer, None

@@ -1,5 +1,6 @@
 """A middleware that cannot be made ends the start of its server, and lets nothing pass where none asks for a start."""
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from starlette.routing import Mount, Route
 
 from slidegate import ConfigurationError, RateLimitMiddleware
 
-from ..asgi import page, scope_of, send_scope
+from ..asgi import attempt, page, scope_of, send_scope
 
 BOUND_S = 120
 """How long a hang may last; a server that starts on a busy machine takes some seconds."""
@@ -75,21 +76,9 @@ def add(app: Any, what: str, directory: Path) -> str:
 
 
 async def started(app: Any) -> tuple[list[Any], Exception | None]:
-    said: list[Any] = []
-
-    async def receive() -> Any:
-        assert not said, "the start is over"
-        return {"type": "lifespan.startup"}
-
-    async def send(message: Any) -> None:
-        said.append(message)
-
-    failed = None
-    try:
-        await app({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
-    except Exception as error:
-        failed = error
-    return said, failed
+    async with asyncio.timeout(BOUND_S):
+        answer, error = await attempt(app, type="lifespan", state={})
+    return answer.messages, error
 
 
 @pytest.mark.parametrize("framework", [Starlette, FastAPI])
