@@ -1,11 +1,12 @@
-"""What earlier versions have written is read: exported bans (data/README.md), and Redis."""
+"""What earlier versions have written: exported bans and Redis are read, an LMDB file is refused (data/README.md)."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, Limiter, MemoryStore, Quota, header
+from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, Quota, header
 from slidegate.stores.redis import script
 from slidegate.testing import FakeClock
 
@@ -31,6 +32,16 @@ async def test_exported_bans_are_imported_as_they_are(name: str) -> None:
             assert not await limiter.banned(key), key
         assert await limiter.banned(API_KEY)
         assert [line async for line in limiter.export_bans()] == [line + "\n" for line in lines]
+
+
+@pytest.mark.parametrize("on_error", ["local", "allow", "deny"])
+def test_a_file_of_layout_2_ends_the_start_and_says_how_its_bans_are_taken_along(tmp_path: Path, on_error: Any) -> None:
+    (tmp_path / "data.mdb").write_bytes((DATA / "data.mdb").read_bytes())
+    with pytest.raises(
+        ConfigurationError, match=r"contains data.mdb of .* an earlier slidegate; .*`limiter.export_bans\(\)` with the"
+    ):
+        Limiter.from_url(f"lmdb://{tmp_path}", on_error=on_error)
+    assert (tmp_path / "data.mdb").read_bytes().startswith((DATA / "data.mdb").read_bytes())
 
 
 # -- in Redis: every later version reads bans, levels and quotas; windows begin anew in another layout -----------------

@@ -495,12 +495,19 @@ def test_commands_whose_files_were_replaced_are_not_acknowledged(store_path: Pat
     in_another_process(store, lambda own: len(own.bans.active()) == 3)
 
 
-@pytest.mark.parametrize("name", ["gate", "users"])
+@pytest.mark.parametrize("name", ["gate", "users", "data.mdb"])
 def test_the_files_of_another_program_are_left_alone(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("1234\n")
-    with pytest.raises(ConfigurationError, match=f"contains other data, such as .*{name}; choose a directory for slid"):
+    if name == "data.mdb":
+        with lmdb.open(str(tmp_path), map_size=1 << 20) as other, other.begin(write=True) as txn:
+            txn.put(b"theirs", b"1")
+        refused = r"contains data.mdb of another program .*; choose another path"
+    else:
+        (tmp_path / name).write_text("1234\n")
+        refused = f"contains other data, such as .*{name}; choose a directory for slid"
+    before = (tmp_path / name).read_bytes()
+    with pytest.raises(ConfigurationError, match=refused):
         LmdbStore(tmp_path, **SMALL)
-    assert (tmp_path / name).read_text() == "1234\n"
+    assert (tmp_path / name).read_bytes() == before
 
 
 # -- whoever stands still behind the gate ------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from ...core.errors import ConfigurationError
 
 FILES: Final = ("gate", "users", "kept.jsonl*", "counts-*")
 """The names of our files, as patterns."""
+_OTHER: Final = "data.mdb"
+"""The file of another program's environment, or of a slidegate before layout 12."""
 
 # On these, other hosts do not share locks and memory maps, and on some of them not even other processes do.
 NETWORKED: Final = frozenset(
@@ -71,16 +73,22 @@ def check_files(path: Path) -> dict[Path, os.stat_result]:
     Opening another kind, such as a FIFO, could block.
 
     Raises:
-        ConfigurationError: One is not a regular file, or its status cannot be read.
+        ConfigurationError: One is not a regular file, or its status cannot be read; or there is a file of others.
     """
     found = {}
-    for place in [place for pattern in FILES for place in path.glob(pattern)]:
+    for place in [path / _OTHER, *[place for pattern in FILES for place in path.glob(pattern)]]:
         try:
             found[place] = place.lstat()
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
             raise unusable(path, error) from error
+        if place.name == _OTHER:
+            raise ConfigurationError(
+                f"lmdb: {path} contains {_OTHER} of another program or an earlier slidegate; choose another path; to "
+                "keep its bans, write the lines of `limiter.export_bans()` with the version that wrote it, and pass "
+                "them to `limiter.import_bans()` of this one"
+            )
         mode = found[place].st_mode
         if not stat.S_ISREG(mode):
             raise ConfigurationError(
