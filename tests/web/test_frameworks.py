@@ -42,6 +42,14 @@ async def test_a_page_of_any_framework_is_served_and_counted(name: str) -> None:
 
 
 @each([*SITES])
+@pytest.mark.parametrize("path", ["items/5", "http://example.org/items/5"])
+async def test_a_page_is_counted_also_if_its_path_has_no_slash_at_its_start(name: str, path: str) -> None:
+    """Some servers pass on whatever stands in the first line of a request, and some frameworks find the page."""
+    answer = await send_scope(RateLimitMiddleware(SITES[name](), rules=[ITEMS]), scope_of(path))
+    assert "ratelimit" in answer.headers
+
+
+@each([*SITES])
 async def test_routes_that_are_starlettes_have_a_bucket_each_and_others_share_one_which_is_a_finding(name: str) -> None:
     middleware = RateLimitMiddleware(SITES[name](), default_limits="2/hour")
     counted = [200, 200, 429, 429, 429] if name in UNKNOWN else [200, 200, 200, 429, 404]

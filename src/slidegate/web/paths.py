@@ -7,8 +7,8 @@
    matches every spelling that could be parsed as such a value; several in one segment match any text between its
    literal start and end; a final slash makes no difference.
 3. `exempt` and `final` apply only if both texts match Starlette's own pattern.
-4. A path with a line break or a ``..`` segment, or one of more than `MAX_ODD` characters that is not in normal form,
-   matches every limit and block, and no exemption, honeypot or strike.
+4. A path without a slash at its start, with a line break or a ``..`` segment, or one of more than `MAX_ODD` characters
+   that is not in normal form, matches every limit and block, and no exemption, honeypot or strike.
 5. Nothing else is considered. Below a mount whose application reads another path, because it has a `root_path` of its
    own or is behind a `Host`, a rule by path may miss; a limit at the endpoint never does.
 
@@ -41,7 +41,7 @@ _MAX_DIGITS: Final = 4_300
 MAX_ODD: Final = 2_048
 _ODD: Final = re.compile(r"//|/\.(?:/|\Z)")
 _SLASHES_AND_DOTS: Final = re.compile(r"/(?:\.?(?:/|\Z))+")
-_ASTRAY: Final = re.compile(r"\n|/\.\.(?:/|\Z)")
+_ASTRAY: Final = re.compile(r"\A[^/]|\n|/\.\.(?:/|\Z)")
 _FOREIGN: Final = r"[{}]|<[^/]*>|/:[A-Za-z_]|\\|\(.*[|].*\)|\[[^/]*\]|\.[*+]|\(\?|[$]$|/\^"
 """How regular expressions and other libraries write a variable part."""
 _NO_PATHS: Final = (
