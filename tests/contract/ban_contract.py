@@ -80,18 +80,6 @@ class BansContract:
             assert not await store.unban("user:eve"), f"they are counted {after}"
 
     @with_store()
-    async def test_of_two_bans_of_a_key_the_longer_stays(self, store: StoreHarness) -> None:
-        await store.ban("user:ann", HOUR_US)
-        await store.ban("user:eve", 2 * HOUR_US)
-        rows = await store.export()
-        store.clock.advance("1s")
-        await store.ban("user:ann", 2 * HOUR_US)
-        await store.ban("user:eve", HOUR_US)
-        assert await settle(store.raw.bans.load(rows)) == 2
-        for key, kept_us in (("user:ann", 2 * HOUR_US), ("user:eve", 2 * HOUR_US - SECOND_US)):
-            assert (await store.request(key)).retry_after_us == kept_us
-
-    @with_store()
     async def test_a_clock_that_is_set_moves_the_ends_of_bans(self, store: StoreHarness) -> None:
         until_us = store.clock.now_us + HOUR_US
         await store.ban("user:eve")

@@ -104,10 +104,6 @@ class StoreHarness:
         """Reset a key."""
         return await settle(self.raw.reset(key))
 
-    async def reset_all(self) -> bool:
-        """Reset all keys."""
-        return await settle(self.raw.reset_all())
-
     async def views(self, key: str, limited: Bucket) -> list[LimitState]:
         """Return the windows of a key, and check them against a peek."""
         return await as_peek_says(self.raw, key, limited)

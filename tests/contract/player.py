@@ -150,13 +150,12 @@ class Player:
         for bucket, key, _ in last.checks:
             for limit in bucket.limits:
                 counting = self.holding  # who has a permit has it until it hands it back
-                if isinstance(limit, Limit):
-                    since_us = self.clock.now_us - limit.window_us
-                    counting = [decision for at_us, decision in self.admitted if at_us > since_us]
-                if not isinstance(limit, Quota):
-                    checks = [check for decision in counting for check in decision.checks]
-                    spent = sum(cost for limited, whose, cost in checks if (limited.name, whose) == (bucket.name, key))
-                    assert spent <= limit.amount, f"{spent} units of {key} are in one window of {limit}"
+                if not isinstance(limit, Concurrency):
+                    since_us = _since_us(limit, self.clock.now_us)
+                    counting = [decision for at_us, decision in self.admitted if at_us >= since_us]
+                checks = [check for decision in counting for check in decision.checks]
+                spent = sum(cost for limited, whose, cost in checks if (limited.name, whose) == (bucket.name, key))
+                assert spent <= limit.amount, f"{spent} units of {key} are in one window of {limit}"
 
     def _ask_or_hit(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
         return self.store.ask(checks) if isinstance(checks, Prepared) else self.store.hit(checks)
@@ -245,6 +244,14 @@ def _of_amount(limit: AnyLimit, amount: int) -> AnyLimit:
     if isinstance(limit, Quota):
         return Quota(f"{amount}/{limit.unit}", zone=limit.zone_name, starts=limit.starts)
     return Concurrency(amount)
+
+
+def _since_us(limit: AnyLimit, now_us: int) -> int:
+    """Return when the window or the period of a limit begins that contains now."""
+    if isinstance(limit, Limit):
+        return now_us - limit.window_us + 1
+    assert isinstance(limit, Quota)
+    return limit.period_at(now_us).start_us
 
 
 def _within(store: Store, limits: Sequence[AnyLimit]) -> Sequence[AnyLimit]:

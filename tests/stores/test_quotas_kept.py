@@ -80,21 +80,6 @@ async def test_the_server_chooses_the_period_of_a_worker_whose_clock_is_off(serv
             await hit(store)
 
 
-@HERE
-async def test_keys_that_find_no_room_are_held_to_a_quota_in_a_shared_cell(opened: Opened) -> None:
-    clock = FakeClock(MIDNIGHT_US)
-    store = opened(clock=clock, max_keys=1)
-    await hit(store)
-    charged = [await hit(store, "bob") for _ in range(6)]
-    assert [decision.remaining for decision in charged] == [4, 3, 2, 1, 0, 0]
-    assert (charged[5].allowed, charged[5].retry_after_us) == (False, 24 * HOUR_US)
-    assert await settle(store.refund(charged[0].begin_refund())) is True
-    assert (await hit(store, "bob")).remaining == 0
-    clock.advance(us=24 * HOUR_US)
-    assert await settle(store.refund(charged[1].begin_refund())) is False
-    assert (await hit(store, "bob")).remaining == 4
-
-
 # -- rows of stats -----------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from ...redis_servers import RedisCluster, RedisServer, needs_redis, until
 from .faults import FAULTS, on_a_cluster
 from .stores import ticks_until_served
 from .test_processes import most_in_any
-from .worker import Orders, at_work
+from .worker import at_work
 
 pytestmark = needs_redis
 
@@ -122,8 +122,7 @@ def test_processes_together_get_exactly_the_amount_while(
 ) -> None:
     first, may_fail = with_replica.servers[0], happens is replica_takes_over
     url = f"{with_replica.url}?prefix={ON_FIRST}"
-    orders = Orders(url, f"{AMOUNT}/500ms", span_us=5 * WINDOW_US, may_fail=may_fail)
-    with at_work(*[orders] * 3) as times_us:
+    with at_work([0] * 3, url, f"{AMOUNT}/500ms", 5 * WINDOW_US, may_fail=may_fail) as times_us:
         until(lambda: first.command("KEYS", "*:w:*"), "the first hit")
         happens(with_replica)
     assert most_in_any(times_us, WINDOW_US) == AMOUNT

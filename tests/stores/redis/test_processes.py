@@ -11,7 +11,7 @@ from slidegate import Limit
 
 from ...redis_servers import RedisServer, needs_redis
 from ...soak.checks import most_inside
-from .worker import Orders, at_work
+from .worker import at_work
 
 pytestmark = needs_redis
 
@@ -37,8 +37,8 @@ def most_in_any(times_us: Sequence[int], window_us: int) -> int:
 def test_processes_together_get_exactly_the_amount_in_any_window(
     server: RedisServer, processes: int, amount: int, window_us: int
 ) -> None:
-    orders = Orders(server.url, str(Limit(amount, f"{window_us // 1_000}ms")), span_us=5 * window_us // 2)
-    with at_work(*[orders] * processes) as times_us:
+    limit = Limit(amount, f"{window_us // 1_000}ms")
+    with at_work([0] * processes, server.url, str(limit), 5 * window_us // 2) as times_us:
         pass
     assert len([time_us for time_us in times_us if time_us < times_us[0] + window_us]) == amount
     assert most_in_any(times_us, window_us) == amount
@@ -47,8 +47,7 @@ def test_processes_together_get_exactly_the_amount_in_any_window(
 
 @pytest.mark.all
 def test_hosts_whose_clocks_disagree_share_one_limit(server: RedisServer) -> None:
-    orders = [Orders(server.url, "100/hour", span_us=1_000_000, skew_s=skew_s) for skew_s in (-5, -0.25, 0.25, 5)]
-    with at_work(*orders) as times_us:
+    with at_work([-5, -0.25, 0.25, 5], server.url, "100/hour", 1_000_000) as times_us:
         pass
     assert len(times_us) == 100
     assert times_us[-1] - times_us[0] < 5_000_000, "all have the time of the server"
