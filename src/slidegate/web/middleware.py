@@ -171,10 +171,10 @@ class RateLimitMiddleware(FailsAtStartup):
         self._unchecked = checks.REQUESTS_CHECKED
         self.findings: list[checks.Finding] = []
         checks.report(self, checks.about_settings(self, off))
-        if limiter is None or self._has_unnamed:
-            given = (limits, rules, default_limits, key, limiter, client, blocklist, allowlist, bans, messages)
-            checks.report(self, checks.about_building(self, given))
-        if self.file is None:  # else the `ReloadingMiddleware` registers the middleware that it activates
+        if self.file is None:  # else it is made for each change, and the `ReloadingMiddleware` registers it
+            if limiter is None or self._has_unnamed:
+                given = (limits, rules, default_limits, key, limiter, client, blocklist, allowlist, bans, messages)
+                checks.report(self, checks.about_building(self, given))
             self._engine.register(self)
 
     def unique_id(self, identity: str) -> str:
