@@ -7,7 +7,6 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > rule "/a", "2/hour", name="a"           one of its rules
     > endpoint /a RateLimit("1/hour")         an endpoint, what decorates it, and what it depends=[...] on
     > around limits="9/hour"                  a middleware around the others; `around other, ...` has its own limiter
-    > soften                                  somebody around who makes a page of refusals within
     > application RateLimit("1/hour")         what the whole application inside depends on, and its options
     > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,raises,left
     > GET /{./*3000}a method={x*9}          a path, or a method, that repeats a text so many times
@@ -16,15 +15,14 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule; X-Settle settles a cost
     > GET /a X-Strike=2,abuse                 one whose endpoint strikes its client under a policy
     > GET /a X-Late=1                         one whose endpoint fails behind its answer
-    > mount /v1 /a                            an endpoint of a mounted application
+    > mount /v1 /a                            an endpoint of a mounted application; `mount /v1 /a unknown` has no routes
     > socket /a RateLimit("1/hour")           a websocket's endpoint, a class, or a function that depends=[...]
     > write a.toml 'limits = "1/hour"'        a file of these lines, or of zero bytes; `copy a.toml b.toml`
     > file a.toml                             the middleware of that file; `file a.toml store` with a store of its own
     > env NAME=value                          a variable of the environment, until the scenario ends
     > look                                    two looks at files that are followed
     > SOCKET /a                               a handshake; DENIAL where the server can send a whole answer
-    > talk sends=12                           a websocket over which the client sends so many messages; strict=yes
-    > open A client=192.0.2.1                 one that stays open: `say A 3` sends messages, `hear A` gets one
+    > open A strict=yes                       a websocket: `say A 3` sends messages over it, `hear A` gets one
     > GET /a times=5 show=retry-after         the same five times, and a field of the last answer
     > +30s                                    time goes by, or back
     > outage                                  the store of a `site remote=True` fails, or `stalls`, until it `recovers`
@@ -57,7 +55,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route, Router, WebSocketRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import slidegate
 from slidegate import (
@@ -128,18 +126,6 @@ def expanded(written: str) -> str:
     """Return a text with its escapes read, and with what it repeats."""
     repeated = re.sub(r"\{(.+?)\*(\d+)\}", lambda found: found[1] * int(found[2]), written)
     return repeated.encode().decode("unicode_escape")
-
-
-def softened(app: ASGIApp) -> ASGIApp:
-    """Return an application around one that makes a poorer page of its refusals."""
-
-    async def around(scope: Scope, receive: Receive, send: Send) -> None:
-        async def soften(message: Message) -> None:
-            await send({**message, "status": 200} if message.get("status") == 429 else message)
-
-        await app(scope, receive, soften)
-
-    return around
 
 
 class Stage:
@@ -213,9 +199,6 @@ class Stage:
     def _around(self, *other: bool, **options: Any) -> None:
         limiter = self._limiter() if other else self.limiter
         self.around.append(partial(RateLimitMiddleware, limiter=limiter, **options))
-
-    def _soften(self) -> None:
-        self.around.append(softened)
 
     def _application(self, *limits: RateLimit, root_path: str = "", **options: Any) -> None:
         self.inside = with_root(root_path, dependencies=[*map(Depends, limits)], **options)
@@ -296,9 +279,10 @@ class Stage:
     async def _look(self) -> None:
         await self.files.visit(self.app)
 
-    def _mount(self, path: str, inner: str) -> None:
+    def _mount(self, path: str, inner: str, unknown: str = "") -> None:
         self.inside = self.inside or FastAPI()
-        self.inside.router.routes.append(Mount(path, Router([Route(inner, page)])))
+        route = Mount(inner, self._anything) if unknown else Route(inner, page)
+        self.inside.router.routes.append(Mount(path, Router([route])))
 
     def _socket(self, path: str, limit: Any = None, depends: Sequence[Any] = ()) -> None:
         self.inside = self.inside or FastAPI()
@@ -378,15 +362,6 @@ class Stage:
                 more |= {"type": "websocket", "extensions": extensions}
             found.append(scope_of(path, sent, client=peer, headers=headers, **more))
         return show, found
-
-    async def _talk(self, *words: str) -> str:
-        """Return how many messages the application has received, its end, and how the middleware has closed."""
-        given = dict(word.split("=", 1) for word in words)
-        await self._open("talk", *words)
-        await self._say("talk", given["sends"])
-        self.sockets["talk"].coming.put_nowait(sockets.BYE)
-        await turns()
-        return self._received("talk")
 
     async def _open(self, name: str, *words: str) -> None:
         given = dict(word.split("=", 1) for word in words)

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Scope
+from starlette.routing import Route
+from starlette.types import Scope
 
 from slidegate import Limiter, RateLimitMiddleware, Rule
 from slidegate.web import file_watcher
@@ -105,16 +103,6 @@ async def test_routes_of_starlette_with_a_middleware_each_are_as_they_are_writte
 # -- rules that no route meets -----------------------------------------------------------------------------------------
 
 
-def shop(*more: BaseRoute, **options: Any) -> Starlette:
-    return Starlette(routes=[Route("/login", page), *more], **options)
-
-
-async def unmet(app: ASGIApp, *rules: Rule) -> list[str]:
-    found = RateLimitMiddleware(app, rules=rules)
-    await call(found, "/")
-    return [finding.message for finding in found.findings if finding.code == "SG123"]
-
-
 async def test_a_look_at_routes_that_fails_breaks_no_request() -> None:
     class Strange(Route):
         """A route that asks more than a path."""
@@ -127,19 +115,6 @@ async def test_a_look_at_routes_that_fails_breaks_no_request() -> None:
     app = RateLimitMiddleware(Starlette(routes=[Strange("/strange", page)]), rules=[Rule("/other", "5/minute")])
     assert await statuses(app, 2, "/strange") == [200, 200]
     assert codes(app) == ["SG123"]
-
-
-async def test_nothing_is_said_of_paths_where_something_answers_that_shows_no_routes(tmp_path: Path) -> None:
-    rules = [Rule("/files/logo.png", "5/minute"), Rule("/deeper/other/x", "5/minute")]
-    app = shop(
-        Mount("/files", StaticFiles(directory=tmp_path)),
-        Mount("/deeper", shop(Mount("/other", hello))),
-        middleware=[Middleware(CORSMiddleware)],
-    )
-    assert await unmet(app, *rules) == []
-    assert len(await unmet(app, *rules, Rule("/logni", "5/minute"))) == 1
-    for unknown in (hello, Starlette()):
-        assert await unmet(unknown, Rule("/logni", "5/minute")) == [] or unknown is not hello
 
 
 async def test_routes_are_compared_with_a_changed_file_before_it_is_in_force_and_in_no_request(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import random
 import re
 import weakref
 from collections import UserDict
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from http import HTTPStatus
 from itertools import cycle
@@ -24,7 +23,7 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.exceptions import WebSocketException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
@@ -38,7 +37,6 @@ from slidegate import (
     RateLimit,
     RateLimitMiddleware,
     Rule,
-    charge,
     everyone,
     settle,
 )
@@ -46,6 +44,7 @@ from slidegate.testing import FakeClock
 
 from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
 from ..redis_servers import AT_REDIS
+from ..remote_stores import SlowStore
 from ..virtual_time import turns
 from .limited import FORMS, limited, starlette
 from .middlewares import Listener
@@ -426,38 +425,13 @@ async def test_a_request_that_was_refused_a_permit_passes_with_one_alone() -> No
     assert taken == [True] * 3 + [False] * 3
 
 
-@pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
-@pytest.mark.parametrize("way", ["charge", "settle", "limiter", "refund"])
-async def test_what_a_stream_has_used_is_counted_where_its_client_leaves(url: str, way: str) -> None:
-    used, gone = list[int](), asyncio.Event()
-
-    async def chat(request: Request) -> StreamingResponse:
-        async def answer() -> AsyncIterator[bytes]:
-            words = 0
-            try:
-                for words in range(1, 1_000):
-                    yield b"word "
-                    if words == 9:
-                        gone.set()
-                    await asyncio.sleep(0)
-            finally:
-                used.append(0 if way == "refund" else words)
-                if way == "refund":
-                    await limiter.refund(reserved)
-                elif way == "limiter":
-                    await limiter.charge("everyone", "10000/hour", words, rule="tokens")
-                else:
-                    await (charge if way == "charge" else settle)(request, words)
-
-        return StreamingResponse(answer())
-
-    rule = Rule("*", "10000/hour", cost=0, key=everyone, name="tokens")
-    async with Limiter.from_url(url, deadline="30s") as limiter:
-        app = RateLimitMiddleware(Starlette(routes=[Route("/", chat)]), rules=[rule], limiter=limiter)
-        reserved = await limiter.hit("everyone", "10000/hour", 5 if way == "refund" else 0, rule="tokens")
-        await send_scope(app, scope_of(), leaves=gone)
-        counted = -1
-        async with asyncio.timeout(BOUND_S):
-            while counted != used[0]:
-                counted = (await limiter.peek("everyone", "10000/hour", 0, rule="tokens")).states[0].used
-    assert counted in (0, 9)
+async def test_what_a_task_charges_or_refunds_is_carried_out_though_it_is_cancelled_meanwhile() -> None:
+    """As that of a stream, in its `finally`, whose client has left."""
+    limiter = Limiter(SlowStore())
+    reserved = await limiter.hit("everyone", "10000/hour", 5)
+    for work in (limiter.charge("everyone", "10000/hour", 9), limiter.refund(reserved)):
+        task = asyncio.ensure_future(work)
+        await turns(1)
+        task.cancel()
+        await turns()
+    assert (await limiter.peek("everyone", "10000/hour", 0)).states[0].used == 9

@@ -3,7 +3,6 @@
 import logging
 import os
 import re
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,17 +23,6 @@ from .middlewares import FollowedFiles, end_of_looks
 from .network_files import TENCENT, written
 
 
-def long_way(path: Path) -> None:
-    for number in range(100):
-        path.with_name(f"{path.name}.{number}").symlink_to(f"{path.name}.{number + 1}")
-    path.symlink_to(f"{path.name}.0")
-
-
-def listener(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(path))
-
-
 def of_size(path: Path, size: int = 1 << 40) -> None:
     with path.open("wb") as file:
         file.truncate(size)  # it takes no place on the disk
@@ -43,9 +31,7 @@ def of_size(path: Path, size: int = 1 << 40) -> None:
 SNARES: dict[str, Callable[[Path], object]] = {
     "pipe": lambda path: os.mkfifo(path),
     "endless link": lambda path: path.symlink_to(path.name),
-    "long way": long_way,
     "device": lambda path: path.symlink_to("/dev/zero"),
-    "listener": listener,
     "directory": lambda path: path.mkdir(),
     "huge": of_size,
     "nothing": lambda path: None,
