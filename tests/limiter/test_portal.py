@@ -16,6 +16,7 @@ import pytest
 
 from slidegate import Decision, Limiter, MemoryStore
 from slidegate.core import StoreUnavailable
+from slidegate.limiter import portal
 from slidegate.stores.lmdb import LmdbStore
 
 from ..redis_servers import AT_REDIS, BOUND_S, until
@@ -51,7 +52,7 @@ def waits(thread: int) -> bool:
 
 
 def test_no_thread_starts_for_a_store_that_needs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading.Thread, "start", None)
+    monkeypatch.setattr(portal, "Thread", None)
     for limiter in (Limiter(MemoryStore()), Limiter(LmdbStore(tmp_path))):
         assert limiter.sync.hit("user:1", "5/minute")
         limiter.sync.close()
@@ -200,6 +201,7 @@ from contextlib import suppress
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "src")!r}]
 from slidegate import Limiter
 from slidegate.core import StoreUnavailable
+from slidegate.limiter import portal
 from tests.remote_stores import SlowStore
 
 class Hanging(SlowStore):
