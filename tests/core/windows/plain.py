@@ -6,11 +6,8 @@ from hypothesis import strategies as st
 
 T = TypeVar("T")
 
-
-def spans_us(slice_us: int, ring_us: int) -> st.SearchStrategy[int]:
-    """Draw short steps, gaps, jumps longer than the ring, and steps back."""
-    short = st.integers(0, slice_us)
-    return st.one_of(short, st.just(slice_us), st.integers(0, 2 * ring_us), st.integers(-2 * ring_us, 0))
+SPANS = st.one_of(st.floats(0, 1), st.just(1.0), st.floats(0, 24), st.floats(-3, 0), st.floats(-24, 0))
+"""How far a clock goes on, or steps back, between two events, in slices: often beyond all that are kept."""
 
 
 class Plain(Generic[T]):
@@ -23,13 +20,15 @@ class Plain(Generic[T]):
         self.dropped = 0
         self.held: list[tuple[int, T]] = []
 
-    def add(self, now_us: int, what: T) -> None:
+    def add(self, now_us: int, what: T) -> bool:
+        """Return whether it was accepted."""
         number = now_us // self.slice_us
         if self.newest is not None and number <= self.newest - self.kept:
             self.dropped += 1
-            return
+            return False
         self.newest = number if self.newest is None else max(number, self.newest)
         self.held.append((number, what))
+        return True
 
     def within(self, first: int, end: int) -> list[T]:
         """Return what lies in the slices from `first` to `end`, without those that were let go of."""

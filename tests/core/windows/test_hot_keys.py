@@ -2,7 +2,6 @@
 
 from collections import Counter
 from datetime import timedelta
-from typing import NamedTuple
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,56 +9,43 @@ from hypothesis import strategies as st
 from slidegate.core import HotKeys
 
 from ...racing import THREADS, race
-from .plain import Plain, spans_us
+from .plain import SPANS, Plain
 
 
 def hot_keys(capacity: int, threshold: int, window_us: int, slices: int = 5) -> HotKeys:
     return HotKeys(capacity, threshold, timedelta(microseconds=window_us), slices=slices)
 
 
-class Stream(NamedTuple):
-    """Hot keys and the hits on them: (step, negative where the clock steps back; key)."""
-
-    capacity: int
-    threshold: int
-    slices: int
-    slice_us: int
-    hits: list[tuple[int, str]]
+KEYS = st.sampled_from(("ab", "abcdefgh", "aaaabcdefghijklmnop"))
+"""Few keys and many."""
+HITS = KEYS.flatmap(lambda keys: st.lists(st.tuples(SPANS, st.sampled_from(keys), st.integers(1, 9)), max_size=120))
 
 
-@st.composite
-def streams(draw: st.DrawFn) -> Stream:
-    """Draw hits on few and on many keys."""
-    slices, slice_us = draw(st.integers(1, 4)), draw(st.integers(1, 20))
-    key = st.sampled_from(draw(st.sampled_from(("ab", "abcdefgh", "aaaabcdefghijklmnop"))))
-    hits = draw(st.lists(st.tuples(spans_us(slice_us, (slices + 1) * slice_us), key), max_size=120))
-    return Stream(draw(st.integers(1, 8)), draw(st.integers(1, 8)), slices, slice_us, hits)
-
-
-@given(streams(), st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 30))
-def test_hot_keys_are_those_over_the_threshold_within_the_error(made: Stream, several: list[int], most: int) -> None:
-    keys = hot_keys(made.capacity, made.threshold, made.slices * made.slice_us, made.slices)
-    exact, now_us, hot, reported = Plain[str](made.slice_us, made.slices + 1), 1_000, set[str](), set[str]()
-    for number, (span_us, key) in enumerate(made.hits):
-        now_us = max(now_us + span_us, 0)
-        hits = several[number % len(several)]
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 4), st.integers(1, 20), HITS, st.integers(1, 30))
+def test_hot_keys_are_those_over_the_threshold_within_the_error(
+    capacity: int, threshold: int, slices: int, slice_us: int, made: list[tuple[float, str, int]], most: int
+) -> None:
+    keys = hot_keys(capacity, threshold, slices * slice_us, slices)
+    exact, now_us, hot, reported = Plain[str](slice_us, slices + 1), 1_000, set[str](), set[str]()
+    for span, key, hits in made:
+        now_us = max(now_us + round(span * slice_us), 0)
         dropped, looked_at = exact.dropped, {key, *hot}
         became_hot = keys.hit(key, now_us, hits)
         for _ in range(hits):
             exact.add(now_us, key)
         assert keys.dropped == exact.dropped
         newest = exact.newest or 0
-        recent, look_us = Counter(exact.within(0, newest + 1)), newest * made.slice_us
+        recent, look_us = Counter(exact.within(0, newest + 1)), newest * slice_us
         error = keys.error(look_us)
-        assert error <= recent.total() / (made.capacity + 1)
-        slack, found, top = min(error, made.threshold // 2), keys.hot(look_us), keys.top(look_us, most)
+        assert error <= recent.total() / (capacity + 1)
+        slack, found, top = min(error, threshold // 2), keys.hot(look_us), keys.top(look_us, most)
         if exact.dropped == dropped:
-            assert found.keys() >= {name for name in looked_at if recent[name] > made.threshold + error - slack}
+            assert found.keys() >= {name for name in looked_at if recent[name] > threshold + error - slack}
         for name, least in found.items():
-            assert made.threshold - slack < least <= recent[name] <= least + error
+            assert threshold - slack < least <= recent[name] <= least + error
         reported.update([key] if became_hot else ())
         assert found.keys() <= reported, "who is hot was said to become so"
-        assert not became_hot or recent[key] > made.threshold - slack
+        assert not became_hot or recent[key] > threshold - slack
         assert top == sorted(top, key=lambda entry: (-entry[1], entry[0]))
         for name, least in top:
             assert 0 < least <= recent[name] <= least + error

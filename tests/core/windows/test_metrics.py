@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from typing import NamedTuple
 
 import pytest
 from hypothesis import example, given
@@ -12,71 +11,34 @@ from slidegate.core import MetricSummary, MetricWindow
 from slidegate.core.windows.histogram import BOUNDS_US, LONGEST_US, RELATIVE_ERROR, SHORTEST_US, ResponseTimes
 
 from ...racing import THREADS, race
-from .plain import Plain, spans_us
+from .plain import SPANS, Plain
 
 NAMES = ("pass", "block", "exception", "success", "occupied_pass", "other", "2xx", "4xx", "5xx", "x" * 65)
 TIMES_US = st.one_of(st.integers(0, 50), st.integers(0, 2 * LONGEST_US))
 
 
-class Move(NamedTuple):
-    """Go on by `span_us`, back where it is negative, record there, and look."""
-
-    span_us: int
-    events: list[str]
-    rt_us: int | None
+MOVES = st.lists(st.tuples(SPANS, st.lists(st.sampled_from(NAMES), max_size=3), st.none() | TIMES_US), max_size=30)
+Moves = list[tuple[float, list[str], int | None]]
+Events = Plain[tuple[list[str], int | None]]
 
 
-class Program(NamedTuple):
-    """A window and what happens to it."""
-
-    slices: int
-    slice_us: int
-    max_names: int
-    start_us: int
-    moves: list[Move]
-
-
-@st.composite
-def programs(draw: st.DrawFn) -> Program:
-    slices, slice_us = draw(st.integers(1, 6)), draw(st.integers(1, 100))
-    events = st.lists(st.sampled_from(NAMES), max_size=3)
-    move = st.builds(Move, spans_us(slice_us, slices * slice_us), events, st.none() | TIMES_US)
-    moves = draw(st.lists(move, max_size=30))
-    return Program(slices, slice_us, draw(st.integers(0, 2)), draw(st.integers(0, 10**6)), moves)
-
-
-class Events(Plain[Move]):
-    """Every record that was accepted, each event by the name that it is counted under."""
-
-    def __init__(self, made: Program) -> None:
-        super().__init__(made.slice_us, made.slices)
-        self._max_names = made.max_names
-        self._names: list[str] = []
-
-    def record(self, now_us: int, move: Move) -> None:
-        dropped = self.dropped
-        self.add(now_us, move)
-        if self.dropped == dropped:
-            number, _ = self.held.pop()
-            self.held.append((number, move._replace(events=[self._name(event) for event in move.events])))
-
-    def _name(self, event: str) -> str:
-        if event in NAMES[:6] or event in self._names:
-            return event
-        if len(self._names) == self._max_names or len(event) > 64:
+def counted_as(event: str, names: list[str], max_names: int) -> str:
+    """Return the name that an event is counted under, and note it if it gets a count of its own."""
+    if event not in (*NAMES[:6], *names):
+        if len(names) == max_names or len(event) > 64:
             return "other"
-        self._names.append(event)
-        return event
+        names.append(event)
+    return event
 
 
 def agrees(summary: MetricSummary, plain: Events, first: int, slices: int) -> None:
     """See that a summary is what the list gives for `slices` slices from `first` on."""
-    here = plain.within(first, first + slices)
-    events, span_us = Counter(event for move in here for event in move.events), slices * plain.slice_us
+    here, span_us = plain.within(first, first + slices), slices * plain.slice_us
+    events = Counter(event for names, _ in here for event in names)
     assert (summary.start_us, summary.span_us) == (first * plain.slice_us, span_us)
     assert summary.events == events
     assert summary.qps("block") == pytest.approx(events["block"] * 1_000_000 / span_us)
-    seen, times_us = summary.rt, sorted(move.rt_us for move in here if move.rt_us is not None)
+    seen, times_us = summary.rt, sorted(rt_us for _, rt_us in here if rt_us is not None)
     assert (seen.count, seen.sum_us, seen.min_us) == (len(times_us), sum(times_us), min(times_us, default=None))
     assert seen.average() == (sum(times_us) / len(times_us) if times_us else None)
     for share in (0, 0.5, 0.95, 1):
@@ -95,38 +57,42 @@ def is_close(read_us: float | None, exact_us: int | None) -> bool:
     return abs(read_us - exact_us) <= RELATIVE_ERROR * exact_us * (1 + 1e-9)
 
 
-@example(Program(2, 10, 0, 30, [Move(span_us, ["pass"], None) for span_us in (0, -10, -10)]))
-@given(programs())
-def test_a_window_is_a_plain_list_of_events_at_every_moment(made: Program) -> None:
-    window, plain = MetricWindow(made.slices, made.slice_us, max_names=made.max_names), Events(made)
-    now_us = made.start_us
-    for move in made.moves:
-        now_us = max(now_us + move.span_us, 0)
-        window.record(now_us, *move.events, rt_us=move.rt_us)
-        plain.record(now_us, move)
+@example(2, 10, 0, 30, [(0.0, ["pass"], None), (-1.0, ["pass"], None), (-1.0, ["pass"], None)])
+@given(st.integers(1, 6), st.integers(1, 100), st.integers(0, 2), st.integers(0, 10**6), MOVES)
+def test_a_window_is_a_plain_list_of_events_at_every_moment(
+    slices: int, slice_us: int, max_names: int, now_us: int, moves: Moves
+) -> None:
+    window, plain, names = MetricWindow(slices, slice_us, max_names=max_names), Events(slice_us, slices), list[str]()
+    for span, events, rt_us in moves:
+        now_us = max(now_us + round(span * slice_us), 0)
+        window.record(now_us, *events, rt_us=rt_us)
+        counted = list[str]()
+        if plain.add(now_us, (counted, rt_us)):
+            counted += [counted_as(event, names, max_names) for event in events]
         assert window.dropped == plain.dropped
-        for look_us in (now_us, now_us + made.slice_us, max(now_us - made.slice_us, 0), now_us + 10**9):
-            first = look_us // made.slice_us - made.slices + 1
-            whole = window.read(look_us)
-            agrees(whole, plain, first, made.slices)
+        for look_us in (now_us, now_us + slice_us, max(now_us - slice_us, 0), now_us + 10**9):
+            first, whole = look_us // slice_us - slices + 1, window.read(look_us)
+            agrees(whole, plain, first, slices)
             assert (window.count("pass", look_us), window.qps(look_us)) == (whole.count("pass"), whole.qps("pass"))
             assert window.qps(look_us, "2xx") == whole.qps("2xx")
             assert (window.average_rt(look_us), window.min_rt(look_us)) == (whole.rt.average(), whole.rt.min_us)
             assert window.quantile(0.5, look_us) == whole.rt.quantile(0.5)
-            agrees(window.read(look_us, slices=1), plain, first + made.slices - 1, 1)
+            agrees(window.read(look_us, slices=1), plain, first + slices - 1, 1)
             for number, summary in enumerate(window.slices(look_us), first):
                 agrees(summary, plain, number, 1)
-            assert len(window.slices(look_us)) == made.slices
+            assert len(window.slices(look_us)) == slices
 
 
-@given(programs(), st.lists(st.integers(0, 2), min_size=30, max_size=30))
-def test_windows_merged_are_one_window_that_saw_everything(made: Program, chosen: list[int]) -> None:
-    one, parts = MetricWindow(made.slices, made.slice_us), [MetricWindow(made.slices, made.slice_us) for _ in range(3)]
-    now_us = made.start_us
-    for move, part in zip(made.moves, chosen, strict=False):
-        now_us += abs(move.span_us)
-        one.record(now_us, *move.events, rt_us=move.rt_us)
-        parts[part].record(now_us, *move.events, rt_us=move.rt_us)
+@given(st.integers(1, 6), st.integers(1, 100), MOVES, st.lists(st.integers(0, 2), min_size=30, max_size=30))
+def test_windows_merged_are_one_window_that_saw_everything(
+    slices: int, slice_us: int, moves: Moves, chosen: list[int]
+) -> None:
+    one, *parts = [MetricWindow(slices, slice_us) for _ in range(4)]
+    now_us = 0
+    for (span, events, rt_us), part in zip(moves, chosen, strict=False):
+        now_us += round(abs(span) * slice_us)
+        for window in (one, parts[part]):
+            window.record(now_us, *events, rt_us=rt_us)
         assert MetricSummary.merged([part.read(now_us) for part in parts]) == one.read(now_us)
 
 

@@ -1,6 +1,6 @@
 """Totals over several windows: against a plain list of amounts, at every moment, to the last unit."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -9,44 +9,35 @@ from hypothesis import strategies as st
 from slidegate.core import RollingTotals
 
 from ...racing import THREADS, race
-from .plain import Plain, spans_us
+from .plain import SPANS, Plain
+
+AMOUNTS = st.integers(-100, 100) | st.integers(-(2**80), 2**80)
 
 
-class Program(NamedTuple):
-    """Windows and what is added to them: (step, negative where the clock steps back; amount)."""
-
-    slice_us: int
-    windows_us: list[int]
-    start_us: int
-    moves: list[tuple[int, int]]
-
-
-@st.composite
-def programs(draw: st.DrawFn) -> Program:
-    slice_us = draw(st.integers(1, 50))
-    slices = draw(st.lists(st.integers(1, 12), min_size=1, max_size=4, unique=True))
-    amount = st.one_of(st.integers(-100, 100), st.integers(-(2**80), 2**80))
-    moves = draw(st.lists(st.tuples(spans_us(slice_us, max(slices) * slice_us), amount), max_size=30))
-    return Program(slice_us, [count * slice_us for count in slices], draw(st.integers(0, 10**6)), moves)
-
-
-@given(programs())
-@example(Program(2, [20], 0, [(0, 1), (1, 1), (1, 1)]))
-def test_totals_are_those_of_a_plain_list_at_every_moment(made: Program) -> None:
-    totals = RollingTotals(made.slice_us, made.windows_us)
-    plain, now_us = Plain[int](made.slice_us, max(made.windows_us) // made.slice_us + 1), made.start_us
-    assert totals.windows_us == tuple(made.windows_us)
+@given(
+    st.integers(1, 50),
+    st.lists(st.integers(1, 12), min_size=1, max_size=4, unique=True),
+    st.integers(0, 10**6),
+    st.lists(st.tuples(SPANS, AMOUNTS), max_size=30),
+)
+@example(2, [10], 0, [(0.0, 1), (0.5, 1), (0.5, 1)])
+def test_totals_are_those_of_a_plain_list_at_every_moment(
+    slice_us: int, windows: list[int], now_us: int, moves: list[tuple[float, int]]
+) -> None:
+    windows_us = [slices * slice_us for slices in windows]
+    totals, plain = RollingTotals(slice_us, windows_us), Plain[int](slice_us, max(windows) + 1)
+    assert totals.windows_us == tuple(windows_us)
 
     def sums(end: int) -> dict[int, int]:
-        return {span_us: sum(plain.within(end - span_us // made.slice_us, end)) for span_us in made.windows_us}
+        return {slices * slice_us: sum(plain.within(end - slices, end)) for slices in windows}
 
-    for span_us, amount in made.moves:
-        now_us = max(now_us + span_us, 0)
+    for span, amount in moves:
+        now_us = max(now_us + round(span * slice_us), 0)
         totals.add(now_us, amount)
         plain.add(now_us, amount)
         assert totals.dropped == plain.dropped
-        for look_us in (now_us, now_us + made.slice_us, max(now_us - 2 * made.slice_us, 0), now_us + 10**9):
-            number = look_us // made.slice_us
+        for look_us in (now_us, now_us + slice_us, max(now_us - 2 * slice_us, 0), now_us + 10**9):
+            number = look_us // slice_us
             assert totals.completed(look_us) == sums(number)
             assert totals.running(look_us) == sums(number + 1)
 
