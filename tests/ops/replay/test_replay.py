@@ -77,8 +77,8 @@ OPTIONS = st.fixed_dictionaries(
         "bans": st.just(BanPolicy("6/10m", "5m", signals={404: 1, "refused": 1, "/.env": "ban"})),
     },
 )
-NAMES = st.sampled_from([[None], ["outer"], ["inner", "outer"], [None, "outer"]])
-"""Of middlewares around each other, whose rules have the same names."""
+LAYERS = st.lists(st.tuples(st.sampled_from([None, "inner", "outer"]), OPTIONS), min_size=1, max_size=2)
+"""Middlewares around each other, with their names; their rules may have the same ones."""
 
 
 def at_times(gaps: list[AccessRecord]) -> list[AccessRecord]:
@@ -102,18 +102,19 @@ def record(second: float, client: str = "192.0.2.7", path: str = "/", **more: An
     return AccessRecord(at_us, client, "GET", path, 200)._replace(**more)
 
 
-@given(RECORDS, OPTIONS, NAMES)
+@given(RECORDS, LAYERS, st.booleans())
 async def test_a_replay_decides_as_the_live_application_does(
-    gaps: list[AccessRecord], options: dict[str, Any], names: list[str | None]
+    gaps: list[AccessRecord], layers: list[tuple[str | None, dict[str, Any]]], is_shared: bool
 ) -> None:
     async def answer(request: Request) -> Response:
         return Response(status_code=int(request.headers["x-status"]))
 
     clock = FakeClock()
     app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST", "PUT"])])
-    limiter, middlewares = Limiter(MemoryStore(clock=clock)), list[Any]()
-    for name in names:
+    shared, middlewares = Limiter(MemoryStore(clock=clock)), list[Any]()
+    for name, options in layers:
         inner = middlewares[0] if middlewares else app
+        limiter = shared if is_shared else Limiter(MemoryStore(clock=clock))
         middlewares.insert(0, RateLimitMiddleware(inner, limiter=limiter, name=name, **options))
     replay = Replay(middlewares)
     for record in at_times(gaps):
@@ -121,21 +122,6 @@ async def test_a_replay_decides_as_the_live_application_does(
         scope = scope_of(record)
         scope["headers"].append((b"x-status", str(record.status).encode()))
         assert (await replay.play(record)).status == (await send_scope(middlewares[0], scope)).status
-
-
-async def test_all_middlewares_around_an_application_decide() -> None:
-    inner = RateLimitMiddleware(hello, rules=[Rule("/in", "1/minute")])
-    outer = RateLimitMiddleware(inner, rules=[Rule("/out", "1/minute")])
-    shared = Limiter()
-    pair = RateLimitMiddleware(
-        RateLimitMiddleware(hello, limits="2/minute", limiter=shared), limits="1/second", limiter=shared
-    )
-    found = await admits(
-        Replay([outer, inner]), *(record(0, path=path) for path in ("/in", "/out", "/in", "/out", "/"))
-    )
-    assert found == [True, True, False, False, True]
-    found = await admits(Replay([pair, pair.app]), record(0), record(0.5), record(2), record(4))
-    assert found == [True, False, True, False]
 
 
 async def fail(*_: Any) -> Any:
@@ -159,12 +145,6 @@ async def test_limits_of_each_route_use_the_routes_of_the_application() -> None:
     paths = ("/a/1", "/sub/b", "/free", "/a/2", "/sub/b", "/free", "/none", "/nope")
     found = await admits(middleware, *(record(0, path=path) for path in paths))
     assert found == [True, True, True, False, False, True, True, False]
-
-
-async def test_limits_of_each_route_count_by_the_key_of_the_middleware() -> None:
-    middleware = RateLimitMiddleware(hello, default_limits="1/minute", key=header("X-API-Key"))
-    sent = [record(0, client, headers=(("x-api-key", key),)) for client in CLIENTS[:2] for key in ("k1", "k2")]
-    assert await admits(middleware, *sent) == [True, True, False, False]
 
 
 async def test_a_rule_that_shares_permits_fairly_is_replayed() -> None:
