@@ -16,17 +16,8 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    RateLimitMiddleware,
-    Rule,
-    path_param,
-)
-from slidegate.core import (
-    parse_duration_us,
-    parse_limits,
-)
+from slidegate import BanPolicy, ConfigurationError, RateLimitMiddleware, Rule, path_param
+from slidegate.core import parse_duration_us, parse_limits
 from slidegate.core.addresses import canonical_key, parse_network
 from slidegate.ops.replay.logs import line_parser, parse_line
 from slidegate.web.client_ip import read_node, split_forwarded, split_list

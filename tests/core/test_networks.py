@@ -78,17 +78,10 @@ def test_membership_is_that_of_the_standard_library(
 @given(neighbours(), neighbours(4))
 def test_an_overlap_is_found_as_a_scan_of_all_networks_finds_it(held: list[Network], queried: list[Network]) -> None:
     found = Networks(held)
-    for network, (version, first, last) in zip(queried, ranges(queried), strict=True):
-        assert found.overlaps(version, first, last) is any(
-            network.overlaps(other) for other in held if other.version == network.version
-        )
-    for one, other in pairwise(queried):
-        if one.version == other.version:
-            first, last = sorted((int(one[0]), int(other[-1])))
-            expected = any(
-                int(each[0]) <= last and first <= int(each[-1]) for each in held if each.version == one.version
-            )
-            assert found.overlaps(one.version, first, last) is expected
+    for one, other in (*zip(queried, queried, strict=True), *pairwise(queried)):
+        first, last = sorted((int(one[0]), int(other[-1])))
+        expected = any(int(each[0]) <= last and first <= int(each[-1]) for each in held if each.version == one.version)
+        assert found.overlaps(one.version, first, last) is expected
 
 
 @given(neighbours(), neighbours())

@@ -228,13 +228,13 @@ async def test_a_request_cancelled_after_sending_stays_charged(scene: MakeScene)
 
 def test_a_request_is_sent_again_after_a_pause(scene: MakeScene, texts: Callable[..., None]) -> None:
     async def played(*answers: Answer, **options: Any) -> str:
-        """Return the statuses that a client gets until it gets 200, and the seconds between requests."""
+        """Return the statuses until a client gets 200, the seconds between requests, and events of pauses."""
         made, statuses = scene(*answers, OK, **options), list[int]()
         while 200 not in statuses:
             statuses += await made.statuses()
         gaps = " ".join(f"{gap:g}" for gap in made.server.gaps_s)
-        ignored = ", and ignores a pause" * ("pause_ignored" in made.observer.kinds)
-        return f"{' '.join(map(str, statuses))} with gaps of {gaps} s{ignored}"
+        told = [f", {kind}" for kind in made.observer.kinds if kind.startswith("pause_")]
+        return f"{' '.join(map(str, statuses))} with gaps of {gaps} s{''.join(told)}"
 
     names = {"played": played, "WAIT_7": {"Retry-After": "7"}, "GITHUB": GITHUB_STATUSES}
     texts(Path(__file__).with_name("sent.txt"), "> ", lambda line: asyncio.run(eval(f"played({line})", dict(names))))
@@ -319,12 +319,6 @@ async def test_a_pause_that_cannot_be_stored_is_an_event_and_delays_a_response_b
     monkeypatch.setattr(made.limiter.store.bans, "ban", ban)
     assert await made.statuses() == [429]
     assert made.time.passed_s == takes_s
-    assert made.observer.kinds == ["pause_unshared"]
-
-
-async def test_a_pause_of_a_key_that_cannot_be_banned_fails_no_response(scene: MakeScene) -> None:
-    made = scene((429, {"Retry-After": "7"}), OK, key=lambda request: " ")
-    assert await made.statuses() == [429]
     assert made.observer.kinds == ["pause_unshared"]
 
 

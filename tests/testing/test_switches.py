@@ -15,7 +15,7 @@ from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate import BanPolicy, Limiter, MemoryStore, Quota, RateLimitMiddleware, Rule, parse_limits
+from slidegate import BanPolicy, Limiter, Quota, RateLimitMiddleware, Rule
 from slidegate.core import Reason, StoreUnavailable
 from slidegate.events import Outcome
 from slidegate.limiter.engine import Engine
@@ -26,7 +26,7 @@ from ..asgi import call, hello, statuses
 from ..hurry import at_once, hurried
 from ..remote_stores import SickStore
 
-HOUR_US = 3_600_000_000
+MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
 DAY_US = 24 * HOUR_US
 NOON_US = 1_893_499_200_000_000  # 2030-01-01T12:00Z
 CLOCKS = st.integers(0, 2**52).map(FakeClock)
@@ -79,22 +79,9 @@ def test_the_monotonic_time_passes_only_as_the_clock_in_use_advances(moves: list
             if blocks and stood_still:
                 assert monotonic_us() == before_us + passed_us
             else:
-                assert before_us <= monotonic_us() < before_us + DAY_US
+                assert before_us <= monotonic_us() < before_us + MINUTE_US
             unix_us = blocks[-1][1]() if blocks else time.time_ns() // 1_000
             assert abs(system_us() - unix_us) < (1 if blocks else DAY_US)
-
-
-def test_after_the_block_windows_go_on_where_they_were() -> None:
-    store, (limit,) = MemoryStore(), parse_limits("1/minute")
-    limiter = Limiter(store)
-    with limits_clock(FakeClock(NOON_US)) as clock:
-        assert limiter.sync.hit("ann", "1/minute")
-        clock.advance("30s")
-        in_block = limiter.sync.peek("ann", "1/minute")
-    after = limiter.sync.peek("ann", "1/minute")
-    assert limit.span_us == 60_000_000
-    assert (in_block.retry_after_us, after.allowed) == (30_000_000, False)
-    assert 0 < (after.retry_after_us or 0) <= 30_000_000
 
 
 @pytest.mark.parametrize("is_new", [False, True])

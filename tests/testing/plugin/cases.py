@@ -42,11 +42,7 @@ app: Any = Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.
 app.add_middleware(
     RateLimitMiddleware,
     limiter=limiter,
-    rules=[
-        Rule("/daily", Quota("2/day"), name="quota"),
-        Rule("/", "2/minute"),
-        Rule("/closed", block=True),
-    ],
+    rules=[Rule("/daily", Quota("2/day"), name="quota"), Rule("/", "2/minute"), Rule("/closed", block=True)],
     bans=BanPolicy(after="2/10m", duration="1h", signals={}),
     headers="legacy",
 )
