@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from slidegate import Quota, StoreError
 from slidegate.core import Bucket, Concurrency, Decision, Reason, StoreUnavailable, parse_limits
@@ -204,8 +206,21 @@ async def test_the_lease_of_who_waited_longer_than_to_its_renewal_is_renewed(in_
     assert await leave(holds, *held) == [True, True]
 
 
+def test_under_trio_a_lease_is_renewed_without_being_asked_too(in_file: Workers) -> None:
+    holds, other = (in_file.hire(permit_lease="1s") for _ in range(2))
+
+    async def main() -> None:
+        held = [take_now(holds), take_now(holds)]
+        for _ in range(60):
+            await trio.sleep(0.05)
+            in_file.clock.advance(us=50_000)
+            assert not take_now(other)
+        assert all(held)
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
 def test_without_an_event_loop_questions_renew_all_permits(in_file: Workers) -> None:
-    """As under trio, where no task renews them."""
     holds, other = in_file.hire(), in_file.hire()
     held = [take_now(holds), take_now(holds)]
     for _ in range(5):

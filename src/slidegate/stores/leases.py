@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from inspect import isawaitable
@@ -80,7 +81,7 @@ class HeldPermits:
         self.due_us = 0
         # Iteration over `weakref.WeakSet` raises if another thread adds to it.
         self._rows: dict[Row, WeakValueDictionary[int, Reservation]] = {}
-        self._tasks: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
+        self._tasks: dict[object, object] = {}
 
     def hold(self, decision: Decision, row_of: Callable[[Bucket, str], Row]) -> None:
         """Count the permits that a decision has charged, as long as it exists and they are not taken back.
@@ -94,8 +95,8 @@ class HeldPermits:
             if bucket.is_permit:
                 charge.holder = self
                 self._rows.setdefault(row_of(bucket, key), WeakValueDictionary())[id(charge)] = charge
-        if self._rows and (loop := running_loop()) is not None and loop not in self._tasks:
-            self._tasks[loop] = loop.create_task(self._keep_renewing(loop))
+        if self._rows:
+            self._begin_renewing()
 
     def rows(self) -> list[Row]:
         """Return the rows of which the worker has permits, or had some when it wrote them last."""
@@ -112,10 +113,22 @@ class HeldPermits:
         """Return how many permits the worker has."""
         return sum(map(_units, list(self._rows.values())))
 
-    async def _keep_renewing(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _begin_renewing(self) -> None:
+        """Renew them from the event loop of this thread, of asyncio or trio, unless that is done already."""
+        loop: Any = running_loop()
+        trio: Any = sys.modules.get("trio")
+        if loop is not None and loop not in self._tasks:
+            self._tasks[loop] = loop.create_task(self._keep_renewing(loop, asyncio.sleep))
+        elif loop is None and trio is not None:
+            with suppress(RuntimeError):  # it does not run in this thread
+                loop = trio.lowlevel.current_trio_token()
+                if loop not in self._tasks:
+                    self._tasks[loop] = trio.lowlevel.spawn_system_task(self._keep_renewing, loop, trio.sleep)
+
+    async def _keep_renewing(self, loop: object, sleep: Callable[[float], Awaitable[object]]) -> None:
         try:
             while True:
-                await asyncio.sleep(self.lease_us / RENEWALS / 1_000_000)
+                await sleep(self.lease_us / RENEWALS / 1_000_000)
                 if not self.is_open or not self._rows:
                     return
                 with suppress(Exception):  # `renew` reports its own failures

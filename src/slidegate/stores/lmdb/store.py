@@ -179,5 +179,5 @@ class LmdbStore(Store):
         return self.permits.count()
 
     def renew_permits(self) -> Awaitable[None] | None:
-        """Renew the lease of this process's permits; the store does this automatically on an asyncio event loop."""
+        """Renew the lease of this process's permits; the store does this automatically where an event loop runs."""
         return self._batcher.run(lambda transaction: transaction.windows.renew_all())
