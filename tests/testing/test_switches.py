@@ -19,7 +19,7 @@ from slidegate import BanPolicy, Limiter, Quota, RateLimitMiddleware, Rule
 from slidegate.core import Reason, StoreUnavailable
 from slidegate.events import Outcome
 from slidegate.limiter.engine import Engine
-from slidegate.stores.system_clock import monotonic_us, system_us
+from slidegate.stores.system_clock import SystemClock, monotonic_us, system_us
 from slidegate.testing import FakeClock, RecordingObserver, limits_clock, limits_off, reset_limits
 
 from ..asgi import call, hello, statuses
@@ -82,6 +82,15 @@ def test_the_monotonic_time_passes_only_as_the_clock_in_use_advances(moves: list
                 assert before_us <= monotonic_us() < before_us + MINUTE_US
             unix_us = blocks[-1][1]() if blocks else time.time_ns() // 1_000
             assert abs(system_us() - unix_us) < (1 if blocks else DAY_US)
+
+
+def test_a_clock_that_fails_before_it_is_read_leaves_the_time_as_it_was() -> None:
+    system, clock = SystemClock(), FakeClock()
+    before_ns = system.monotonic_ns()
+    system.use(clock)
+    clock.now_us = "noon"  # type: ignore[assignment]
+    system.use(None)
+    assert system.monotonic_ns() >= before_ns
 
 
 @pytest.mark.parametrize("is_new", [False, True])

@@ -43,9 +43,10 @@ class SystemClock:
             steady_ns, unix_ns = _nanoseconds(non_decreasing(clock)), _nanoseconds(clock)
         began_ns = steady_ns()
         try:
-            ahead_ns = self.monotonic_ns() - began_ns
-        except Exception:  # the test's clock fails: it was read before
-            ahead_ns = self._latest_ns - began_ns
+            now_ns = self.monotonic_ns()
+        except Exception:  # the test's clock fails: time goes on from when it was read last
+            now_ns = self._latest_ns
+        self._latest_ns, ahead_ns = now_ns, now_ns - began_ns
 
         def monotonic_ns() -> int:
             self._latest_ns = steady_ns() + ahead_ns
