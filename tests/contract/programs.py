@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from slidegate.core import AnyLimit, Concurrency, Limit, Quota
 from slidegate.core.limits import MAX_AMOUNT
 
-KEYS = ("ann", "bob", "192.0.2.7")
+KEYS = ("ann", "anna", "ann\0")
+"""Some begin as others do."""
 MIN_WINDOW_US = 1_000
 MAX_DRAWN_WINDOW_US = 120_000_000
 SECOND_US = 1_000_000

@@ -177,17 +177,6 @@ class StoreContract(
             counts = await in_threads(partial(_admitted, store, store.raw.prepare(together)))
             assert sum(counts) == together[0][0].limits[0].amount
 
-    @with_store()
-    async def test_reset_forgets_a_key_under_every_rule_and_no_other(self, store: StoreHarness) -> None:
-        first, second = bucket("5/minute", "first"), bucket("100/minute", "second")
-        others = ("bob", "an", "anna", "ann\0")
-        await store.hit((second, "ann", 100), *((first, key, 5) for key in ("ann", *others)))
-        assert await store.reset("ann") is True
-        assert await store.hit((first, "ann", 5), (second, "ann", 100))
-        for key in others:
-            assert not await store.hit((first, key, 1))
-        assert await store.reset("eve") is False
-
     @with_store(ability="answers_threads")
     async def test_a_thread_without_an_event_loop_gets_its_answer_at_once(self, store: StoreHarness) -> None:
         assert isinstance(store.raw.hit(((bucket("5/hour"), "ann", 1),)), Decision)

@@ -23,6 +23,7 @@ from ..redis_servers import AT_REDIS, BOUND_S, until
 from ..remote_stores import SlowStore
 
 ROOT = Path(__file__).resolve().parents[2]
+FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 
 @pytest.fixture(autouse=True)
@@ -123,36 +124,12 @@ assert "slidegate-loop" not in [thread.name for thread in threading.enumerate()]
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@FORKS
 @pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
 def test_a_portal_that_was_used_before_a_fork_serves_the_parent_and_a_new_one_the_child(url: str) -> None:
     admitted = [int(line) for line in run(FORKED, url, timeout_s=4 * BOUND_S).split()]
     assert len(admitted) == 12
     assert sum(admitted) == 200 or url.startswith("memory"), "the bound holds over all of them"
-
-
-ENDING = """
-import os, sys, time, types
-from slidegate import Limiter
-app = sys.modules["app"] = types.ModuleType("app")  # it is collected after the modules of the library
-app.limiter = Limiter.from_url(sys.argv[1], deadline="20s", on_error="deny")
-for number in range(4):
-    assert app.limiter.sync.hit("ann", "90/hour")
-    if not (child := os.fork()):
-        assert number % 2 or app.limiter.sync.hit("ann", "90/hour")
-        sys.exit()
-    assert os.waitpid(child, 0)[1] == 0
-began_s = time.monotonic()
-assert app.limiter.sync.hit("ann", "90/hour")
-assert time.monotonic() - began_s < 20, "the store was late"
-app.limiter.sync.close()
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("kind", ["lmdb", AT_REDIS])
-def test_a_child_that_ends_takes_nothing_from_its_parent_and_says_nothing(url: str) -> None:
-    assert run(ENDING, url) == ""
 
 
 COUNTING = """
@@ -185,7 +162,7 @@ limiter.sync.close()
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@FORKS
 @pytest.mark.parametrize("kind", ["memory", pytest.param("lmdb", marks=pytest.mark.all), AT_REDIS])
 def test_a_child_that_is_forked_while_other_threads_count_and_emit_gets_answers_and_events(
     url: str, monkeypatch: pytest.MonkeyPatch
@@ -196,7 +173,7 @@ def test_a_child_that_is_forked_while_other_threads_count_and_emit_gets_answers_
 
 
 PROGRAM = f"""
-import asyncio, atexit, sys, threading
+import asyncio, atexit, os, sys, threading
 from contextlib import suppress
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "src")!r}]
 from slidegate import Limiter
@@ -209,7 +186,7 @@ class Hanging(SlowStore):
         await asyncio.Event().wait()
 
 def hit():
-    limiter.sync.hit("user:1", "5/minute")
+    assert limiter.sync.hit("user:1", "90/minute")
 
 def peek():
     with suppress(StoreUnavailable):
@@ -229,6 +206,18 @@ LAST = {
     "at exit": "atexit.register(hit)",
     "thread": "threading.Thread(target=hit).start()",
 }
+CHILDREN = """
+import types
+app = sys.modules["app"] = types.ModuleType("app")
+app.limiter = limiter  # it is collected after the modules of the library
+for number in range(4):
+    hit()
+    if not (child := os.fork()):
+        number % 2 or hit()
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
+hit()
+"""
 
 
 @pytest.mark.parametrize("last", LAST.values(), ids=LAST)
@@ -236,9 +225,11 @@ def test_the_interpreter_ends_though_nobody_closed_the_limiter(last: str) -> Non
     assert run(PROGRAM, "", last) == "over\n"
 
 
+@pytest.mark.parametrize("last", ["", pytest.param(CHILDREN, marks=FORKS)], ids=["alone", "children"])
 @pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
-def test_a_process_ends_without_a_warning_though_nobody_closed_its_store(url: str) -> None:
-    assert run(PROGRAM, url, "") == "over\n"
+def test_a_process_ends_without_a_warning_though_nobody_closed_its_store(url: str, last: str) -> None:
+    """A child that ends takes nothing from its parent."""
+    assert run(PROGRAM, url, last) == "over\n"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ArithmeticError, TimeoutError])

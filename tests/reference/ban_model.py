@@ -51,13 +51,6 @@ class Made:
 Entry: TypeAlias = Struck | Made
 
 
-class Stand(NamedTuple):
-    """The state of a key under a policy: the current level, and the weight of strikes towards the next ban."""
-
-    level: int
-    weight: int
-
-
 class BanModel:
     """All strikes and bans, except those removed by `unban`.
 
@@ -120,15 +113,11 @@ class BanModel:
         self.changes.append(("shadow_banned" if policy.shadow else "banned", key))
         return None if policy.shadow else made
 
-    def stand(self, policy: BanPolicy, key: str, now_us: int) -> Stand:
-        """Return the state of a key; the weight is capped at that of a ban."""
-        weight = min(self._weight(policy, key, now_us), policy.after.amount)
-        return Stand(self._level(policy, key, now_us), weight)
-
     def knows(self, policies: Sequence[BanPolicy], key: str, now_us: int) -> bool:
         """Return whether a key has a ban, a level or strikes."""
         banned = any(ban.key == key for ban in self.active(now_us))
-        return banned or any(any(self.stand(policy, key, now_us)) for policy in policies)
+        counts = (self._level, self._weight)
+        return banned or any(count(policy, key, now_us) for count in counts for policy in policies)
 
     def _replace(self, key: str) -> None:
         for entry in self.entries:

@@ -2,7 +2,6 @@
 
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,20 +38,10 @@ def forked(answer: Callable[[], object]) -> None:
 
 
 def test_a_child_has_a_new_lock_and_its_parent_the_old_one() -> None:
-    lock, entered, over = ProcessLock(), threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with lock:
-            entered.set()
-            over.wait(PATIENCE_S)
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert entered.wait(PATIENCE_S)
-    forked(lock.__enter__)
-    assert lock._lock.locked(), "the other thread still has it"
-    over.set()
-    holder.join()
+    lock = ProcessLock()
+    with lock:
+        forked(lock.__enter__)
+        assert lock._lock.locked()
 
 
 def test_what_belongs_to_the_parent_alone_begins_anew_in_a_child_as_long_as_it_lives() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -43,6 +44,20 @@ class StoppingClock(FakeClock):
                 assert self.goes_on.wait(PATIENCE_S)
         return now_us
 
+    def stop(self, reading: int, act: Callable[[], object], pass_by: Callable[[], object]) -> None:
+        """Let a thread act and stop at a reading, if it has so many, and another one pass by before it goes on."""
+        self.stops_at = reading
+        stopped, others = threading.Thread(target=act), threading.Thread(target=pass_by)
+        stopped.start()
+        while stopped.is_alive() and not self.was_read.wait(0.01):
+            pass
+        self.stops_at = 0
+        others.start()
+        others.join(PAUSE_S)
+        self.goes_on.set()
+        stopped.join()
+        others.join()
+
 
 @HERE
 @pytest.mark.parametrize("limits", ["5/s", "40/s @10", "5/s; 100/minute"])
@@ -55,18 +70,14 @@ def test_who_is_stopped_with_the_time_it_has_read_lets_nobody_past_the_limit(
     store, limited = opened(clock=clock), Bucket("rule", parse_limits(limits))
     amount = limited.limits[0].amount
     one = ((limited, "ann", 1),)
-    stopped = threading.Thread(target=lambda: getattr(store, what)(one))
     admitted: list[Decision] = []
-    others = threading.Thread(target=lambda: admitted.append(store.hit(((limited, "ann", amount - 1),))))
-    clock.stops_at = 1
-    stopped.start()
-    assert clock.was_read.wait(PATIENCE_S)
-    clock.advance("500ms")
-    others.start()
-    others.join(PAUSE_S)
-    clock.goes_on.set()
-    stopped.join()
-    others.join()
+
+    def pass_by() -> None:
+        clock.advance("500ms")
+        admitted.append(store.hit(((limited, "ann", amount - 1),)))
+
+    clock.stop(1, lambda: getattr(store, what)(one), pass_by)
+    assert clock.was_read.is_set()
     assert admitted[0].allowed
     clock.advance("600ms")
     later = 0
@@ -88,20 +99,13 @@ def test_who_is_stopped_while_the_store_is_away_is_counted_for_a_whole_window_al
         decision = asyncio.run(limiter.hit("user:ann", "1/10s"))
         admitted.extend([decision.now_us] if decision.allowed else [])
 
+    def pass_by() -> None:
+        store.error = None  # it answers again
+        clock.advance("1m")
+        asyncio.run(limiter.hit("user:bob", "1/10s"))
+
     store.error = StoreUnavailable("away")
-    stopped = threading.Thread(target=ask)
-    clock.stops_at = reading
-    stopped.start()
-    while stopped.is_alive() and not clock.was_read.wait(0.01):
-        pass  # it may have no such reading
-    clock.stops_at, store.error = 0, None
-    clock.advance("1m")
-    others = threading.Thread(target=lambda: asyncio.run(limiter.hit("user:bob", "1/10s")))
-    others.start()  # the store answers again
-    others.join(PAUSE_S)
-    clock.goes_on.set()
-    stopped.join()
-    others.join()
+    clock.stop(reading, ask, pass_by)
     store.error = StoreUnavailable("away")
     ask()
     assert all(later - first >= 10 * SECOND_US for first, later in pairwise(admitted)), admitted
