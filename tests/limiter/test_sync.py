@@ -3,8 +3,10 @@
 import asyncio
 import fcntl
 import random
+import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -18,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemoryStore
-from slidegate.core import Bucket, Concurrency, Reason, StoreTimeout
+from slidegate.core import Bucket, Concurrency, Reason, StoreTimeout, parse_limits
 from slidegate.limiter.aio import answer_of
-from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.lmdb import LmdbStore, environment
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..hurry import at_once, hurried
@@ -35,6 +37,7 @@ STORES: dict[str, Make] = {
     "lmdb": lambda clock, directory: LmdbStore(directory, clock=clock),
     "a store that is awaited": lambda clock, directory: SlowStore(clock),
 }
+WIDE = Bucket("wide", parse_limits("1000000/hour"))
 POLICY = BanPolicy("3/10m", "1h")
 KEYS = st.sampled_from(["user:1", "user:2", "192.0.2.7", "2001:db8::7"])
 LIMITS = st.sampled_from(["3/10s", "100/10s; 150/minute"])
@@ -146,6 +149,43 @@ def test_a_writer_that_is_stopped_hangs_no_thread(tmp_path: Path, monkeypatch: p
         assert observer.kinds == ["store_late"]
         assert not blocking.hit("user:1", "2/hour")
         assert blocking.peek("user:1", "2/hour").reason is Reason.LIMITED
+
+
+class Interrupt(Exception):
+    """What a signal handler raises, such as a timeout by SIGALRM."""
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+def test_whatever_a_signal_handler_interrupts_the_next_question_is_answered(
+    kind: str, tmp_path: Path, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same thread; in LMDB, other threads of its process may be shut out, but no other process."""
+    monkeypatch.setattr(environment, "_lock", threading.RLock())
+
+    def interrupt(*_: object) -> None:
+        if asking:
+            raise Interrupt
+
+    store, asking, before = STORES[kind](FakeClock(10**9), tmp_path), False, signal.signal(signal.SIGALRM, interrupt)
+    store.keep_deadline(5.0)
+    try:
+        for _ in range(400):
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(20e-6, 400e-6))
+            with suppress(Interrupt):
+                asking = True
+                for number in range(50):
+                    store.hit(((WIDE, f"user:{number % 8}", 1),))
+                asking = False  # within: the end of `suppress` may be interrupted, too
+            asking = False
+            assert store.hit(((WIDE, "user:0", 1),)).allowed
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    if kind == "memory":
+        assert all(at_once(lambda thread: store.hit(((WIDE, f"user:{thread}", 1),)).allowed, threads=8))
+    else:
+        with open(tmp_path / "gate", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_loop_that_stands_still_hangs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

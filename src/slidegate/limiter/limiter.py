@@ -190,6 +190,8 @@ class Limiter:
     async def refund(self, decision: Decision) -> bool:
         """Refund the units, but no permits, that `decision` charged. Cancelling the call does not interrupt it.
 
+        The decision has to be one of this limiter: another limiter would look for its units in another store.
+
         Returns:
             False, with nothing changed, for a refused decision, a second call, or a charge that has expired.
         """

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
 from inspect import isawaitable
@@ -37,6 +37,9 @@ RENEWALS: Final = 3
 
 Row: TypeAlias = Any
 """The name of a row in the store."""
+
+_Charges: TypeAlias = WeakValueDictionary[int, Reservation]
+_NOBODY: Final[_Charges] = WeakValueDictionary()
 
 _MIN_US: Final = 1_000_000
 _MAX_US: Final = 600_000_000
@@ -79,8 +82,7 @@ class HeldPermits:
     def _begin_anew(self) -> None:
         self.worker = os.urandom(WORKER_BYTES)
         self.due_us = 0
-        # Iteration over `weakref.WeakSet` raises if another thread adds to it.
-        self._rows: dict[Row, WeakValueDictionary[int, Reservation]] = {}
+        self._rows: dict[Row, _Charges] = {}
         self._tasks: dict[object, object] = {}
 
     def hold(self, decision: Decision, row_of: Callable[[Bucket, str], Row]) -> None:
@@ -104,7 +106,7 @@ class HeldPermits:
 
     def units(self, row: Row) -> int:
         """Return how many permits of a row the worker has; if it has none, it need not renew the row again."""
-        units = _units(self._rows.get(row, {}))
+        units = _units(self._rows.get(row, _NOBODY))
         if not units:
             self._rows.pop(row, None)
         return units
@@ -139,5 +141,7 @@ class HeldPermits:
             self._tasks.pop(loop, None)
 
 
-def _units(charges: Mapping[int, Reservation]) -> int:
-    return sum(units for charge in list(charges.values()) for units in charge.units)
+def _units(charges: _Charges) -> int:
+    # Iteration over `charges.values()` raises if another thread adds to it.
+    found = [charge for reference in charges.valuerefs() if (charge := reference()) is not None]
+    return sum(units for charge in found for units in charge.units)

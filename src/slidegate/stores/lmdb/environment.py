@@ -289,8 +289,10 @@ class Environment:
         self._close_map()
 
 
-_lock = threading.Lock()
-"""Held by the thread of this process that is behind a gate, opens or closes."""
+_lock = threading.RLock()
+"""Held by the thread of this process that is behind a gate, opens or closes. One that a signal handler has interrupted
+before it could leave may come in again, and leaves the gate to other processes then, though not to other threads.
+"""
 _open: Final[dict[Path, Environment]] = {}
 
 
@@ -351,7 +353,7 @@ def _after_fork() -> None:
 def _begin_anew() -> None:
     """Close the files, as a child of fork, which has none of the threads that may hold the lock."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     for environment in _open.values():
         environment.close_files()
 

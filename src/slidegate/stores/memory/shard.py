@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 from hashlib import blake2b
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any, Final, TypeAlias
 
 from ...core.bans.policy import STRIKES
@@ -31,7 +31,7 @@ class Shard:
     """The lock of the keys of one shard, and the version of their locations.
 
     Attributes:
-        lock: The lock.
+        lock: The lock, which only the thread that has it can release.
         version: Grows whenever windows leave the dicts in which questions have found them, or there is another ban.
             Read and written under the lock.
     """
@@ -39,7 +39,7 @@ class Shard:
     __slots__ = ("lock", "version")
 
     def __init__(self) -> None:
-        self.lock = Lock()
+        self.lock = RLock()
         self.version = 0
 
 

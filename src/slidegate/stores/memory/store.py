@@ -19,7 +19,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from threading import Lock
+from threading import Lock, RLock
 from typing import Final, SupportsIndex, TypeAlias
 
 from ...core.bans.ban import BanSubject
@@ -117,7 +117,7 @@ class MemoryStore(Store):
         self._sweeping = Lock()
         self._room.renew_lock()
         for shard in self._shards:
-            shard.lock = Lock()
+            shard.lock = RLock()
         self._bound.clear()
         tables = [table for tables in self._tables.values() for table in tables]
         for table in tables:
@@ -154,8 +154,8 @@ class MemoryStore(Store):
         """Do what `hit` does, for a question that this store has prepared."""
         shard = question.shard
         lock = shard.lock
-        lock.acquire()  # `with` would take twice as long
         try:
+            lock.acquire()  # within `try`: a signal handler may raise after it; `with` would take twice as long
             if question.version != shard.version and (refusal := self._locate(question)) is not None:
                 return refusal
             now_us = SYSTEM.monotonic_ns() // 1000 if self.clock is None else self._now_us()
