@@ -18,8 +18,9 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from heapq import heappop, heappush
-from threading import Lock, RLock
+from threading import RLock
 from typing import Final, SupportsIndex, TypeAlias
 
 from ...core.bans.ban import BanSubject
@@ -92,7 +93,7 @@ class MemoryStore(Store):
         self.unix_us: Clock = wall_clock or clock or system_us
         shards = min(1 << (self.max_keys // SHARD_KEYS).bit_length(), MAX_SHARDS)
         # Lock order: the lock of the sweep, that of the bans, those of the shards, that of the room.
-        self._sweeping = Lock()
+        self._sweeping = RLock()
         self.bans = MemoryBans(self, most_bans)
         self._shards = [Shard() for _ in range(shards)]
         self._all = Shards(self._shards)
@@ -114,7 +115,7 @@ class MemoryStore(Store):
         Each window is found, counted and swept anew. One that another thread had in hand is forgotten, because it was
         in no dict; the child has admitted nothing by it.
         """
-        self._sweeping = Lock()
+        self._sweeping = RLock()
         self._room.renew_lock()
         for shard in self._shards:
             shard.lock = RLock()
@@ -375,29 +376,29 @@ class MemoryStore(Store):
             events, self._pending = self._pending, []
             self.observers.tell(*events)
         if now_us >= self._sweep_us:
-            self._sweep(now_us)
+            try:
+                if self._sweeping.acquire(blocking=False):
+                    self._sweep(now_us)
+            finally:
+                with suppress(RuntimeError):  # another thread is sweeping
+                    self._sweeping.release()
 
     def _sweep(self, now_us: int) -> None:
-        """Sweep a part of the table that is due first, unless another thread is sweeping; this takes little time."""
-        if not self._sweeping.acquire(blocking=False):
-            return
-        try:
-            while self._new:
-                self._visit_later(self._new.popleft(), now_us)
-            if self._due and self._due[0][0] <= now_us:
-                table = self._due[0][-1]
-                with table.shard.lock:
-                    finished = table.sweep(self._now_us(), self.unix_us())
-                if finished:
-                    heappop(self._due)
-                    if not self._drop(table):
-                        self._visit_later(table, now_us)
-            self.bans.sweep()
-            self._sweep_us = self._due[0][0] if self._due else now_us + SWEEP_PAUSE_US
-            if self._new or self._pending:
-                self._sweep_us = 0
-        finally:
-            self._sweeping.release()
+        """Sweep a part of the table that is due first; this takes little time."""
+        while self._new:
+            self._visit_later(self._new.popleft(), now_us)
+        if self._due and self._due[0][0] <= now_us:
+            table = self._due[0][-1]
+            with table.shard.lock:
+                finished = table.sweep(self._now_us(), self.unix_us())
+            if finished:
+                heappop(self._due)
+                if not self._drop(table):
+                    self._visit_later(table, now_us)
+        self.bans.sweep()
+        self._sweep_us = self._due[0][0] if self._due else now_us + SWEEP_PAUSE_US
+        if self._new or self._pending:
+            self._sweep_us = 0
 
     def _visit_later(self, table: Table, now_us: int) -> None:
         """Schedule the next sweep of a table, for when its windows have expired even if the clock has stepped back."""
