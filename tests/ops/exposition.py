@@ -1,7 +1,7 @@
 """Reads an exposition with the parsers of Prometheus, as a scraping server does."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -35,42 +35,28 @@ def documented() -> list[Metric]:
     return found
 
 
-Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
-"""The values by the metric's name and its labels."""
-
-
-def sum_of(samples: Samples, name: str, labels: dict[str, str]) -> float:
-    """Return the sum of all samples with this name and these labels."""
-    found = [value for (other, has), value in samples.items() if other == name and labels.items() <= has]
-    assert found, f"no sample of {name} has {labels}"
-    return sum(found)
-
-
-class Exposition:
-    def __init__(self, families: Iterable[Any]) -> None:
-        self.families: dict[str, Any] = {}
-        self.samples: Samples = {}
-        for family in families:
-            if family.name.endswith("_created"):  # prometheus_client adds these to each counter and histogram
-                continue
-            assert family.name not in self.families, f"{family.name} comes twice"
-            self.families[family.name] = family
-            for sample in family.samples:
-                if sample.name.endswith("_created"):
-                    continue
-                series = sample.name, frozenset(sample.labels.items())
-                assert series not in self.samples, f"{series} comes twice"
-                self.samples[series] = sample.value
+class Samples(dict[tuple[str, frozenset[tuple[str, str]]], float]):
+    """The values by the metric's name and its labels."""
 
     def value(self, name: str, **labels: str) -> float:
-        return sum_of(self.samples, name, labels)
+        """Return the sum of all samples with this name and these labels."""
+        found = [value for (other, has), value in self.items() if other == name and labels.items() <= has]
+        assert found, f"no sample of {name} has {labels}"
+        return sum(found)
 
 
-def parsed(text: str) -> Exposition:
-    return Exposition(parse_text(text))
+def parsed(text: str, parse: Callable[[str], Iterable[Any]] = parse_text) -> Samples:
+    """Return the samples of an exposition, without those that prometheus_client adds to each counter and histogram."""
+    families, samples = list(parse(text)), Samples()
+    assert len({family.name for family in families}) == len(families), "a family comes twice"
+    for sample in (sample for family in families for sample in family.samples if not sample.name.endswith("_created")):
+        series = sample.name, frozenset(sample.labels.items())
+        assert series not in samples, f"{series} comes twice"
+        samples[series] = sample.value
+    return samples
 
 
-async def scraped(app: Any) -> Exposition:
+async def scraped(app: Any) -> Samples:
     """Scrape in both formats, which must agree."""
     answer = await call(app, headers={"Accept": "text/plain"})
     assert answer.status == 200
@@ -79,7 +65,7 @@ async def scraped(app: Any) -> Exposition:
     other = await call(app, headers={"Accept": OPENMETRICS})
     assert other.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     assert other.body.endswith(b"# EOF\n")
-    openmetrics = Exposition(parse_openmetrics(other.body.decode()))
-    ours = [{series for series in one.samples if series[0].startswith("slidegate_")} for one in (text, openmetrics)]
+    openmetrics = parsed(other.body.decode(), parse_openmetrics)
+    ours = [{series for series in one if series[0].startswith("slidegate_")} for one in (text, openmetrics)]
     assert ours[0] == ours[1]
     return text

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry
 
 from slidegate import BanPolicy, Networks, Rule
-from slidegate.prometheus import PrometheusMetrics
 
 from .exposition import scraped
 from .site import Site
@@ -35,11 +33,10 @@ async def series() -> dict[str, dict[str, set[str]]]:
     rules = [Rule("*", "3/hour", name="service"), Rule("*", "1/hour", name="trial", shadow=True)]
     bans = BanPolicy(after="2/10m", duration="1h", ban_private=True)
     site = Site(rules, blocklist=Networks(["192.0.2.0/24"]), bans=bans)
-    metrics = PrometheusMetrics(site.limiter, registry=CollectorRegistry())
     await site.visit(*["/items/1"] * 7)
     await site.visit("/items/1", client=("192.0.2.1", 1))
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for name, labels in (await scraped(metrics.app)).samples:
+    for name, labels in await scraped(site.metrics.app):
         for label, value in labels:
             found[name][label].add(value)
     return found

@@ -8,64 +8,23 @@ from functools import partial
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
 from slidegate import BanPolicy, Networks, Rule, header
 from slidegate.core import StoreUnavailable
 from slidegate.ops.metrics import BOUNDS_S, MAX_NAMES
-from slidegate.otel import OtelMetrics
-from slidegate.prometheus import PrometheusMetrics
 
 from ..asgi import call, page
 from ..limiter.test_failover import Setup
-from .exposition import Samples, documented, scraped, sum_of
+from .exposition import documented
 from .site import Site
 
-
-class Measured(Site):
-    """A site with an exporter, whose samples have their names for OpenTelemetry; that of a histogram is the count."""
-
-    def __init__(self, to: str, rules: list[Rule] | None = None, *, durations: bool = True, **options: Any) -> None:
-        super().__init__(rules, **options)
-        self.reader = InMemoryMetricReader()
-        provider = MeterProvider([self.reader], shutdown_on_exit=False)
-        self.metrics: Any = (
-            PrometheusMetrics(self.limiter, registry=CollectorRegistry())
-            if to == "Prometheus"
-            else OtelMetrics(self.limiter, meter_provider=provider, durations=durations)
-        )
-
-    def instruments(self) -> list[Any]:
-        data = self.reader.get_metrics_data()
-        scopes = [scope for resource in (data.resource_metrics if data else ()) for scope in resource.scope_metrics]
-        assert {scope.scope.name for scope in scopes} <= {"slidegate"}
-        return [metric for scope in scopes for metric in scope.metrics]
-
-    async def samples(self) -> Samples:
-        found: Samples = {}
-        if isinstance(self.metrics, PrometheusMetrics):
-            names = {one.prometheus + "_count" * (one.kind == "histogram"): one.name for one in documented()}
-            exposed = (await scraped(self.metrics.app)).samples
-            return {(names[name], labels): value for (name, labels), value in exposed.items() if name in names}
-        for one in self.instruments():
-            for point in one.data.data_points:
-                labels = frozenset((name.removeprefix("slidegate."), value) for name, value in point.attributes.items())
-                found[one.name, labels] = point.count if hasattr(point, "count") else point.value
-        return found
-
-    async def value(self, name: str, **labels: str) -> float:
-        return sum_of(await self.samples(), f"slidegate.{name}", labels)
-
-
-Measure = Callable[..., Measured]
+Measure = Callable[..., Site]
 
 
 @pytest.fixture(params=["Prometheus", "OpenTelemetry"])
 def measured(request: pytest.FixtureRequest) -> Measure:
-    return partial(Measured, request.param)
+    return partial(Site, to=request.param)
 
 
 async def test_metrics_say_what_the_middleware_has_decided(measured: Measure) -> None:
@@ -182,7 +141,7 @@ async def test_beyond_so_many_routes_further_ones_are_one(measured: Measure) -> 
 
 
 async def test_instruments_of_opentelemetry_have_units_descriptions_and_bounds() -> None:
-    site = Measured("OpenTelemetry")
+    site = Site(to="OpenTelemetry")
     await site.visit(*["/items/1"] * 6)
     instruments = {one.name: one for one in site.instruments()}
     for metric in documented():
@@ -196,7 +155,7 @@ async def test_instruments_of_opentelemetry_have_units_descriptions_and_bounds()
 
 
 async def test_times_of_requests_can_be_left_out() -> None:
-    site = Measured("OpenTelemetry", durations=False)
+    site = Site(to="OpenTelemetry", durations=False)
     await site.visit("/other")
     assert {name for name, _ in await site.samples()} >= {"slidegate.rule.requests", "slidegate.store.up"}
     assert "slidegate.request.duration" not in {name for name, _ in await site.samples()}

@@ -16,7 +16,7 @@ from slidegate.ops.statistics import EVERY_S
 from ..redis_servers import AT_REDIS
 from ..served_by_workers import AMOUNT, NAME
 from ..workers import PATIENCE_S, ask, serving
-from .exposition import Exposition, parsed
+from .exposition import Samples, parsed
 
 pytestmark = pytest.mark.all
 SERVED = "tests.served_by_workers"
@@ -51,19 +51,19 @@ def figures(site: str, window: str = "24h", counted: list[int] | None = None) ->
     return when(read, lambda found: found and counted in (None, found["counted"]), within_s)
 
 
-def refusals(found: Exposition) -> float:
+def refusals(found: Samples) -> float:
     return found.value("slidegate_rule_requests_total", rule=NAME, outcome="refused")
 
 
-def scraped(site: str, refused: int) -> Exposition:
+def scraped(site: str, refused: int) -> Samples:
     """Scrape one worker for all when so many refusals are counted."""
 
-    def read() -> Exposition:
+    def read() -> Samples:
         answer = ask(f"{site}/metrics/")
         assert answer is not None
         return parsed(answer.text)
 
-    found: Exposition = when(read, lambda found: refusals(found) >= refused)
+    found: Samples = when(read, lambda found: refusals(found) >= refused)
     return found
 
 
