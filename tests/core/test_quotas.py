@@ -39,13 +39,3 @@ def test_a_period_ends_in_unix_time() -> None:
     assert counter.spend(window, now_us, 6)[1][3] == NEVER
     assert counter.spend(b"", now_us, 6)[1] == (0, 0, 0, NEVER)
     assert quota.expires_us(window) == NEW_YEAR_US + HOUR_US, "a clock that is set back by an hour still finds it"
-
-
-def test_a_refund_takes_units_of_its_period_that_are_there() -> None:
-    counter = counted(Quota("5/day"), NEW_YEAR_US)
-    before, (_, _, mark, _) = counter.spend(b"", 100, 2)
-    assert counter.remove(b"", 300, mark, 2) is None
-    assert counter.remove(before, 300, mark, 3) == b""
-    assert counter.state(before, 300)[:2] == (2, 300 + DAY_US)
-    tomorrow = counted(Quota("5/day"), NEW_YEAR_US + DAY_US)
-    assert tomorrow.remove(before, 300, mark, 2) is None

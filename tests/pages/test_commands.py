@@ -30,20 +30,6 @@ TOOLS: Final = (
 )
 MODULES: Final = ("slidegate", "uvicorn", "pytest", "hypercorn", "granian")
 """Commands that are `python -m` of the same name."""
-APPLICATION: Final = """
-from slidegate import RateLimitMiddleware
-from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
-
-
-async def home(request):
-    return PlainTextResponse("hello")
-
-
-app = Starlette(routes=[Route("/", home)])
-app.add_middleware(RateLimitMiddleware, limits="600/minute")
-"""
 EVENT: Final = (
     '{"kind": "refused", "time_us": 1700000000000000, "details": {"key": "203.0.113.7", "rule": "everybody"}}\n'
 )
@@ -85,7 +71,9 @@ def fill(directory: Path) -> None:
     (work / "access.log").write_bytes(b"".join(lines[500:1500]))
     (work / "access.log.1.gz").write_bytes(gzip.compress(b"".join(lines[:500])))
     (work / "events.jsonl").write_text(EVENT, encoding="utf-8")
-    (work / "main.py").write_text(APPLICATION, encoding="utf-8")
+    for block in blocks((ROOT / "README.md").read_text("utf-8")):
+        if block.mark == "file":
+            (work / block.value).write_text(block.code, encoding="utf-8")
     (work / "slidegate.toml").write_text('limits = "600/minute"\n', encoding="utf-8")
     # The commands of the project's own script have tests of their own, which also look at their names.
     (work / "dev.py").write_text('"""Stands in the place of the script that sets up environments."""\n')
