@@ -21,14 +21,11 @@ HOUR_US = 3_600_000_000
 PLAN = Bucket("plan", parse_limits(Quota("5/day")))
 
 
-HERE = pytest.mark.parametrize("kind", ["memory", "lmdb"])
-
-
 async def hit(store: Any, key: str = "ann") -> Decision:
     return await settle(store.hit(((PLAN, key, 1),)))
 
 
-@HERE
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
 async def test_sweeping_goes_by_the_clock_of_the_system_and_keeps_a_count_that_is_needed(opened: Opened) -> None:
     ticks, wall = FakeClock(7), FakeClock(MIDNIGHT_US + 23 * HOUR_US)
     store = opened(clock=ticks, wall_clock=wall)
