@@ -24,9 +24,7 @@ class Client:
         coming: What the application has not received yet.
     """
 
-    def __init__(
-        self, *sent: Message, address: str = PEER, strict: bool = False, method: str | None = None, **headers: str
-    ) -> None:
+    def __init__(self, *sent: Message, address: str = PEER, strict: bool = False, method: str | None = None) -> None:
         """Make a client.
 
         Args:
@@ -34,28 +32,24 @@ class Client:
             address: Its address.
             strict: Whether the server sends no close code but 1000 and those of applications, as daphne does.
             method: The method that the server names, as NGINX Unit did.
-            headers: The header fields of its handshake.
         """
-        self.scope = scope_of("/", type="websocket", client=(address, 1), headers=headers)
+        self.scope = scope_of("/", type="websocket", client=(address, 1))
         if method is not None:
             self.scope["method"] = method
         self.strict = strict
         self.came: list[Message] = []
-        self.accepted = asyncio.Event()
         self.coming: asyncio.Queue[Message] = asyncio.Queue()
         for message in ({"type": "websocket.connect"}, *sent):
             self.coming.put_nowait(message)
 
     async def send(self, message: Message) -> None:
         code = message.get("code", 1000)
-        if message["type"] == "websocket.close" and self.strict and self.accepted.is_set():
+        if message["type"] == "websocket.close" and self.strict:
             if code != 1000 and not 3000 <= code <= 4999:
                 raise Exception(f"invalid close code {code} (must be 1000 or from [3000, 4999])")
             assert not self.closes, f"{message} after the close"
         self.came.append(message)
-        if message["type"] == "websocket.accept":
-            self.accepted.set()
-        elif message["type"] == "websocket.close":
+        if message["type"] == "websocket.close":
             self.coming.put_nowait({"type": "websocket.disconnect", "code": 1006})
 
     async def run(self, app: ASGIApp) -> "Client":

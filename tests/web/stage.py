@@ -179,9 +179,9 @@ class Stage:
 
     # -- how the site is made ------------------------------------------------------------------------------------------
 
-    def _site(self, networks: Any = (), on_error: Any = "local", remote: bool = False, **options: Any) -> None:
-        self.options = options
-        self.limiter = self._limiter(remote, networks=networks, on_error=on_error)
+    def _site(self, remote: bool = False, **options: Any) -> None:
+        of_limiter = {name: options.pop(name) for name in ("networks", "on_error", "secret") if name in options}
+        self.options, self.limiter = options, self._limiter(remote, **of_limiter)
 
     def _everywhere(self, limits: Any, exception_handlers: Any = None, middleware: Any = None, **options: Any) -> None:
         if self.position == "rule":

@@ -84,17 +84,6 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path, monke
         Networks.from_file(path)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such files")
-def test_a_file_that_was_regular_a_moment_ago_is_no_pipe_that_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, regular = tmp_path / "some", os.stat(__file__)
-    os.mkfifo(path)
-    monkeypatch.setattr(file_watcher.os, "stat", lambda *given, **options: regular)
-    with pytest.raises(ConfigurationError, match="expected a regular file"):
-        read_whole(str(path), 1 << 20)
-
-
 KINDS = ["list", "config", "operators"]
 RELOADED = {
     "list": "list_reloaded: list 'followed': address ranges: 1",
