@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from ...core.bans.ban import Ban, BanSubject, lasts_longer, longest
+from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.bans.events import banned, bans_full, shadow_banned, unbanned
 from ...core.bans.networks import MAX_NETWORKS, BannedNetworks, too_many_networks
 from ...core.bans.policy import BanPolicy
@@ -159,15 +159,8 @@ class RedisBans(BanStore):
     async def load(self, rows: Sequence[Row]) -> int:
         """Import rows of `core.bans.rows`; of two that replace each other the longer one is kept."""
         bans = from_rows(rows, await self._batcher().server_us())
-        kept = {ban.network() or ban.key: ban for ban in await self.active()}
-        known = {*kept.values()}
-        for ban in bans:
-            name = ban.network() or ban.key
-            if name not in kept or lasts_longer(ban, kept[name]):
-                kept[name] = ban
-        longer = [ban for ban in kept.values() if ban not in known]
-        longer.sort(key=lambda ban: ban.network() is None)  # networks first: there may be too many
-        async for some in in_steps(longer, CHUNK):
+        bans.sort(key=lambda ban: ban.network() is None)  # networks first: there may be too many
+        async for some in in_steps(bans, CHUNK):
             await self._put(some)
         return len(bans)
 
@@ -210,7 +203,7 @@ class RedisBans(BanStore):
     # -- commands for Redis ------------------------------------------------------------------------------------------
 
     async def _put(self, bans: Sequence[Ban], replaces: bool = False) -> None:
-        """Store bans in one call; each replaces one of the same key and `network()`, or every ban of the key.
+        """Store bans in one call; each replaces every ban of its key, or a shorter one of the same key and `network()`.
 
         Raises:
             ConfigurationError: Too many networks are banned.

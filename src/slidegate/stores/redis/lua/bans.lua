@@ -10,11 +10,16 @@ local function text_of(moment)
   return string.format("%.0f", moment)
 end
 
+-- Return the end with which a row starts.
+local function end_of(row)
+  local ends = unpack_from("<i8", row)
+  return ends < 0 and math.huge or ends
+end
+
 -- Store a row that starts with its end, -1 for never.
 local function put(name, field, row)
-  local ends = unpack_from("<i8", row)
   redis.call("HSET", name, field, row)
-  live_for(name, ends < 0 and FOR_EVER_MS or max(ends - now, 0) / 1000)
+  live_for(name, min(max(end_of(row) - now, 0) / 1000, FOR_EVER_MS))
 end
 
 -- Return the fields of a hash and their rows, one after another, without those that have ended.
@@ -75,8 +80,8 @@ end
 
 -- Index a key by the later end of its bans.
 local function add_to_index(key, row)
-  local ends, index = unpack_from("<i8", row), key_at(INDEX)
-  redis.call("ZADD", index, "GT", ends < 0 and "+inf" or text_of(ends), key)
+  local ends, index = end_of(row), key_at(INDEX)
+  redis.call("ZADD", index, "GT", ends == math.huge and "+inf" or text_of(ends), key)
   live_for(index, LONGEST_MS)
   redis.call("ZREMRANGEBYSCORE", index, "-inf", text_of(now))
 end
@@ -93,23 +98,28 @@ function commands.keys()
 end
 
 -- Store bans of single keys; each has three arguments: the key, the row, and 1 for a network. `version` names the new
--- version of the list of networks; if `replaces` is 1, other bans of the keys end.
+-- version of the list of networks. If `replaces` is 1, other bans of the keys end; else a ban that lasts as long stays.
 function commands.put(version, replaces, ...)
   local bans = { ... }
   for place = 0, #bans / 3 - 1 do
     local windows = key_at(FIRST + place)
     local key, row, is_network = unpack(bans, 3 * place + 1, 3 * place + 3)
+    local name, field = windows, BAN
+    if is_network == "1" then
+      name, field = key_at(NETWORKS), key
+    end
     if replaces == "1" then
       redis.call("ZREM", key_at(INDEX), key)
       redis.call("HDEL", windows, BAN)
     end
-    if is_network == "1" then
-      put(key_at(NETWORKS), key, row)
-      set_meta("networks", version)
-    else
-      put(windows, BAN, row)
+    local stored = replaces == "0" and redis.call("HGET", name, field)
+    if not stored or end_of(row) > end_of(stored) then
+      put(name, field, row)
+      add_to_index(key, row)
+      if is_network == "1" then
+        set_meta("networks", version)
+      end
     end
-    add_to_index(key, row)
   end
 end
 
