@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from hashlib import blake2b
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -13,7 +13,6 @@ from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
 from ..core.limits import MAX_NAME, check_name, check_whole, parse_duration_us, parse_limits
 from ..core.memo import remember
-from .aio import answer_of
 from .engine import Engine
 from .inspect import BucketCaller
 from .keys import Limits
@@ -108,11 +107,7 @@ class Limited:
         """
         spelled, subjects = self._engine.keys.normalize(key)
         question = self._engine.prepare(((bucket, spelled, self._cost),), subjects)
-        queues, name = self._engine.queues, (bucket.name, spelled)
-
-        async def ask() -> Decision:
-            return await answer_of(self._engine.ask(question))
-
+        ask, queues, name = partial(self._engine.hit, question), self._engine.queues, (bucket.name, spelled)
         decision = None if self._wait_us and queues.is_queued(name) else await ask()
         if decision is None or (self._wait_us and may_wait(decision)):
             decision = await queues.wait(name, decision, ask, wait_us=self._wait_us, wait_max=MAX_WAITING)

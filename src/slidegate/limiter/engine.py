@@ -165,6 +165,11 @@ class Engine:
         """Return the limits with which this process counts."""
         return [one for caller in self.callers() for one in caller.limits_by_name()]
 
+    async def hit(self, question: Any) -> Decision:
+        """Return the decision of `ask`, awaited if necessary."""
+        answer = self.ask(question)
+        return answer if isinstance(answer, Decision) else await answer
+
     async def refund(self, *charges: Sequence[Reservation]) -> bool:
         """Refund what decisions charged, even if the caller is cancelled meanwhile.
 

@@ -106,14 +106,9 @@ class Decider:
                 self._rules.remember_question(plan, known, question)
         return question
 
-    async def _ask(self, question: Question) -> Decision:
-        """Ask the limiter once."""
-        answer = self._engine.ask(question)
-        return answer if isinstance(answer, Decision) else await answer
-
     async def _unless_banned(self, plan: Plan, scope: Scope, client: Client) -> Decision:
         """Decide a request that no limit counts: only bans and blocking rules can refuse it."""
-        decision = await self._ask(self._engine.prepare((), self.subjects(scope, client)))
+        decision = await self._engine.hit(self._engine.prepare((), self.subjects(scope, client)))
         return plan.verdict if decision.allowed else decision
 
     # -- functions of the user's, queues, strikes and shadow rules -----------------------------------------------------
@@ -144,7 +139,7 @@ class Decider:
         else:
             question = self._engine.prepare(checks, self.subjects(request.scope, client))
             decision = await (
-                self._ask(question) if queue is None else self._wait(exchange, client, request, question, *queue)
+                self._engine.hit(question) if queue is None else self._wait(exchange, client, request, question, *queue)
             )
         try:
             for bound in plan.shadows if decision.allowed else ():
@@ -206,7 +201,7 @@ class Decider:
         checks = _uncharged(exchange.observed, await self._checks(bound, client, request))
         if not checks:
             return
-        decision = await self._ask(self._engine.prepare(checks, ()))
+        decision = await self._engine.hit(self._engine.prepare(checks, ()))
         exchange.observed = (*exchange.observed, checks)
         if decision.allowed or decision.reason is Reason.BANNED:
             return
@@ -238,7 +233,7 @@ class Decider:
         if is_queued := queues.is_queued(name):  # who is refused by a ban or another limit takes no place from others
             decision = await self._peek(question)
         else:
-            decision = await self._ask(asked)
+            decision = await self._engine.hit(asked)
         if not is_too_late(decision, rule.wait_us) if is_queued else may_wait(decision):
             decision = await self._queue(exchange, rule, name, tenant, asked, None if is_queued else decision)
         if decision.allowed and decision.checks and rule.fair is not None:  # no checks while switched off
@@ -271,7 +266,7 @@ class Decider:
             decision = await self._engine.queues.wait(
                 name,
                 refused,
-                partial(self._ask, question),
+                partial(self._engine.hit, question),
                 wait_us=rule.wait_us,
                 wait_max=rule.wait_max,
                 tenant=tenant,
