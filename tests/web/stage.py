@@ -41,6 +41,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle, groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -145,7 +146,8 @@ class Stage:
         self.functions: dict[str, Any] = {"page": page, "item": item}
         self.files, self.environment = FollowedFiles(directory), pytest.MonkeyPatch()
         self.environment.chdir(directory)
-        self.environment.setattr("time.monotonic", lambda: self.clock() / 1_000_000)
+        own_time = SimpleNamespace(monotonic=lambda: self.clock() / 1_000_000)  # an event loop keeps that of the system
+        self.environment.setattr("slidegate.web.callbacks.time", own_time)
         self.files.clock = self.clock
         self._app: Any = None
         virtual.clock, self.began_s = self.clock, virtual.passed_s
