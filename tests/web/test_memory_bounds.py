@@ -32,6 +32,7 @@ from slidegate import (
 )
 from slidegate.core.question import Question
 from slidegate.testing import FakeClock
+from slidegate.web.client_ip import Client
 from slidegate.web.responses import Answer
 
 from ..asgi import hello, page, scope_of, send_scope
@@ -123,7 +124,8 @@ async def test_no_text_of_a_client_is_remembered_at_its_length(choice: str, url:
 
 
 async def test_however_many_values_clients_choose_few_of_them_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slidegate.web.rule_set.MAX_PATHS", 100)
+    for most in ("web.rule_set.MANY", "web.rule_set.MAX_QUESTIONS", "web.client_ip.MANY", "limiter.keys.MANY"):
+        monkeypatch.setattr(f"slidegate.{most}", 100)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await RateLimit("1000000/hour", key=everyone, name="made on the way").check(Request(scope))
@@ -149,6 +151,16 @@ async def test_however_many_values_clients_choose_few_of_them_are_remembered(mon
     assert 100 < max(len(one) for one in remembered if isinstance(one, (dict, list, set))) <= 4_096
     paths = [one for one in reached(middleware.rule_set).values() if isinstance(one, str) and one.startswith("/paths/")]
     assert 50 < len(paths) <= 101, "of all kinds of requests"
+
+
+async def test_the_clients_and_keys_of_a_busy_site_are_all_remembered() -> None:
+    app, busy = RateLimitMiddleware(hello, limits="9/hour"), 5_000
+    for number in range(busy):
+        await send_scope(app, scope_of(client=(f"10.0.{number >> 8}.{number & 255}", 1)))
+        await app.limiter.hit(f"user:{number}", "9/hour")
+    found = reached(app).values()
+    assert sum(isinstance(one, Client) for one in found) == busy
+    assert sum(isinstance(one, Question) for one in found) == 2 * busy
 
 
 @pytest.mark.interpreted("a default that the test replaces is a part of the compiled code")

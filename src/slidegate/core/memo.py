@@ -2,8 +2,8 @@
 
 A memo is bounded in bytes and not only in entries, because its keys often contain text chosen by a client. A key of
 more than `MEMO_BYTES` is not stored, and its answer is computed each time. So the keys of a memo take at most
-`MEMO_SIZE` times `MEMO_BYTES`, which is 4 MiB. A full memo gives up its oldest entries, a few at a time: emptying it
-would take milliseconds at once.
+`MEMO_SIZE` times `MEMO_BYTES`, which is 4 MiB; four times that for a memo of size `MANY`. A full memo gives up its
+oldest entries, a few at a time: emptying it would take milliseconds at once.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Final, TypeVar
 MEMO_SIZE: Final = 4_096
 MEMO_BYTES: Final = 1_024
 """The most bytes of the texts in one memo key; addresses, client keys and ordinary paths are far smaller."""
-MAX_PATHS: Final = 16_384
-"""How many request paths are memoized; there are more of them than of other texts."""
+MANY: Final = 16_384
+"""How many paths, clients and keys of requests are memoized; a busy site has more of them than of anything else."""
 PATH_BYTES: Final = 512
 """The most bytes of a memoized path."""
 

@@ -18,7 +18,7 @@ from ..core.addresses import address_key, canonical_key, parse_address
 from ..core.bans.ban import MAX_KEY_BYTES, BanSubject
 from ..core.errors import ConfigurationError, InvalidKey, quoted
 from ..core.limits import AnyLimit
-from ..core.memo import remember
+from ..core.memo import MANY, remember
 
 NormalizedKey: TypeAlias = tuple[str, tuple[BanSubject, ...]]
 """The canonical form of a key; and if it is an address, the further subjects of its bans: the address and its key."""
@@ -93,7 +93,7 @@ class Keys:
         if len(encoded) > MAX_KEY_BYTES or encoded.decode(errors="replace") != text:
             text = self.digest("long", encoded)
         normalized = text, _ban_subjects(key, text)
-        remember(self.cache, key, normalized)
+        remember(self.cache, key, normalized, MANY)
         return normalized
 
     def digest(self, kind: str, value: bytes) -> str:
@@ -103,7 +103,7 @@ class Keys:
             made = self._hash.copy()
             made.update(kind.encode() + b"\0" + value)
             text = f"{kind[: MAX_KEY_BYTES - 33]}#{made.hexdigest()}"
-            remember(self._digests, (kind, value), text)
+            remember(self._digests, (kind, value), text, MANY)
         return text
 
 

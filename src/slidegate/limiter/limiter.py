@@ -22,7 +22,7 @@ from ..core.limits import (
     parse_duration_us,
     parse_limits,
 )
-from ..core.memo import remember
+from ..core.memo import MANY, remember
 from ..core.question import Question
 from ..core.store import BanStore, Store
 from ..stores.memory.store import MemoryStore
@@ -571,7 +571,7 @@ class Limiter:
         text, subjects = self.engine.keys.normalize(key)
         question = self.engine.prepare(((bucket, text, cost),), subjects)
         if cost is ONE_UNIT and isinstance(key, str) and isinstance(limits, (str, AnyLimit, tuple)):
-            remember(self._questions, (rule, limits, key), question)
+            remember(self._questions, (rule, limits, key), question, MANY)
         return question
 
     def _bucket(self, rule: str, limits: Limits) -> Bucket:

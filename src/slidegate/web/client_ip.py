@@ -37,7 +37,7 @@ from ..core.bans.ban import BanSubject
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import check_whole
-from ..core.memo import MEMO_BYTES, key_bytes, remember
+from ..core.memo import MANY, MEMO_BYTES, key_bytes, remember
 from ..core.networks import Networks
 from ..limiter import MAX_KEY_BYTES, Limiter
 from .headers import field_value
@@ -321,7 +321,7 @@ class Clients:
         if client is None:
             client = self._identify(who if key_bytes(who) <= MEMO_BYTES else None, scope)
             if client.who is not None:
-                remember(self._cache, who, client)
+                remember(self._cache, who, client, MANY)
         return client
 
     def is_gone(self, scope: Scope) -> bool:

@@ -22,7 +22,7 @@ from ..core.addresses import parse_address
 from ..core.bans.policy import PRIVATE
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import Throttle, logger
-from ..core.memo import remember
+from ..core.memo import MANY, remember
 from ..limiter import Limiter
 from ..limiter.operators import Place
 from .file_watcher import FollowedFile, read_whole
@@ -65,7 +65,7 @@ class NetworkFile(FollowedFile):
     def find(self, client_key: str) -> Place:
         """Return the operator and country of a client's address, given by its key; unknown for private addresses."""
         self.check_if_due()
-        return self._by_client.get(client_key) or remember(self._by_client, client_key, self._find(client_key))
+        return self._by_client.get(client_key) or remember(self._by_client, client_key, self._find(client_key), MANY)
 
     def _find(self, client_key: str) -> Place:
         host = client_key.partition("/")[0]

@@ -18,7 +18,7 @@ from ..core.decision import Bucket, Check, Decision, Reason, spelled, unique_nam
 from ..core.errors import ConfigurationError
 from ..core.limits import AnyLimit, parse_limits
 from ..core.logs import Throttle, logger
-from ..core.memo import MAX_PATHS, PATH_BYTES, remember
+from ..core.memo import MANY, PATH_BYTES, remember
 from ..core.question import Question
 from ..limiter import Limiter
 from ..limiter.engine import living
@@ -330,7 +330,7 @@ class RuleSet:
         if is_preflight:
             met = [(bound.for_preflights(), ends) for bound, ends in met]
         plan = self._plan_of(met, strikes, Kind(scope["type"] == "websocket", is_preflight))
-        return remember(self._by_request, request, plan, MAX_PATHS, PATH_BYTES) if is_lasting else plan
+        return remember(self._by_request, request, plan, MANY, PATH_BYTES) if is_lasting else plan
 
     def _met(self, scope: Scope, texts: Texts) -> tuple[list[Met], bool]:
         """Return the rules that match, each with whether it ends the list, and whether one certainly does."""
@@ -384,7 +384,7 @@ class RuleSet:
 
         A bound for each plan alone is none for clients, who choose among the routes.
         """
-        remember(plan.questions, known, question)
+        remember(plan.questions, known, question, MAX_QUESTIONS)
         if known in plan.questions:
             self._recent.append((plan.questions, known))
         if len(self._recent) > MAX_QUESTIONS:
