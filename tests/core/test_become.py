@@ -37,11 +37,3 @@ def test_what_a_user_made_never_changes() -> None:
         assert (one.name, one.same_window) == (given.name, given.same_window)
     assert ([*map(str, made)], [*map(hash, made)]) == (texts, hashes)
     assert [one.amount for one in bucket.limits + derived.limits] == [2] * 6
-
-
-def test_permits_are_refused_by_the_amount_that_holds_now() -> None:
-    store, bucket = MemoryStore(), Bucket("render", [Concurrency(4)])
-    question = store.prepare([(bucket, "ann", 1)])
-    for amount, passes in ((4, True), (4, True), (2, False), (3, True)):
-        bucket.limits[0].become(amount)
-        assert store.ask(question).allowed is passes
