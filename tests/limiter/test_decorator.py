@@ -18,6 +18,7 @@ from slidegate.core import Bucket, Concurrency, Reason
 from slidegate.testing import FakeClock
 
 from ..remote_stores import SlowStore
+from ..virtual_time import VirtualTime, turns
 
 
 @pytest.fixture(params=[MemoryStore, SlowStore])
@@ -142,6 +143,21 @@ def test_functions_are_limited_and_wait_on_both_kinds_of_loops(backend: str) -> 
         return [await tick(), await tick()]
 
     assert anyio.run(main, backend=backend) == [1, 1]
+
+
+async def test_a_call_overtakes_none_that_waits_though_there_is_room_for_it() -> None:
+    limiter, order = Limiter(MemoryStore(clock=VirtualTime().clock)), list[str]()
+
+    async def call(name: str, cost: int) -> None:
+        async with limiter.limited("2/second", key="all", cost=cost, wait="9s"):
+            order.append(name)
+
+    calls = []
+    for name, cost in (("first", 1), ("large", 2), ("small", 1)):
+        calls.append(asyncio.create_task(call(name, cost)))
+        await turns()
+    await asyncio.gather(*calls)
+    assert order == ["first", "large", "small"]
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers of POSIX")
