@@ -58,6 +58,8 @@ class Allowed(NamedTuple):
 USUAL: Final = Traffic()
 PROXIED: Final = Traffic(proxied=True)
 NEW_PATHS: Final = Traffic(new_paths=True)
+BUSY: Final = Traffic(clients=10_000, paths=1_000)
+KEYS: Final = Traffic(keys=100_000)
 PLENTY: Final = Allowed(2_000_000_000, "minute")
 ONE: Final = Allowed(1, "hour")
 
@@ -152,12 +154,20 @@ async def ours(
     return app
 
 
-async def asgi_ratelimit(allowed: Allowed, patterns: Iterable[str] = ("^/",)) -> ASGIApp:
+async def client_of_peer(scope: Scope) -> tuple[str, str]:
+    return scope["client"][0], "default"
+
+
+async def api_key_of_peer(scope: Scope) -> tuple[str, str]:
+    return next(value.decode() for name, value in scope["headers"] if name == b"x-api-key"), "default"
+
+
+async def asgi_ratelimit(
+    allowed: Allowed,
+    patterns: Iterable[str] = ("^/",),
+    who: Callable[[Scope], Awaitable[tuple[str, str]]] = client_of_peer,
+) -> ASGIApp:
     """Return the application behind asgi-ratelimit, with a zone so that a client is counted over all paths."""
-
-    async def who(scope: Scope) -> tuple[str, str]:
-        return scope["client"][0], "default"
-
     config = {pattern: [PeerRule(zone=pattern, **{allowed.unit: allowed.amount})] for pattern in patterns}
     app = await bare(allowed)
     app.add_middleware(PeerMiddleware, authenticate=who, backend=MemoryBackend(), config=config)
@@ -230,11 +240,11 @@ def arrangements() -> dict[str, App]:
         "everything, statistics": everything(attach=Statistics.of),
         "everything, Prometheus": everything(attach=with_prometheus),
         "header key": behind_ours(Traffic(keys=256), **one_rule(key=header("X-API-Key"))),
-        "header key, 100,000 values": behind_ours(Traffic(keys=100_000), **one_rule(key=header("X-API-Key"))),
+        "header key, 100,000 values": behind_ours(KEYS, **one_rule(key=header("X-API-Key"))),
         "count_if": behind_ours(**one_rule(count_if=lambda status: status == 200)),
         "concurrency": behind_ours(**one_rule(concurrency=100)),
         "ten rules": behind_ours(rules=rule_of_each),
-        "10,000 clients, 1,000 paths": behind_ours(Traffic(clients=10_000, paths=1_000)),
+        "10,000 clients, 1,000 paths": behind_ours(BUSY),
         "two windows": behind_ours(limits="{0}; {0.amount}/day"),
         "an address banned": behind_ours(banned=["192.0.2.7"]),
         "a network banned": behind_ours(banned=["192.0.2.0/24"]),
@@ -255,9 +265,13 @@ def candidates() -> dict[str, App]:
         "bare Starlette": App(bare),
         "bare Starlette, 10 routes": App(bare, NEW_PATHS),
         "bare Starlette, 1,000 routes": App(partial(bare, routes=1_000), NEW_PATHS),
+        "bare Starlette, 10,000 clients": App(bare, BUSY),
+        "bare Starlette, 100,000 values": App(bare, KEYS),
         **arrangements(),
         "asgi-ratelimit": App(asgi_ratelimit),
         "asgi-ratelimit, once more": App(asgi_ratelimit),
+        "asgi-ratelimit, 10,000 clients": App(asgi_ratelimit, BUSY),
+        "asgi-ratelimit, 100,000 values": App(partial(asgi_ratelimit, who=api_key_of_peer), KEYS),
         "asgi-ratelimit, five patterns": App(partial(asgi_ratelimit, patterns=five)),
         "slowapi, Redis": App(slowapi_on_redis),
         "fastapi-limiter, Redis": App(fastapi_limiter_on_redis),
