@@ -196,7 +196,7 @@ def drawn_client(choices: Choices) -> tuple[str, str]:
         return text, text
     value |= 1 << 125  # beside the addresses that contain one of IPv4
     address = format_network(6, value, 128).partition("/")[0], format_network(6, value, 64)
-    return choices.pick((address, *((key, key) for key in ("key:fade:42/7", "x" * 64, "\u00e9", "user:1.2.3"))))
+    return choices.pick((address, *((key, key) for key in ("key:fade:42/7", "\xff" * 32, "a\0b", "user:1.2.3"))))
 
 
 def network_of(client: tuple[str, str], choices: Choices) -> str:

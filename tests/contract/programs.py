@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from slidegate.core import AnyLimit, Concurrency, Limit, Quota
 from slidegate.core.limits import MAX_AMOUNT
 
-KEYS = ("ann", "anna", "ann\0")
-"""Some begin as others do."""
+KEYS = ("ann", "ann\0", "\xff" * 32)
+"""Any text of 64 bytes is a key, also one that begins as another does."""
 MIN_WINDOW_US = 1_000
 MAX_DRAWN_WINDOW_US = 120_000_000
 SECOND_US = 1_000_000

@@ -1,1 +1,1 @@
-"""The reference model: windows, quotas and bans implemented for correctness only, with the standard library."""
+"""The reference model of windows, quotas, permits and bans: correct only, and written with the standard library."""

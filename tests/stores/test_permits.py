@@ -28,8 +28,6 @@ from .conftest import Opened
 from .lmdb.processes import actor, gate_held, outcome
 from .redis.stores import PLENTY_S, until_answered, workers_at
 
-THREE = Bucket("export", [Concurrency(3)])
-
 TWO = Bucket("render", [Concurrency(2)])
 WINDOW = Bucket("window", parse_limits("100/minute"))
 LEASE_US = 10_000_000

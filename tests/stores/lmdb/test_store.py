@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, Limiter
+from slidegate import Limiter
 from slidegate.core import (
     Bucket,
     ConfigurationError,
@@ -215,20 +215,6 @@ def test_a_file_with_more_keys_than_it_may_have_now_takes_no_further_ones(
     store = opened(max_keys=2)
     fill(store, range(2, 5))
     assert (keys_in(store), observer.kinds) == (3, ["keys_shared"])
-
-
-@pytest.mark.parametrize("key", ["a\0b", "\xff" * 32, "é" * 32])
-async def test_any_text_is_a_key(store: Any, key: str) -> None:
-    limiter = Limiter(store, on_error="deny")
-    assert [(await limiter.hit(key, "2/hour")).allowed for _ in range(3)] == [True, True, False]
-    assert await limiter.ban(f"key:{key}", "1h", reason=key)
-    assert (await limiter.hit(f"key:{key}", "2/hour")).reason is Reason.BANNED
-    assert [ban.key async for ban in limiter.bans()] == [limiter.key_for(f"key:{key}")]
-    assert await limiter.strike(f"key:{key}:2", BanPolicy("1/minute", "1h"))
-    assert len([ban async for ban in limiter.bans()]) == 2
-    assert await limiter.unban(f"key:{key}")
-    assert await limiter.reset(key)
-    assert await limiter.hit(key, "2/hour")
 
 
 async def test_files_that_have_to_be_opened_again_wait_for_another_process_as_a_hit_does(store: Any) -> None:
