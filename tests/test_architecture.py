@@ -36,7 +36,7 @@ PUBLIC["slidegate"] |= {"__version__", "__compiled__"}
 """The names that stand outside the library import."""
 SEAMS = {
     "slidegate.limiter": {"Limiter", "all_limiters"},  # the second is the switch of `slidegate.testing`
-    "slidegate.core.memo": {"MEMO_SIZE", "remember"},
+    "slidegate.core.memo": {"MANY", "MEMO_SIZE", "remember"},
     "slidegate.core.windows.histogram": {"BUCKETS", "ResponseTimes"},
     "slidegate.web.broken": {"FailsAtStartup"},  # `slidegate check` shows the errors that such middlewares keep
     **dict.fromkeys([f"slidegate.core.{name}" for name in ("arguments", "durations", "errors", "limits", "logs")]),

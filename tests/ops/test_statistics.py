@@ -24,7 +24,7 @@ from starlette.testclient import TestClient
 
 from slidegate import Limit, Limiter, RateLimitMiddleware, StoreError
 from slidegate.core import Bucket, Decision, Reason
-from slidegate.core.memo import MEMO_SIZE
+from slidegate.core.memo import MANY
 from slidegate.core.windows.histogram import BUCKETS
 from slidegate.events import Event, Outcome, Passed
 from slidegate.limiter.rows import MAX_BYTES
@@ -323,13 +323,13 @@ def test_threads_lose_no_request_and_write_at_the_end_and_series_are_bounded(row
 
 
 def test_pending_outcomes_and_clients_are_bounded(statistics: Statistics) -> None:
-    total, known = 12_000, 0
+    total, known = 24_000, 0
     for number in range(total):
         statistics.request(told(passed("api", key=f"user:{number}")))
         if number % 1_700 == 0:
             asyncio.run(statistics.publish())
         known, before = len(statistics._cache), known
-        assert min(before, 0.9 * MEMO_SIZE) <= known <= MEMO_SIZE  # a full memo is not emptied at once
+        assert min(before, 0.9 * MANY) <= known <= MANY  # a full memo is not emptied at once
         assert len(statistics._pending) < PART
     assert len(statistics._fresh_clients) <= MAX_CLIENTS
     assert asyncio.run(statistics.read()).total.passed == total

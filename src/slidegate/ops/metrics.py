@@ -17,7 +17,7 @@ from typing import Final, Literal, TypeAlias
 
 from ..core import Check, Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
-from ..core.memo import remember
+from ..core.memo import MANY, remember
 from ..events import Event, Observer, Outcome, Passed
 from ..limiter import Limiter
 
@@ -154,7 +154,7 @@ class LimiterMetrics(Observer):
         for one in requests:
             if isinstance(one, tuple):
                 checks, route, time_us = one
-                rules = self._rules_of.get(checks) or remember(self._rules_of, checks, rules_of(checks))
+                rules = self._rules_of.get(checks) or remember(self._rules_of, checks, rules_of(checks), MANY)
                 kind: Kind = rules, (), route, True, None
             else:
                 time_us = one.duration_us

@@ -40,7 +40,7 @@ from ..core import Check, Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.limits import check_whole, parse_duration_us
 from ..core.logs import Throttle, escaped, logger, written
-from ..core.memo import MEMO_SIZE, remember
+from ..core.memo import MANY, MEMO_SIZE, remember
 from ..core.windows.histogram import ResponseTimes
 from ..events import Event, Observer, Outcome, Passed
 from .metrics import rules_of
@@ -361,7 +361,8 @@ class Statistics(Observer):
 
     def _remember(self, checks: Sequence[Check]) -> tuple[tuple[str, ...], list[SeriesName]]:
         """Return the rules and clients of some checks, and store them in the cache."""
-        return remember(self._cache, checks, (rules_of(checks), self._clients_of({key for _, key, _ in checks})))
+        of_checks = rules_of(checks), self._clients_of({key for _, key, _ in checks})
+        return remember(self._cache, checks, of_checks, MANY)
 
     def _count_clients(self) -> None:
         """Count the ordinary requests of clients. A question is found faster than what was counted of its clients."""
