@@ -4,7 +4,9 @@ import asyncio
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Sequence
+from contextlib import suppress
 from functools import partial
+from threading import Thread
 from typing import Any, TypeVar
 
 import anyio
@@ -17,6 +19,7 @@ from slidegate.core import Reason, parse_limits
 from slidegate.core.concurrency import Concurrency
 from slidegate.core.decision import Bucket, Check, Decision
 from slidegate.core.errors import StoreError, StoreUnavailable
+from slidegate.core.store import Event
 from slidegate.limiter import breaker, failover
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.shared import DEFAULT_MAX_KEYS
@@ -287,6 +290,30 @@ def test_an_outage_that_several_threads_find_at_once_is_reported_once_and_ends_w
 
     race(act, rounds=20)
     assert observer.kinds == ["store_failed", "store_recovered"] * 10
+
+
+def test_an_outage_begins_when_observers_know_that_the_one_before_has_ended() -> None:
+    kinds: list[str] = []
+
+    def observe(event: Event) -> None:
+        if event.kind == "store_recovered":
+            meanwhile = Thread(target=found.failed, args=(None, REFUSED))
+            meanwhile.start()
+            meanwhile.join()
+            if len(kinds) == 1:
+                kinds.append(event.kind)
+                raise KeyboardInterrupt
+        kinds.append(event.kind)
+
+    clock = FakeClock()
+    found = breaker.Breaker(50_000, "local", observe, clock)
+    for _ in range(2):
+        found.failed(None, REFUSED)
+        clock.advance(us=breaker.OPEN_US)
+        assert found.may_ask()
+        with suppress(KeyboardInterrupt):  # of the first one
+            found.answered(None)
+    assert kinds == ["store_failed", "store_recovered"] * 2
 
 
 def answers_later(setup: Setup) -> list[asyncio.Future[Decision]]:

@@ -29,7 +29,7 @@ from typing import Any, Final
 from ..core.errors import StoreError, StoreTimeout
 from ..core.logs import Throttle, logger, written
 from ..core.store import Clock, Event
-from ..stores.forks import ProcessLock
+from ..stores.forks import InChild, ProcessLock
 from ..stores.shared import running_loop
 
 FAILURES_TO_OPEN: Final = 3
@@ -110,6 +110,8 @@ class Breaker:
         self._began_us = self._failures_before = self._probe_us = 0
         self._throttle = Throttle(REPORT_EVERY_US)
         self._lock = ProcessLock()  # several threads may find that an outage begins or ends
+        self._is_reporting_end = False
+        self._in_child = InChild(self._end_report)
 
     def may_ask(self) -> bool:
         """Return whether the store may be asked. During an outage, the first question after the pause is the probe."""
@@ -153,9 +155,13 @@ class Breaker:
                 if not self._probe_us:  # another thread has reported it
                     return
                 self.open_until_us = self._probe_us = 0
+                self._is_reporting_end = True
                 failures, after_us = self.failures - self._failures_before, now_us - self._began_us
             message = f"the store answers again after {_shown(after_us)}, in which {failures} calls failed"
-            self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
+            try:
+                self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
+            finally:
+                self._end_report()
         elif self._undecided is not None:
             error, self._undecided = self._undecided, None
             self._report(error, "failed once", now_us)
@@ -212,7 +218,7 @@ class Breaker:
             self._in_a_row += 1
         is_outage = is_refused or self._in_a_row >= FAILURES_TO_OPEN or self._is_half(now_us)
         with self._lock:
-            begins = is_outage and not self.open_until_us
+            begins = is_outage and not self.open_until_us and not self._is_reporting_end
             if begins or is_probe:
                 self.open_until_us, self._probe_us = now_us + OPEN_US, 0
             if begins:
@@ -223,6 +229,10 @@ class Breaker:
         """Return whether half of the calls of the last second have failed."""
         failed = [has_failed for ended_us, has_failed in self._has_failed.copy() if ended_us > now_us - SECOND_US]
         return len(failed) >= MIN_CALLS and 2 * sum(failed) >= len(failed)
+
+    def _end_report(self) -> None:
+        """Let an outage begin: observers know by now that the one before it has ended."""
+        self._is_reporting_end = False
 
     def _end_iteration(self) -> None:
         self._current = None
