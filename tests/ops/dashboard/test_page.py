@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -67,6 +68,26 @@ async def test_a_snapshot_is_shared_for_two_seconds_or_ten(
         await site.page(f"?window={window}")
         assert (await site.get(f"api/statistics?window={window}")).status == 200
         assert reads.count("read") == times
+
+
+async def test_a_change_is_shown_though_another_viewer_still_reads_what_was_before_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, changed = anyio.Event(), anyio.Event()
+
+    async def bans() -> AsyncIterator[Ban]:
+        for ban in [one async for one in Limiter.bans(site.limiter)]:
+            yield ban
+        read.set()
+        await changed.wait()
+
+    monkeypatch.setattr(site.limiter, "bans", bans)
+    async with anyio.create_task_group() as group:
+        group.start_soon(site.page, "bans")
+        await read.wait()
+        assert (await site.submit("bans", do="ban", value="198.51.100.1", duration="1h")).status == 303
+        changed.set()
+    assert "198.51.100.1 0" in (await site.page("bans")).names("tr", "data-key")
 
 
 async def test_a_refused_change_of_a_client_shows_it_again_and_a_refused_search_shows_nobody(site: Site) -> None:

@@ -76,6 +76,7 @@ class Shared(Generic[T]):
         self._interval_s = interval_s
         self._lock = anyio.Lock()
         self._made: tuple[float, T | StoreError] | None = None
+        self._changes = 0
 
     async def get(self) -> T:
         """Return the value.
@@ -86,12 +87,15 @@ class Shared(Generic[T]):
         async with self._lock:
             # The system clock may step back, which makes no value last longer.
             if self._made is None or not 0 <= time.time() - self._made[0] < self._interval_s:
+                changes = self._changes
                 try:
-                    value: T | StoreError = await self._make()
+                    found: T | StoreError = await self._make()
                 except StoreError as error:
-                    value = error
-                self._made = time.time(), value
-            found = self._made[1]
+                    found = error
+                # What was read before a change, or during it, is not for the viewers after it.
+                self._made = (time.time(), found) if self._changes == changes else None
+            else:
+                found = self._made[1]
         if isinstance(found, StoreError):
             raise found.with_traceback(None)  # it is raised for each viewer
         return found
@@ -99,6 +103,7 @@ class Shared(Generic[T]):
     def forget(self) -> None:
         """Make the value again for the next viewer, after a change."""
         self._made = None
+        self._changes += 1
 
 
 class Service:
