@@ -62,6 +62,14 @@ def test_untrusted_text_is_escaped_in_every_locale(more: dict[str, str], lmdb_ur
         assert b"\x1b" not in ended.stdout
 
 
+def test_a_value_on_stdin_in_another_encoding_is_refused_in_a_sentence(lmdb_url: str) -> None:
+    words = ["bans", "add", "header:X-API-Key", "--value", "-", "--for", "1h", "--store", lmdb_url]
+    command, more = [sys.executable, "-m", "slidegate", *words], environment(PYTHONIOENCODING="utf-8:strict")
+    ended = subprocess.run(command, input=b"k\xfc\n", capture_output=True, env=more, timeout=HANG_S)
+    assert (ended.returncode, ended.stdout) == (2, b"")
+    assert ended.stderr.startswith(b"Error: header:x-api-key: expected a header's value")
+
+
 def test_application_of_this_directory_is_found_and_what_is_reported_is_not_logged_too() -> None:
     command = [sys.executable, "-P", "-m", "slidegate", "check", "apps:half"]
     ended = subprocess.run(command, capture_output=True, cwd=Path(__file__).parent, env=environment(), timeout=HANG_S)

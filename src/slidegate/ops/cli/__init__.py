@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Sequence
+from typing import Final
+
+_SHOWN: Final = "backslashreplace"
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -16,10 +19,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 for success; 1 for a failure or a negative answer; 2 for wrong usage; 130 after Ctrl-C.
     """
-    for stream in (sys.stdout, sys.stderr):
-        # With the locale "C", non-ASCII output must not raise.
+    # Text in another encoding must not raise; of input it is no valid value, as in an argument.
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, _SHOWN), (sys.stderr, _SHOWN)):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=errors)
     try:
         from . import bans, check, explain, limits, simulate  # noqa: F401  each adds its commands to the program
         from .main import run_program
