@@ -116,8 +116,8 @@ class Transactions:
 
     def tell(self) -> None:
         """Emit the pending events."""
-        with suppress(IndexError):  # another thread may take the last one
-            while self.env.pending_events:
+        while self.env.pending_events:
+            with suppress(IndexError):  # another thread may take the last one
                 self.store.observers.tell(self.env.pending_events.popleft())
 
     def _make_room(self) -> None:
