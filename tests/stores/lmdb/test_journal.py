@@ -132,8 +132,9 @@ def test_who_is_killed_between_journal_and_commit_has_acknowledged_nothing_and_l
 class Failing:
     """LMDB's environment, none of whose transactions can be committed."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, error: type[Exception]) -> None:
         self.inner = inner
+        self.error = error  # one of LMDB, or of a signal handler
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -143,7 +144,7 @@ class Failing:
         txn = self.inner.begin(*given, **named)
         yield txn
         txn.abort()
-        raise lmdb.DiskError("as a fault")
+        raise self.error("as a fault")
 
 
 class Restarts(BanPlayer):
@@ -193,12 +194,13 @@ class Restarts(BanPlayer):
 
         with pytest.MonkeyPatch.context() as patched:
             if fits is None:
-                patched.setattr(counts, "lmdb", Failing(counts.lmdb))
+                error = self.choices.pick((lmdb.DiskError, RuntimeError))
+                patched.setattr(counts, "lmdb", Failing(counts.lmdb, error))
             else:
                 patched.setattr(journal.os, "write", full)
                 await super()._hit(self.clients[0], peeks=False)  # everybody else is answered
             changed = False
-            with suppress(StoreUnavailable):
+            with suppress(StoreUnavailable, RuntimeError):
                 changed = await settle(change())
         assert not changed
         assert fits is None or self.journal.read_bytes() == before

@@ -112,10 +112,10 @@ class Environment:
             with self._opened.lmdb.begin(self._opened.dbs.windows, write=self._writes) as txn:
                 transaction = work(txn)
                 if transaction.rows.noted:
-                    self._append(txn, transaction.rows.noted)
                     noted = transaction.rows.noted
+                    self._append(txn, noted)
             return transaction
-        except lmdb.Error:
+        except BaseException:  # a signal handler may raise, too
             self._undo(noted)
             raise
         finally:
@@ -131,7 +131,7 @@ class Environment:
     def _undo(self, noted: Noted) -> None:
         """Append what is stored, after lines of a transaction that could not be committed."""
         with suppress(lmdb.Error, OSError):
-            if noted:
+            if noted and self._is_in_place():
                 with self.counts.lmdb.begin() as txn:
                     self.journal.append(lines_as_stored(txn, self.counts.dbs, noted))
 
