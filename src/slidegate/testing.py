@@ -29,6 +29,7 @@ from typing import Any, Final, TypeVar, cast
 from .core import Clock, ConfigurationError, Event, parse_duration_us
 from .core.arguments import check_list
 from .core.errors import quoted
+from .core.limits import check_whole
 from .events import Observer
 from .limiter import all_limiters
 
@@ -37,6 +38,7 @@ AnyClock = TypeVar("AnyClock", bound=Clock)
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_US: Final = 253_402_300_799_999_999  # the end of the year 9999
 _off: Final[dict[object, None]] = {}
 _clocks: Final[dict[object, Any]] = {}
 _lock: Final = Lock()
@@ -49,14 +51,14 @@ class FakeClock:
         ``MemoryStore(clock=FakeClock())``, or for all limiters ``with limits_clock(FakeClock()):``.
 
     Args:
-        start_us: The initial time in microseconds.
+        start_us: The initial time in microseconds, 0 or more.
 
     Attributes:
         now_us: The time in microseconds.
     """
 
     def __init__(self, start_us: int = 0) -> None:
-        self.now_us = start_us
+        self.now_us = check_whole(start_us, 0, _LAST_US, "start_us", "for example 1_800_000_000_000_000")
 
     def __call__(self) -> int:
         return self.now_us
@@ -72,7 +74,8 @@ class FakeClock:
             us: Microseconds, instead of or in addition to `span`; may be negative.
 
         Raises:
-            ConfigurationError: `span` is a number, whose unit would be ambiguous, or invalid; or `us` is not whole.
+            ConfigurationError: `span` is a number, whose unit would be ambiguous, or invalid; `us` is not whole; or the
+                time would be below 0.
         """
         if not isinstance(us, int):
             raise ConfigurationError(f"us: expected whole microseconds, for example advance(us=250), not {quoted(us)}")
@@ -84,7 +87,8 @@ class FakeClock:
             raise ConfigurationError(
                 f'span: expected text or a timedelta, for example advance("60s") or advance(us=60), not {quoted(span)}'
             )
-        self.now_us += us
+        example = "for example with FakeClock(1_800_000_000_000_000) before a step back"
+        self.now_us = check_whole(self.now_us + us, 0, _LAST_US, "advance: the new time", example)
 
     def set(self, moment: int | datetime) -> None:
         """Set the time, forwards or backwards.
@@ -93,7 +97,7 @@ class FakeClock:
             moment: Microseconds, 0 or more, or a `datetime` such as ``datetime(2030, 1, 31, 23, 59, tzinfo=UTC)``.
 
         Raises:
-            ConfigurationError: It is neither, or a `datetime` without a time zone.
+            ConfigurationError: It is neither, below 0, or a `datetime` without a time zone.
         """
         if isinstance(moment, datetime) and moment.tzinfo is not None:
             moment = (moment - _EPOCH) // timedelta(microseconds=1)
@@ -102,7 +106,7 @@ class FakeClock:
                 "set: expected microseconds or a datetime with a time zone, for example "
                 f"datetime(2030, 1, 31, 23, 59, tzinfo=UTC), not {quoted(moment)}"
             )
-        self.now_us = moment
+        self.now_us = check_whole(moment, 0, _LAST_US, "set", "for example 1_800_000_000_000_000")
 
 
 class RecordingObserver(Observer):
