@@ -384,7 +384,7 @@ class RuleSet:
 
         A bound for each plan alone is none for clients, who choose among the routes.
         """
-        remember(plan.questions, known, question, MAX_QUESTIONS)
+        remember(plan.questions, known, question, MANY)
         if known in plan.questions:
             self._recent.append((plan.questions, known))
         if len(self._recent) > MAX_QUESTIONS:
