@@ -336,14 +336,25 @@ def test_pending_outcomes_and_clients_are_bounded(statistics: Statistics) -> Non
     assert all(len(series) <= 2 * MAX_CLIENTS for series in statistics._current.values())
 
 
-async def test_others_run_while_ten_thousand_requests_are_folded_and_written(statistics: Statistics) -> None:
+async def test_others_run_while_requests_of_ten_thousand_clients_are_folded_and_written(
+    statistics: Statistics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted, found = [0], module._found
+
+    def count(*series_and_name: Any) -> Traffic:
+        counted[-1] += 1
+        return found(*series_and_name)
+
+    monkeypatch.setattr(module, "_found", count)
     for number in range(10_000):
-        statistics._pending.append(told(passed("api", route=f"GET /{number % MAX_SERIES}")))
-    publishing, turns = asyncio.create_task(statistics.publish()), 0
+        request = told(passed("api", key=f"user:{number}", route=f"GET /{number % MAX_SERIES}"))
+        statistics._pending.append(request)
+    publishing = asyncio.create_task(statistics.publish())
     while not publishing.done():
         await asyncio.sleep(0)
-        turns += 1
-    assert turns >= 10_000 // PART
+        counted.append(0)
+    assert len(counted) > 10_000 // PART
+    assert max(counted) < 2 * MAX_CLIENTS
 
 
 def test_a_child_that_is_forked_while_a_thread_counts_begins_anew(statistics: Statistics) -> None:
