@@ -37,11 +37,14 @@ LIMITS = {
     "api": (10, "/1m"),
     "hourly": (10, "/1h"),
     "calm": (5, "/1m @5"),
+    "daily": (10, "/1d"),
     "plan": (100, "/month"),
     "api-concurrency": (4, ""),
     "plans": (10, "/1m"),
 }
 FIXED = {"plans"}
+SPELLED = {"/1d": "/day"}
+"""How users write a window that is a word of quotas, too."""
 SECRETS = ["0123456789abcdef", "fedcba9876543210", None]
 
 
@@ -116,7 +119,9 @@ class Worker:
 def amount_by(text: str, name: str) -> int | None:
     """Return the amount of an override of a limit; None if the limit is fixed, or has another window."""
     window, other = LIMITS.get(name, ("", ""))[1], text.lstrip("0123456789")
-    is_applied = name in LIMITS and name not in FIXED and other in (window, window.partition(" @")[0])
+    is_applied = (
+        name in LIMITS and name not in FIXED and other in (window, window.partition(" @")[0], SPELLED.get(window))
+    )
     return int(text.removesuffix(other)) if is_applied else None
 
 
@@ -129,10 +134,13 @@ ERRORS = st.sampled_from([None, None, None, None, StoreUnavailable("away"), Runt
 NUMBERS = st.integers(0, 11)
 NAMES = st.sampled_from([*LIMITS, "*", "apy"])
 AMOUNTS = st.integers(0, 120).map(str) | st.sampled_from(["", "-1", "2147483648", "٣"])
-ENDS = st.sampled_from(["", "/minute", "/hour", "/1m", " per 60s", "/minute @5", "/month", "/week", "; 5/s", "/"])
+ENDS = st.sampled_from(
+    ["", "/minute", "/hour", "/1m", " per 60s", "/minute @5", "/month", "/week", "/day", "; 5/s", "/"]
+)
 TEXTS = st.tuples(AMOUNTS, ENDS).map("".join) | st.sampled_from(["off", " 7 ", "burst: 5/minute"]) | st.text(max_size=8)
-GOOD = st.tuples(st.sampled_from([*LIMITS]), st.integers(1, 99)).map(
-    lambda drawn: (drawn[0], f"{drawn[1]}{LIMITS[drawn[0]][1]}")
+WINDOWS = [(name, text) for name, (_, window) in LIMITS.items() for text in {window, SPELLED.get(window, window)}]
+GOOD = st.tuples(st.sampled_from(WINDOWS), st.integers(1, 99)).map(
+    lambda drawn: (drawn[0][0], f"{drawn[1]}{drawn[0][1]}")
 ) | st.just(("*", "off"))
 WORKER_ROW = {"version": 2, "secret": "", "limits": {"api": "10/1m"}, "fixed": []}
 CHANGE_ROW = {"name": "calm", "limit": "6/minute", "by": "", "reason": "", "since_us": 0, "until_us": 2**51}
@@ -265,7 +273,8 @@ class Changes(RuleBasedStateMachine):
     def a_limit_is_changed(self, number: int, change: tuple[str, str], seconds: int) -> None:
         """It is refused, and nothing is written, or it is in effect."""
         one_worker, (name, text), before = self.worker(number), change, {**self.rows.rows}
-        good = "off" if name == "*" else "[1-9][0-9]?" + re.escape(LIMITS[name][1]) if name in LIMITS else "nothing"
+        windows = "|".join(re.escape(window) for one, window in WINDOWS if one == name)
+        good = "off" if name == "*" else f"[1-9][0-9]?({windows})" if windows or name in LIMITS else "nothing"
         having = self.having(one_worker, name)
         is_refused = having == 0 or (having and name in FIXED)
         try:

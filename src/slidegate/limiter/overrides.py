@@ -96,7 +96,7 @@ class NamedLimit:
             raise ConfigurationError(
                 f"limit {self.name!r}: a function returns the limits of its rule for each request; change them there"
             )
-        limit = parse_one(text)
+        limit = parse_one(text, is_quota=not isinstance(self.configured, Limit))
         window, own = _window_of(limit), _window_of(self.configured)
         if window != own and ("@" in text or window != own.partition(" @")[0]):
             raise ConfigurationError(
@@ -457,8 +457,12 @@ def _event_of(name: str, was: int, amount: int, override: Override, *, ended: bo
 # -- limits as text ---------------------------------------------------------------------------------------------------
 
 
-def parse_one(text: object) -> AnyLimit:
+def parse_one(text: object, *, is_quota: bool = True) -> AnyLimit:
     """Return the limit of any kind that a text describes: ``50/1m``, ``100/month``, ``4``.
+
+    Args:
+        text: The text.
+        is_quota: Whether ``50/day`` and ``50/week`` are quotas, as in a text that stands alone, or limits.
 
     Raises:
         ConfigurationError: It is no such text.
@@ -468,7 +472,9 @@ def parse_one(text: object) -> AnyLimit:
     if text.strip().isdigit():
         return Concurrency(text)
     with suppress(ConfigurationError):
-        return Quota(text)
+        quota = Quota(text)
+        if is_quota or quota.unit not in ("day", "week"):  # the other units are no lengths of windows
+            return quota
     limits = parse_limits(text)
     if len(limits) != 1:
         raise ConfigurationError(f'limit: expected one, for example "50/minute", not {quoted(text)}')
