@@ -56,7 +56,8 @@ def check(ctx: click.Context, target: str, factory: bool, as_json: bool) -> None
     """Find probable mistakes in TARGET.
 
     TARGET is a configuration file, or an application as module:app. The lifespan of an application is run, as by a
-    server. The exit code is 0 without findings, and 1 with findings or if TARGET cannot be loaded.
+    server. The exit code is 0 without findings, 1 with findings or if an application cannot be loaded, and 2 for a file
+    that is invalid.
 
     \b
     Example: slidegate check main:app
