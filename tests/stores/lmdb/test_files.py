@@ -66,18 +66,29 @@ def store_path(tmp_path: Path) -> Path:
 def test_who_reads_while_another_thread_closes_the_files_is_answered_or_told_by_an_error_of_the_store(
     store: Any,
 ) -> None:
-    """As it does where they were deleted, which it notices about once a second."""
+    """As it does where they, or their directory, were replaced, which it notices about once a second."""
     path, ended = store._env.path, threading.Event()
 
     def close_often() -> int:
         store.keep_deadline(60.0)
-        for number in range(60):
-            for name in path.glob("counts-*"):
-                name.unlink(missing_ok=True)
-            store._env._examine_at_s = 0.0
-            for _ in range(2):
-                store.hit(((CHECKS[0][0], f"user:{number}", 1),))
-        ended.set()
+        try:
+            for number in range(60):
+                for name in path.glob("counts-*"):
+                    name.unlink(missing_ok=True)
+                store._env._examine_at_s = 0.0
+                for _ in range(2):
+                    store.hit(((CHECKS[0][0], f"user:{number}", 1),))
+            for number in range(60):
+                path.rename(path.with_name(f"old{number}"))
+                with suppress(OSError, StoreError):  # another thread may make the directory first
+                    path.touch()
+                    store._env._examine_at_s = 0.0
+                    store.hit(CHECKS)
+                with suppress(OSError):
+                    path.unlink()
+                path.mkdir(0o700, exist_ok=True)
+        finally:
+            ended.set()
         return 0
 
     def read_often() -> int:

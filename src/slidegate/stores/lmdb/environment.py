@@ -101,8 +101,11 @@ class Environment:
         if self._opened is None:
             self._open_in_thread()
             return None
-        if not self._enter():
-            return None
+        try:
+            if not self._enter():
+                return None
+        except ConfigurationError as error:  # another thread has just found that the files were replaced
+            raise StoreUnavailable(str(error)) from error
         noted: Noted = []
         try:
             if self._trouble or time.monotonic() >= self._examine_at_s:
@@ -206,6 +209,7 @@ class Environment:
             StoreUnavailable: They are opened for reading only, and cannot be read.
         """
         if self._opened is None:
+            self._open_error = None  # of another start
             self._open_in_thread().join(START_S)
             failed, self._open_error = self._open_error, None
             if isinstance(failed, ConfigurationError) and self.options.read_only:
@@ -222,10 +226,11 @@ class Environment:
         failed, self._open_error = self._open_error, None
         if failed is not None:
             raise StoreUnavailable(str(failed)) from failed
-        if self._opening is None or not self._opening.is_alive():
-            self._opening = threading.Thread(target=self._open, name="slidegate-lmdb", daemon=True)
-            self._opening.start()
-        return self._opening
+        opening = self._opening
+        if opening is None or not opening.is_alive():  # another thread may start one, too, which then does nothing
+            opening = self._opening = threading.Thread(target=self._open, name="slidegate-lmdb", daemon=True)
+            opening.start()
+        return opening
 
     def _open(self) -> None:
         try:
@@ -264,9 +269,10 @@ class Environment:
         self._was_bad = not is_damaged and (is_bad or self._was_bad)
         if trouble and is_damaged and self._opened is not None and self._writes:
             discard(self._opened, trouble, self.pending_events.append)
-        if trouble or not self._is_in_place():
+        has_gate = self._gate.is_in_place()
+        if trouble or not has_gate or not self._is_in_place():
             self._close_map()
-        if not self._gate.is_in_place():
+        if not has_gate:
             self._gate.close()
 
     def _close_map(self) -> None:
