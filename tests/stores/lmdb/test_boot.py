@@ -1,6 +1,7 @@
 """A file for each start of the machine: what a restart of it forgets, what it keeps, and whose file is deleted when."""
 
 import subprocess
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from slidegate import BanPolicy
 from slidegate.core import Bucket, ConfigurationError, StoreUnavailable, parse_limits
 from slidegate.stores.lmdb import LmdbStore, environment, layout, opening
+from slidegate.stores.lmdb.journal import JOURNAL, Journal
 from slidegate.stores.lmdb.layout import LAYOUT, boot_id, boot_us
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -78,6 +80,22 @@ def test_a_restart_of_the_workers_keeps_windows_and_a_reboot_begins_them_anew(ma
     assert machine.observer.kinds == ["counts_restarted"]
     assert "is of an earlier start of the machine" in machine.observer.events[0].message
     assert machine.files == [f"counts-{LAYOUT}-2.mdb"]
+
+
+def test_who_starts_waits_until_a_journal_is_read_however_long_that_takes(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Journal.read
+    monkeypatch.setattr(environment, "START_S", 0.02)
+    monkeypatch.setattr(Journal, "read", lambda journal: time.sleep(0.2) or read(journal))
+    machine.store().bans.ban("user:ann", None, "by request", "ann")
+    store = machine.restart("2")
+    store.keep_deadline(0.01)
+    assert not store.hit(CHECKS).allowed
+    with (machine.path / JOURNAL).open("ab") as file:
+        file.write(b'\n{"v":2,"ban":{}}')
+    with pytest.raises(ConfigurationError, match="has lines of version 2"):
+        machine.restart("3")
 
 
 def test_who_sees_another_boot_id_joins_those_who_live(machine: Machine) -> None:

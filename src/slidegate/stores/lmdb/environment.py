@@ -45,7 +45,7 @@ POLL_S: Final = 0.000_5
 FORK_S: Final = 5.0
 """How long a fork waits for a transaction, or for files that are opened."""
 START_S: Final = 1.0
-"""How long a constructor waits until the files are open."""
+"""How long a constructor waits for another process."""
 EXAMINE_EVERY_S: Final = 1.0
 HOUSEKEEP_EVERY_S: Final = 1.0
 _NO_ROOM: Final = (lmdb.MapFullError, lmdb.MemoryError)
@@ -210,7 +210,10 @@ class Environment:
         """
         if self._opened is None:
             self._open_error = None  # of another start
-            self._open_in_thread().join(START_S)
+            opening = self._open_in_thread()
+            opening.join(START_S)
+            while opening.is_alive() and _is_held():  # by that thread, which has the journal to read
+                opening.join(START_S)
             failed, self._open_error = self._open_error, None
             if isinstance(failed, ConfigurationError) and self.options.read_only:
                 raise StoreUnavailable(str(failed)) from failed
@@ -300,6 +303,14 @@ _lock = threading.RLock()
 before it could leave may come in again, and leaves the gate to other processes then, though not to other threads.
 """
 _open: Final[dict[Path, Environment]] = {}
+
+
+def _is_held() -> bool:
+    """Return whether another thread has the lock."""
+    is_free = _lock.acquire(blocking=False)
+    if is_free:
+        _lock.release()
+    return not is_free
 
 
 def open_environment(path: str | PathLike[str], options: Options) -> Environment:
