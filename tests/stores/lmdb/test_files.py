@@ -367,21 +367,30 @@ def test_files_that_are_taken_away_are_made_again(
     assert counts_file(store_path)
 
 
-@pytest.mark.parametrize("broken", [".", "counts-*"])
+@pytest.mark.parametrize(
+    ("broken", "said"), [(".", "is a file"), ("counts-*", "Is a directory"), ("users", "contains other data")]
+)
 def test_files_that_become_unusable_are_an_error_of_a_store_that_says_why(
-    store_path: Path, store: Any, broken: str
+    store_path: Path, store: Any, broken: str, said: str
 ) -> None:
     if broken == ".":
         shutil.rmtree(store_path)
         store_path.write_bytes(b"")
+    elif broken == "users":
+        (store_path / broken).write_bytes(b"theirs")
+        (store_path / "gate").unlink()
     else:
         counts = counts_file(store_path)
         counts.unlink()
         counts.mkdir()
     store._env._examine_at_s = 0
     store.keep_deadline(5.0)
-    with pytest.raises(StoreUnavailable, match="is a file" if broken == "." else "Is a directory"):
-        store.hit(CHECKS)
+    are_open = []
+    for _ in range(3):
+        with pytest.raises(StoreUnavailable, match=said):
+            store.hit(CHECKS)
+        are_open.append(files_open_in(store_path))
+    assert are_open[0] == are_open[2]
 
 
 def test_a_file_that_was_used_behind_another_gate_is_begun_anew(

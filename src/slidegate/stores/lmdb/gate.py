@@ -48,7 +48,9 @@ class Gate:
         """
         is_new = not self.is_open
         if is_new:
-            self._gate, self._users = self._opened(GATE), self._opened(USERS)
+            self.close()  # the first file, where the second one could not be opened
+            self._gate = self._opened(GATE)
+            self._users = self._opened(USERS)
             self.is_open = True
         if not _locked(self._gate, fcntl.LOCK_EX):
             return False
