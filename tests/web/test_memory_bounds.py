@@ -164,7 +164,7 @@ async def test_the_clients_and_keys_of_a_busy_site_are_all_remembered() -> None:
 
 
 @pytest.mark.interpreted("a default that the test replaces is a part of the compiled code")
-async def test_however_many_routes_clients_request_they_leave_no_more_questions_and_answers(
+async def test_however_many_routes_clients_request_they_leave_no_more_questions_also_when_all_are_made_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("slidegate.web.rule_set.MAX_QUESTIONS", 300)
@@ -172,13 +172,21 @@ async def test_however_many_routes_clients_request_they_leave_no_more_questions_
     clock, routes = FakeClock(), 30
     site = Starlette(routes=[Route(f"/{number}", page) for number in range(routes)])
     app = RateLimitMiddleware(site, default_limits="1/hour", limiter=Limiter(MemoryStore(clock=clock)))
+
+    def asked() -> int:
+        return sum(isinstance(one, Question) for one in reached(app).values())
+
     for client in range(40):
+        if client % 10 == 9:
+            questions = asked()
+            app.begin_anew()
+            assert asked() == questions, "all are freed at once"
         for number in range(routes):
             for _ in range(2):
                 clock.advance("1s")
                 await send_scope(app, scope_of(f"/{number}", client=(f"192.0.2.{client}", 1)))
+    assert 200 < asked() <= 300
     found = reached(app).values()
-    assert 200 < sum(isinstance(one, Question) for one in found) <= 300
     assert sum(isinstance(one, Answer) for one in found) <= 100
 
 
