@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate import Rule
+from slidegate import RateLimitMiddleware, Rule
 from slidegate.core import parse_duration_us
 from slidegate.ops.dashboard.service import WINDOWS
 
+from ...asgi import hello, statuses
 from .site import HOSTILE, NOW_US, VIEWS, Page, Site
 
 
@@ -52,6 +53,9 @@ async def test_keys_of_any_characters_are_found_and_lifted_and_shown_as_text_in_
     key: str, site: Site
 ) -> None:
     await site.limiter.hit(key, "5/minute", rule="all")
+    keyed = RateLimitMiddleware(hello, rules=[Rule("*", "1/minute", key=lambda _: key)], limiter=site.limiter)
+    assert await statuses(keyed, 2) == [200, 429]
+    assert [one["details"]["status"] for one in (await read(site, "client", key=key))["refusals"]] == ["429"]
     status, _ = await site.ask("PUT", "bans", {"key": key, "duration": "1h", "reason": key})
     assert status == (200 if key.startswith("user:") else 400)
     await site.limiter.ban(key, "1h", reason=key, by=key)
@@ -64,11 +68,11 @@ async def test_keys_of_any_characters_are_found_and_lifted_and_shown_as_text_in_
     site.clock.advance("10s")
     wrong = await site.submit("bans", do="ban", kind="", value=key, duration=key, reason=key)
     assert wrong.status == 400
-    for page in [Page(wrong), *[await site.page(view) for view in [*VIEWS, f"clients?key={quote(key, safe='')}"]]]:
-        tags = Counter(tag for tag, _ in page.tags)
+    for shown in [Page(wrong), *[await site.page(view) for view in [*VIEWS, f"clients?key={quote(key, safe='')}"]]]:
+        tags = Counter(tag for tag, _ in shown.tags)
         assert (tags["script"], tags["img"], tags["iframe"], tags["object"]) == (1, 0, 0, 0)
-        assert not re.search(r"[\x00-\x08\x0b-\x1f\u200e\u200f\u202a-\u202e\u2066-\u2069]", page.text)
-        assert "49" not in page.names("a", "href")
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\u200e\u200f\u202a-\u202e\u2066-\u2069]", shown.text)
+        assert "49" not in shown.names("a", "href")
     assert await site.ask("DELETE", "bans", key=key) == (200, {"key": key})
     assert (await site.ask("DELETE", "bans", key=key))[0] == 404
 
