@@ -142,6 +142,24 @@ async def test_a_clock_that_fails_in_any_way_holds_nobody_else_up(opened: Opened
     wall.ends = False
 
 
+def test_who_asks_within_a_transaction_as_a_signal_handler_may_leaves_its_gate_closed(opened: Opened) -> None:
+    asks = list[bool]()
+
+    def clock() -> int:
+        if asks.pop() if asks else False:
+            with pytest.raises(StoreTimeout):
+                store.hit(FIVE)
+            with (store._env.path / "gate").open() as gate, pytest.raises(BlockingIOError):
+                fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return 10**15
+
+    store = opened(clock=clock)
+    store.keep_deadline(0.02)
+    store.hit(FIVE)
+    asks.append(True)
+    assert [store.hit(FIVE).remaining for _ in range(2)] == [3, 2]
+
+
 def fill(store: Any, keys: Sequence[int], limits: str = "5/hour") -> list[bool]:
     limited = bucket(limits)
     return [bool(store.hit(((limited, f"user:{number:>054}", 1),))) for number in keys]

@@ -73,6 +73,7 @@ class Environment:
         self.pending_events: deque[Event] = deque()
         self.users = 0
         self._gate = Gate(path, read_only=options.read_only)
+        self._inside = 0  # the thread that is behind the gate; in it, a signal handler may ask
         self._is_closed = False
         self.counts: Counts
         self._opened: Counts | None = None
@@ -122,6 +123,7 @@ class Environment:
             self._undo(noted)
             raise
         finally:
+            self._inside = 0  # before the call, which a signal handler may end
             self._leave()
 
     def _append(self, txn: Any, noted: Noted) -> None:
@@ -166,20 +168,24 @@ class Environment:
 
     def _enter(self) -> bool:
         """Enter the gate without waiting for another process; return False if somebody else is behind it."""
-        if not _lock.acquire(timeout=IN_PROCESS_S):
+        thread = threading.get_ident()
+        if self._inside == thread or not _lock.acquire(timeout=IN_PROCESS_S):
             return False
         entered = False
         try:
+            self._inside = thread
             if not self._is_closed:
                 if not self._gate.is_open:
                     self._check()
                 entered = self._gate.enter()
         finally:
             if not entered:
+                self._inside = 0
                 _lock.release()
         return entered
 
     def _leave(self) -> None:
+        self._inside = 0
         try:
             self._gate.leave()
         finally:
@@ -293,6 +299,7 @@ class Environment:
     def close_files(self) -> None:
         """Close what is open, as in a forked child; the gate first, which the parent may hold."""
         self._opening, self._housekeep_at_s = None, 0.0  # a child has no thread that waits
+        self._inside = 0
         self._gate.close()
         self.journal.close()
         self._close_map()
@@ -300,7 +307,8 @@ class Environment:
 
 _lock = threading.RLock()
 """Held by the thread of this process that is behind a gate, opens or closes. One that a signal handler has interrupted
-before it could leave may come in again, and leaves the gate to other processes then, though not to other threads.
+before it could leave may come in again, and leaves the gate to other processes then, though not to other threads. The
+handler itself may not: it would leave the gate in the middle of a transaction.
 """
 _open: Final[dict[Path, Environment]] = {}
 
