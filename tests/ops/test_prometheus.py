@@ -27,6 +27,8 @@ from .exposition import documented, scraped
 async def test_every_metric_has_the_kind_and_the_help_of_the_page() -> None:
     metrics = PrometheusMetrics(limiter := Limiter(), registry=CollectorRegistry())
     await call(RateLimitMiddleware(Starlette(), limits="9/day", limiter=limiter))
+    alone = metrics.registry.restricted_registry(["slidegate_request_duration_seconds_count"])
+    assert b"} 1.0" in generate_latest(alone), "a scrape of one metric finds all requests"
     found = await scraped(metrics.app)
     names = {metric.prometheus.removesuffix("_total"): metric for metric in documented()}
     assert {one.name: (one.type, one.documentation) for one in metrics.registry.collect()} == {

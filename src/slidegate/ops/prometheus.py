@@ -56,7 +56,7 @@ class PrometheusMetrics(LimiterMetrics):
         # The files of a process do not distinguish registries: in one registry a second limiter is an error.
         self.registry: CollectorRegistry = REGISTRY if registry is None or self._directory else registry
         try:
-            self._made = dict(map(self._make, (*GAUGES, *COUNTERS, DURATION)))  # a scrape reads them in this order
+            self._made = dict(map(self._make, (*GAUGES, *COUNTERS, DURATION)))
         except ValueError:
             raise ConfigurationError(
                 f"registry: it (with {DIRECTORY}: this process) already has the metrics of another limiter; without "
@@ -98,9 +98,9 @@ class PrometheusMetrics(LimiterMetrics):
         name, labels = metric.name.replace(".", "_"), (*metric.labels, STORE)
         if metric is DURATION:
             name += "_seconds"
-            return metric, Histogram(name, metric.help, labels, registry=self.registry, buckets=BOUNDS_S)
+            return metric, self._fresh(Histogram(name, metric.help, labels, registry=self.registry, buckets=BOUNDS_S))
         if metric in COUNTERS:
-            return metric, Counter(name, metric.help, labels, registry=self.registry)
+            return metric, self._fresh(Counter(name, metric.help, labels, registry=self.registry))
         gauge = Gauge(name, metric.help, labels, registry=self.registry, multiprocess_mode=metric.together)
         if not self._directory:
             gauge.labels(self._store).set_function(partial(self._read, metric))
@@ -111,10 +111,16 @@ class PrometheusMetrics(LimiterMetrics):
         add: Add = labelled.observe if metric is DURATION else labelled.inc
         return add
 
-    def _read(self, gauge: Metric) -> float:
-        """See `LimiterMetrics._read`. A scrape reads the gauges first, and finds all requests in the counters."""
-        self._count_pending()
-        return super()._read(gauge)
+    def _fresh(self, made: Any) -> Any:
+        """Let a scrape find all requests in a counter or histogram, also where it reads that one alone."""
+        collect = made.collect
+
+        def counted() -> Any:
+            self._count_pending()
+            return collect()
+
+        made.collect = counted
+        return made
 
     def _set_gauges(self) -> None:
         for metric in GAUGES if self._made else ():  # none after `close`
