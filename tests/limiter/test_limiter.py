@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from slidegate import header
+from slidegate import Limit, header
 from slidegate.core import ConfigurationError
 from slidegate.limiter import MAX_KEY_BYTES, Limiter
 from slidegate.stores.memory.store import MemoryStore
@@ -133,3 +133,12 @@ async def test_a_cost_that_is_no_whole_number_is_named_whatever_was_asked_before
             with pytest.raises(ConfigurationError, match="cost: expected a whole number, 0 or more, for example 1, "):
                 await call
     assert (await limiter.hit("ann", "100/minute", 2)).remaining == 95
+
+
+@pytest.mark.parametrize("limits", ["5/minute; 50/hour", ["5/minute", "50/hour"], ("5/minute", Limit(50, "1h"))])
+async def test_the_question_of_a_call_is_prepared_once(limits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    limiter, prepared = Limiter(), list[Any]()
+    prepare = limiter.engine.prepare
+    monkeypatch.setattr(limiter.engine, "prepare", lambda *asked: prepared.append(asked) or prepare(*asked))
+    assert [(await limiter.hit("user:1", limits)).remaining for _ in range(3)] == [4, 3, 2]
+    assert len(prepared) == 1

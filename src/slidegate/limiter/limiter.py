@@ -166,6 +166,8 @@ class Limiter:
         except (KeyError, TypeError):  # new, or not hashable
             question = None
         if question is None:
+            if isinstance(limits, list):
+                return await self.hit(key, tuple(limits), cost, rule=rule)  # of which the question can be remembered
             question = self._question(key, limits, rule, cost)
         answer = self.engine.ask(question)
         return answer if isinstance(answer, Decision) else await answer
