@@ -123,8 +123,11 @@ class Environment:
             self._undo(noted)
             raise
         finally:
-            self._inside = 0  # before the call, which a signal handler may end
-            self._leave()
+            self._inside = 0
+            try:  # here and not in a function, which a signal handler could end before it begins
+                self._gate.leave()
+            finally:
+                _lock.release()
 
     def _append(self, txn: Any, noted: Noted) -> None:
         """Append changes to the journal."""
@@ -168,20 +171,24 @@ class Environment:
 
     def _enter(self) -> bool:
         """Enter the gate without waiting for another process; return False if somebody else is behind it."""
-        thread = threading.get_ident()
-        if self._inside == thread or not _lock.acquire(timeout=IN_PROCESS_S):
+        thread, entered = threading.get_ident(), False
+        if self._inside == thread:
             return False
-        entered = False
         try:
-            self._inside = thread
-            if not self._is_closed:
-                if not self._gate.is_open:
-                    self._check()
-                entered = self._gate.enter()
+            if _lock.acquire(timeout=IN_PROCESS_S):
+                self._inside = thread
+                if not self._is_closed:
+                    if not self._gate.is_open:
+                        self._check()
+                    entered = self._gate.enter()
         finally:
             if not entered:
-                self._inside = 0
-                _lock.release()
+                if self._inside == thread:
+                    self._inside = 0
+                try:  # noqa: SIM105 - a signal handler could end a call before it
+                    _lock.release()
+                except RuntimeError:  # another thread has it
+                    pass
         return entered
 
     def _leave(self) -> None:
@@ -306,9 +313,10 @@ class Environment:
 
 
 _lock = threading.RLock()
-"""Held by the thread of this process that is behind a gate, opens or closes. One that a signal handler has interrupted
-before it could leave may come in again, and leaves the gate to other processes then, though not to other threads. The
-handler itself may not: it would leave the gate in the middle of a transaction.
+"""Held by the thread of this process that is behind a gate, opens or closes; no other thread can release it.
+
+It is taken within `try`, so that a signal handler that raises leaves it free. A handler that asks the store finds the
+gate closed: it would leave it in the middle of a transaction.
 """
 _open: Final[dict[Path, Environment]] = {}
 
