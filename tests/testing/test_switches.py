@@ -29,13 +29,13 @@ from ..remote_stores import SickStore
 MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
 DAY_US = 24 * HOUR_US
 NOON_US = 1_893_499_200_000_000  # 2030-01-01T12:00Z
-CLOCKS = st.integers(0, 2**52).map(FakeClock)
+TIMES = st.integers(DAY_US, 2**52)
 MOVES = st.lists(
     st.one_of(
-        st.tuples(st.just("begin"), CLOCKS),
+        st.tuples(st.just("begin"), TIMES.map(FakeClock)),
         st.tuples(st.just("end"), st.integers(0, 9)),
         st.tuples(st.just("move"), st.integers(-HOUR_US, HOUR_US)),
-        st.tuples(st.just("set back"), st.integers(0, 2**52)),
+        st.tuples(st.just("set back"), TIMES),
         st.tuples(st.just("fail"), st.integers(0, 9)),
     ),
     max_size=20,
