@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import random
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -167,6 +168,8 @@ def test_whatever_a_signal_handler_interrupts_the_next_question_is_answered(
 
     store, asking, before = STORES[kind](FakeClock(10**9), tmp_path), False, signal.signal(signal.SIGALRM, interrupt)
     store.keep_deadline(5.0)
+    trace = sys.gettrace()
+    sys.settrace(None)  # a lock of coverage's would stay locked, too
     try:
         for _ in range(400):
             signal.setitimer(signal.ITIMER_REAL, rng.uniform(20e-6, 400e-6))
@@ -180,6 +183,7 @@ def test_whatever_a_signal_handler_interrupts_the_next_question_is_answered(
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        sys.settrace(trace)
     assert all(at_once(lambda thread: store.hit(((WIDE, f"user:{thread}", 1),)).allowed, threads=8))
     if kind == "lmdb":
         with open(tmp_path / "gate", "rb") as file:

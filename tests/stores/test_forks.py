@@ -71,11 +71,12 @@ def fork_at_every_line(act: Callable[[], object], where: Path, check: Callable[[
             sys.settrace(trace)
         return trace
 
+    before = sys.gettrace()
     sys.settrace(trace)
     try:
         act()
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
     assert len(seen) > 10
 
 
