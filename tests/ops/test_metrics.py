@@ -1,23 +1,36 @@
 """The metrics of one process: both exporters say what the middleware decided, and clients cannot create series."""
 
+import asyncio
+import json
+import math
 import random
+import re
 import string
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from slidegate import BanPolicy, Networks, Rule, header
-from slidegate.core import StoreUnavailable
+from slidegate import BanPolicy, ConfigurationError, Limiter, Networks, RateLimitMiddleware, Rule, header
+from slidegate.core import Decision, Reason, StoreUnavailable
+from slidegate.events import Outcome
 from slidegate.ops.metrics import BOUNDS_S, MAX_NAMES
+from slidegate.ops.prometheus import PART
+from slidegate.prometheus import PrometheusMetrics
 
 from ..asgi import call, page
+from ..hurry import at_once
 from ..limiter.test_failover import Setup
-from .exposition import documented
-from .site import Site
+from ..virtual_time import VirtualTime
+from .site import Site, documented, scraped
 
 Measure = Callable[..., Site]
 
@@ -159,3 +172,163 @@ async def test_times_of_requests_can_be_left_out() -> None:
     await site.visit("/other")
     assert {name for name, _ in await site.samples()} >= {"slidegate.rule.requests", "slidegate.store.up"}
     assert "slidegate.request.duration" not in {name for name, _ in await site.samples()}
+
+
+# -- what only Prometheus has: its exposition, registries, and the files that processes share --------------------------
+
+
+async def test_every_metric_has_the_kind_and_the_help_of_the_page() -> None:
+    metrics = PrometheusMetrics(limiter := Limiter(), registry=CollectorRegistry())
+    await call(RateLimitMiddleware(Starlette(), limits="9/day", limiter=limiter))
+    alone = metrics.registry.restricted_registry(["slidegate_request_duration_seconds_count"])
+    assert b"} 1.0" in generate_latest(alone), "a scrape of one metric finds all requests"
+    found = await scraped(metrics.app)
+    names = {metric.prometheus.removesuffix("_total"): metric for metric in documented()}
+    assert {one.name: (one.type, one.documentation) for one in metrics.registry.collect()} == {
+        name: (metric.kind, metric.help) for name, metric in names.items()
+    }
+    bounds = {dict(labels)["le"] for name, labels in found if name.endswith("_bucket")}
+    assert bounds == {*map(str, BOUNDS_S), "+Inf"}
+    metrics.close()
+    assert generate_latest(metrics.registry) == b""
+
+
+def test_outcomes_of_threads_are_noted_in_bounds_and_counted_once() -> None:
+    metrics = PrometheusMetrics(Limiter(), registry=CollectorRegistry())
+    outcome = Outcome([Decision(True, Reason.OK)], None, (), "GET /", 200, "success", 0, 1)
+
+    def work(number: int) -> None:
+        for _ in range(300):
+            metrics.request(outcome)
+        assert len(metrics._pending) < PART + 4
+
+    at_once(work, threads=4)
+    labels = {"route": "GET /", "store": "memory"}
+    assert metrics.registry.get_sample_value("slidegate_request_duration_seconds_count", labels) == 1_200
+    metrics.close()
+
+
+@pytest.mark.parametrize("directory", ["", "shared"])
+def test_two_limiters_need_two_registries_or_processes(
+    directory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if directory:
+        monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    registry, second = CollectorRegistry(), Limiter()
+    first = PrometheusMetrics(Limiter(), registry=registry)
+    with pytest.raises(
+        ConfigurationError, match=r"already has the metrics of another .*registry=CollectorRegistry\(\)"
+    ):
+        PrometheusMetrics(second, registry=CollectorRegistry() if directory else registry)
+    assert not second.engine.observers.requests, "a constructor that failed left an observer behind"
+    first.close()
+    PrometheusMetrics(second, registry=registry).close()
+
+
+async def test_shared_gauges_are_set_every_five_seconds_and_after_the_last_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = VirtualTime()
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    monkeypatch.setattr("slidegate.ops.prometheus.monotonic", lambda: time.passed_s)
+
+    async def slow(request: Any) -> PlainTextResponse:
+        await asyncio.sleep(float(request.path_params["seconds"]))
+        return PlainTextResponse("done")
+
+    metrics = PrometheusMetrics(limiter := Limiter(), registry=CollectorRegistry())
+    app = Starlette(routes=[Route("/slow/{seconds}", slow), Route("/other", page)])
+    app.add_middleware(RateLimitMiddleware, limiter=limiter, rules=[Rule("*", concurrency=5, name="service")])
+
+    def permits() -> float | None:
+        return metrics.registry.get_sample_value("slidegate_active_permits", {"store": "memory"})
+
+    assert permits() == 0
+    long = asyncio.create_task(call(app, "/slow/8"))
+    await asyncio.sleep(6)
+    await call(app, "/other")
+    assert permits() not in (None, 0)
+    await long
+    await asyncio.sleep(5.1)
+    assert permits() == 0
+    metrics.close()
+
+
+async def test_a_gauge_that_a_store_does_not_know_is_not_a_number() -> None:
+    metrics = PrometheusMetrics(limiter := Limiter(), registry=CollectorRegistry())
+
+    class Unknown(type(limiter.store.bans)):  # type: ignore[misc]
+        def count(self) -> None:
+            return None
+
+    limiter.store.bans.__class__ = Unknown
+    assert math.isnan((await scraped(metrics.app)).value("slidegate_active_bans"))
+
+
+# -- the Grafana dashboard and the alerts of the docs, checked against the metrics of real traffic ---------------------
+
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+DASHBOARD: dict[str, Any] = json.loads((DOCS / "grafana.json").read_text("utf-8"))
+ALERTS: list[dict[str, Any]] = yaml.safe_load((DOCS / "alerts.yml").read_text("utf-8"))["groups"][0]["rules"]
+PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
+EXPRESSIONS = [target["expr"] for panel in PANELS for target in panel["targets"]]
+OF_ALERTS = [alert["expr"] for alert in ALERTS]
+GROUPED = re.compile(r"\bby \(([^)]*)\)")
+MATCHED = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
+METRIC = re.compile(r"slidegate_\w+")
+WITHOUT_SAMPLES = {"unavailable"}
+"""Values that need a failing store."""
+
+
+@pytest.fixture
+async def series() -> dict[str, dict[str, set[str]]]:
+    """The values of each label of each metric, after traffic of every kind."""
+    rules = [Rule("*", "3/hour", name="service"), Rule("*", "1/hour", name="trial", shadow=True)]
+    bans = BanPolicy(after="2/10m", duration="1h", ban_private=True)
+    site = Site(rules, blocklist=Networks(["192.0.2.0/24"]), bans=bans)
+    await site.visit(*["/items/1"] * 7)
+    await site.visit("/items/1", client=("192.0.2.1", 1))
+    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for name, labels in await scraped(site.metrics.app):
+        for label, value in labels:
+            found[name][label].add(value)
+    return found
+
+
+@pytest.mark.parametrize("expression", [*EXPRESSIONS, *OF_ALERTS])
+async def test_every_metric_label_and_value_of_an_expression_exists(
+    expression: str, series: dict[str, dict[str, set[str]]]
+) -> None:
+    (metric, *others) = dict.fromkeys(METRIC.findall(expression))
+    for name in (metric, *others):
+        assert name in series, f"{name} is not exported"
+    grouped = {label for labels in GROUPED.findall(expression) for label in labels.split(", ")}
+    assert grouped <= series[metric].keys()
+    for label, _, pattern in MATCHED.findall(expression):
+        for value in pattern.split("|"):
+            assert value in series[metric][label] | WITHOUT_SAMPLES, f"{metric} has no {label}={value}"
+
+
+def test_every_metric_is_on_the_dashboard(series: dict[str, dict[str, set[str]]]) -> None:
+    shown = {name for expression in EXPRESSIONS for name in METRIC.findall(expression)}
+    assert {name for name in series if name.startswith("slidegate_")} - shown == {
+        "slidegate_request_duration_seconds_sum"
+    }
+
+
+@pytest.mark.parametrize("expression", [*EXPRESSIONS, *OF_ALERTS])
+def test_counters_are_read_as_rates_and_gauges_as_they_are(expression: str) -> None:
+    assert expression.count("(") == expression.count(")")
+    for name in METRIC.findall(expression):
+        is_counter = name.endswith(("_total", "_count", "_bucket"))
+        after = expression.partition(name)[2]
+        has_range = re.match(r"(\{[^}]*\})?\[(\$__rate_interval|10m)\]", after) is not None
+        assert is_counter == has_range, name
+
+
+def test_legends_name_labels_of_their_expressions() -> None:
+    for panel in PANELS:
+        for target in panel["targets"]:
+            grouped = {label for labels in GROUPED.findall(target["expr"]) for label in labels.split(", ")}
+            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) == grouped - {"le"}

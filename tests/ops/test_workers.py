@@ -16,7 +16,7 @@ from slidegate.ops.statistics import EVERY_S
 from ..redis_servers import AT_REDIS
 from ..served_by_workers import AMOUNT, NAME
 from ..workers import PATIENCE_S, ask, serving
-from .exposition import Samples, parsed
+from .site import Samples, parsed
 
 pytestmark = pytest.mark.all
 SERVED = "tests.served_by_workers"

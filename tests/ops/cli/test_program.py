@@ -1,23 +1,40 @@
 """The command itself: subcommands, options, exit codes, output streams and texts."""
 
 import contextlib
+import errno
+import gzip
 import io
+import json
+import logging
+import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import lmdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import slidegate as package
-from slidegate.ops.cli import run
+from slidegate import Limiter
+from slidegate.ops.cli import check, run
 from slidegate.ops.cli.main import table
 from slidegate.ops.rows import span_of
 
-from .command import HANG_S, Command, ban_many, environment, use_store
+from ...redis_servers import RedisServer, needs_redis
+from ...web import frameworks
+from ..replay.test_logs import line
+from . import apps
+from .command import HANG_S, ROOT, Command, ban_many, create_store, environment, use_store
 
 OPTIONS = {
     "bans add": "by for json reason store value",
@@ -147,3 +164,221 @@ def test_a_table_has_one_printable_line_for_each_row(rows: list[tuple[str, objec
     assert len(shown) == len(rows) + 1
     assert all(line.isprintable() for line in shown)
     assert shown[0].split() == ["name", "value"]
+
+
+# -- check: middlewares are found wherever they are; what it says is in the transcripts --------------------------------
+
+
+Codes = Callable[[Any], list[str]]
+
+
+@pytest.fixture
+def codes(slidegate: Command, monkeypatch: pytest.MonkeyPatch) -> Codes:
+    """Returns the codes of the findings of an application that a module has."""
+
+    def checked(app: Any) -> list[str]:
+        module: Any = ModuleType("tests_served")
+        module.app, module.other = app, apps.healthy  # the second is not part of the application
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        ended = slidegate("check", "--json", f"{module.__name__}:app")
+        assert ended.code == (1 if ended.rows else 0)
+        return [finding["code"] for finding in ended.rows]
+
+    return checked
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", frameworks.STACKS)
+def test_middleware_of_and_around_a_framework_is_found(
+    name: str, codes: Codes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.root, "handlers", list(logging.root.handlers))  # the startup of Litestar changes both
+    monkeypatch.setattr(logging.root, "level", logging.root.level)
+    make = {**frameworks.KNOWN, **frameworks.UNKNOWN}[name]
+    # Litestar builds the middleware for each of its routes.
+    assert codes(make(apps.limited)) == (["SG131"] if name == "litestar" else [])
+    assert codes(make()) == ["SG201"]
+    if name in frameworks.UNKNOWN:
+        assert codes(apps.limited(make())) == []
+
+
+def test_the_lifespan_of_an_application_is_run(codes: Codes) -> None:
+    apps.events.clear()
+    assert codes(apps.healthy) == []
+    assert apps.events == ["start", "end"]
+
+
+@needs_redis
+def test_redis_without_data_is_a_store_that_does_not_exist(
+    server: RedisServer, tmp_path: Path, slidegate: Command
+) -> None:
+    file = tmp_path / "slidegate.toml"
+    file.write_text(f'store = "{server.url}?prefix={tmp_path.name}"\nlimits = "5/m"\n', "utf-8")
+    ended = slidegate("check", str(file))
+    assert (ended.code, ended.out) == (0, "Nothing was found.\n")
+    assert re.search("does not exist yet.*; the first worker creates it; check the database and the prefix", ended.err)
+    assert server.command("KEYS", f"{tmp_path.name}*") == []
+
+
+def test_startup_that_never_ends_is_an_error(slidegate: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "START_TIMEOUT_S", 0.01)
+    ended = slidegate("check", "tests.ops.cli.apps:stuck")
+    assert ended.code == 1
+    assert "startup failed: it took longer" in ended.err
+
+
+# -- what is no store stays as it is, reading writes nothing, and many bans are listed once ----------------------------
+
+
+def make(what: str, store: Path) -> None:
+    if what == "a directory":
+        store.mkdir()
+    elif what == "of another program":
+        with lmdb.open(str(store), max_dbs=4) as opened:
+            opened.open_db(b"theirs")
+    elif what != "nothing":
+        create_store(f"lmdb://{store}")
+        (counts,) = store.glob("counts-*")
+        if what == "without its gate":
+            (store / "gate").unlink()
+        elif what == "of an earlier boot":
+            counts.rename(store / "counts-12-0.mdb")
+        else:
+            counts.write_text("no store\n" * 2_000)
+
+
+def snapshot(directory: Path) -> dict[str, object]:
+    """Return the files with their contents."""
+    return {str(file): (file.stat().st_mtime_ns, file.read_bytes()) for file in directory.rglob("*") if file.is_file()}
+
+
+NO_STORES = ["nothing", "a directory", "text", "without its gate", "of an earlier boot", "of another program"]
+
+
+@pytest.mark.parametrize("what", NO_STORES)
+def test_what_is_no_store_is_refused_and_left_unchanged(what: str, tmp_path: Path, slidegate: Command) -> None:
+    make(what, tmp_path / "store")
+    before = snapshot(tmp_path)
+    add = "bans", "add", "203.0.113.7", "--for", "1h"
+    for words in (("bans", "list"), ("limits", "list"), ("explain", "203.0.113.7"), add):
+        ended = slidegate(*words, "--store", f"lmdb://{tmp_path}/store")
+        assert ended.code == 1
+        (message,) = [line for line in ended.err.splitlines() if line.startswith("Error")]
+        assert str(tmp_path) in message
+        assert snapshot(tmp_path) == before
+
+
+def test_a_store_that_may_only_be_read_is_an_unusable_store_for_changes(
+    lmdb_url: str, slidegate: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def of_another_user(path: Any, flags: int, *mode: int, **more: Any) -> int:
+        if flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return opened(path, flags, *mode, **more)
+
+    monkeypatch.setattr(os, "open", of_another_user)
+    assert slidegate("bans", "list", "--store", lmdb_url).code == 0
+    ended = slidegate("bans", "add", "203.0.113.7", "--for", "1h", "--store", lmdb_url)
+    assert (ended.code, ended.err.count("Permission denied")) == (1, 1)
+
+
+@pytest.mark.parametrize("words", [("bans", "list"), ("limits", "list"), ("explain", "10.0.0.0", "--rule", "a=5/m")])
+def test_reading_commands_write_nothing(
+    words: tuple[str, ...], url: str, tmp_path: Path, request: Any, slidegate: Command
+) -> None:
+    use_store(url, lambda limiter: ban_many(limiter, 300))
+
+    def written() -> object:
+        if url.startswith("lmdb"):
+            return snapshot(tmp_path)
+        return request.getfixturevalue("server").info("persistence")["rdb_changes_since_last_save"]
+
+    before = written()
+    assert slidegate(*words, "--store", url).code == 0
+    assert written() == before
+
+
+def test_all_bans_are_listed_once_and_filters_choose(url: str, slidegate: Command) -> None:
+    async def banned(limiter: Limiter) -> set[str]:
+        await ban_many(limiter, 1_500)
+        return {ban.key async for ban in limiter.bans()}
+
+    known = use_store(url, banned)
+    keys = [ban["key"] for ban in slidegate("bans", "list", "--store", url, "--json").rows]
+    assert len(keys) == len(set(keys)) == 1_500
+    assert set(keys) == known
+    found = slidegate("bans", "list", "--store", url, "--json", "--by", "abuse", "--match", "SCAN 3").rows
+    assert len(found) == len([n for n in range(1_500) if not n % 2 and n % 7 == 3])
+    assert {(ban["by"], ban["reason"]) for ban in found} == {("abuse", "scan 3")}
+
+
+INTERRUPTIBLE = """\
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it, and child processes inherit that
+runpy.run_module("slidegate", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.all
+def test_ctrl_c_ends_with_130(lmdb_url: str) -> None:
+    use_store(lmdb_url, lambda limiter: ban_many(limiter, 20_000))
+    command = [sys.executable, "-c", INTERRUPTIBLE, "bans", "list", "--json", "--store", lmdb_url]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert json.loads(process.stdout.readline())["key"]  # the process blocks until the pipe is read
+        process.send_signal(signal.SIGINT)
+        err = process.stderr.read()
+    assert (process.returncode, err) == (130, b"\n")
+
+
+# -- simulate and suggest: numbers that are right; their texts are in the transcripts ----------------------------------
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "access.log"
+
+
+def test_records_out_of_order_are_noted(log: Path, slidegate: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slidegate.ops.replay.logs.BUFFERED", 2)
+    log.write_text("".join(map(line, [*range(100), 1])))
+    assert "1 records are too far out of order" in slidegate("simulate", str(log), "--limit", "60/minute").err
+
+
+def test_gzip_several_files_and_standard_input_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.log.gz").write_bytes(gzip.compress(line(1).encode() * 2))
+    words = ("simulate", str(tmp_path / "a.log.gz"), "-", "--limit", "3/minute", "--json")
+    command, said = [sys.executable, "-m", "slidegate", *words], line(0).encode() * 2
+    ended = subprocess.run(command, input=said, capture_output=True, env=environment(), timeout=HANG_S, check=True)
+    result = json.loads(ended.stdout)
+    assert (result["requests"], result["refused"]) == (4, 1)
+
+
+def page_log() -> str:
+    """Return two hours of 1,500 clients: most open a page or ten, twelve refresh a page, and one copies the site."""
+    lines = [
+        line((37 * client + second) % 7_200, f"198.51.{client // 250}.{client % 250}")
+        for client in range(1_487)
+        for second in range(0, 4 * (1 + client % 11), 1 + client % 3)
+    ]
+    lines += [line(10 * n, f"203.0.113.{client}") for client in range(1, 13) for n in range(150 + 10 * client)]
+    lines += [line(3_600 + n / 8, "192.0.2.77", f"/pages/{n}") for n in range(2_400)]
+    return "".join(lines)
+
+
+@pytest.mark.parametrize("command", ["simulate", "suggest"])
+def test_the_page_shows_what_the_command_prints(command: str, log: Path, slidegate: Command) -> None:
+    page = (ROOT / "docs" / "guides" / "command.md").read_text("utf-8")
+    shown = re.search(rf"^slidegate {command} access.log( ?[^\n]*)\n```\n\n```text\n([^`]*)```", page, re.MULTILINE)
+    assert shown is not None
+    log.write_text(page_log())
+    assert slidegate(command, str(log), *shlex.split(shown[1])).out == shown[2]
+
+
+@pytest.mark.parametrize("command", [("simulate", "--limit", "20/minute"), ("suggest",)], ids=lambda words: words[0])
+def test_20_000_lines_take_a_few_seconds(command: Sequence[str], log: Path, slidegate: Command) -> None:
+    log.write_text("".join(line(n / 6, f"192.0.2.{n * n % 251}", f"/{n % 97}") for n in range(20_000)))
+    start = time.process_time()
+    assert slidegate(*command, str(log), "--json").rows[0]["requests"] == 20_000
+    assert time.process_time() - start < 8  # a quarter of it where nothing else runs
