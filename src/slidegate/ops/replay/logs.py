@@ -59,6 +59,7 @@ _MAX_WORD: Final = 64  # no address and no time is longer
 _QUOTED: Final = r'"([^"\\]*+(?:\\.[^"\\]*+)*)"'
 _REQUEST_AND_STATUS: Final = re.compile(rf"{_QUOTED} ([0-9]{{3}})(?= |$)(?: \S++ {_QUOTED} {_QUOTED}(?= |$))?")
 _REQUEST_LINE: Final = re.compile(r"([A-Za-z][\w-]*+) (\S++) (?:HTTP/)?[0-9](?:\.[0-9])?", re.ASCII)
+_WITHOUT_DURATION: Final = re.compile(r'" [0-9]{3}(?! ?[0-9])')
 _STATUS: Final = re.compile(r"[0-9]{1,3}")
 _ISO_TIME: Final = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.,][0-9]{1,9})?(?: ?[+-][0-9]{2}:?[0-9]{2}|Z)?"
@@ -104,6 +105,9 @@ def parse_line(text: str) -> Parsed:
         before, _, request = text.partition(' - "')
         # Kubernetes and others write a time in front; the last one is that of the server.
         time, behind = next(reversed(_ISO_TIME.findall(before)), ""), f'"{request}'
+        # uvicorn writes a port behind each address, of IPv6 without brackets; granian none, but a duration at the end.
+        if _WITHOUT_DURATION.search(behind):
+            before = re.sub(":[0-9]+$", "", before)
     match = _REQUEST_AND_STATUS.match(behind)
     if match is None:
         return NO_REQUEST
