@@ -1,21 +1,49 @@
 """The middleware as a piece of ASGI: what it judges, what it leaves alone, and how middlewares stack."""
 
+import asyncio
 import contextvars
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import APIRouter, FastAPI
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
+from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, StreamingResponse
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.routing import Host, Mount, Route, Router
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimitMiddleware, Rule
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    Quota,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    everyone,
+    header,
+)
+from slidegate.testing import FakeClock
+from slidegate.web.callbacks import whole_cost
 
-from ..asgi import attempt, call, hello, statuses
+from ..asgi import attempt, call, hello, page, statuses
+from ..test_wrong_arguments import WRONG
+from .limited import limited, wrapping
+from .middlewares import counted
+from .stage import expanded
 
 
 @pytest.mark.parametrize("of_a_file", [False, True])
@@ -105,3 +133,153 @@ async def test_limits_without_a_name_in_two_middlewares_are_numbered_in_memory_a
             RateLimitMiddleware(hello, limits="2/hour", limiter=limiter)
         del first
         assert RateLimitMiddleware(hello, limits="2/hour", limiter=limiter), "the other one is gone"
+
+
+# -- which requests a rule is about, and which limits: plans, quotas, and limits that nobody passes --------------------
+
+
+def test_a_rule_without_a_name_counts_by_its_methods_and_its_paths_in_any_order() -> None:
+    assert Rule("*", "5/minute").identity == "default"
+    assert Rule("/a", "5/minute").identity == Rule("/a", "9/minute", key=everyone).identity == "/a"
+    assert Rule("/a", "5/minute", methods=["POST"]).identity == "POST /a"
+    assert Rule("/a", "5/minute", name="a").identity == "a"
+    assert Rule(["/a"], "5/minute").identity == "/a"
+    paths = ["/login", "/api/login", "/v2/{rest:path}"]
+    (identity,) = {Rule(order, "1/minute").identity for order in permutations(paths)}
+    assert (
+        len({identity, *(Rule(some, "1/minute").identity for some in (paths[:2], paths[0], " ".join(paths[:2])))}) == 4
+    )
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["*", "/a"]), st.sampled_from([None, ("GET",)]), st.sampled_from([None, "/a", "b"])),
+        max_size=4,
+    )
+)
+def test_two_limits_of_one_middleware_never_share_a_bucket(written: list[tuple[str, Any, str | None]]) -> None:
+    rules = [
+        Rule(path, f"{amount}/minute", methods=methods, name=name)
+        for amount, (path, methods, name) in enumerate(written, start=1)
+    ]
+    is_apart = len({rule.identity for rule in rules}) == len(rules)
+    try:
+        RateLimitMiddleware(hello, rules=[*rules, Rule("/a", exempt=True), Rule("/a", block=True)])
+    except ConfigurationError as error:
+        assert "would share one bucket" in str(error)  # noqa: PT017 - whether it raises depends on the rules
+        assert not is_apart
+    else:
+        assert is_apart
+
+
+@pytest.mark.parametrize("read", ["limits", "cost"])
+def test_what_a_function_returns_is_taken_or_refused_with_what_was_expected(read: str) -> None:
+    rule = Rule("*", lambda request: "5/minute", fallback_limits="5/minute")
+    (bound,) = RateLimitMiddleware(hello, rules=[rule]).rule_set.bound()
+    for returned in WRONG:
+        with suppress(ConfigurationError):  # and nothing else, of which the log would have a traceback
+            bound.with_limits(returned) if read == "limits" else whole_cost(returned)
+
+
+CUSTOMER = header("X-API-Key")
+PLANS: dict[str, Any] = {"k-ann": "5/minute", "k-eve": ["3/minute", Quota("100/month")]}
+SHOWN = {"k-ann": ["5/1m"], "k-eve": ["3/1m", "100/month"]}
+
+
+@pytest.mark.parametrize("at", ["rule", "decorator"])
+async def test_a_customer_is_shown_the_fall_back_of_its_plan_and_the_plan_that_is_passed(at: str) -> None:
+    def plan(request: HTTPConnection) -> Any:
+        return PLANS[request.headers["X-API-Key"]]
+
+    limiter = Limiter()
+    app = limited(at, plan, limiter=limiter, key=CUSTOMER, fallback_limits="2/minute", name="plan")
+    for customer in PLANS:
+        await call(app, headers={"X-API-Key": customer})
+        for plans, shown in ((None, ["2/1m"]), ({"plan": PLANS[customer]}, SHOWN[customer])):
+            windows = (await limiter.inspect(CUSTOMER.of(customer), plans)).windows
+            assert [str(window.limit).partition(" from ")[0] for window in windows] == shown
+        assert [window.used for window in windows] == [1] * len(shown)
+
+
+# -- default_limits: each route by itself; exemptions and limits at the endpoint take the place of defaults ------------
+
+
+async def other(request: Any) -> PlainTextResponse:
+    return PlainTextResponse("other")
+
+
+@RateLimit.exempt
+async def health(request: Any) -> PlainTextResponse:
+    return PlainTextResponse("well")
+
+
+def with_defaults(app: ASGIApp) -> RateLimitMiddleware:
+    return RateLimitMiddleware(app, default_limits="2/minute", limiter=Limiter(MemoryStore(clock=FakeClock())))
+
+
+@RateLimit.exempt
+class Base(HTTPEndpoint):
+    async def get(self, request: Any) -> PlainTextResponse:
+        return PlainTextResponse("hi")
+
+
+class Child(Base):
+    pass
+
+
+API = Router([Route("/api", page)])
+INNER = [Route("/items/{item:int}", page), Route("/", health), Route("/free/", health), Route("/b/", page)]
+ROUTES = [
+    Route("/a", page, methods=["GET", "PUT"]),
+    Route("/a", other, methods=["POST"]),
+    Route("/b/", page),
+    Route("/free/", health),
+    Route("/free/{rest:path}", health),
+    Route("/below", wrapping(RateLimit.exempt(wrapping(page)))),
+    Route("/above", RateLimit.exempt(wrapping(page))),
+    Route("/limited", RateLimit("30/minute", name="own")(RateLimit.exempt(wrapping(page)))),
+    Route("/base", Base),
+    Route("/child", Child),
+    Mount("/v1/{tenant}", routes=INNER),
+    Mount("/raw", hello),
+    Mount("/exempt", RateLimit.exempt(StaticFiles(directory=Path(__file__).parent))),
+    Host("api.example.org", API),
+    Host("{sub}.example.net", API),
+    Host("www.example.org", Router([Route("/api", page)])),
+]
+INCLUDED = APIRouter()
+for own, above in (("/in", ""), ("", "/around"), ("/in", "/around/deep")):
+    INNERMOST = APIRouter(prefix=own)
+    for method in ("GET", "POST"):
+        INNERMOST.add_api_route("/parts/{number}", page, methods=[method])
+    INNERMOST.add_api_route("/free", health)
+    INCLUDED.include_router(INNERMOST, prefix=above)
+
+
+def test_each_route_is_a_bucket_unless_it_is_exempt(texts: Callable[..., None]) -> None:
+    """Also where the application alone tells its routes, because something between hides them."""
+
+    def label(request_line: str) -> str:
+        method, _, target = request_line.partition(" ")
+        host, _, path = target.partition("/")
+        found = set[str]()
+        for stack in ([], [GZipMiddleware], [with_defaults, GZipMiddleware]):
+            app = FastAPI(routes=ROUTES, middleware=[Middleware(one) for one in stack], openapi_url=None)
+            app.include_router(INCLUDED, prefix="/v2")
+            middleware = app if with_defaults in stack else with_defaults(app)
+            counting = counted(middleware, f"/{expanded(path)}", method, headers={"host": host or "example.com"})
+            found.add(", ".join(asyncio.run(counting)) or "exempt")
+        return "\n".join(found)
+
+    texts(Path(__file__).with_name("routes.txt"), "> ", label)
+
+
+async def test_a_route_with_a_pattern_of_its_own_is_asked_all_the_same() -> None:
+    login = Route("/login", page)
+    login.path_regex = re.compile(login.path_regex.pattern, re.IGNORECASE)
+    app = with_defaults(Starlette(routes=[login, Route("/other", page)]))
+    assert await statuses(app, 1, "/login") == [200]
+    assert await statuses(app, 2, "/LOGIN") == [200, 429]
+    assert await statuses(app, 1, "/other") == [200]
+    app.app.router.routes.append(Route("/late", page))
+    assert await statuses(app, 3, "/late") == [200, 200, 429], "a route that was added at last is its own bucket"

@@ -1,0 +1,431 @@
+"""What a client can make the middleware do and remember is bounded, whatever the client may choose the text of."""
+
+import gc
+import random
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import product
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Host, Mount, Route
+from starlette.types import Receive, Scope, Send
+
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    MemoryStore,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    combine,
+    cookie,
+    everyone,
+    header,
+    path_param,
+    query,
+)
+from slidegate.core.question import Question
+from slidegate.testing import FakeClock
+from slidegate.web.client_ip import Client
+from slidegate.web.responses import Answer
+
+from ..asgi import hello, page, scope_of, send_scope, statuses
+from .middlewares import FollowedFiles
+from .route_trees import PLENTY
+
+TEXT = 60_000
+REQUESTS = 60
+ALLOWED = TEXT * REQUESTS // 10
+"""What remembering one text in ten would weigh."""
+
+
+def reached(root: object) -> dict[int, object]:
+    """Return all objects that can be reached from one, by their identity."""
+    seen: dict[int, object] = {}
+    waiting = [root]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, (type, ModuleType)):
+            continue
+        seen[id(one)] = one
+        # The globals of a function are its module's; a dictionary does not tell the collector of keys that are text.
+        waiting += (one.__closure__ or ()) if isinstance(one, FunctionType) else gc.get_referents(one)
+        waiting += one if isinstance(one, dict) else ()
+    return seen
+
+
+def text_held(root: object) -> int:
+    """Return the bytes of all texts that can be reached from an object, each once."""
+    return sum(sys.getsizeof(one) for one in reached(root).values() if isinstance(one, (str, bytes, bytearray)))
+
+
+def huge(dice: random.Random) -> str:
+    return f"{dice.randrange(1 << 64):x}".ljust(TEXT, "x")
+
+
+# What a client, or a server in front that believes it, has a choice of.
+CHOICES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "peer": lambda text: {"client": (text, 1)},
+    "address": lambda text: {"client": (f"fe80::1%{text}", 1)},
+    "path": lambda text: {"path": f"/{text}"},
+    "below": lambda text: {"path": f"/below/{text}"},
+    "mounted": lambda text: {"path": f"/mounted/{text}"},
+    "root_path": lambda text: {"path": f"/{text}/x", "root_path": f"/{text}"},
+    "method": lambda text: {"method": text},
+    "query": lambda text: {"query_string": f"token={text}".encode()},
+    "cookie": lambda text: {"headers": {"Cookie": f"device={text}"}},
+    "header": lambda text: {"headers": {"X-API-Key": text}},
+    "origin": lambda text: {"method": "OPTIONS", "headers": {"Origin": text, "Access-Control-Request-Method": text}},
+    "x-forwarded-for": lambda text: {"client": ("10.0.0.1", 1), "headers": {"X-Forwarded-For": f"{text}, 192.0.2.7"}},
+    "garbage": lambda text: {"client": ("10.0.0.1", 1), "headers": {"X-Forwarded-For": text}},
+    "host": lambda text: {"headers": {"Host": text}},
+}
+
+
+def made(limiter: Limiter) -> RateLimitMiddleware:
+    ok = RateLimit("1000/hour", key=lambda request: request.url.path)(page)
+    rest = [Route("/{rest:path}", ok, methods=["GET", "POST", "OPTIONS"])]
+    host, api_key = header("Host"), header("X-API-Key")
+    rules = [
+        Rule("*", "9/hour", name="client"),
+        Rule("/below/{what}", "9/hour", key=path_param("what")),
+        Rule("*", "9/hour", key=header("X-API-Key"), name="header"),
+        Rule("*", "9/hour", key=cookie("device"), name="cookie"),
+        Rule("*", "9/hour", key=query("token"), name="query"),
+        Rule("*", "9000/hour", key=combine(client_ip(), api_key), name="both"),
+        Rule("*", "9000/hour", key=lambda request: f"path:{request.url.path}", name="function"),
+        Rule("*", lambda request: "5/minute" + " " * random.randrange(3_000), fallback_limits="9/minute", name="plans"),
+        Rule("*", "9/hour", shadow=True, key=host, name="shadow"),
+        Rule("*", "100000/hour", key=everyone),
+    ]
+    signals: dict[Any, Any] = {"refused": 1, 404: 1, 405: 1}
+    bans = [BanPolicy("50/1h", key=api_key, signals=signals, name="by value"), BanPolicy("50/1h")]
+    app = Starlette(routes=[Mount("/mounted", routes=rest), *rest])
+    return RateLimitMiddleware(app, limiter=limiter, rules=rules, client=client_ip(["10.0.0.0/8"]), bans=bans)
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+@pytest.mark.parametrize("choice", CHOICES)
+async def test_no_text_of_a_client_is_remembered_at_its_length(choice: str, url: str, rng: random.Random) -> None:
+    async with Limiter.from_url(url) as limiter:
+        app = made(limiter)
+        await send_scope(app, scope_of())
+        before = text_held(app)
+        for _ in range(REQUESTS):
+            answer = await send_scope(app, scope_of(**CHOICES[choice](huge(rng))))
+            assert answer.status in (200, 403, 404, 405, 429)
+        grown = text_held(app) - before
+        assert grown < ALLOWED, f"{grown} bytes of text are held after {REQUESTS} requests of {TEXT}"
+
+
+async def test_however_many_values_clients_choose_few_of_them_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    for most in ("web.rule_set.MANY", "web.rule_set.MAX_QUESTIONS", "web.client_ip.MANY", "limiter.keys.MANY"):
+        monkeypatch.setattr(f"slidegate.{most}", 100)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await RateLimit("1000000/hour", key=everyone, name="made on the way").check(Request(scope))
+        await hello(scope, receive, send)
+
+    by_value = header("X-API-Key")
+    rules = [
+        Rule("*", "9/hour", name="clients"),
+        Rule("*", "9/hour", key=client_ip(ipv4_prefix=30), name="prefixes"),
+        Rule("/{rest:path}", "9/hour", key=by_value, name="values"),
+        Rule("*", lambda request: f"{10**6 + int(request.headers['X-API-Key'])}/hour", key=everyone, name="plans"),
+        Rule("*", lambda request: "1/hour", key=by_value, shadow=True, name="hot"),
+    ]
+    limiter = Limiter(MemoryStore())
+    middleware = RateLimitMiddleware(app, rules=rules, limiter=limiter)
+    for number in range(4_200):
+        client = (f"10.{number >> 8}.{number & 255}.4", 1)
+        method, headers = f"M{number % 40}" if number % 2 else "GET", {"X-API-Key": str(number)}
+        answer = await send_scope(middleware, scope_of(f"/paths/{number}", method, client=client, headers=headers))
+        assert answer.status == 200
+    windows = set(reached(limiter.store))
+    remembered = [one for key, one in reached(middleware).items() if key not in windows]
+    assert 100 < max(len(one) for one in remembered if isinstance(one, (dict, list, set))) <= 4_096
+    paths = [one for one in reached(middleware.rule_set).values() if isinstance(one, str) and one.startswith("/paths/")]
+    assert 50 < len(paths) <= 101, "of all kinds of requests"
+
+
+async def test_the_clients_and_keys_of_a_busy_site_are_all_remembered() -> None:
+    app, busy = RateLimitMiddleware(hello, limits="9/hour"), 5_000
+    for number in range(busy):
+        await send_scope(app, scope_of(client=(f"10.0.{number >> 8}.{number & 255}", 1)))
+        await app.limiter.hit(f"user:{number}", "9/hour")
+    found = reached(app).values()
+    assert sum(isinstance(one, Client) for one in found) == busy
+    assert sum(isinstance(one, Question) for one in found) == 2 * busy
+
+
+@pytest.mark.interpreted("a default that the test replaces is a part of the compiled code")
+async def test_however_many_routes_clients_request_they_leave_no_more_questions_also_when_all_are_made_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("slidegate.web.rule_set.MAX_QUESTIONS", 300)
+    monkeypatch.setattr("slidegate.core.memo.remember.__defaults__", (100, 1_024))
+    clock, routes = FakeClock(), 30
+    site = Starlette(routes=[Route(f"/{number}", page) for number in range(routes)])
+    app = RateLimitMiddleware(site, default_limits="1/hour", limiter=Limiter(MemoryStore(clock=clock)))
+
+    def asked() -> int:
+        return sum(isinstance(one, Question) for one in reached(app).values())
+
+    for client in range(40):
+        if client % 10 == 9:
+            questions = asked()
+            app.begin_anew()
+            assert asked() == questions, "all are freed at once"
+        for number in range(routes):
+            for _ in range(2):
+                clock.advance("1s")
+                await send_scope(app, scope_of(f"/{number}", client=(f"192.0.2.{client}", 1)))
+    assert 200 < asked() <= 300
+    found = reached(app).values()
+    assert sum(isinstance(one, Answer) for one in found) <= 100
+
+
+async def test_of_a_file_that_changes_only_the_newest_middleware_is_kept(tmp_path: Path) -> None:
+    files = FollowedFiles(tmp_path)
+    site = Starlette(routes=[Route("/", RateLimit("9000/hour")(page))])
+    app = RateLimitMiddleware.from_file(site, files.write("it.toml", 'default_limits = "900/hour"'))
+    made = []
+    for number in range(3):
+        assert (await send_scope(app, scope_of())).status == 200
+        made.append(weakref.ref(app.app))
+        files.write("it.toml", f'default_limits = "{number + 9}/hour"')
+        await files.visit(app)
+    gc.collect()
+    assert [one() for one in made] == [None] * 3
+
+
+# -- the work for one request grows out of proportion neither with its texts nor with the number of routes -------------
+
+
+ROOT = Path(__file__).resolve().parents[2]
+BOUND_S = 300
+"""How long what must not hang may take on a busy machine; it takes seconds."""
+MOST_STEPS = 5_000_000
+"""Enough for anything here."""
+
+
+class EndlessError(BaseException):
+    """Is not caught on the way."""
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """Count lines of Python that run, each time round a loop anew, and calls of C; end what would never end."""
+    ran = [0]
+
+    def trace(frame: object, event: str, argument: object) -> Any:
+        ran[0] += 1
+        if ran[0] > MOST_STEPS:
+            raise EndlessError
+        return trace
+
+    def profile(frame: object, event: str, argument: object) -> None:
+        ran[0] += event == "c_call"
+
+    before = sys.gettrace(), sys.getprofile()
+    sys.setprofile(profile)
+    sys.settrace(trace)
+    try:
+        yield ran
+    finally:
+        sys.settrace(before[0])
+        sys.setprofile(before[1])
+
+
+async def steps(app: Any, path: str) -> tuple[int, int]:
+    """Return how much runs for one request with a path that was never seen, and the status of its answer."""
+    scope = scope_of(path, raw_path=b"/")
+    with counted() as ran:
+        answer = await send_scope(app, scope)
+    return ran[0], answer.status
+
+
+class Silent(FastAPI):
+    """Shows its routes, and answers at once."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+ROUTES = [Route("/a/{x}", page), Mount("/v1", routes=[Route("/{x:int}_{y:int}", page)]), Route("/{x}", page)]
+LONG = ["/a", "//", "/./a", "/a/..", "/a\n", "/a;b", "a"]
+RULES = [Rule("".join(f"/{{x{m}}}" for m in range(n)) + "/a", PLENTY, name=f"r{n}") for n in range(1, 12)]
+RULES += [Rule("/v1/{rest:path}", PLENTY, name="rest"), Rule("/{a:int}_{b:int}", PLENTY, name="two")]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "limits": {"limits": PLENTY},
+    "rules": {"rules": [Rule("/v1/{x}", exempt=True), *RULES]},
+    "default_limits": {"default_limits": PLENTY},
+}
+
+
+async def fewest(app: Any, part: str, length: int) -> int:
+    """Return the least that runs for some paths that were not asked for before: now and then one sweeps, or logs."""
+    paths = [f"/{number}{part * (length // len(part))}"[:length] for number in range(10, 14)]
+    return min([(await steps(app, path))[0] for path in paths])
+
+
+@pytest.mark.interpreted("what compiled functions do is not seen")
+@pytest.mark.parametrize(("length", "options", "part"), [*product((2_048, 60_000), OPTIONS, LONG)])
+async def test_a_long_path_costs_hardly_more_than_a_short_one(length: int, options: str, part: str) -> None:
+    middleware = RateLimitMiddleware(Silent(routes=ROUTES), **OPTIONS[options])
+    usual = await fewest(middleware, "/a", 20)
+    # Up to 2,048 characters a path may be taken apart, once or twice; of longer ones not even that is done.
+    apart = 2 * length if length <= 2_048 else 100
+    assert await fewest(middleware, part, length) <= 4 * usual + apart
+
+
+MATCHING = """
+import sys
+from itertools import count
+from random import Random
+
+import anyio
+
+from slidegate import RateLimitMiddleware, Rule
+from tests.asgi import call, hello
+from tests.web.route_trees import LITERALS, PLENTY, named, template
+
+PARTS = ["1", "1_", "_", "-", "a", "a.", "5e", "0x", ".", "1.", "inf", " ", "11-", "+", "00_", *filter(None, LITERALS)]
+
+
+async def main() -> None:
+    for seed in range(60):
+        random = Random(seed)
+        written = named(template(random, 4), count())
+        app = RateLimitMiddleware(hello, rules=[Rule(written, PLENTY), Rule(written + "/end", exempt=True)])
+        slashes = written.count("/")
+        for _ in range(4):
+            part = random.choice(PARTS)
+            segments = [part * (2_048 // slashes // len(part) - 1) + end for end in random.choices("!5_", k=slashes)]
+            await call(app, ("/" + "/".join(segments))[:2_048], raw_path=b"/")
+
+
+anyio.run(main)
+"""
+
+
+READING = """
+from itertools import product
+
+from slidegate import Limiter, client_ip, cookie, header, mcp_tool, query
+from tests.asgi import scope_of
+
+PARTS = ['\\\\"', '"', "\\\\", ",", ";", "=", " ", "a", "&", "%2", ":", 'for="']
+KEYS = [header("Authorization"), header("Host"), cookie("a"), query("a"), mcp_tool("a", validated=True)]
+KEYS += [client_ip(1), client_ip(["203.0.113.0/24"], header="forwarded")]
+NAMES = ["authorization", "host", "cookie", "mcp-name", "x-forwarded-for", "forwarded"]
+
+for part, begin in product(PARTS, ["a", 'a="', "Basic "]):
+    value = f'{begin}{part * (400_000 // len(part))}"'.encode()
+    headers = [*[(name.encode(), value) for name in NAMES], (b"mcp-protocol-version", b"2026-07-28")]
+    scope = scope_of(method="POST", query_string=value, headers=[*headers, (b"mcp-method", b"tools/call")])
+    for key in KEYS:
+        key.find(scope, Limiter(), "client")
+"""
+
+
+@pytest.mark.parametrize("program", [MATCHING, READING], ids=["templates", "keys"])
+def test_no_text_takes_a_template_or_a_key_for_ever(program: str) -> None:
+    # A process can be ended while an expression goes back and forth. It takes a second or two.
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=BOUND_S, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+def shops(count: int) -> list[BaseRoute]:
+    return [APIRoute(f"/shop{n}/{{x}}", page) for n in range(count)]
+
+
+@cache
+def site(kind: str, count: int) -> Silent:
+    if kind == "plain":
+        return Silent(routes=shops(count))
+    if kind == "mounted":
+        half = shops(count // 2)
+        return Silent(routes=[*half, Mount("/v1", routes=half), Mount("/", app=hello)])
+    app = Silent()
+    app.include_router(APIRouter(routes=shops(count)))
+    return app
+
+
+PATHS = ("/shop3/{}", "/nope/{}", "/shop3/{}\n", "/shop3/{}" + "/../x" * 700, "/{}" + "/a;b/." * 600)
+TWO = [Rule("/{x}/5", "9/hour"), Rule("/{x}/{rest:path}", "9/hour")]
+
+
+@pytest.mark.interpreted("what compiled functions do is not seen")
+@pytest.mark.parametrize("kind", ["plain", "mounted", "included"])
+@pytest.mark.parametrize("options", [{"limits": "9/hour"}, {"rules": TWO}], ids=str)
+async def test_a_path_never_seen_costs_as_much_with_a_thousand_routes_as_with_ten(options: Any, kind: str) -> None:
+    least: list[list[int]] = []
+    for count in (10, 1_000):
+        middleware = RateLimitMiddleware(site(kind, count), limiter=Limiter(observers=[lambda event: None]), **options)
+        first = await statuses(middleware, 12, "/shop3//5", client=("192.0.2.1", 1))
+        assert first == [200] * 9 + [429] * 3
+        seen = [[await steps(middleware, path.format(number)) for number in range(12)] for path in PATHS]
+        assert {status for each in seen for _, status in each} == {200, 429}
+        # The least of them: now and then a request does what time asks for, such as sweeping the store.
+        least.append([min(ran for ran, _ in each) for each in seen])
+    for path, few, many in zip(PATHS, *least, strict=True):
+        assert many <= 1.2 * few, path[:40]
+
+
+# -- an application that is mounted in itself, or seems to wrap others without end ------------------------------------
+
+
+def circle(framework: Any, *prefixes: str) -> Any:
+    """Return an application that is mounted in itself at each of some places."""
+    app = framework()
+    app.router.routes.append(Route("/x", RateLimit("900/minute")(page)))
+    app.router.routes += [Mount(prefix, app) for prefix in prefixes]
+    app.router.routes.append(Host("{name}.example.org", app))
+    return app
+
+
+class Endless(Silent):
+    """Seems to wrap another, and so on: as a `Mock` does."""
+
+    app = property(lambda self: type(self)())
+
+
+class Knot(Silent):
+    app = property(lambda self: self)
+
+
+CIRCLES = [circle(framework, *at) for framework in (FastAPI, Silent) for at in (("/a", "/b"), ("/{a}", "/{b}"))]
+CIRCLES += [circle(Silent, "", ""), Endless(), Knot()]  # the routers of others never end there
+
+
+@pytest.mark.interpreted("the calls of compiled functions are not seen")
+@pytest.mark.parametrize("app", CIRCLES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"limits": "2/minute"},
+        {"rules": [Rule("/a/{rest:path}", "2/minute"), Rule("/x", "90/minute")]},
+        {"default_limits": "2/minute"},
+        {"rules": [Rule("/{rest:path}", "2/minute")], "bans": BanPolicy(signals={"/.env": "ban"})},
+    ],
+)
+async def test_an_application_that_goes_in_circles_is_served_and_counted_and_no_way_is_followed_twice(
+    app: Any, options: Any
+) -> None:
+    with counted():
+        path = "/a/b" * 40 if isinstance(app, Silent) else "/a/b/x"
+        assert await statuses(RateLimitMiddleware(app, **options), 3, path) == [200, 200, 429]
