@@ -20,11 +20,10 @@ from hypothesis import given, settings
 from slidegate.core import Decision, Question, Quota, Store, StoreUnavailable, parse_limits
 from slidegate.testing import FakeClock
 
+from .ability_contract import PermitsContract, ProcessesContract, QuestionsContract, StatsContract
 from .ban_contract import BansContract
 from .harness import CHECKS, QUESTIONS, StoreHarness, bucket, in_threads, play_to, with_store
-from .permit_contract import PermitsContract
 from .player import Player, settle
-from .process_contract import ProcessesContract
 from .programs import (
     DAY_US,
     SECOND_US,
@@ -40,8 +39,6 @@ from .programs import (
     Step,
     programs,
 )
-from .question_contract import QuestionsContract
-from .stats_contract import StatsContract
 
 
 def _known(moves: Sequence[Move], limits: str | Quota = "5/minute") -> Program:

@@ -19,7 +19,7 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 
 from ..asgi import PEER, call, hello, page
-from ..contract.stats_contract import StatsContract
+from ..contract.ability_contract import StatsContract
 from ..remote_stores import RemoteStore, SickStore
 
 SECOND_US = 1_000_000

@@ -1,4 +1,4 @@
-"""The reference model of a store. Its windows are in `model_window`, `model_quota` and `model_permits`."""
+"""The reference model of a store. Its windows, quotas and permits are in `model_window`."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -7,9 +7,7 @@ from typing import NamedTuple, TypeAlias
 from slidegate.core import AnyLimit, Bucket, Check, Decision, Limit, Quota, Reason
 from slidegate.core.limits import Identity
 
-from .model_permits import OPEN_US, ModelPermits
-from .model_quota import ModelQuota
-from .model_window import Answer, ModelWindow
+from .model_window import OPEN_US, Answer, ModelPermits, ModelQuota, ModelWindow
 
 Window: TypeAlias = ModelWindow | ModelQuota | ModelPermits
 

@@ -21,9 +21,9 @@ from slidegate.stores.redis.batch import MAX_IN_CALL
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract import StoreContract
+from ...contract.ability_contract import StatsContract
 from ...contract.harness import bucket
 from ...contract.player import settle
-from ...contract.stats_contract import StatsContract
 from ...questions import hit_all
 from ...redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ...virtual_time import turns
