@@ -2,8 +2,7 @@
 
 * A python block runs, in order, with the blocks before it on its page; a block may `await`.
 * A toml block is a configuration of the middleware, and a json block is read. Code of other programs is shown.
-* The commands of a bash or console block are run by tests/pages, which also says how blocks are marked (blocks.py).
-"""
+* The commands of a bash or console block are run by tests/pages, which also says how blocks are marked (blocks.py)."""
 
 import ast
 import asyncio
@@ -14,10 +13,14 @@ import sys
 import tomllib
 import types
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
+import yaml
+from markdown import Markdown
 from starlette.applications import Starlette
 
 import slidegate
@@ -25,13 +28,68 @@ import slidegate.core
 import slidegate.events
 import slidegate.testing
 from scripts import make_reference
+from scripts.site_pages import PAGE as OF_THE_ROOT
 from slidegate import RateLimitMiddleware
 from slidegate.ops.cli.check import CODES as SUBJECTS
 from slidegate.web.checks import CODES
 
-from .pages.anchors import ROOT, broken, leads_somewhere
 from .pages.blocks import MARKED, SHELL, Block, blocks, varying
 from .web.network_files import written
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+LINK: Final = re.compile(r"\]\((?P<target>[^)\s]+)(?:\s+\"[^\"]*\")?\)")
+ATTRIBUTE: Final = re.compile(r"\b(?:href|src|srcset)=\"(?P<target>[^\"\s]+)")
+ID: Final = re.compile(r"\bid=\"([^\"]+)\"")
+PROSE: Final = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2$|`[^`\n]+`|<!--.*?-->", re.MULTILINE | re.DOTALL)
+
+
+@cache
+def extensions() -> tuple[list[str], dict[str, dict[str, Any]]]:
+    """Return the Markdown extensions of the site that have a part in headings, and their options."""
+    listed = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["markdown_extensions"]
+    options: dict[str, dict[str, Any]] = {}
+    for one in listed:
+        options.update({name: given or {} for name, given in one.items()} if isinstance(one, dict) else {one: {}})
+    options.pop("scripts.site_pages", None)  # it wants the builder of the site
+    return list(options), options
+
+
+@cache
+def text_of(page: Path) -> str:
+    """Return the text of a page; that of a file of the root where the page stands for one."""
+    text = page.read_text("utf-8")
+    found = OF_THE_ROOT.match(text)
+    return (ROOT / found[1]).read_text("utf-8") if found else text
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """Return what may stand behind the # of a link to a page."""
+    names, options = extensions()
+    return frozenset(ID.findall(Markdown(extensions=names, extension_configs=options).convert(text_of(page))))
+
+
+def links(text: str) -> list[str]:
+    """Return the targets of the links and images of a page, outside of code."""
+    prose = PROSE.sub(lambda found: "code" if found[0].startswith("`") else "", text)
+    return [found["target"] for pattern in (LINK, ATTRIBUTE) for found in pattern.finditer(prose)]
+
+
+def broken(page: Path) -> list[str]:
+    return [target for target in links(page.read_text("utf-8")) if not leads_somewhere(page, target)]
+
+
+def leads_somewhere(page: Path, target: str) -> bool:
+    """Tell whether there are the file and the anchor that a link of a page names."""
+    if re.match(r"\w+:", target):
+        return True
+    path, _, anchor = target.partition("#")
+    file = (page.parent / path).resolve() if path else page
+    if not file.is_relative_to(ROOT) or not file.exists():
+        return False
+    # Behind images the # says for which colours they are.
+    return not anchor or (file.suffix == ".md" and anchor in anchors(file)) or anchor in {"only-light", "only-dark"}
+
 
 SKILL = ROOT / "docs" / "SKILL.md"
 """People copy it to where their coding agent looks for skills; so it links to nothing."""
@@ -42,7 +100,7 @@ OTHERS = [
     *(page for room in ("benchmarks", "examples", "tests") for page in sorted((ROOT / room).rglob("*.md"))),
 ]
 WALKED = {ROOT / "README.md", ROOT / "docs" / "first_steps.md"}
-"""tests/first_steps saves their files and types their commands, in terminals of a newcomer."""
+"""tests/pages saves their files and types their commands, in terminals of a newcomer."""
 TESTED = ROOT / "docs" / "how_to" / "testing_your_app.md"
 """tests/testing/test_plugin.py saves its files and has pytest run them."""
 RUN_HERE = [page for page in PAGES if page not in {*WALKED, TESTED}]
