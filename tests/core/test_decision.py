@@ -1,7 +1,11 @@
-"""Decisions whose charges change; what is read from one is in values.txt."""
+"""Decisions whose charges change, and the memo of questions; what is read of a decision is in values.txt."""
+
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from slidegate.core import Bucket, Decision, Reason, parse_limits
 from slidegate.core.decision import Check
+from slidegate.core.memo import key_bytes, remember
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
 
@@ -38,3 +42,25 @@ def test_taking_back_one_check_leaves_the_others() -> None:
     ]
     assert [(part.index, part.units) for part in decision.begin_refund()] == [(1, [1])]
     assert readings[0] == (2, 60, 9, 0), "the states of the store are not touched"
+
+
+@example([*range(200)], 128)
+@given(st.lists(st.integers(0, 500), max_size=400), st.integers(1, 300))
+def test_a_full_memo_gives_up_a_few_of_its_oldest_entries(keys: list[int], max_size: int) -> None:
+    memo: dict[int, int] = {}
+    for key in dict.fromkeys(keys):
+        before = list(memo)
+        assert remember(memo, key, -key, max_size) == -key
+        gone = len(before) + 1 - len(memo)
+        assert len(memo) <= max_size
+        assert gone <= 1 + max_size // 64
+        assert gone == 0 or len(before) == max_size
+        assert memo == {one: -one for one in [*before[gone:], key]}
+
+
+def test_a_key_with_more_bytes_is_not_remembered() -> None:
+    memo: dict[object, int] = {}
+    most = key_bytes(("x" * 100, 5, None))
+    for length in (100, 101):
+        remember(memo, ("x" * length, 5, None), length, max_bytes=most)
+    assert list(memo.values()) == [100]

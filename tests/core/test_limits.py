@@ -1,14 +1,22 @@
-"""Limits: how they are written, what they mean, and what is refused."""
+"""Limits, quotas and permits: how they are written, what their bytes are, and amounts that change."""
 
+import zoneinfo
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slidegate.core import Limit, parse_duration_us, parse_limits
+from slidegate import MemoryStore, Quota
+from slidegate.core import NEVER, OPEN, Bucket, Concurrency, Limit, parse_duration_us, parse_limits
+from slidegate.core.concurrency import ENTRY, PermitCounter, apart, entry, in_force
+from slidegate.core.decision import Decision, Reason
 from slidegate.core.errors import ConfigurationError
 from slidegate.core.limits import MAX_AMOUNT, MAX_WINDOW_US
+from slidegate.core.ring import MAX_UNITS, expires_us
+
+from ..hurry import at_once
 
 MINUTE_US = 60_000_000
 DAY_US = 86_400_000_000
@@ -62,3 +70,178 @@ def test_slices_cover_the_window_and_are_no_more_than_asked_for(limit: Limit) ->
     assert limit.slices <= limit.resolution
     assert limit.window_us <= limit.slices * limit.slice_us < limit.window_us + limit.slice_us
     assert (limit.slices + 1) * limit.slice_us < limit.window_us + 2 * limit.slice_us
+
+
+SECOND_US = 1_000_000
+EXACT = Limit(3, "10s")
+SLICED = Limit(100, "10s", resolution=10)
+
+
+def spent(limit: Limit, *charges: tuple[int, int], ring: bytes = b"") -> bytes:
+    for now_us, units in charges:
+        ring, state = limit.counter.spend(ring, now_us, units)
+        assert state[3] == 0
+    return ring
+
+
+def test_one_hit_takes_little_and_many_take_what_the_resolution_allows() -> None:
+    assert len(spent(SLICED, (5, 1))) == 24
+    ring = b""
+    for step in range(10_000):
+        ring, _ = SLICED.counter.charge(ring, step * 100_000, 1)
+    assert len(ring) <= 24 + 12 * 11
+    for step in range(10_000):  # debts of an exact limit are moments without end
+        ring, _ = EXACT.counter.charge(ring, 10**9 + step, 1)
+    assert len(ring) <= 24 + 12 * 2 * EXACT.resolution
+    assert EXACT.counter.spend(ring, 10**9 + 10_000, 1)[1][3] == 10 * SECOND_US - 3
+
+
+def test_units_are_handed_back_by_moment_and_number() -> None:
+    assert expires_us(b"", 60_000_000) == 0, "there is nothing in it"
+    for limit in (EXACT, SLICED):
+        ring = spent(limit, (0, 1), (3_000_000, 2))
+        newest_us = limit.counter.state(ring, 0)[2]
+        for elsewhere_us in (newest_us - 1, newest_us + 1):
+            assert limit.counter.remove(ring, 3_000_000, elsewhere_us, 1) is None
+        assert limit.counter.remove(ring, 3_000_000, newest_us, 0) is None
+        for units in (2, 3):  # at most what is there
+            left = limit.counter.remove(ring, 3_000_000, newest_us, units)
+            assert left == spent(limit, (0, 1))
+        assert limit.counter.remove(left, 3_000_000, newest_us, 2) is None
+        assert limit.counter.remove(left, 3_000_000, limit.counter.state(left, 0)[2], 1) == b""
+
+
+NEW_YEAR_US = 1_735_689_600_000_000  # 2025-01-01T00:00Z
+HOUR_US = 3_600_000_000
+
+
+def test_without_a_time_zone_database_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> zoneinfo.ZoneInfo:
+        raise zoneinfo.ZoneInfoNotFoundError(name)
+
+    monkeypatch.setattr(zoneinfo, "ZoneInfo", missing)
+    monkeypatch.setattr(zoneinfo, "available_timezones", set)
+    with pytest.raises(ConfigurationError, match=r"no time zone database to look up 'Asia/Tokyo': pip install tzdata"):
+        Quota("5/day", zone="Asia/Tokyo")
+    assert Quota("5/day", zone="UTC"), "UTC needs no database"
+
+
+def test_a_period_ends_in_unix_time() -> None:
+    quota, now_us = Quota("5/day"), 50
+    counter = quota.counter_by(lambda: NEW_YEAR_US - HOUR_US)
+    window, state = counter.spend(b"", now_us, 3)
+    ends_us = now_us + HOUR_US
+    assert state == (3, ends_us, NEW_YEAR_US, 0), "it leaves by the time of the store, and is found by Unix time"
+    assert counter.spend(window, now_us, 3) == (window, (3, ends_us, NEW_YEAR_US, HOUR_US))
+    assert counter.spend(window, now_us, 6)[1][3] == NEVER
+    assert counter.spend(b"", now_us, 6)[1] == (0, 0, 0, NEVER)
+    assert quota.expires_us(window) == NEW_YEAR_US + HOUR_US, "a clock that is set back by an hour still finds it"
+
+
+def test_hits_of_several_threads_pass_no_more_than_the_largest_amount() -> None:
+    store, bucket = MemoryStore(), Bucket("api", [Limit(50, "1h", resolution=64)])
+    question, at_work = store.prepare([(bucket, "ann", 1)]), {*range(4)}
+
+    def work(number: int) -> int:
+        while number == 4 and at_work:
+            for amount in (300, 10, 64, 65, 200):  # exact or not
+                bucket.limits[0].become(amount)
+        try:
+            return sum(store.ask(question).allowed for _ in range(4_000 if number < 4 else 0))
+        finally:
+            at_work.discard(number)
+
+    admitted = sum(at_once(work, 5))
+    bucket.limits[0].become(300)
+    while store.ask(question):
+        admitted += 1
+    assert admitted == 300
+
+
+def test_what_a_user_made_never_changes() -> None:
+    made = [Limit(5, "1m", resolution=10, name="burst"), Quota("10/day"), Concurrency(3)]
+    texts, hashes, bucket = [*map(str, made)], [*map(hash, made)], Bucket("api", made)
+    derived = bucket.under("other")
+    for one, user_made in zip(bucket.limits, made, strict=True):
+        assert (one, str(one), hash(one)) == (user_made, str(user_made), hash(user_made))
+        one.become(2)
+        assert one != user_made
+        assert (one.name, one.same_window) == (user_made.name, user_made.same_window)
+    assert ([*map(str, made)], [*map(hash, made)]) == (texts, hashes)
+    assert [one.amount for one in bucket.limits + derived.limits] == [2] * 6
+
+
+WORKERS = (b"worker 1", b"worker 2", b"worker 3")
+LEASE_US = 10
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(("spend", "undo", "charge", "remove", "renew")),
+        st.sampled_from(WORKERS),
+        st.integers(0, 4),
+        st.integers(0, 6),
+    ),
+    max_size=30,
+)
+
+
+@given(st.integers(1, 6), STEPS)
+def test_each_worker_changes_its_own_entry_until_it_ends(
+    amount: int, steps: Sequence[tuple[str, bytes, int, int]]
+) -> None:
+    """Compare the bytes with numbers by worker: (until, units)."""
+    limit, window, now_us = Concurrency(amount), b"", 0
+    model: dict[bytes, tuple[int, int]] = {}
+    for what, worker, units, later_us in steps:
+        now_us += later_us
+        until_us = now_us + LEASE_US
+        counter = PermitCounter(limit, worker, until_us)
+        model = {name: (end_us, held) for name, (end_us, held) in model.items() if end_us > now_us and held}
+        spent, own = sum(held for _, held in model.values()), model.get(worker, (0, 0))[1]
+        before = dict(model)
+        match what:
+            case "spend" | "undo":
+                window, state = counter.spend(window, now_us, units)
+                has_room = spent + max(units, 1) <= amount
+                assert state[3] == (0 if has_room else NEVER if max(units, 1) > amount else OPEN)
+                if has_room:
+                    model[worker] = until_us, own + units
+                assert state[:3] == (spent + units * has_room, 0, 0)
+                if what == "undo" and has_room:
+                    window = counter.undo(window, units)
+                    model[worker] = until_us, own
+            case "charge":
+                window, kept = counter.charge(window, now_us, units)
+                assert kept == units
+                model[worker] = until_us, own + units
+            case "remove":
+                left = counter.remove(window, now_us, 0, units)
+                assert (left is None) is (not min(units, own))
+                window = in_force(window, now_us) if left is None else left
+                model[worker] = (until_us, own - min(units, own)) if left is not None else before.get(worker, (0, 0))
+            case "renew":
+                window = apart(window, worker, now_us)[0] + entry(worker, until_us, units)
+                model[worker] = until_us, units
+        expected = {name: entry for name, entry in model.items() if entry[1]}
+        assert {name: (end_us, held) for name, end_us, held in ENTRY.iter_unpack(window)} == expected
+        own = expected.get(worker, (0, 0))[1]
+        taken = sum(held for _, held in expected.values())
+        assert apart(window, worker)[1:] == (taken, own)
+        assert counter.state(window, now_us, 5) == (taken, 0, 0, 5)
+        assert limit.expires_us(window) == max((end_us for end_us, _ in expected.values()), default=0)
+
+
+def test_no_row_counts_more_than_fits_into_its_entries() -> None:
+    counter = Concurrency(2).counter_by(int)
+    window, kept = counter.charge(b"", 0, MAX_UNITS)
+    assert kept == MAX_UNITS
+    assert counter.charge(window, 0, 5) == (window, 0)
+
+
+def test_a_refusal_shows_the_longest_wait() -> None:
+    buckets = [Bucket(name, (Concurrency(1),)) for name in ("ends", "open", "never")]
+    readings = [(1, 0, 0, 5), (1, 0, 0, OPEN), (1, 0, 0, NEVER)]
+    for last, name in enumerate(("ends", "open", "never")):
+        checks = [(bucket, "ann", 1) for bucket in buckets[: last + 1]]
+        binding = Decision(False, Reason.LIMITED, 0, checks, readings[: last + 1]).binding
+        assert binding.name == name
+        assert binding.reset_after_us == binding.more_after_us == 0

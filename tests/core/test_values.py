@@ -14,7 +14,7 @@ from slidegate.core.bans.policy import BanPolicy, may_ban
 from slidegate.core.calendar import Anchor, Calendar, Unit
 from slidegate.core.ring import MAX_UNITS, WindowState
 
-from .test_ring import EXACT, SLICED, spent
+from .test_limits import EXACT, SLICED, spent
 
 ROOMS = ("", ".addresses", ".bans.ban", ".bans.policy", ".errors", ".windows")
 MODULES = [import_module(f"slidegate.core{room}") for room in ROOMS]

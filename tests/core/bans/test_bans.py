@@ -1,10 +1,19 @@
-"""The law of bans: policies, strikes in a ring, the ladder, forgiving."""
+"""Bans in core: policies, strikes in a ring, the ladder, forgiving; banned networks; rows of exports."""
+
+import json
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slidegate.core import ConfigurationError
+from slidegate.core.addresses import format_network
+from slidegate.core.bans.ban import Ban
+from slidegate.core.bans.networks import BannedNetworks
 from slidegate.core.bans.policy import MAX_EXACT, BanPolicy
+from slidegate.core.bans.rows import from_rows, to_rows
 from slidegate.core.bans.strikes import LATEST_US, Level, next_ban
 from slidegate.core.ring import entries
 
@@ -112,3 +121,72 @@ def test_every_ladder_ends_and_never_goes_down(factor: float, duration: str, lon
     ladder_us = [policy.length_us(level) for level in range(1, 201)]
     assert ladder_us == sorted(ladder_us)
     assert ladder_us[-1] == (policy.duration_us if factor == 1 else policy.longest_us)
+
+
+def ban(key: str, until_us: int | None = 100, since_us: int = 0) -> Ban:
+    return Ban(key, "why", "abuse", 0, since_us, until_us)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(8, 31)), max_size=8), st.integers(0, 2**32 - 1))
+def test_an_address_lies_in_the_networks_that_the_standard_library_finds(
+    drawn: list[tuple[int, int]], value: int
+) -> None:
+    keys = {format_network(4, first, prefix) for first, prefix in [*drawn, (value, 24)]}
+    bans = [ban(key) for key in (*keys, "203.0.113.7", "user:ann")]  # the last two refuse themselves alone
+    found = {one.key for one in BannedNetworks(bans).of((4, value))}
+    assert found == {key for key in keys if IPv4Address(value) in IPv4Network(key)}
+
+
+@pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
+def test_networks_whose_bans_are_over_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slidegate.core.bans.networks.MAX_NETWORKS", 2)
+    networks = BannedNetworks([ban("192.0.2.0/24", 100), ban("198.51.100.0/24", None)])
+    with pytest.raises(ConfigurationError, match=r"already banned, which is the maximum; put 203\.0\.113\.0/24 into"):
+        networks.with_ban(ban("203.0.113.0/24", 500, since_us=99), 100)
+    after = networks.with_ban(ban("203.0.113.0/24", 500, since_us=100), 100)
+    assert sorted(after.bans) == ["198.51.100.0/24", "203.0.113.0/24"]
+    assert after.of((4, int(IPv4Address("192.0.2.7")))) == []
+
+
+NOW_US = 1_800_000_000_000_000
+EVE = Ban("user:eve", "why", "abuse", 2, NOW_US - 7, NOW_US + HOUR_US)
+NET = Ban("192.0.2.0/24", "", "ann", 0, NOW_US - HOUR_US, None)
+
+moments_us = st.integers(-(2**53), 2**53)
+bans = st.builds(
+    Ban,
+    st.sampled_from(["192.0.2.7", "2001:db8::/64", "198.51.100.0/24", "user:ann", "header:x-api-key#" + 32 * "f"]),
+    st.text(max_size=20).map(str.strip).filter(str.isprintable),
+    st.sampled_from(["abuse", "ann"]),
+    st.integers(0, 2**31),
+    moments_us,
+    st.none() | moments_us,
+)
+
+
+def rows() -> list[dict[str, Any]]:
+    read: list[dict[str, Any]] = json.loads(json.dumps([*to_rows([EVE, NET])]))
+    return read
+
+
+@given(st.lists(bans), moments_us)
+def test_what_is_exported_is_imported_as_it_was_without_what_is_over(exported: list[Ban], now_us: int) -> None:
+    read = json.loads(json.dumps([*to_rows(exported)]))
+    assert [list(row.values()) for row in read[1:]] == [list(ban) for ban in exported]
+    assert from_rows(read, now_us) == [ban for ban in exported if not ban.is_over(now_us)]
+
+
+@given(st.integers(0, 2), st.none() | st.integers() | st.sampled_from([[], {}, "ban", ["ban"]]), st.data())
+def test_a_row_that_is_none_or_lacks_a_field_is_named(index: int, row: Any, data: st.DataObject) -> None:
+    assert from_rows(rows()[:1], NOW_US) == []
+    spoiled: list[Any] = rows()
+    if data.draw(st.booleans()):
+        spoiled[index] = row
+    else:
+        del spoiled[index][data.draw(st.sampled_from([*spoiled[index]]))]
+    with pytest.raises(ConfigurationError, match=f"^bans, row {index + 1}: cannot be read: "):
+        from_rows(spoiled, NOW_US)
+
+
+def test_levels_above_the_largest_are_reduced_so_that_they_can_grow() -> None:
+    assert from_rows([rows()[0], {**rows()[1], "level": 2**53}], NOW_US)[0].level == 2**31

@@ -1,0 +1,354 @@
+"""The windows of core: against plain lists at every moment, over threads, and in how much memory."""
+
+import math
+import sys
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from slidegate.core import CounterWindow, HotKeys, MetricSummary, MetricWindow, RollingTotals
+from slidegate.core.ring import MAX_UNITS
+from slidegate.core.windows.histogram import BOUNDS_US, LONGEST_US, RELATIVE_ERROR, SHORTEST_US, ResponseTimes
+
+from ...racing import THREADS, race
+
+T = TypeVar("T")
+
+SPANS = st.one_of(st.floats(0, 1), st.just(1.0), st.floats(0, 24), st.floats(-3, 0), st.floats(-24, 0))
+"""How far a clock goes on, or steps back, between two events, in slices: often beyond all that are kept."""
+
+
+class Plain(Generic[T]):
+    """Everything that was accepted, with the number of its slice; `kept` slices are held."""
+
+    def __init__(self, slice_us: int, kept: int) -> None:
+        self.slice_us = slice_us
+        self.kept = kept
+        self.newest: int | None = None
+        self.dropped = 0
+        self.held: list[tuple[int, T]] = []
+
+    def add(self, now_us: int, what: T) -> bool:
+        """Return whether it was accepted."""
+        number = now_us // self.slice_us
+        if self.newest is not None and number <= self.newest - self.kept:
+            self.dropped += 1
+            return False
+        self.newest = number if self.newest is None else max(number, self.newest)
+        self.held.append((number, what))
+        return True
+
+    def within(self, first: int, end: int) -> list[T]:
+        """Return what lies in the slices from `first` to `end`, without those that were let go of."""
+        oldest = first if self.newest is None else max(first, self.newest - self.kept + 1)
+        return [what for number, what in self.held if oldest <= number < end]
+
+
+@given(
+    st.integers(1, 12),
+    st.integers(1, 100),
+    st.lists(st.tuples(st.integers(-300, 300) | st.just(10**15), st.integers(0, 9)), max_size=40),
+    st.integers(0, 2_000),
+)
+def test_the_three_readings_are_those_of_a_plain_list(
+    slices: int, slice_us: int, moves: list[tuple[int, int]], later_us: int
+) -> None:
+    """Where the clock steps back, what lies ahead moves into the slice of now, and nothing is revived."""
+    window, now_us, made = CounterWindow(slices, slice_us), 10**6, list[tuple[int, int]]()
+    for span_us, units in moves:
+        now_us += span_us
+        window.add(now_us, units)
+        if units:
+            number = now_us // slice_us
+            made = [(min(at, number), some) for at, some in made if at >= number - slices] + [(number, units)]
+    for look_us in (now_us, now_us + later_us):
+        number = max(look_us // slice_us, max(made, default=(0, 0))[0])
+        by_slice = [sum(units for at, units in made if at == number - back) for back in range(slices, -1, -1)]
+        starts_us = [(number - back) * slice_us for back in range(slices, -1, -1)]
+        assert window.slices(look_us) == list(zip(starts_us, by_slice, strict=True))
+        assert window.total(look_us) == sum(by_slice)
+        assert window.classic(look_us) == sum(by_slice[1:])
+        assert window.completed(look_us) == sum(by_slice[:-1])
+
+
+def test_a_window_that_would_overflow_is_an_error_and_stays_as_it_is() -> None:
+    window = CounterWindow(slices=2, slice_us=100)
+    window.add(0, MAX_UNITS - 1)
+    with pytest.raises(ValueError, match=f"at most {MAX_UNITS} units, so there is no room for 2 more"):
+        window.add(150, 2)
+    window.add(150, 1)
+    assert (window.total(150), window.classic(250)) == (MAX_UNITS, 1)
+    window.add(300, MAX_UNITS - 1)
+
+
+AMOUNTS = st.integers(-100, 100) | st.integers(-(2**80), 2**80)
+
+
+@given(
+    st.integers(1, 50),
+    st.lists(st.integers(1, 12), min_size=1, max_size=4, unique=True),
+    st.integers(0, 10**6),
+    st.lists(st.tuples(SPANS, AMOUNTS), max_size=30),
+)
+@example(2, [10], 0, [(0.0, 1), (0.5, 1), (0.5, 1)])
+def test_totals_are_those_of_a_plain_list_at_every_moment(
+    slice_us: int, windows: list[int], now_us: int, moves: list[tuple[float, int]]
+) -> None:
+    windows_us = [slices * slice_us for slices in windows]
+    totals, plain = RollingTotals(slice_us, windows_us), Plain[int](slice_us, max(windows) + 1)
+    assert totals.windows_us == tuple(windows_us)
+
+    def sums(end: int) -> dict[int, int]:
+        return {slices * slice_us: sum(plain.within(end - slices, end)) for slices in windows}
+
+    for span, amount in moves:
+        now_us = max(now_us + round(span * slice_us), 0)
+        totals.add(now_us, amount)
+        plain.add(now_us, amount)
+        assert totals.dropped == plain.dropped
+        for look_us in (now_us, now_us + slice_us, max(now_us - 2 * slice_us, 0), now_us + 10**9):
+            number = look_us // slice_us
+            assert totals.completed(look_us) == sums(number)
+            assert totals.running(look_us) == sums(number + 1)
+
+
+@pytest.mark.parametrize("amount", [0.5, 1.0, True, "1", None])
+def test_an_amount_that_would_drift_is_refused_and_changes_nothing(amount: Any) -> None:
+    totals = RollingTotals(10, [20])
+    with pytest.raises(ValueError, match="amount: expected a whole number, for example 1999 cents, not "):
+        totals.add(0, amount)
+    assert totals.running(0) == {20: 0}
+
+
+def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing_of_totals() -> None:
+    totals, rounds = RollingTotals(10, [1_000]), 100
+    race(lambda number, thread: totals.add(number * totals.slice_us, thread - 2), rounds)
+    end_us = (rounds - 1) * totals.slice_us
+    assert totals.running(end_us) == {1_000: rounds * sum(thread - 2 for thread in range(THREADS))}
+    assert totals.completed(end_us + totals.slice_us) == totals.running(end_us)
+
+
+NAMES = ("pass", "block", "exception", "success", "occupied_pass", "other", "2xx", "4xx", "5xx", "x" * 65)
+TIMES_US = st.one_of(st.integers(0, 50), st.integers(0, 2 * LONGEST_US))
+MOVES = st.lists(st.tuples(SPANS, st.lists(st.sampled_from(NAMES), max_size=3), st.none() | TIMES_US), max_size=30)
+Moves = list[tuple[float, list[str], int | None]]
+Events = Plain[tuple[list[str], int | None]]
+
+
+def counted_as(event: str, names: list[str], max_names: int) -> str:
+    """Return the name that an event is counted under, and note it if it gets a count of its own."""
+    if event not in (*NAMES[:6], *names):
+        if len(names) == max_names or len(event) > 64:
+            return "other"
+        names.append(event)
+    return event
+
+
+def agrees(summary: MetricSummary, plain: Events, first: int, slices: int) -> None:
+    """See that a summary is what the list gives for `slices` slices from `first` on."""
+    here, span_us = plain.within(first, first + slices), slices * plain.slice_us
+    events = Counter(event for names, _ in here for event in names)
+    assert (summary.start_us, summary.span_us) == (first * plain.slice_us, span_us)
+    assert summary.events == events
+    assert summary.qps("block") == pytest.approx(events["block"] * 1_000_000 / span_us)
+    seen, times_us = summary.rt, sorted(rt_us for _, rt_us in here if rt_us is not None)
+    assert (seen.count, seen.sum_us, seen.min_us) == (len(times_us), sum(times_us), min(times_us, default=None))
+    assert seen.average() == (sum(times_us) / len(times_us) if times_us else None)
+    for share in (0, 0.5, 0.95, 1):
+        exact_us = times_us[max(math.ceil(share * len(times_us)), 1) - 1] if times_us else None
+        assert is_close(seen.quantile(share), exact_us)
+
+
+def is_close(read_us: float | None, exact_us: int | None) -> bool:
+    """Tell whether a quantile is as near to the exact one as is promised."""
+    if exact_us is None or read_us is None:
+        return exact_us is read_us
+    if exact_us <= SHORTEST_US:
+        return read_us == SHORTEST_US / 2
+    if exact_us > LONGEST_US:
+        return read_us == LONGEST_US
+    return abs(read_us - exact_us) <= RELATIVE_ERROR * exact_us * (1 + 1e-9)
+
+
+@example(2, 10, 0, 30, [(0.0, ["pass"], None), (-1.0, ["pass"], None), (-1.0, ["pass"], None)])
+@given(st.integers(1, 6), st.integers(1, 100), st.integers(0, 2), st.integers(0, 10**6), MOVES)
+def test_a_window_is_a_plain_list_of_events_at_every_moment(
+    slices: int, slice_us: int, max_names: int, now_us: int, moves: Moves
+) -> None:
+    window, plain, names = MetricWindow(slices, slice_us, max_names=max_names), Events(slice_us, slices), list[str]()
+    for span, events, rt_us in moves:
+        now_us = max(now_us + round(span * slice_us), 0)
+        window.record(now_us, *events, rt_us=rt_us)
+        counted = list[str]()
+        if plain.add(now_us, (counted, rt_us)):
+            counted += [counted_as(event, names, max_names) for event in events]
+        assert window.dropped == plain.dropped
+        for look_us in (now_us, now_us + slice_us, max(now_us - slice_us, 0), now_us + 10**9):
+            first, whole = look_us // slice_us - slices + 1, window.read(look_us)
+            agrees(whole, plain, first, slices)
+            assert (window.count("pass", look_us), window.qps(look_us)) == (whole.count("pass"), whole.qps("pass"))
+            assert window.qps(look_us, "2xx") == whole.qps("2xx")
+            assert (window.average_rt(look_us), window.min_rt(look_us)) == (whole.rt.average(), whole.rt.min_us)
+            assert window.quantile(0.5, look_us) == whole.rt.quantile(0.5)
+            agrees(window.read(look_us, slices=1), plain, first + slices - 1, 1)
+            for number, summary in enumerate(window.slices(look_us), first):
+                agrees(summary, plain, number, 1)
+            assert len(window.slices(look_us)) == slices
+
+
+@given(st.integers(1, 6), st.integers(1, 100), MOVES, st.lists(st.integers(0, 2), min_size=30, max_size=30))
+def test_windows_merged_are_one_window_that_saw_everything(
+    slices: int, slice_us: int, moves: Moves, chosen: list[int]
+) -> None:
+    one, *parts = [MetricWindow(slices, slice_us) for _ in range(4)]
+    now_us = 0
+    for (span, events, rt_us), part in zip(moves, chosen, strict=False):
+        now_us += round(abs(span) * slice_us)
+        for window in (one, parts[part]):
+            window.record(now_us, *events, rt_us=rt_us)
+        assert MetricSummary.merged([part.read(now_us) for part in parts]) == one.read(now_us)
+
+
+def test_a_negative_time_is_refused_and_changes_nothing() -> None:
+    window = MetricWindow(10, 100)
+    with pytest.raises(ValueError, match="rt_us: expected 0 microseconds or more, not -1"):
+        window.record(0, "pass", rt_us=-1)
+    assert window.read(0).events == {}
+
+
+def test_every_time_reads_within_its_error() -> None:
+    edges = {edge + step for edge in BOUNDS_US for step in (-1, 0, 1)}
+    for time_us in {*range(2_000), *edges, 10**12}:
+        times = ResponseTimes()
+        times.count_all([time_us])
+        assert is_close(times.quantile(0.5), time_us), time_us
+
+
+def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing_of_metrics() -> None:
+    window, rounds = MetricWindow(60, 1_000), 60
+    race(lambda number, thread: window.record(number * window.slice_us, "pass", f"t{thread}", rt_us=thread), rounds)
+    read = window.read((rounds - 1) * window.slice_us)
+    assert read.events == {"pass": THREADS * rounds, **{f"t{thread}": rounds for thread in range(THREADS)}}
+    assert (read.rt.count, read.rt.sum_us) == (THREADS * rounds, sum(range(THREADS)) * rounds)
+    assert window.dropped == 0
+
+
+@pytest.mark.parametrize(("share", "rank"), [(0, 1), (0.01, 1), (0.55, 55), (0.95, 95), (0.951, 96), (1, 100)])
+def test_a_quantile_is_the_nearest_rank(share: float, rank: int) -> None:
+    times, alone = ResponseTimes(), ResponseTimes()
+    times.count_all(BOUNDS_US[1:101])
+    alone.count_all([BOUNDS_US[rank]])
+    assert times.quantile(share) == alone.quantile(1)
+
+
+KEYS = st.sampled_from(("ab", "abcdefgh", "aaaabcdefghijklmnop"))
+"""Few keys and many."""
+HITS = KEYS.flatmap(lambda keys: st.lists(st.tuples(SPANS, st.sampled_from(keys), st.integers(1, 9)), max_size=120))
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 4), st.integers(1, 20), HITS, st.integers(1, 30))
+def test_hot_keys_are_those_over_the_threshold_within_the_error(
+    capacity: int, threshold: int, slices: int, slice_us: int, made: list[tuple[float, str, int]], most: int
+) -> None:
+    keys = HotKeys(capacity, threshold, timedelta(microseconds=slices * slice_us), slices=slices)
+    exact, now_us, hot, reported = Plain[str](slice_us, slices + 1), 1_000, set[str](), set[str]()
+    for span, key, hits in made:
+        now_us = max(now_us + round(span * slice_us), 0)
+        dropped, looked_at = exact.dropped, {key, *hot}
+        became_hot = keys.hit(key, now_us, hits)
+        for _ in range(hits):
+            exact.add(now_us, key)
+        assert keys.dropped == exact.dropped
+        newest = exact.newest or 0
+        recent, look_us = Counter(exact.within(0, newest + 1)), newest * slice_us
+        error = keys.error(look_us)
+        assert error <= recent.total() / (capacity + 1)
+        slack, found, top = min(error, threshold // 2), keys.hot(look_us), keys.top(look_us, most)
+        if exact.dropped == dropped:
+            assert found.keys() >= {name for name in looked_at if recent[name] > threshold + error - slack}
+        for name, least in found.items():
+            assert threshold - slack < least <= recent[name] <= least + error
+        reported.update([key] if became_hot else ())
+        assert found.keys() <= reported, "who is hot was said to become so"
+        assert not became_hot or recent[key] > threshold - slack
+        assert top == sorted(top, key=lambda entry: (-entry[1], entry[0]))
+        for name, least in top:
+            assert 0 < least <= recent[name] <= least + error
+        if not error:
+            assert top == sorted(recent.items(), key=lambda entry: (-entry[1], entry[0]))[:most]
+        hot = set(found)
+
+
+def test_a_key_that_has_cooled_becomes_hot_again() -> None:
+    keys = HotKeys(10, 2, "5s")
+    assert [keys.hit("busy", now_us) for now_us in range(5)] == [False, False, True, False, False]
+    assert keys.hot(5_999_999) == {"busy": 5}
+    assert keys.hot(6_000_000) == {}, "reading changes nothing"
+    assert not keys.hit("busy", 5_999_999), "it has been hot all the time"
+    keys.hit("another", 12_000_000)
+    assert [keys.hit("busy", 12_000_000) for _ in range(4)] == [False, False, True, False]
+
+
+def test_missed_hits_count_up_to_half_of_the_threshold() -> None:
+    keys = HotKeys(1, 6, "5s", slices=1)
+    keys.hit("ann", 0, 3)
+    keys.hit("bob", 0, 3)  # with one count for both, ann's are gone
+    assert not keys.hit("ann", 0, 3)
+    assert keys.hit("ann", 0, 1)
+    assert keys.error(0) == 3
+    assert keys.hot(0) == {"ann": 4}, "the seventh hit of ann is missed"
+
+
+def test_room_is_made_among_the_hot_before_it_runs_out() -> None:
+    keys, became_hot = HotKeys(1, 2, "1s", slices=1), 0
+    keys.hit("before", 0, 10)
+    for number in range(50):
+        became_hot += sum([keys.hit(f"in turn {number}", keys.slice_us) for _ in range(10)])
+        assert len(keys.hot(keys.slice_us)) <= len(keys._hot) <= 2
+    assert became_hot > 20
+
+
+def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing_of_hot_keys() -> None:
+    keys, rounds, reported = HotKeys(10, 10, "100ms", slices=50), 50, list[str]()
+
+    def hit(number: int, thread: int) -> None:
+        if keys.hit(f"t{thread % 4}", number * keys.slice_us):
+            reported.append(f"t{thread % 4}")
+
+    race(hit, rounds)
+    assert keys.hot((rounds - 1) * keys.slice_us) == {f"t{thread}": 2 * rounds for thread in range(THREADS // 2)}
+    assert sorted(reported) == [f"t{thread}" for thread in range(4)], "each is told to one of them"
+
+
+Count = Callable[[Any, int], object]
+KINDS: dict[str, tuple[Callable[[], Any], Count]] = {
+    "metrics": (lambda: MetricWindow(4, 100), lambda window, n: window.record(n * 37, f"name {n:08}", rt_us=n)),
+    "totals": (lambda: RollingTotals(10, [1_000]), lambda totals, n: totals.add(n * 3, n)),
+    "hot keys": (lambda: HotKeys(100, 10, "5s"), lambda keys, n: keys.hit(f"one-hit {n:08}", n * 100)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_does_not_grow(kind: str) -> None:
+    if sys.gettrace() is not None:
+        pytest.skip("what measures coverage takes memory as well")
+    make, count = KINDS[kind]
+
+    def peak_bytes(times: int) -> int:
+        tracemalloc.start()
+        counted = make()
+        for number in range(times):
+            count(counted, number)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return peak
+
+    peak_bytes(10)
+    # Threads of other tests may take some memory meanwhile. Eight bytes a call would be twice as much.
+    assert peak_bytes(20_000) < peak_bytes(4_000) + 64_000
