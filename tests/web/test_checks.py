@@ -1,26 +1,169 @@
-"""What looks wrong at start-up or in the first requests is said once, with a code."""
+"""What looks wrong at the start is said once, and what cannot be made ends the start of its server."""
 
+import asyncio
 import os
+import re
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from signal import SIGINT
-from subprocess import DEVNULL, Popen
+from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from threading import current_thread
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.routing import Route
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.routing import Mount, Route
 from starlette.types import Scope
 
-from slidegate import Limiter, RateLimitMiddleware, Rule
+from slidegate import ConfigurationError, Limiter, RateLimitMiddleware, Rule
 from slidegate.web import file_watcher
 from slidegate.web.routes import layers
 
-from ..asgi import call, hello, page, statuses
+from ..asgi import attempt, call, hello, page, scope_of, send_scope, statuses
 from ..redis_servers import until
 from .middlewares import FollowedFiles
+
+BOUND_S = 120
+"""How long a hang may last; a server that starts on a busy machine takes some seconds."""
+
+
+class Strict(RateLimitMiddleware):
+    """A middleware of somebody's own, whose constructor goes on after ours."""
+
+    def __init__(self, app: Any, *, limits: str) -> None:
+        super().__init__(app, limits=limits)
+        self.tightest = min(limit.amount for rule in self.rules for limit in rule.limits)
+
+
+def made(app: Any, limits: str) -> Any:
+    return RateLimitMiddleware(app, limits=limits)
+
+
+class Around:
+    """A middleware of somebody's own, which makes a middleware around what it is given."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = RateLimitMiddleware(app, limits="ten/minute")
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.app(scope, receive, send)
+
+
+FROM_FILE = RateLimitMiddleware.from_file
+TEN = 'limits = "ten/minute"'
+LOST = 'store = "lmdb:///dev/null/middleware"\nlimits = "5/minute"'
+ADDITIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "limits": (RateLimitMiddleware, {"limits": "ten/minute"}, "'ten/minute'"),
+    "an option": (RateLimitMiddleware, {"limit": "5/minute"}, "unknown option 'limit'"),
+    "a subclass": (Strict, {"limits": "ten/minute"}, "'ten/minute'"),
+    "another's": (Around, {}, "'ten/minute'"),
+    "a factory": (made, {"limits": "ten/minute"}, "'ten/minute'"),
+    "no file": (FROM_FILE, {"path": None}, "slidegate.toml"),
+    "a bad file": (FROM_FILE, {"path": TEN}, "ten/minute"),
+    "a store in a file": (FROM_FILE, {"path": LOST}, "/dev/null/middleware"),
+    "an option beside a file": (FROM_FILE, {"path": 'limits = "5/minute"', "on_refused": 7}, "7"),
+}
+"""A middleware, its options (a path stands for a file with that text), and a part of the message."""
+
+
+def add(app: Any, what: str, directory: Path) -> str:
+    kind, options, part = ADDITIONS[what]
+    if "path" in options:
+        path = directory / "slidegate.toml"
+        if options["path"] is not None:
+            path.write_text(options["path"], "utf-8")
+        options = {**options, "path": path}
+    app.add_middleware(GZipMiddleware)  # ours is around it
+    app.add_middleware(kind, **options)
+    return part
+
+
+async def started(app: Any) -> tuple[list[Any], Exception | None]:
+    async with asyncio.timeout(BOUND_S):
+        answer, error = await attempt(app, type="lifespan", state={})
+    return answer.messages, error
+
+
+@pytest.mark.parametrize("framework", [Starlette, FastAPI])
+@pytest.mark.parametrize("what", ADDITIONS)
+async def test_a_middleware_that_cannot_be_made_ends_the_start_and_without_one_lets_no_request_pass(
+    what: str, framework: Any, tmp_path: Path
+) -> None:
+    served, app = Starlette(routes=[Route("/", page)]), framework()
+    part = add(app, what, tmp_path)
+    said, error = await started(app)
+    assert [message["type"] for message in said] == ["lifespan.startup.failed"]
+    assert part in said[0]["message"]
+    assert error is not None
+    assert str(error) in said[0]["message"]
+    add(served, what, tmp_path)
+    for target, path in ((served, "/"), (Starlette(routes=[Mount("/below", served)]), "/below/")) * 2:
+        with pytest.raises(ConfigurationError, match=re.escape(part)):
+            await send_scope(target, scope_of(path))
+
+
+async def test_a_request_after_a_start_that_failed_raises_the_same_error() -> None:
+    app = Starlette(middleware=[Middleware(RateLimitMiddleware, limits="ten/minute")])
+    _, error = await started(app)
+    lengths = []
+    for _ in range(3):
+        with pytest.raises(ConfigurationError) as caught:
+            await send_scope(app, scope_of("/"))
+        assert caught.value is error
+        lengths.append(len(caught.traceback))
+    assert lengths[0] == lengths[-1], "each request makes the traceback longer"
+
+
+async def test_options_without_their_names_end_the_start() -> None:
+    app = Starlette(middleware=[Middleware(RateLimitMiddleware, "5/minute")])  # type: ignore[arg-type]
+    said, error = await started(app)
+    assert said[0]["message"] == f"TypeError: {error}"
+
+
+BAD = Middleware(RateLimitMiddleware, limits="bad")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda app=app: made(app, "bad") for app in (Starlette(), FastAPI(), GZipMiddleware(Starlette()))),
+        lambda: Route("/", page, middleware=[BAD]),
+        lambda: Mount("/", routes=[], middleware=[BAD]),
+        lambda: FROM_FILE(Starlette(), "nowhere.toml"),
+    ],
+)
+def test_everywhere_else_the_constructor_raises(make: Callable[[], Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        make()
+
+
+SERVERS = {
+    "uvicorn": ["uvicorn", "site_app:app", "--port", "0"],
+    # Where hypercorn 0.18 has workers, it loses the code with which they ended, whatever was wrong.
+    "hypercorn": ["hypercorn", "site_app:app", "--workers", "0", "--bind", "127.0.0.1:0"],
+    "granian": ["granian", "site_app:app", "--interface", "asgi", "--port", "0"],
+}
+
+
+@pytest.mark.parametrize("server", ["uvicorn", *(pytest.param(one, marks=pytest.mark.all) for one in [*SERVERS][1:])])
+def test_a_server_with_a_broken_configuration_ends_with_its_message(server: str, tmp_path: Path) -> None:
+    (tmp_path / "site_app.py").write_text(
+        "from starlette.applications import Starlette\nfrom slidegate import RateLimitMiddleware\n"
+        'app = Starlette()\napp.add_middleware(RateLimitMiddleware, limits="ten/minute")\n',
+        "utf-8",
+    )
+    command = [sys.executable, "-m", *SERVERS[server]]
+    ended = subprocess.run(command, cwd=tmp_path, stdout=PIPE, stderr=STDOUT, text=True, timeout=BOUND_S, check=False)
+    assert ended.returncode != 0, ended.stdout
+    assert "ten/minute" in ended.stdout
+
+
+# -- what looks wrong at start-up or in the first requests is said once, with a code -----------------------------------
 
 
 def codes(found: RateLimitMiddleware) -> list[str]:
@@ -47,18 +190,18 @@ app = RateLimitMiddleware(inner, limits="9/minute")
 if __name__ == "__main__":
     uvicorn.run("served:app", port=0, workers=int(os.environ["COUNT"]), log_config=None)
 """
-SERVERS = {"uvicorn.run": ["served.py"], "hypercorn -c": ["-m", "hypercorn", "-c", "hypercorn.toml", "served:app"]}
+WITH_WORKERS = {"uvicorn.run": ["served.py"], "hypercorn -c": ["-m", "hypercorn", "-c", "hypercorn.toml", "served:app"]}
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="other systems do not show the children of a process")
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("server", WITH_WORKERS)
 def test_workers_that_no_argument_names_see_each_other(server: str, count: int, tmp_path: Path) -> None:
     said = tmp_path / "said"
     (tmp_path / "served.py").write_text(SERVED)
     (tmp_path / "hypercorn.toml").write_text(f'workers = {count}\nbind = "127.0.0.1:0"\n')
     environment = {**os.environ, "SAID": str(said), "COUNT": str(count), "PYTHONPATH": os.pathsep.join(sys.path)}
-    started = Popen([sys.executable, *SERVERS[server]], cwd=tmp_path, env=environment, stderr=DEVNULL)
+    started = Popen([sys.executable, *WITH_WORKERS[server]], cwd=tmp_path, env=environment, stderr=DEVNULL)
     try:
         until(lambda: said.exists() and said.read_text().count("\n") == count, "all workers have started")
     finally:
