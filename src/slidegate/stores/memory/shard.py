@@ -217,37 +217,32 @@ class Table(Generations):
             key: The key.
             secret: The key of the keyed hash that selects a cell, so that clients cannot predict collisions.
         """
-        window = self.stale.pop(key, None)
-        if window is None:
-            own = self.room.take()
-            if self.cells or not own:
-                number = cell_of(key, secret)
-                window = (self.cells.of(number) or {}).get(number)
-                if own and window and self.holds_permits:
-                    self.room.release(1)
-                    own = False
-                if not own:
-                    self.cells.stale.pop(number, None)
-                    self.cells.fresh[number] = window or b""
-                    return self.cells.fresh, number
-        self.fresh[key] = window or b""
-        return self.fresh, key
+        number, units = "", b""
+        if self.cells and key not in self.stale:
+            number = cell_of(key, secret)
+            units = (self.cells.of(number) or {}).get(number, b"")
+        if not (units and self.holds_permits) and self.has_own(key, units):
+            return self.fresh, key
+        number = number or cell_of(key, secret)
+        self.cells.stale.pop(number, None)
+        self.cells.fresh[number] = units
+        return self.cells.fresh, number
 
-    def own(self, key: str) -> dict[str, bytes] | None:
-        """Return the dict with the key's own window, after making one if need be; None if there is no room for it."""
+    def has_own(self, key: str, units: bytes = b"") -> bool:
+        """Return whether a key has a window of its own, after making one of these units if there is room for it."""
         if key not in self.fresh:
-            window = self.stale.pop(key, None)
-            if window is None and not self.room.take():
-                return None
-            self.fresh[key] = window or b""
-        return self.fresh
+            if key not in self.stale and not self.room.take():
+                return False
+            self.fresh[key] = self.stale.pop(key, units)
+        return True
 
     def remove(self, key: str) -> bytes:
-        """Remove the key's own window, and return it; empty if there is none."""
+        """Delete the key's own window, and return it; empty if there is none."""
         windows = self.of(key)
         if windows is None:
             return b""
         self.room.release(1)
+        self.shard.version += 1
         return windows.pop(key)
 
     def find(self, key: str, secret: bytes) -> tuple[Windows, str]:
@@ -257,14 +252,6 @@ class Table(Generations):
             return windows, key
         number = cell_of(key, secret) if self.cells else ""
         return self.cells.of(number) or {number: b""}, number
-
-    def reset(self, key: str, now_us: int) -> bool:
-        """Forget the units in a key's own window; return False if there were none."""
-        windows = self.of(key)
-        if windows is None or self.holds_permits or self.counts_strikes:
-            return False
-        window, windows[key] = windows[key], b""
-        return window != b"" and (not self.limit.life_us or now_us < self.limit.expires_us(window))
 
     def sweep(self, now_us: int, unix_us: int) -> bool:
         """Delete some expired windows and cells; return whether the sweep has finished until the next expiry."""

@@ -126,7 +126,6 @@ class MemoryStore(Store):
                 table.clear()
         self._room.keys = sum([len(table.fresh) + len(table.stale) for table in tables])
         self._all.moved()
-        self.bans.rows.begin_anew()
         self._new, self._due, self._sweep_us = deque(tables), [], 0
 
     def __repr__(self) -> str:
@@ -226,10 +225,9 @@ class MemoryStore(Store):
         because their requests are still in progress.
         """
         self.expect_open()
-        at = self._shard_of(key)
-        with self._shards[at].lock:
-            now_us = self.time_us()
-            return sum(tables[at].reset(key, now_us) for tables in list(self._tables.values())) > 0
+        removed = self._removed(key, lambda table: not table.holds_permits and not table.counts_strikes)
+        now_us, unix_us = self.time_us(), self.unix_us()
+        return any(table.in_use(window, now_us, unix_us) for table, window in removed)
 
     def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule, and all shared cells; return whether units were spent.
@@ -248,6 +246,13 @@ class MemoryStore(Store):
         # The windows are read here, and deallocated on return, without blocking other threads on a lock.
         now_us, unix_us = self.time_us(), self.unix_us()
         return any(table.in_use(window, now_us, unix_us) for table, windows in forgotten for window in windows.values())
+
+    def _removed(self, key: str, is_meant: Callable[[Table], bool]) -> list[tuple[Table, bytes]]:
+        """Delete the own windows of a key in some tables, and return them."""
+        at = self._shard_of(key)
+        with self._shards[at].lock:
+            tables = [tables[at] for tables in list(self._tables.values())]
+            return [(table, table.remove(key)) for table in tables if is_meant(table)]
 
     def answers_threads(self) -> bool:
         """Return True: no method returns an awaitable."""
@@ -269,22 +274,18 @@ class MemoryStore(Store):
         at = self._shard_of(key)
         with self._shards[at].lock:
             ((counter, tables),) = self._bound.get(bucket) or self._bind(bucket)
-            windows = tables[at].own(key)
-            if windows is None:
+            if not tables[at].has_own(key):
                 return None
-            now_us = self._now_us()
+            windows, now_us = tables[at].fresh, self._now_us()
             windows[key], _ = counter.charge(windows[key], now_us, weight)
             return counter.state(windows[key], now_us)[0]
 
     def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:
         """Remove the window of a key in a bucket of strikes, or in all of them; return whether there were strikes."""
         meant = None if bucket is None else (bucket.name, bucket.limits[0].same_window)
-        at = self._shard_of(key)
-        with self._shards[at].lock:
-            now_us, tables = self.time_us(), [tables[at] for tables in list(self._tables.values())]
-            counting = [table for table in tables if table.counts_strikes and meant in (None, table.identity)]
-            counted = [(table.limit.counter_by(self.unix_us), table.remove(key)) for table in counting]
-            return any(counter.charge(window, now_us, 0)[0] for counter, window in counted)
+        removed = self._removed(key, lambda table: table.counts_strikes and meant in (None, table.identity))
+        now_us = self.time_us()
+        return any(table.limit.counter_by(self.unix_us).charge(window, now_us, 0)[0] for table, window in removed)
 
     # -- times and shards ---------------------------------------------------------------------------------------------
 
@@ -317,7 +318,7 @@ class MemoryStore(Store):
         cell is located by every hit, because there may be room for one of its own.
         """
         self.expect_open()
-        if self.bans.rows.bans and (refusal := self.bans.decide(question.checks, question.subjects)) is not None:
+        if self.bans.may_refuse() and (refusal := self.bans.decide(question.checks, question.subjects)) is not None:
             return refusal
         question.refs, shared = self._refs(question.checks)
         question.version = -1 if shared else question.shard.version
