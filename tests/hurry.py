@@ -1,13 +1,15 @@
-"""Threads that begin together, and take turns far more often than they do by themselves."""
+"""Threads that begin together, and take turns far more often than they do by themselves; or meet at the same moment."""
 
 import gc
+import random
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Barrier
-from typing import TypeVar
+from threading import Barrier, BrokenBarrierError
+from types import FrameType
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 PATIENCE_S = 60.0
@@ -48,3 +50,43 @@ def hurried(collecting: bool = True) -> Iterator[None]:
         if collecting:
             gc.callbacks.remove(let_others_on)
         sys.setswitchinterval(before_s)
+
+
+# -- threads that are switched at any instruction, so that a race shows at once ----------------------------------------
+
+
+THREADS = 8
+SWITCHED = 0.1
+"""How often an instruction lets another thread go on."""
+
+
+def switch(frame: FrameType, event: str, argument: object) -> Any:
+    """Trace every instruction, and let another thread go on at some of them."""
+    frame.f_trace_opcodes = True
+    if random.random() < SWITCHED:
+        time.sleep(0)
+    return switch
+
+
+def race(act: Callable[[int, int], object], rounds: int) -> None:
+    """Call ``act(round, thread)`` in 8 threads, which wait for each other before every round."""
+    barrier = Barrier(THREADS)
+
+    def run(thread: int) -> None:
+        before = sys.gettrace()
+        try:
+            for number in range(rounds):
+                barrier.wait()
+                sys.settrace(switch)
+                act(number, thread)
+                sys.settrace(before)
+        except BrokenBarrierError:
+            return  # another one has failed
+        except BaseException:
+            barrier.abort()
+            raise
+        finally:
+            sys.settrace(before)
+
+    with hurried(collecting=False):
+        at_once(run, THREADS)

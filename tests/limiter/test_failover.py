@@ -26,8 +26,8 @@ from slidegate.stores.shared import DEFAULT_MAX_KEYS
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import call, hello
+from ..hurry import race
 from ..questions import hit_all
-from ..racing import race
 from ..remote_stores import SickStore
 from ..virtual_time import VirtualTime, turns
 

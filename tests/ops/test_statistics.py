@@ -47,7 +47,7 @@ from slidegate.ops.statistics import (
 from slidegate.testing import RecordingObserver
 
 from ..asgi import page
-from ..racing import THREADS, race
+from ..hurry import THREADS, race
 from ..redis_servers import AT_REDIS
 from ..served_by_workers import AMOUNT, NAME
 from ..virtual_time import VirtualTime, turns

@@ -26,8 +26,7 @@ from typing import Final
 from ..redis_servers import REDIS, RedisServer
 from ..stores.redis.stores import eventually
 from .checks import PROMISES, Answer, broken_bounds, grown, leaked, lost_bans
-from .fleet import Fleet
-from .visitors import Visitors
+from .fleet import Fleet, Visitors
 
 CLIENTS: Final = 40
 GREEDY: Final = 4

@@ -1,15 +1,24 @@
-"""What tests of several rooms ask about a middleware and cannot see in its answers."""
+"""What tests of several rooms ask about a middleware, and one limit at each place where one may stand."""
 
+import functools
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import http_sf
+from anyio import from_thread
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
+from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Scope
 
+from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
 from slidegate.core.decision import Check
 from slidegate.events import Outcome
 from slidegate.testing import FakeClock, RecordingObserver
@@ -102,3 +111,124 @@ class FollowedFiles:
         """Let a change be seen at two looks."""
         await self.look(app)
         await self.look(app)
+
+
+# -- one limit in a rule of the middleware, or at an endpoint in each of its forms -------------------------------------
+
+
+METHODS = ["GET", "HEAD", "POST", "PUT"]
+RAISED: dict[str, Exception] = {"raises": RuntimeError("no"), "left": ClientDisconnect()}
+
+
+def answer(request: Request) -> Response:
+    """Answer with the status that a request says."""
+    status = request.headers.get("x-status", "200")
+    if status in RAISED:
+        raise RAISED[status]
+    return PlainTextResponse("page", int(status))
+
+
+async def page(request: Request) -> Response:
+    return answer(request)
+
+
+async def item(n: int) -> int:
+    return n
+
+
+def starlette(endpoint: Any, **options: Any) -> Starlette:
+    return Starlette(routes=[Route("/", endpoint, methods=METHODS)], **options)
+
+
+def fastapi(endpoint: Any, of_router: Sequence[Any] = (), of_route: Sequence[Any] = (), **options: Any) -> FastAPI:
+    """Return an application whose endpoint is in a router in a router, each with dependencies."""
+    app = FastAPI(**options)
+    outer, router = APIRouter(dependencies=[*map(Depends, of_router)]), APIRouter()
+    router.api_route("/", methods=METHODS, dependencies=[*map(Depends, of_route)])(endpoint)
+    outer.include_router(router)
+    app.include_router(outer)
+    return app
+
+
+def needing(limit: RateLimit) -> Callable[..., Any]:
+    """Return a dependency that depends on a limit."""
+
+    async def needs(_: None = Depends(limit)) -> None:
+        pass
+
+    return needs
+
+
+def class_of(endpoint: Any, decorate: Callable[[Any], Any] = lambda method: method) -> type[HTTPEndpoint]:
+    """Return an endpoint class with a method that answers as a function does."""
+
+    async def get(self: object, request: Request) -> Response:
+        return await endpoint(request)  # type: ignore[no-any-return]
+
+    return type("Page", (HTTPEndpoint,), dict.fromkeys(map(str.lower, METHODS), decorate(get)))
+
+
+def wrapping(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate an endpoint as anybody does."""
+
+    @functools.wraps(endpoint)
+    async def wrapped(*args: Any, **options: Any) -> Any:
+        return await endpoint(*args, **options)
+
+    return wrapped
+
+
+def in_a_thread(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a sync endpoint, which only works in a thread."""
+
+    def sync(request: Request) -> Any:
+        return from_thread.run(endpoint, request)
+
+    return sync
+
+
+def of_a_connection(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an endpoint that has a parameter of the kind by which FastAPI gives the request to a limit."""
+
+    async def connected(connection: HTTPConnection, request: Request) -> Any:
+        assert connection is request
+        return await endpoint(request)
+
+    return connected
+
+
+def checked(limit: RateLimit, endpoint: Any) -> Callable[..., Any]:
+    """Return an endpoint that asks for itself."""
+
+    async def checks(request: Request) -> Any:
+        await limit.check(request)
+        return await endpoint(request)
+
+    return checks
+
+
+FORMS: dict[str, Callable[..., ASGIApp]] = {
+    "application": lambda limit, endpoint, **options: fastapi(endpoint, dependencies=[Depends(limit)], **options),
+    "router": lambda limit, endpoint, **options: fastapi(endpoint, of_router=[limit], **options),
+    "dependency": lambda limit, endpoint, **options: fastapi(endpoint, of_route=[limit], **options),
+    "needed": lambda limit, endpoint, **options: fastapi(endpoint, of_route=[needing(limit)], **options),
+    "decorator": lambda limit, endpoint, **options: fastapi(limit(endpoint), **options),
+    "sync": lambda limit, endpoint, **options: fastapi(limit(in_a_thread(endpoint)), **options),
+    "connection": lambda limit, endpoint, **options: fastapi(limit(of_a_connection(endpoint)), **options),
+    "starlette": lambda limit, endpoint, **options: starlette(limit(endpoint), **options),
+    "partial": lambda limit, endpoint, **options: starlette(limit(functools.partial(endpoint)), **options),
+    "under": lambda limit, endpoint, **options: starlette(wrapping(limit(endpoint)), **options),
+    "above": lambda limit, endpoint, **options: starlette(limit(wrapping(endpoint)), **options),
+    "method": lambda limit, endpoint, **options: starlette(class_of(endpoint, limit), **options),
+    "checked": lambda limit, endpoint, **options: starlette(checked(limit, endpoint), **options),
+    "mounted": lambda limit, endpoint, **options: Starlette(routes=[Mount("/", starlette(limit(endpoint), **options))]),
+}
+"""All forms of a limit at an endpoint, which is at ``/``: each takes the limit and a function."""
+
+
+def limited(at: str, limits: Any = (), *, limiter: Limiter | None = None, **options: Any) -> RateLimitMiddleware:
+    """Return a middleware with one limit, in a rule or in one of these forms; its page is ``/``."""
+    limiter = limiter or Limiter(MemoryStore(clock=FakeClock()))
+    if at == "rule":
+        return RateLimitMiddleware(starlette(page), rules=[Rule("*", limits, **options)], limiter=limiter)
+    return RateLimitMiddleware(FORMS[at](RateLimit(limits=limits or None, **options), page), rules=[], limiter=limiter)

@@ -28,7 +28,7 @@ from starlette.websockets import WebSocket
 from slidegate import RateLimit, RateLimitMiddleware, Rule
 
 from .frameworks import with_root
-from .limited import class_of
+from .middlewares import class_of
 from .sockets import greet
 
 PLENTY = "1000000/minute"

@@ -80,8 +80,7 @@ from ..remote_stores import SickStore
 from ..virtual_time import VirtualTime, turns
 from . import sockets
 from .frameworks import with_root
-from .limited import FORMS, METHODS, answer, item, page, starlette
-from .middlewares import FollowedFiles, Listener, Log, charged, checks
+from .middlewares import FORMS, METHODS, FollowedFiles, Listener, Log, answer, charged, checks, item, page, starlette
 from .model import fails, written
 from .network_files import countries, operators
 

@@ -33,9 +33,8 @@ from slidegate import (
 from slidegate.testing import RecordingObserver
 
 from ..asgi import PEER, Answer, call, page, scope_of, send_scope, statuses
-from . import limited
-from .limited import FORMS, item
-from .middlewares import checks
+from .middlewares import FORMS, checks, item
+from .middlewares import fastapi as of_fastapi
 
 
 def test_a_decorated_endpoint_is_documented_as_before() -> None:
@@ -169,7 +168,7 @@ async def test_a_dependency_that_makes_another_answer_of_it_has_its_way() -> Non
         except RateLimitExceeded:
             raise fastapi.HTTPException(503) from None
 
-    answer = await refused(limited.fastapi(page, dependencies=[Depends(needed)], of_route=[RateLimit("1/hour")]))
+    answer = await refused(of_fastapi(page, dependencies=[Depends(needed)], of_route=[RateLimit("1/hour")]))
     assert (answer.status, answer.headers["cache-control"]) == (503, "no-store")
 
 

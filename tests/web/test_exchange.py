@@ -46,8 +46,7 @@ from slidegate.testing import FakeClock
 from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
 from ..remote_stores import SlowStore
 from ..virtual_time import turns
-from .limited import FORMS, limited, starlette
-from .middlewares import Listener
+from .middlewares import FORMS, Listener, limited, starlette
 
 OURS: Final = {b"ratelimit", b"ratelimit-policy", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"}
 

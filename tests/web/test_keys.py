@@ -1,10 +1,12 @@
 """Whom a rule counts: clients by address, behind proxies too, and what requests say; and the key of a value."""
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +27,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from slidegate import (
     BanPolicy,
+    ConfigurationError,
     Limiter,
     MemoryStore,
     Networks,
@@ -35,15 +38,20 @@ from slidegate import (
     combine,
     cookie,
     header,
+    network,
     path_param,
     query,
     user,
 )
+from slidegate.dashboard import Dashboard
 from slidegate.testing import FakeClock
 from slidegate.web.headers import MAX_FIELD
 from slidegate.web.keys import Key
+from slidegate.web.networks import NetworkFile
 
-from ..asgi import PEER, hello, scope_of, send_scope
+from ..asgi import PEER, call, hello, scope_of, send_scope
+from ..hurry import at_once
+from .network_files import ASN, OTHER, TENCENT, countries, operators, written
 
 
 async def key_of(key: Any, limiter: Limiter | None = None, pattern: str = "*", **more: Any) -> str:
@@ -330,10 +338,10 @@ async def test_a_client_is_its_address_however_a_server_takes_it_from_the_header
 
 ON_A_PORT = ("app.test", 443)
 ON_A_SOCKET = ("/run/app.sock", None)
-LISTED, ALLOWED, OTHER = "192.0.2.7", "192.0.2.8", "198.51.100.9"
+LISTED, ALLOWED, STRANGER = "192.0.2.7", "192.0.2.8", "198.51.100.9"
 AMOUNT = 2
 
-CLIENTS = st.sampled_from([None, LISTED, ALLOWED, OTHER])
+CLIENTS = st.sampled_from([None, LISTED, ALLOWED, STRANGER])
 SERVERS = st.sampled_from([None, ON_A_SOCKET, ON_A_PORT, ["::1", 8000], ("192.0.2.1", "8000"), ("", 0)])
 SCOPES = st.tuples(CLIENTS, SERVERS, st.booleans(), CLIENTS)
 OPTIONS = st.fixed_dictionaries(
@@ -385,3 +393,85 @@ async def test_a_request_without_a_peer_is_one_bucket_unless_its_connection_must
             del scope["client"]
         assert (await send_scope(app, scope)).status == model.status(client, server, forwarded)
     assert ("SG109" in [finding.code for finding in app.findings]) is (model.counts["unknown-peer"] > 0)
+
+
+# -- clients by network: addresses of one operator or one country share limits, conditions and bans --------------------
+
+
+@pytest.mark.parametrize(
+    ("record", "by", "key"),
+    [
+        ({"asn": "AS15169", "as_name": "Google", "country_code": "US"}, None, "asn:15169"),
+        ({"asn": "AS15169", "as_name": "Google", "country_code": "US"}, "country", "country:US"),
+        ({"country": "US", "country_name": "United States"}, None, "country:US"),
+        ({"country": {"iso_code": "US"}, "city": {"names": {"en": "Here"}}}, None, "country:US"),
+        ({"autonomous_system_number": 15169}, None, "asn:15169"),
+    ],
+)
+def test_files_of_several_makers_are_read(tmp_path: Path, record: Any, by: Any, key: str) -> None:
+    found = network(written(tmp_path / "any.mmdb", {"8.8.8.0/24": record}), by=by)
+    assert found.find({}, Limiter(), "8.8.8.8") == key
+
+
+@pytest.mark.parametrize("network", ["10.1.2.3/32", "8.0.0.0/6", "192.168.0.0/15", "fd00::/8", "fe00::/8", "::1/128"])
+@pytest.mark.parametrize("version", [4, 6])
+def test_private_addresses_are_unknown_whatever_a_file_says(tmp_path: Path, network: str, version: int) -> None:
+    if version == 4 and ":" in network:
+        network = "0.0.0.0/1"
+    found = NetworkFile(str(written(tmp_path / "asn.mmdb", {network: OTHER, "203.0.0.0/16": TENCENT}, version)))
+    private = "10.1.2.3", "192.168.0.1", "fd00::/64", "fe80::/64", "::1"
+    assert {found.find(key).asn for key in private} == {None}
+    assert found.find("203.0.113.1").asn == 132203
+    held = ip_network(network)
+    for key in ("9.9.9.9", "192.169.0.1", "fe00::/64"):
+        address = ip_address(key.partition("/")[0])
+        is_held = address.version == held.version and address in held
+        assert found.find(key).asn == (64500 if is_held else None), key
+
+
+async def test_a_file_that_is_cut_in_place_while_threads_look_up_ends_nothing(tmp_path: Path) -> None:
+    path = written(tmp_path / "asn.mmdb", ASN)
+    found, seen = network(path), set()
+
+    def ask(thread: int) -> None:
+        for number in range(3_000):
+            if (thread, number) == (0, 100):
+                os.truncate(path, 10)
+            seen.add(found.file._find(f"43.128.{number % 250}.1").asn)
+
+    at_once(ask, 4)
+    assert seen == {132203}
+
+
+@settings(max_examples=60)
+@given(damage=st.lists(st.tuples(st.integers(0, 5_000), st.integers(0, 255)), min_size=1, max_size=40))
+def test_a_damaged_file_is_refused_or_knows_less_and_raises_nothing_at_a_request(
+    tmp_path_factory: pytest.TempPathFactory, damage: list[tuple[int, int]]
+) -> None:
+    path = written(tmp_path_factory.mktemp("damaged") / "asn.mmdb", ASN)
+    content = bytearray(path.read_bytes())
+    for at, byte in damage:
+        content[at % len(content)] = byte
+    path.write_bytes(content)
+    try:
+        found = network(path)
+    except ConfigurationError:
+        return
+    for key in ("43.128.0.1", "101.32.5.5", "2402:4e00::/64", "8.8.8.8", "unknown-peer"):
+        assert found.find({}, Limiter(), key).startswith(("asn:", "country:"))
+
+
+async def test_the_dashboard_shows_which_clients_the_ban_of_an_operator_refuses(tmp_path: Path) -> None:
+    limiter = Limiter(networks=[operators(tmp_path), countries(tmp_path)])
+    dashboard = Dashboard(limiter, token=None)
+    app = RateLimitMiddleware(hello, limits="5/hour", limiter=limiter)
+    clients = ("43.128.0.1", "203.0.113.9", "8.8.8.8")
+    for client in clients:
+        await call(app, client=(client, 1))
+    await limiter.ban("asn:132203", "1d")
+    found = {}
+    for client in clients:
+        answer = await call(dashboard, "/api/client", query_string=f"key={client}".encode())
+        ban = json.loads(answer.body)["ban"]
+        found[client] = None if ban is None else ban["key"]
+    assert found == {"43.128.0.1": "asn:132203", "203.0.113.9": None, "8.8.8.8": None}

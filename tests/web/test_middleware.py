@@ -41,8 +41,7 @@ from slidegate.web.callbacks import whole_cost
 
 from ..asgi import attempt, call, hello, page, statuses
 from ..test_wrong_arguments import WRONG
-from .limited import limited, wrapping
-from .middlewares import counted
+from .middlewares import counted, limited, wrapping
 from .stage import expanded
 
 

@@ -31,8 +31,7 @@ from slidegate.testing import FakeClock
 
 from ..asgi import Answer, attempt, scope_of
 from ..ops.shared_rows import SharedRows
-from .limited import answer, class_of
-from .middlewares import Listener, Log, fields
+from .middlewares import Listener, Log, answer, class_of, fields
 from .model import HONEYPOT, METHODS, PATHS, PROGRAMS, REQUESTS, WORKERS, Expected, Model, Program, Sent
 
 

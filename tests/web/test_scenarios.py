@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ..virtual_time import VirtualTime
-from .limited import FORMS
+from .middlewares import FORMS
 from .stage import Stage
 
 SCENARIOS = Path(__file__).with_name("scenarios")

@@ -39,7 +39,7 @@ from ..questions import hit_all
 from ..redis_servers import AT_REDIS, BOUND_S, needs_redis
 from ..remote_stores import SickStore, SlowStore
 from ..virtual_time import VirtualTime, turns
-from .limited import limited, starlette
+from .middlewares import limited, starlette
 from .stage import Stage
 
 FAIR = 'key=everyone, wait="30s", fair=header("X-Tenant"), name="held"'

@@ -16,7 +16,7 @@ from slidegate.core import CounterWindow, HotKeys, MetricSummary, MetricWindow, 
 from slidegate.core.ring import MAX_UNITS
 from slidegate.core.windows.histogram import BOUNDS_US, LONGEST_US, RELATIVE_ERROR, SHORTEST_US, ResponseTimes
 
-from ...racing import THREADS, race
+from ...hurry import THREADS, race
 
 T = TypeVar("T")
 
