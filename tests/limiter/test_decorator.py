@@ -1,22 +1,33 @@
-"""Limits around functions and blocks: who is refused, who waits, and that the function stays what it was."""
+"""Limits around functions and blocks, and requests that wait: who is refused, in which order, for how long."""
 
 import asyncio
 import functools
 import inspect
+import os
 import pickle
 import signal
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from starlette.exceptions import HTTPException
 
 from slidegate import Limiter, MemoryStore, RateLimitExceeded, SlidegateError
-from slidegate.core import Bucket, Concurrency, Reason
+from slidegate.core import Bucket, Check, Concurrency, Decision, Reason, parse_limits
+from slidegate.limiter.queues import LATE_S, Queues
 from slidegate.testing import FakeClock
 
+from ..redis_servers import until
 from ..remote_stores import SlowStore
 from ..virtual_time import VirtualTime, turns
 
@@ -208,3 +219,313 @@ def test_a_call_whose_arguments_the_key_function_does_not_take_fails_and_does_no
     with pytest.raises(TypeError, match="2 were given"):
         send("ann", "hello")
     assert ran == []
+
+
+KEY = "everyone"
+NAME = ("answers", KEY)
+WAIT_MAX = 4
+US = 0.000_001
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A request, and what has become of it."""
+
+    tenant: str
+    cost: int
+    came_s: float
+    until_s: float
+    task: asyncio.Task[None] = field(init=False)
+    is_gone: bool = False
+    is_refused_for_others: bool = False
+    decision: Decision | None = None
+    ended_s: float | None = None
+
+
+class Line(RuleBasedStateMachine):
+    """Requests for permits, and for units of a window, that share one queue.
+
+    The model is a list of those who wait. Who asks is always the oldest of them, or of the tenant with the fewest
+    permits, whose client is there.
+    """
+
+    @initialize(units=st.integers(1, 4), permits=st.integers(1, 3), is_fair=st.booleans())
+    def begin(self, units: int, permits: int, is_fair: bool) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.run(self._begin(units, permits))
+        self.is_fair = is_fair
+        self.line: list[Waiting] = []
+        self.inside: list[Waiting] = []
+        self.failures: list[BaseException] = []
+
+    async def _begin(self, units: int, permits: int) -> None:
+        self.time = VirtualTime()
+        self.store = MemoryStore(clock=self.time.clock)
+        self.queues = Queues()
+        buckets = Bucket(NAME[0], parse_limits(f"{units}/s")), Bucket(NAME[0], [Concurrency(permits)])
+        self.buckets = buckets
+        self.units = units
+
+    def checks(self, cost: int) -> list[Check]:
+        return [(self.buckets[0], KEY, min(cost, self.units)), (self.buckets[1], KEY, 1)]
+
+    def run(self, work: Any) -> Any:
+        return self.loop.run_until_complete(work)
+
+    async def refund(self, reservations: Any) -> None:
+        self.store.refund(reservations)
+        self.queues.refunded(one.check for one in reservations)
+
+    def teardown(self) -> None:
+        if hasattr(self, "loop"):
+            self.run(self._end())
+            self.loop.close()
+
+    async def _end(self) -> None:
+        while self.inside:
+            await self._release(0)
+            await self.settled()
+        await asyncio.gather(*(one.task for one in self.line))
+        while self.inside:
+            await self._release(0)
+        await self.settled()
+        self.everything_holds()
+        assert (self.line, self.queues.waiting, self.queues.is_queued(NAME)) == ([], 0, False)
+        assert self.store.permits_held() == 0
+        assert not self.queues._permits, "no count of permits is left"
+
+    async def settled(self) -> None:
+        """Let every task go on until all of them sleep."""
+        await asyncio.sleep(US)
+
+    # -- the requests ------------------------------------------------------------------------------------------------
+
+    def first(self) -> Waiting:
+        """Return who is to ask next."""
+        present = [one for one in self.line if not one.is_gone]
+        permits = Counter(one.tenant for one in self.inside) if self.is_fair else Counter()
+        return min(present, key=lambda one: permits[one.tenant])
+
+    async def ask(self, one: Waiting) -> Decision:
+        try:
+            if one in self.line:
+                assert self.first() is one, "somebody asks who is not first"
+                assert not one.is_gone
+        except AssertionError as failure:
+            self.failures.append(failure)
+        return self.store.hit(self.checks(one.cost))
+
+    async def come(self, one: Waiting) -> None:
+        decision = None
+        if not self.queues.is_queued(NAME):
+            decision = await self.ask(one)
+        if decision is None or not decision.allowed:
+            self.join(one)
+            decision = await self.queues.wait(
+                NAME,
+                decision,
+                partial(self.ask, one),
+                wait_us=round((one.until_s - one.came_s) * 1_000_000),
+                wait_max=WAIT_MAX,
+                tenant=one.tenant if self.is_fair else "",
+                is_gone=lambda: one.is_gone,
+            )
+        one.decision, one.ended_s = decision, self.time.passed_s
+        if one in self.line:
+            self.line.remove(one)
+        if decision.allowed:
+            self.inside.append(one)
+            if self.is_fair:
+                self.queues.take(NAME, one.tenant)
+
+    def join(self, one: Waiting) -> None:
+        """Put a request into the line as the model has it: who has left makes room, else the greediest tenant."""
+        if len(self.line) >= WAIT_MAX:
+            gone = [other for other in self.line if other.is_gone]
+            waiting = Counter(other.tenant for other in [*self.line, one])
+            most = max(waiting.values())
+            if not gone and self.is_fair and waiting[one.tenant] < most:
+                gone = [next(other for other in reversed(self.line) if waiting[other.tenant] == most)]
+            for other in gone:
+                other.is_refused_for_others = True
+                self.line.remove(other)
+            if not gone:
+                one.is_refused_for_others = True
+                return
+        self.line.append(one)
+
+    @rule(
+        tenant=st.sampled_from("abc"),
+        cost=st.sampled_from([1, 1, 2]),
+        wait_ms=st.sampled_from([0, 50, 400, 1_000, 2_500, 60_000]),
+    )
+    def arrive(self, tenant: str, cost: int, wait_ms: int) -> None:
+        self.run(self._arrive(tenant, cost, wait_ms / 1_000))
+
+    async def _arrive(self, tenant: str, cost: int, wait_s: float) -> None:
+        one = Waiting(tenant, cost, self.time.passed_s, self.time.passed_s + wait_s)
+        one.task = asyncio.create_task(self._watched(one))
+        await self.settled()
+
+    async def _watched(self, one: Waiting) -> None:
+        await self.come(one)
+        try:
+            self.check_end(one)
+        except AssertionError as failure:
+            self.failures.append(failure)
+
+    def check_end(self, one: Waiting) -> None:
+        """Check that a request has ended when and as it had to."""
+        assert one.decision is not None
+        assert one.ended_s is not None
+        assert one.ended_s <= one.until_s + LATE_S + 2 * US, "it has waited longer than it may"
+        is_late = one.ended_s >= one.until_s
+        if one.decision.allowed:
+            waited = one.ended_s > one.came_s
+            assert one.decision.reason is (Reason.WAITED if waited else one.decision.reason)
+            return
+        assert one.decision.readings, "a refusal says by which limit"
+        if not (is_late or one.is_gone or one.is_refused_for_others):
+            ahead = (one.cost, *(other.cost for other in self.line))
+            wait_us = max(wait_us for cost in ahead for *_, wait_us in self.store.peek(self.checks(cost)).readings)
+            assert one.ended_s + wait_us / 1_000_000 >= one.until_s, "it could have been let in, for all that is known"
+
+    @precondition(lambda self: self.line)
+    @rule(data=st.data())
+    def client_leaves(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.line)).is_gone = True
+
+    @precondition(lambda self: self.line)
+    @rule(data=st.data())
+    def request_is_cancelled(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.line))
+        self.line.remove(one)
+        one.task.cancel()
+        self.run(self.settled())
+        assert one.task.cancelled()
+
+    # -- room --------------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.inside)
+    @rule(data=st.data())
+    def request_ends(self, data: st.DataObject) -> None:
+        self.run(self._release(data.draw(st.integers(0, len(self.inside) - 1))))
+        self.run(self.settled())
+
+    async def _release(self, index: int) -> None:
+        one = self.inside.pop(index)
+        assert one.decision is not None
+        await self.refund(one.decision.begin_refund(permits=True))
+        if self.is_fair:
+            self.queues.release(NAME, one.tenant)
+
+    @precondition(lambda self: self.inside)
+    @rule()
+    def units_are_refunded(self) -> None:
+        decision = self.inside[-1].decision
+        assert decision is not None
+        self.run(self.refund(decision.begin_refund(permits=False)))
+        self.run(self.settled())
+
+    @precondition(lambda self: self.inside and not self.is_fair)
+    @rule()
+    def another_process_makes_room(self) -> None:
+        """It is noticed within 200 ms."""
+        decision = self.inside.pop(0).decision
+        assert decision is not None
+        self.store.refund(decision.begin_refund(permits=True))
+        self.store.reset(KEY)
+        self.run(asyncio.sleep(0.2))
+        self.run(self.settled())
+
+    @rule()
+    def windows_are_reset(self) -> None:
+        self.store.reset(KEY)
+        self.queues.wake()
+        self.run(self.settled())
+
+    @rule(ms=st.sampled_from([1, 30, 200, 500, 1_000, 5_000]))
+    def time_passes(self, ms: int) -> None:
+        self.run(asyncio.sleep(ms / 1_000))
+        self.run(self.settled())
+
+    @invariant()
+    def everything_holds(self) -> None:
+        if not hasattr(self, "loop"):
+            return
+        if self.failures:
+            raise self.failures[0]
+        assert self.queues.waiting == len(self.line) <= WAIT_MAX
+        assert self.store.permits_held() == len(self.inside)
+        # Who has left is skipped at its turn: until then, nobody behind it asks.
+        if not any(one.is_gone for one in self.line) and self.line:
+            assert not self.store.peek(self.checks(self.first().cost)).allowed, "there is room, and somebody waits"
+
+
+TestLine = Line.TestCase
+TestLine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+@contextmanager
+def a_line(units: int, permits: int) -> Iterator[Line]:
+    line = Line()
+    line.begin(units=units, permits=permits, is_fair=False)
+    try:
+        yield line
+    finally:
+        line.teardown()
+
+
+def test_what_a_client_that_has_left_was_waiting_for_refuses_nobody() -> None:
+    with a_line(units=3, permits=1) as line:
+        for cost, wait_ms in ((2, 0), (2, 60_000), (1, 60_000), (1, 60_000), (1, 60_000)):
+            line.arrive(tenant="a", cost=cost, wait_ms=wait_ms)
+        line.line[0].is_gone = True  # it would have room for its two units in a second
+        line.arrive(tenant="a", cost=1, wait_ms=50)
+        line.everything_holds()
+        assert len(line.line) == WAIT_MAX
+        assert not any(one.is_gone for one in line.line)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_does_not_queue_behind_the_waiters_of_its_parent() -> None:
+    with a_line(units=3, permits=1) as line:
+        for _ in range(2):
+            line.arrive(tenant="a", cost=1, wait_ms=60_000)
+        child = os.fork()
+        if not child:
+            os._exit(line.queues.waiting + line.queues.is_queued(NAME))
+        assert os.waitpid(child, 0)[1] == 0
+        assert line.queues.waiting == 1
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_waiters_of_all_threads_and_kinds_of_loops_are_one_queue(first: int) -> None:
+    store, queues, order = MemoryStore(clock=FakeClock()), Queues(), list[int]()
+    checks = [(Bucket(NAME[0], [Concurrency(1)]), KEY, 1)]
+
+    async def ask() -> Decision:
+        return store.hit(checks)
+
+    def leave(decision: Decision) -> None:
+        store.refund(decision.begin_refund(permits=True))
+        queues.refunded(checks)
+
+    async def wait(number: int) -> None:
+        decision = await queues.wait(NAME, None, ask, wait_us=60_000_000, wait_max=16)
+        assert decision.allowed
+        order.append(number)
+        await anyio.sleep(0.001)
+        leave(decision)
+
+    inside = store.hit(checks)
+    runs = [partial(anyio.run, wait, number, backend=("asyncio", "trio")[(first + number) % 2]) for number in range(5)]
+    threads = [threading.Thread(target=run) for run in runs]
+    for count, thread in enumerate(threads, start=1):
+        thread.start()
+        until(lambda: queues.waiting == count, "it waits")  # noqa: B023
+    leave(inside)
+    for thread in threads:
+        thread.join(30)
+    assert order == [0, 1, 2, 3, 4]
+    assert store.permits_held() == queues.waiting == 0

@@ -1,21 +1,46 @@
-"""The limiter: keys, addresses of stores, and the words around a store."""
+"""The limiter: keys, addresses of stores, what is read of it, and its end."""
 
 import asyncio
+import gc
+import re
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.routing import Route
+from starlette.testclient import TestClient
 
-from slidegate import Limit, header
-from slidegate.core import ConfigurationError
-from slidegate.limiter import MAX_KEY_BYTES, Limiter
-from slidegate.stores.memory.store import MemoryStore
-from slidegate.testing import RecordingObserver
+from slidegate import (
+    BanPolicy,
+    Limit,
+    Limiter,
+    MemoryStore,
+    MessageLimits,
+    Quota,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    header,
+)
+from slidegate.core import Concurrency, ConfigurationError, StoreUnavailable
+from slidegate.events import Event, Observer
+from slidegate.limiter import MAX_KEY_BYTES
+from slidegate.limiter.inspect import TOGETHER
+from slidegate.stores.open_store import open_store
+from slidegate.testing import FakeClock, RecordingObserver
 
+from ..asgi import PEER, call, hello, page, statuses
+from ..contract.ability_contract import StatsContract
 from ..hurry import at_once, hurried
-from ..remote_stores import RemoteStore, SlowStore
+from ..redis_servers import AT_REDIS
+from ..remote_stores import RemoteStore, SickStore, SlowStore
 
 SECOND_US = 1_000_000
 API_KEY = header("X-API-Key").of("k123")
@@ -129,9 +154,9 @@ async def test_a_limiter_is_made_from_an_address(url: str, max_keys: int) -> Non
 async def test_a_cost_that_is_no_whole_number_is_named_whatever_was_asked_before(limiter: Limiter, cost: Any) -> None:
     for _ in range(3):
         assert await limiter.hit("ann", "100/minute")
-        for call in (limiter.hit("ann", "100/minute", cost), limiter.peek("ann", "100/minute", cost)):
+        for asked in (limiter.hit("ann", "100/minute", cost), limiter.peek("ann", "100/minute", cost)):
             with pytest.raises(ConfigurationError, match="cost: expected a whole number, 0 or more, for example 1, "):
-                await call
+                await asked
     assert (await limiter.hit("ann", "100/minute", 2)).remaining == 95
 
 
@@ -142,3 +167,289 @@ async def test_the_question_of_a_call_is_prepared_once(limits: Any, monkeypatch:
     monkeypatch.setattr(limiter.engine, "prepare", lambda *asked: prepared.append(asked) or prepare(*asked))
     assert [(await limiter.hit("user:1", limits)).remaining for _ in range(3)] == [4, 3, 2]
     assert len(prepared) == 1
+
+
+SECOND_US = 1_000_000
+
+
+def labels(view: Any) -> list[tuple[str, int]]:
+    """Return the name and the units used of every window that holds anything."""
+    return [(shown.name, shown.used) for shown in view.windows if shown.used]
+
+
+async def test_the_rules_of_all_gates_endpoints_and_routes_are_asked(clock: FakeClock) -> None:
+    limiter = Limiter(MemoryStore(clock=clock))
+    limited = RateLimit("7/minute", name="at_the_endpoint")(page)
+    routes = Starlette(routes=[Route("/limited", limited)])
+    inner = RateLimitMiddleware(routes, default_limits="40/minute", limiter=limiter)
+    rules = [
+        Rule("/limited", "5/minute; 50/hour", name="short"),
+        Rule("*", Quota("1000/day"), name="plan"),
+        Rule("*", "30/minute", concurrency=3, name="both"),
+        Rule("/never", "9/minute", name="elsewhere"),
+        Rule("*", "9/minute", shadow=True, name="shadow"),
+    ]
+    outer = RateLimitMiddleware(inner, rules=rules, limiter=limiter, messages=MessageLimits("9/minute"), name="outer")
+    for _ in range(2):
+        assert (await call(outer, "/limited")).status == 200
+    view = await limiter.inspect(PEER)
+    expected = ("at_the_endpoint", "both", "per_route_GET__limited", "plan", "shadow", "short_3600", "short_60")
+    assert sorted(labels(view)) == [(name, 2) for name in expected]
+    assert "elsewhere" in {shown.label for shown in view.windows if not shown.used}
+    assert [shown.label for shown in view.windows if isinstance(shown.limit, Concurrency)] == ["both"]
+    assert (view.key, view.now_us) == (PEER, clock.now_us)
+    windows = [shown for shown in view.windows if not isinstance(shown.limit, Concurrency)]
+    by_rule = {rule: [shown.limit for shown in windows if shown.rule == rule] for rule in {one.rule for one in windows}}
+    asked = await limiter.inspect(PEER, by_rule)
+    assert sorted((one.rule, one.used) for one in asked.windows) == sorted((one.rule, one.used) for one in windows)
+
+
+async def test_given_rules_are_asked_in_the_place_of_those_of_middlewares(clock: FakeClock) -> None:
+    limiter = Limiter(MemoryStore(clock=clock))
+    await limiter.hit("ann", "5/minute", cost=2, rule="api")
+    assert labels(await Limiter(limiter.store).inspect("ann")) == [], "another limiter has not heard of the rule"
+    shown = await Limiter(limiter.store).inspect("ann", {"api": "5/minute", "other": ["9/hour", Quota("7/day")]})
+    assert [(window.rule, window.used) for window in shown.windows] == [("api", 2), ("other", 0), ("other", 0)]
+
+
+async def test_callers_are_asked_in_their_order_as_long_as_they_live() -> None:
+    limiter = Limiter()
+    first = RateLimitMiddleware(hello, limits="1/s", limiter=limiter)
+    second = RateLimitMiddleware(first, rules=[Rule("/a", "1/s", name="a")], limiter=limiter)
+    RateLimitMiddleware(hello, limits="1/s")  # on a limiter of its own
+    limited = limiter.limited("2/s", key="b", rule="function")(hello)
+    assert limiter.engine.callers()[:2] == [first, second] == [*limiter.middlewares]
+    assert [bound.rule.label for bound in second.rule_set.bound()] == ["a"]
+    buckets = [bucket for caller in limiter.engine.callers() for bucket in caller.buckets()]
+    assert buckets[-1].name == "function"
+    assert [window.rule for window in (await limiter.inspect(PEER)).windows] == [bucket.name for bucket in buckets]
+    del first, second, limited, buckets
+    gc.collect()
+    assert (limiter.engine.callers(), limiter.middlewares) == ([], ())
+    assert (await limiter.inspect(PEER)).windows == ()
+
+
+async def test_a_changed_amount_is_shown_once_with_the_newest(clock: FakeClock) -> None:
+    limiter = Limiter(MemoryStore(clock=clock))
+    for amount in (5, 9):
+        app = RateLimitMiddleware(hello, rules=[Rule("*", f"{amount}/minute", name="api")], limiter=limiter)
+        await call(app)
+    assert [(window.used, window.limit.amount) for window in (await limiter.inspect(PEER)).windows] == [(2, 9)]
+
+
+@pytest.mark.interpreted("a compiled class cannot be derived from")
+async def test_a_thousand_rules_are_asked_a_part_at_a_time_and_the_rest_is_counted(clock: FakeClock) -> None:
+    sizes: list[int] = []
+
+    class Watched(RemoteStore):
+        def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
+            if question == self.inner.inspect:
+                sizes.append(len(arguments[1]))
+            return question(*arguments)
+
+    limiter = Limiter(Watched(clock))
+    await limiter.hit("ann", "5/minute", rule="rule-0")
+    rules = {f"rule-{number}": "5/minute" for number in range(5 * TOGETHER + 5)}
+    view = await limiter.inspect("ann", rules)
+    assert (len(view.windows), max(sizes)) == (5 * TOGETHER + 5, TOGETHER)
+    assert labels(view) == [("rule_0", 1)]
+
+
+async def test_limits_are_listed_as_configured_and_in_force() -> None:
+    limiter = Limiter()
+    rules = [
+        Rule("*", "5/minute; 50/hour", name="api"),
+        Rule("/new", "2/minute", shadow=True),
+        Rule("/ok", exempt=True),
+    ]
+    middleware = RateLimitMiddleware(hello, rules=rules, limiter=limiter)
+    api = [one for one in limiter.limits() if one.rule == "api"]
+    assert not limiter.engine.overrides.may_change, "nothing is looked at where nothing is changed"
+    assert (await limiter.override(api[0].name, "7/minute", "1m")).workers == 1
+    assert await limiter.workers() == [], "it is the only one"
+    found = {(one.rule, str(one.limit), str(one.configured), one.changeable, one.shadow) for one in limiter.limits()}
+    assert found == {
+        ("api", "7/1m", "5/1m", True, False),
+        ("api", "50/1h", "50/1h", True, False),
+        ("/new", "2/1m", "2/1m", True, True),
+    }
+    assert len({one.name for one in limiter.limits()}) == 3
+    await limiter.restore(api[0].name)
+    assert {str(one.limit) for one in limiter.limits() if one.name == api[0].name} == {"5/1m"}
+    assert middleware.limiter is limiter
+
+
+def test_a_limiter_says_how_its_store_is_asked() -> None:
+    """Whether it fails, and how often it has, is shown in the model of outages."""
+    made = Limiter(SickStore(FakeClock()), deadline="20ms", on_error="allow"), Limiter()
+    shown = [(one.is_failing, one.failures, one.deadline_us, one.on_error, one.queued) for one in made]
+    assert shown == [(False, 0, 20_000, "allow", 0), (False, 0, None, None, 0)]
+
+
+class TestRowsOfAStoreWithoutSharedOnes(StatsContract):
+    def make_store(self, clock: FakeClock) -> MemoryStore:
+        store = MemoryStore(clock=clock)
+        store.shared_stats = Limiter(store).engine.rows._stats
+        return store
+
+
+async def test_a_worker_writes_its_own_rows_and_reads_those_of_all(tmp_path: Path) -> None:
+    workers = [Limiter.from_url(url) for url in (*[f"lmdb://{tmp_path}/store"] * 2, "memory://")]
+    for worker, value in zip(workers, (b"one", b"two", b"three"), strict=True):
+        await worker.keep_row("notes", 7, value, 60 * SECOND_US)
+    found = [{(row.number, row.worker, row.value) for row in await worker.rows("notes", 0, 9)} for worker in workers]
+    names = [worker.engine.rows.worker for worker in workers]
+    shared = {(7, names[0], b"one"), (7, names[1], b"two")}
+    assert found == [shared, shared, {(7, names[2], b"three")}]
+    for worker in workers:
+        await worker.close()
+
+
+async def test_rows_of_a_memory_store_that_have_ended_take_no_room(clock: FakeClock) -> None:
+    limiter = Limiter(MemoryStore(clock=clock))
+    for number in range(9):
+        await limiter.keep_row("notes", number, b"", SECOND_US)
+        clock.advance("1s")
+    rows: Any = limiter.engine.rows._stats
+    assert len(rows.rows) == 1
+
+
+def test_observers_that_derive_from_observer_hear_of_a_reset_and_of_the_end_of_application_and_limiter(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    calls = list[str]()
+
+    class Foreign:
+        """Has methods of these names for a purpose of its own."""
+
+        def event(self, event: Event) -> None: ...
+
+        async def end(self) -> None:
+            calls.append("end")
+            raise RuntimeError("nothing may depend on an observer")
+
+        def forget(self) -> None:
+            calls.append("forget")
+
+    class Derived(Foreign, Observer):
+        pass
+
+    limiter = Limiter(observers=[Foreign(), Derived()])
+    with TestClient(Starlette(middleware=[Middleware(RateLimitMiddleware, limits="5/minute", limiter=limiter)])):
+        assert calls == []
+    assert calls == ["end"]
+    limiter.engine.forget()
+    limiter.sync.close()
+    assert calls == ["end", "forget", "end"]
+    assert "nothing may depend on an observer" in caplog.text
+
+
+@pytest.fixture(params=["memory", "lmdb", AT_REDIS, "own"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def store(kind: str, request: pytest.FixtureRequest) -> Any:
+    """A store; one of a user's own goes on answering when it is closed."""
+    return RemoteStore() if kind == "own" else open_store(request.getfixturevalue("url"))
+
+
+async def listed(found: Any) -> list[Any]:
+    return [each async for each in found]
+
+
+QUESTIONS: list[Callable[[Limiter], Awaitable[object]]] = [
+    lambda limiter: limiter.hit("user:ann", "5/minute"),
+    lambda limiter: limiter.peek("user:ann", "5/minute"),
+    lambda limiter: limiter.charge("user:ann", "5/minute", 1),
+    lambda limiter: limiter.reset("user:ann"),
+    lambda limiter: limiter.reset_all(),
+    lambda limiter: limiter.inspect("user:ann", {"hit": "5/minute"}),
+    lambda limiter: limiter.ban("user:ann", "1h"),
+    lambda limiter: limiter.unban("user:ann"),
+    lambda limiter: limiter.banned("user:ann"),
+    lambda limiter: limiter.strike("user:ann", BanPolicy("3/minute", "10m")),
+    lambda limiter: listed(limiter.bans()),
+    lambda limiter: listed(limiter.export_bans()),
+    lambda limiter: limiter.import_bans(['{"slidegate": "bans", "version": 4}']),
+]
+
+
+@pytest.mark.parametrize("on_error", ["local", "allow", "deny"])
+@pytest.mark.parametrize("is_off", [False, True])
+async def test_a_closed_limiter_raises_at_every_question_and_request(
+    store: Any, on_error: Any, *, is_off: bool
+) -> None:
+    observer = RecordingObserver()
+    limiter = Limiter(store, on_error=on_error, observers=[observer], deadline="60s")
+    trap = BanPolicy("5/minute", "1h", signals={"/trap": 1})
+    app = RateLimitMiddleware(hello, limits="5/minute", limiter=limiter, bans=trap)
+    assert await statuses(app, 1) == [200]
+    decision = await limiter.hit("user:ann", "5/minute")
+    waiting = [asyncio.create_task(limiter.limited("1/minute", key="user:bob", wait="2m").__aenter__()) for _ in "12"]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    if is_off:
+        await limiter.override("*", "off", "10m")
+        assert await statuses(app, 1) == [200]
+        await asyncio.wait(waiting)
+    await limiter.close()
+    closed = f"^the limiter on {re.escape(repr(store))} was closed and can no longer be used; create a new one$"
+    await asyncio.wait(waiting, timeout=30)
+    assert [task.exception() is None for task in waiting] == [True, is_off]
+    for ask in QUESTIONS if is_off else (lambda _: waiting[1], *QUESTIONS):
+        with pytest.raises(StoreUnavailable, match=closed):
+            await ask(limiter)
+    for path in ("/", "/trap") * 3:
+        with pytest.raises(StoreUnavailable, match=closed):
+            await statuses(app, 1, path)
+    before = threading.enumerate()
+    calls = limiter.sync.hit, limiter.limited("5/minute", key="user:ann", wait="9s").__enter__
+    for ask_now, arguments in zip(calls, [("user:ann", "5/minute"), ()], strict=True):
+        with pytest.raises(StoreUnavailable, match=closed):
+            await asyncio.to_thread(ask_now, *arguments)
+    assert "slidegate-loop" not in [thread.name for thread in threading.enumerate() if thread not in before]
+    assert await limiter.refund(decision) is False, "a request may outlive its limiter"
+    assert observer.kinds == ["switched_off"] * is_off, "nothing has failed"
+
+
+async def test_a_request_that_outlives_its_limiter_ends_as_it_is(store: Any) -> None:
+    limiter = Limiter(store, deadline="60s")
+
+    async def closes(scope: Any, receive: Any, send: Any) -> None:
+        await limiter.close()
+        await hello(scope, receive, send)
+
+    held = [] if isinstance(store, RemoteStore) else [Rule("*", concurrency=2, name="at once")]
+    failures = Rule("*", "5/minute", count_if=lambda status: status != 200)
+    app = RateLimitMiddleware(closes, rules=[failures, *held], limiter=limiter)
+    assert await statuses(app, 1) == [200]
+
+
+class Cut(SickStore):
+    """A store whose end cuts off what it is asked."""
+
+    def close(self) -> None:
+        self.closed, self.error = True, StoreUnavailable("cut off")
+        self.goes_on.set()
+
+
+async def test_nothing_has_failed_where_a_limiter_is_closed_in_the_middle_of_calls(store: Any) -> None:
+    cut = Cut(FakeClock())
+    cut.hangs = True
+    for each in (store, cut):
+        limiter = Limiter(each, deadline="60s", observers=[observer := RecordingObserver()])
+        tasks = []
+        for _ in range(30):  # each is a call of its own
+            tasks.append(asyncio.create_task(asks_on(limiter)))
+            await asyncio.sleep(0)
+        await limiter.close()
+        await asyncio.gather(*tasks)
+        assert observer.kinds == []
+
+
+async def asks_on(limiter: Limiter) -> None:
+    with suppress(StoreUnavailable):
+        while True:
+            await limiter.hit("user:ann", "5/minute", 0)
+            await asyncio.sleep(0)

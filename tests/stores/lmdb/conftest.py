@@ -1,7 +1,5 @@
 """LMDB stores: those of one test at one path are those of one process."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,12 +31,3 @@ def opened(opened_as: Opened, observer: RecordingObserver) -> Opened:
 def store(opened: Opened) -> Any:
     """Return a store; at a place that was made, where a test asks for that first."""
     return opened()
-
-
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    from .test_boot import Machine  # Windows has none
-
-    made = Machine(tmp_path / "lmdb", monkeypatch)
-    yield made
-    made.close()

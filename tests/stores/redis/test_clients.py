@@ -1,25 +1,32 @@
-"""The clients of a store connect as the user's does, notice what has ended, and never send anything twice."""
+"""The clients of a store, what it makes of a server that answers nonsense, and being closed amid everything."""
 
 import asyncio
+import random
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, Final
 
+import hiredis
 import pytest
 from redis.asyncio import BlockingConnectionPool, Redis, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel as RedisSentinel
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 
-from slidegate import Limiter, StoreError
-from slidegate.core import StoreUnavailable
+from slidegate import Decision, Limiter, StoreError
+from slidegate.core import Ban, Bucket, Concurrency, Reservation, Snapshot, StoreUnavailable
+from slidegate.core.reservation import reserved
 from slidegate.stores.redis import RedisStore, clients
 from slidegate.testing import RecordingObserver
 
-from ...fault_proxy import stop_listening
+from ...contract.harness import CHECKS, QUESTIONS, SHARED_QUESTIONS
+from ...fault_proxy import FaultProxy, stop_listening
+from ...redis_servers import BOUND_S, RedisServer, needs_redis
 from ...redis_servers import RedisCluster as ClusterServers
-from ...redis_servers import RedisServer, needs_redis
 from .stores import PLENTY, hit, store_at
 
 MANY = Retry(NoBackoff(), 5)
@@ -130,3 +137,163 @@ async def test_a_server_that_forbids_evalsha_is_asked_by_eval(server: RedisServe
         server.command("ACL", "SETUSER", "hosted", "-eval")
         with pytest.raises(StoreUnavailable, match="no permissions to run the 'eval'"):
             await hit(store)
+
+
+HELD: Final = (Bucket("held", [Concurrency(2)]), "user:ann", 1)
+
+
+def packed(value: Any) -> bytes:
+    if isinstance(value, list):
+        return b"*%d\r\n" % len(value) + b"".join(map(packed, value))
+    if isinstance(value, int):
+        return b":%d\r\n" % value
+    if value is None:
+        return b"$-1\r\n"
+    return b"$%d\r\n%s\r\n" % (len(value), value)
+
+
+KNOWN: Final = {
+    b"news": packed([bytes(8), [0, b"life", b"", b"", []]]),  # what there is: no bans
+    b"CLIENT": b"+OK\r\n",
+}
+
+
+@asynccontextmanager
+async def server_that_says(reply: Callable[[list[bytes]], bytes]) -> AsyncIterator[str]:
+    """Serve connections as a Redis does that answers whatever `reply` returns once it is set up."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        commands = hiredis.Reader()
+        with suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                commands.feed(data)
+                while (command := commands.gets()) is not False:
+                    name = b"news" if b"news" in command else command[0].upper()
+                    writer.write(KNOWN.get(name) or reply(command))
+        writer.close()
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield f"redis://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    await stop_listening(listener)
+
+
+def nonsense(rng: random.Random, depth: int = 0) -> Any:
+    """Return something that a script could answer, and none of ours does."""
+    kind = rng.randrange(8 if depth < 3 else 4)
+    if kind == 0:
+        return rng.choice([0, 1, -1, 2**63 - 1, -(2**63)])
+    if kind == 1:
+        return None
+    if kind < 4:
+        return rng.randbytes(rng.choice([0, 1, 8, 24, 37, 60]))
+    return [nonsense(rng, depth + 1) for _ in range(rng.randrange(7))]
+
+
+def nearly(rng: random.Random) -> Any:
+    """Return an answer of the scripts' form, of whose parts one is nonsense."""
+    if rng.random() < 0.5:
+        parts = [bytes(8), b"7", b"0" * 17, bytes(60)]
+    else:
+        answer = rng.choice([b"", 0, [bytes(60)], [bytes(8)], [b"", 1]])
+        parts = [bytes(24), rng.choice([b"", b"4/24=1 key=1", b"7"]), b"0" * 17, answer, []]
+    spoilt = rng.choice([parts, parts, next((part for part in parts if isinstance(part, list) and part), parts)])
+    spoilt[rng.randrange(len(spoilt))] = nonsense(rng)
+    return parts
+
+
+@pytest.fixture
+async def nothing_goes_wrong_that_nobody_deals_with() -> AsyncIterator[None]:
+    complaints = list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    yield
+    assert complaints == []
+
+
+async def outcome(question: Callable[[], Any]) -> Any:
+    """Return what a question brings, an error of the store included; anything else is raised."""
+    async with asyncio.timeout(BOUND_S):
+        try:
+            answer = question()
+            return await answer if isinstance(answer, Awaitable) else answer
+        except StoreError as error:
+            return error
+
+
+def charged(store: RedisStore) -> list[Reservation]:
+    """Return what a decision has charged: a unit and a permit."""
+    reservations = reserved((*CHECKS, HELD), [1, 0], [1, 1])
+    reservations[1].holder = store.batcher().permits
+    return reservations
+
+
+METHODS: Final = {
+    **QUESTIONS,
+    **SHARED_QUESTIONS,
+    "time": lambda store: store.shared_stats.time(),
+    "hit of permits": lambda store: store.hit((HELD,)),
+    "hit of two keys": lambda store: store.hit(tuple((CHECKS[0][0], key, 1) for key in ("user:7", "user:8"))),
+    "refund of permits": lambda store: store.refund(charged(store)),
+}
+"""A question for each public method that asks Redis."""
+
+
+@pytest.mark.usefixtures("nothing_goes_wrong_that_nobody_deals_with")
+async def test_an_answer_that_is_none_is_a_clear_error_for_every_method(rng: random.Random) -> None:
+    """A method answers, or raises a StoreError, whatever the server says; nobody else is told anything else."""
+
+    def reply(command: list[bytes]) -> bytes:
+        return packed(rng.choice([nonsense(rng), nearly(rng), nearly(rng), [b"0", [b"user:3", bytes(60)]]]))
+
+    async with server_that_says(reply) as url:
+        store = RedisStore(url)
+        errors: list[str] = []
+        for _ in range(600):  # the first that makes no sense of an answer may give the connection up for all
+            names = rng.sample([*METHODS], rng.choice((1, 1, 5)))
+            for name, found in zip(
+                names, await asyncio.gather(*(outcome(partial(METHODS[name], store)) for name in names)), strict=True
+            ):
+                kinds = StoreError, Decision, Ban, Snapshot, bool, list, tuple, int
+                assert isinstance(found, kinds) or found is None, (name, found)
+                errors += [str(found)] if isinstance(found, StoreError) else []
+        assert any("sent an unexpected answer" in error for error in errors), errors
+        await store.close()
+
+
+class Sealed(CredentialProvider):
+    """A user's provider of credentials that fails."""
+
+    def get_credentials(self) -> tuple[str, str]:
+        raise ValueError("the vault is sealed")
+
+
+@pytest.mark.usefixtures("nothing_goes_wrong_that_nobody_deals_with")
+@needs_redis
+async def test_what_fails_in_a_function_of_the_user_is_what_the_error_says(server: RedisServer) -> None:
+    store = RedisStore(Redis(port=server.port, credential_provider=Sealed()))
+    assert "the vault is sealed" in str(await outcome(lambda: store.hit(CHECKS)))
+    await store.close()
+
+
+@pytest.mark.usefixtures("nothing_goes_wrong_that_nobody_deals_with")
+@needs_redis
+@pytest.mark.parametrize("kind", ["server", "cluster"])
+async def test_closing_tells_everybody_who_waits_at_any_moment(
+    kind: str, server: RedisServer, cluster: ClusterServers, rng: random.Random
+) -> None:
+    async with FaultProxy(server.port) as proxy:
+        for _ in range(40):
+            store = RedisStore(
+                f"redis://127.0.0.1:{proxy.port}" if kind == "server" else cluster.url, timeout=f"{BOUND_S}s"
+            )
+            other = RedisStore(server.url if kind == "server" else cluster.url, timeout=f"{BOUND_S}s")
+            proxy.delay_s = rng.choice([0.0, 0.002])
+            if rng.random() < 0.7:
+                await store.hit(CHECKS)
+            await other.bans.ban(f"user:{rng.random()}", 10_000_000, "", "ann")  # news for the store
+            calls = [asyncio.create_task(outcome(partial(rng.choice([*METHODS.values()]), store))) for _ in range(20)]
+            await asyncio.sleep(rng.choice([0.0, 0.0, rng.random() * 0.01]))
+            await store.close()
+            async with asyncio.timeout(BOUND_S):
+                for found in await asyncio.gather(*calls):
+                    assert not isinstance(found, asyncio.CancelledError)
+            await other.close()

@@ -1,23 +1,29 @@
 """Several calls at the same time: what is decided and known while the first is answered and the next is not."""
 
 import asyncio
+import itertools
 import random
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 from math import inf
+from time import monotonic_ns
 from typing import Any
 
 import pytest
 
 from slidegate import MemoryStore
-from slidegate.core import Bucket, Decision, Reason, StoreUnavailable
+from slidegate.core import Bucket, Decision, Reason, StoreUnavailable, parse_limits
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_IN_CALL, MAX_SENDERS, Batcher
+from slidegate.stores.redis.clock import StoreTime, monotonic_us
+from slidegate.stores.redis.refusals import Refusals
 from slidegate.testing import FakeClock
 
 from ...contract.harness import bucket
 from ...contract.player import settle
 from ...contract.programs import YEAR_2100_US
+from ...hurry import at_once, hurried
 from ...redis_servers import RedisServer, needs_redis
 from ...virtual_time import turns
 from .stores import PLENTY, PLENTY_S, store_at
@@ -259,3 +265,34 @@ def test_an_event_loop_that_ends_with_a_request_in_the_queue_ends_quietly(server
     left = list[asyncio.Future[Decision]]()
     asyncio.run(main())
     assert failed == []
+
+
+LIMITS = parse_limits("1/hour")
+LASTS_US = 10**9
+AT_LEAST = 200
+ROUNDS = 100
+
+
+def test_a_reset_of_all_keys_while_other_threads_are_refused() -> None:
+    refusals, learned, is_over = Refusals(StoreTime(None)), itertools.count(), list[bool]()
+
+    def refused() -> None:
+        while not is_over:
+            checks, now_us = ((Bucket(f"rule {next(learned)}", LIMITS), "ann", 1),), monotonic_us()
+            state = (1, now_us + LASTS_US, now_us, LASTS_US)
+            decision = Decision(False, Reason.LIMITED, now_us, checks, [state])
+            refusals.record(decision, monotonic_ns(), ("ann",))
+
+    def reset() -> None:
+        try:
+            for _ in range(ROUNDS):
+                while len(refusals.cache) < AT_LEAST:
+                    time.sleep(0)
+                refusals.change(((Bucket("rule 0", LIMITS), "ann", 1),))
+                refusals.change_all()
+        finally:
+            is_over.append(True)
+
+    with hurried(collecting=False):
+        at_once(lambda thread: refused() if thread else reset(), threads=4)
+    assert next(learned) >= AT_LEAST * ROUNDS

@@ -30,7 +30,7 @@ from ...virtual_time import turns
 from ..transports import RandomContract
 from .faults import Deployment
 from .stores import PLENTY, address, eventually, fresh_prefix, hit, store_at, store_of, usual, workers_at
-from .test_replies import METHODS
+from .test_clients import METHODS
 
 pytestmark = needs_redis
 HELD: Final = ((Bucket("held", [Concurrency(9)]), "user:ann", 1),)

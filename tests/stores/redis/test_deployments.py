@@ -1,21 +1,62 @@
-"""A cluster: one node has all keys of a prefix, their slot moves, and the node dies."""
+"""Several processes, sentinels and a cluster: the bound holds over all of them, and the server is found again."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
 
-from slidegate import Limiter
-from slidegate.core import Reason
+from slidegate import Limit, Limiter
+from slidegate.core import Reason, StoreUnavailable
 from slidegate.testing import RecordingObserver
 
-from ...redis_servers import RedisCluster, RedisServer, needs_redis, until
+from ...redis_servers import RedisCluster, RedisServer, ReplicaPair, Sentinel, needs_redis, until
+from ...soak.checks import most_inside
 from .faults import FAULTS, on_a_cluster
-from .stores import ticks_until_served
-from .test_processes import most_in_any
+from .stores import eventually, store_at, ticks_until_served
 from .worker import at_work
 
 pytestmark = needs_redis
+
+
+@pytest.fixture
+def server(server: RedisServer) -> RedisServer:
+    """Return the shared server, empty."""
+    server.command("FLUSHALL")
+    return server
+
+
+def most_in_any(times_us: Sequence[int], window_us: int) -> int:
+    """Return the largest number of moments that any half-open interval of a length holds."""
+    return most_inside(((time_us, time_us) for time_us in times_us), window_us - 1)[0]
+
+
+@pytest.mark.parametrize(
+    ("processes", "amount", "window_us"),
+    [
+        pytest.param(4, 200, 500_000, id="slices"),
+        pytest.param(4, 50, 500_000, id="times of every unit", marks=pytest.mark.all),
+        pytest.param(8, 10_000, 2_000_000, id="large", marks=pytest.mark.deep),
+    ],
+)
+def test_processes_together_get_exactly_the_amount_in_any_window(
+    server: RedisServer, processes: int, amount: int, window_us: int
+) -> None:
+    limit = Limit(amount, f"{window_us // 1_000}ms")
+    with at_work([0] * processes, server.url, str(limit), 5 * window_us // 2) as times_us:
+        pass
+    assert len([time_us for time_us in times_us if time_us < times_us[0] + window_us]) == amount
+    assert most_in_any(times_us, window_us) == amount
+    assert len(times_us) > amount
+
+
+@pytest.mark.all
+def test_hosts_whose_clocks_disagree_share_one_limit(server: RedisServer) -> None:
+    with at_work([-5, -0.25, 0.25, 5], server.url, "100/hour", 1_000_000) as times_us:
+        pass
+    assert len(times_us) == 100
+    assert times_us[-1] - times_us[0] < 5_000_000, "all have the time of the server"
+
 
 SECRET = b"s" * 32
 CLIENTS = 40
@@ -31,10 +72,12 @@ def with_replica() -> Iterator[RedisCluster]:
         yield cluster
 
 
-@pytest.fixture(autouse=True)
-def _empty(cluster: RedisCluster) -> None:
+@pytest.fixture
+def cluster(cluster: RedisCluster) -> RedisCluster:
+    """Return the shared cluster, empty."""
     for server in cluster.masters:
         server.command("FLUSHALL")
+    return cluster
 
 
 @pytest.fixture
@@ -147,3 +190,96 @@ async def test_only_the_node_with_the_keys_matters_and_is_found_again(fault: str
                 await ticks_until_served(limiter)
             emitted = [kind for kind in observer.kinds[before:] if kind != "store_late"]
             assert emitted[:1] + emitted[-1:] == ([] if sick else ["store_failed", "store_recovered"])
+
+
+LIMIT = "1000/hour"
+
+
+@pytest.fixture
+def pair() -> Iterator[ReplicaPair]:
+    with ReplicaPair() as pair:
+        yield pair
+
+
+@pytest.fixture
+def sentinels(pair: ReplicaPair) -> Iterator[list[Sentinel]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(Sentinel(pair.master)) for _ in range(3)]
+
+
+def acquainted(sentinels: list[Sentinel]) -> None:
+    """Come back when all know of each other and of the replica."""
+
+    def knows(sentinel: Sentinel) -> bool:
+        others = sentinel.command("SENTINEL", "SENTINELS", "mymaster")
+        return bool(sentinel.command("SENTINEL", "REPLICAS", "mymaster")) and len(others) == 2
+
+    until(lambda: all(map(knows, sentinels)), "each knows the replica and the others")
+
+
+def url_of(sentinels: list[Sentinel]) -> str:
+    return f"redis+sentinel://{','.join(f'127.0.0.1:{sentinel.port}' for sentinel in sentinels)}/mymaster"
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("sick", [(0,), (0, 1)], ids=str)
+@pytest.mark.parametrize("trouble", ["dead", "hung"])
+async def test_one_sentinel_that_lives_is_enough(
+    trouble: str, sick: tuple[int, ...], sentinels: list[Sentinel]
+) -> None:
+    for number in sick:
+        if trouble == "dead":
+            sentinels[number].kill()
+        else:
+            sentinels[number].pause()
+    async with Limiter.from_url(url_of(sentinels), secret=SECRET, on_error="deny") as limiter:
+        assert await ticks_until_served(limiter) >= 0
+
+
+@pytest.mark.all
+async def test_a_failover_is_followed_while_the_first_sentinel_hangs(
+    pair: ReplicaPair, sentinels: list[Sentinel]
+) -> None:
+    acquainted(sentinels)
+    async with Limiter.from_url(url_of(sentinels), secret=SECRET, on_error="deny") as limiter:
+        assert await ticks_until_served(limiter) >= 0
+        pair.wait_copied()
+        sentinels[0].pause()
+        sentinels[1].command("SENTINEL", "FAILOVER", "mymaster")
+        until(lambda: pair.replica.info("replication")["role"] == "master", "the replica takes over")
+        until(lambda: all(port_of(sentinel) == pair.replica.port for sentinel in sentinels[1:]), "sentinels agree")
+        pair.master.kill()
+        assert await ticks_until_served(limiter) >= 0
+
+        async def what_was_counted_goes_on() -> bool:
+            known = await limiter.peek("probe:1", LIMIT, 0)  # over a connection that may have to be opened first
+            return known.reason is not Reason.UNAVAILABLE and known.remaining < 999
+
+        await eventually(what_was_counted_goes_on)
+
+
+def port_of(sentinel: Sentinel) -> int:
+    return int(sentinel.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster")[1])
+
+
+@pytest.mark.all
+async def test_a_sentinel_that_is_out_of_date_is_overruled_by_what_the_server_says(pair: ReplicaPair) -> None:
+    with Sentinel(pair.replica) as late, Sentinel(pair.master) as right:
+        # The one that is late finds out that it watches a replica only after a while.
+        async with Limiter.from_url(url_of([late, right]), secret=SECRET, deadline="10s", on_error="deny") as limiter:
+            assert (await limiter.hit("user:1", LIMIT)).allowed
+
+
+@pytest.mark.all
+async def test_errors_and_messages_name_the_service(sentinels: list[Sentinel]) -> None:
+    url, observer = url_of(sentinels), RecordingObserver(without=["refused"])
+    async with store_at(url.replace("/mymaster", "/gaet")) as store:
+        with pytest.raises(StoreUnavailable, match=r"no sentinel leads to a master of service 'gaet'.*No such master"):
+            await store.reset("user:1")
+    for sentinel in sentinels:
+        sentinel.kill()
+    async with Limiter.from_url(url, secret=SECRET, deadline="10s", on_error="deny", observers=[observer]) as limiter:
+        assert (await limiter.hit("user:1", LIMIT)).reason is Reason.UNAVAILABLE
+    message = observer.events[0].message
+    assert "service 'mymaster'" in message
+    assert "6379" not in message
