@@ -15,6 +15,7 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule; X-Settle settles a cost
     > GET /a X-Strike=2,abuse                 one whose endpoint strikes its client under a policy
     > GET /a X-Late=1                         one whose endpoint fails behind its answer
+    > GET /a X-Limited=1/hour                 one whose endpoint is a caller of `limiter.limited` as well
     > mount /v1 /a                            an endpoint of a mounted application; `mount /v1 /a unknown` has no routes
     > socket /a RateLimit("1/hour")           a websocket's endpoint, a class, or a function that depends=[...]
     > write a.toml 'limits = "1/hour"'        a file of these lines, or of zero bytes; `copy a.toml b.toml`
@@ -234,6 +235,9 @@ class Stage:
         made = answer(request)
         if "x-late" in request.headers:
             made.background = BackgroundTask(fails)
+        if "x-limited" in request.headers:
+            async with self.limiter.limited(request.headers["x-limited"], key="smtp"):
+                pass
         for field, spend in (("x-charge", charge), ("x-settle", settle)):
             if field in request.headers:
                 units, _, rule = request.headers[field].partition(",")

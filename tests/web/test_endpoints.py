@@ -22,18 +22,16 @@ from starlette.websockets import WebSocket
 
 from slidegate import (
     BanPolicy,
-    ConfigurationError,
     Limiter,
     RateLimit,
     RateLimitExceeded,
     RateLimitMiddleware,
     client_key,
-    rate_limit_exceeded,
 )
 from slidegate.testing import RecordingObserver
 
 from ..asgi import PEER, Answer, call, page, scope_of, send_scope, statuses
-from .middlewares import FORMS, checks, item
+from .middlewares import FORMS, checks
 from .middlewares import fastapi as of_fastapi
 
 
@@ -123,42 +121,14 @@ async def test_without_a_router_the_function_is_known_all_the_same() -> None:
     assert [(await call(middleware, path)).status for path in paths] == [200, 200, 429, 429]
 
 
-# -- mistakes ----------------------------------------------------------------------------------------------------------
-
-
-def test_without_a_middleware_above_the_error_names_the_line_to_add() -> None:
-    app = FORMS["dependency"](RateLimit("2/hour"), page)
-    with pytest.raises(ConfigurationError, match=r"app\.add_middleware\(RateLimitMiddleware\), with rules"):
-        TestClient(app).get("/")
-    assert TestClient(app, raise_server_exceptions=False).get("/").status_code == 500
-
-
-async def test_a_decorated_function_called_without_a_request_is_an_error() -> None:
-    with pytest.raises(ConfigurationError, match="'item' was called without a request"):
-        await RateLimit("1/hour")(item)(3)
-
-
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-async def refused(app: Any, limiter: Limiter | None = None, bans: Any = None, **more: Any) -> Answer:
+async def refused(app: ASGIApp) -> Answer:
     """Return the answer to the second request of two."""
-    middleware = RateLimitMiddleware(app, rules=[], limiter=limiter or Limiter(), bans=bans)
-    await call(middleware, **more)
-    return await call(middleware, **more)
-
-
-async def test_rate_limit_exceeded_answers_what_limited_raises_in_an_endpoint() -> None:
-    limiter = Limiter()
-
-    async def page(request: Request) -> Response:
-        async with limiter.limited("1/hour", key="smtp"):
-            return PlainTextResponse("sent")
-
-    app = Starlette(routes=[Route("/", page)], exception_handlers={RateLimitExceeded: rate_limit_exceeded})
-    answer = await refused(app, limiter)
-    assert answer.status == 429
-    assert 3_000 < int(answer.headers["retry-after"]) <= 3_600
+    middleware = RateLimitMiddleware(app, rules=[])
+    await call(middleware)
+    return await call(middleware)
 
 
 async def test_a_dependency_that_makes_another_answer_of_it_has_its_way() -> None:

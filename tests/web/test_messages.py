@@ -17,9 +17,10 @@ from slidegate import BanPolicy, ConfigurationError, MessageLimits, RateLimit, R
 from slidegate.core import Store
 from slidegate.httpx import LimitedTransport
 
-from ..asgi import hello, page, scope_of
+from ..asgi import call, hello, page, scope_of
 from ..remote_stores import RemoteStore
 from ..test_messages import message_of
+from .middlewares import FORMS
 from .network_files import operators
 
 MESSAGES = Path(__file__).with_name("messages.txt")
@@ -64,10 +65,11 @@ class Windows(RemoteStore):
     permits_held = Store.permits_held  # type: ignore[assignment]
 
 
-OWN = [middleware, from_file, bans, never, rows, page, Application, Windows, Starlette, FastAPI, LimitedTransport]
+OWN = [call, middleware, from_file, bans, never, rows, page, Application, Windows, Starlette, FastAPI, LimitedTransport]
 NAMES = {
     **{name: getattr(slidegate, name) for name in slidegate.__all__},
     **{known.__name__: known for known in OWN},
+    "FORMS": FORMS,
     "REQUEST": Request(scope_of()),
     "run": asyncio.run,
     "RULE": Rule("*", "5/minute"),

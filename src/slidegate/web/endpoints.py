@@ -373,7 +373,7 @@ def _decorated(limit: RateLimit, endpoint: Any) -> Any:
         if connection is None:
             connection = next((one for one in (*args, *options.values()) if isinstance(one, HTTPConnection)), None)
         if connection is None:
-            raise ConfigurationError(f"RateLimit: {core.__name__!r} was called without a request")
+            raise ConfigurationError(f"RateLimit: {core.__name__!r} was called without a request; give it the Request")
         await limit.check(connection, endpoint)
         if is_async:
             return await endpoint(*args, **options)
