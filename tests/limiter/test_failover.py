@@ -359,9 +359,7 @@ async def test_a_request_whose_answer_has_come_is_let_go_of_long_before_the_dead
 
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize(("ends", "left"), [("refused", 3), ("failed", 4), ("admitted", 4)])
-async def test_the_permit_of_a_request_that_is_cancelled_as_its_answer_comes_is_handed_back(
-    ends: str, left: int, *, waits: bool
-) -> None:
+async def test_a_request_cancelled_as_its_answer_comes_has_no_permit(ends: str, left: int, *, waits: bool) -> None:
     setup = Setup("local")
     limits = Bucket("jobs", [Concurrency(1)]), Bucket("units", [Limit(5, "1h")])
     checks = [(bucket, "ann", 1) for bucket in limits]
@@ -389,7 +387,7 @@ async def test_the_permit_of_a_request_that_is_cancelled_as_its_answer_comes_is_
 
 
 @pytest.mark.parametrize(("on_error", "status"), [("deny", 503), ("allow", 200), ("local", 403)])
-async def test_a_strike_without_an_answer_is_not_the_answer_that_nobody_is_banned(
+async def test_a_strike_without_an_answer_does_not_mean_nobody_is_banned(
     on_error: str, status: int, inline: bool
 ) -> None:
     setup = Setup(on_error, inline=inline)
@@ -422,9 +420,7 @@ def gone(*arguments: object) -> None:
 @pytest.mark.parametrize("on_error", ["local", "allow", "deny"])
 @pytest.mark.parametrize("secret", [None, b"s" * 32])
 @pytest.mark.parametrize("make", [partial(RedisStore, "redis://127.0.0.1:1/0"), partial(SickStore, FakeClock())])
-def test_a_store_that_has_to_be_awaited_says_under_trio_that_it_needs_asyncio(
-    make: Any, secret: bytes | None, on_error: Any
-) -> None:
+def test_an_awaited_store_says_under_trio_that_it_needs_asyncio(make: Any, secret: bytes | None, on_error: Any) -> None:
     async def main() -> None:
         async with Limiter(make(), secret=secret, on_error=on_error) as limiter:
             app = RateLimitMiddleware(hello, limiter=limiter, limits="5/minute")
@@ -449,7 +445,7 @@ async def test_an_answer_that_a_store_remembers_is_no_sign_that_its_server_is_we
     assert not setup.limiter.is_failing
 
 
-async def test_the_memory_of_what_is_counted_here_is_bounded_and_let_go_of_when_its_windows_are_over(
+async def test_what_is_counted_here_is_bounded_and_ends_with_its_windows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert Setup("local").failover.local.max_keys == DEFAULT_MAX_KEYS

@@ -79,9 +79,7 @@ async def test_a_limiter_closes_once_however_often_it_is_asked() -> None:
 
 
 @pytest.mark.parametrize(("letter", "most"), [("x", 64), ("\u00e9", 32), ("\U0001f600", 16)], ids=ascii)
-async def test_a_key_of_64_bytes_is_kept_as_it_is_and_a_longer_one_is_not(
-    limiter: Limiter, letter: str, most: int
-) -> None:
+async def test_a_key_of_64_bytes_is_kept_as_it_is_but_none_longer(limiter: Limiter, letter: str, most: int) -> None:
     keys = [(await limiter.hit(letter * length, "5/minute")).states[0].key for length in (most, most + 1)]
     assert keys[0] == letter * most
     assert keys[1].startswith("long#")
@@ -110,9 +108,7 @@ def test_a_digest_is_16_bytes_of_blake2b_with_the_secret_of_the_limiter_or_the_e
     assert len(made[0].digest(kind, b"")) == MAX_KEY_BYTES
 
 
-def test_a_secret_in_the_environment_that_is_none_makes_no_limiter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_secret_in_the_environment_makes_no_limiter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIDEGATE_SECRET", "short")
     for make in (Limiter, lambda: Limiter.from_url(f"lmdb://{tmp_path}/new")):
         with pytest.raises(ConfigurationError, match="SLIDEGATE_SECRET: expected 16 to 64 bytes"):
@@ -314,7 +310,7 @@ async def test_rows_of_a_memory_store_that_have_ended_take_no_room(clock: FakeCl
     assert len(rows.rows) == 1
 
 
-def test_observers_that_derive_from_observer_hear_of_a_reset_and_of_the_end_of_application_and_limiter(
+def test_observers_hear_of_resets_and_ends_if_they_derive_from_observer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     calls = list[str]()
@@ -378,7 +374,7 @@ QUESTIONS: list[Callable[[Limiter], Awaitable[object]]] = [
 
 @pytest.mark.parametrize("on_error", ["local", "allow", "deny"])
 @pytest.mark.parametrize("is_off", [False, True])
-async def test_a_closed_limiter_raises_at_every_question_and_request(
+async def test_a_closed_limiter_raises_at_all_questions_and_requests(
     store: Any, on_error: Any, *, is_off: bool
 ) -> None:
     observer = RecordingObserver()

@@ -410,9 +410,7 @@ def test_a_thread_without_an_event_loop_looks_when_it_asks(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
-async def test_off_lets_everything_pass_counts_nothing_and_is_reported_once(
-    url: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_off_counts_nothing_and_is_reported_once(url: str, caplog: pytest.LogCaptureFixture) -> None:
     async with Limiter.from_url(url, deadline="20s") as limiter:
         assert [bool(await limiter.hit("k", "1/minute")) for _ in range(2)] == [True, False]
         await limiter.override("*", "off", "10m")
@@ -461,7 +459,7 @@ async def test_a_look_that_is_under_way_at_the_end_leaves_no_row() -> None:
     assert await Worker(rows).limiter.workers() == []
 
 
-def test_a_thread_with_an_older_read_takes_nothing_back_from_one_with_a_newer_read(
+def test_a_thread_with_an_older_read_takes_nothing_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows, threads = Rows(), list[threading.Thread]()

@@ -162,9 +162,7 @@ class Interrupt(Exception):
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
-def test_whatever_a_signal_handler_interrupts_the_next_question_is_answered(
-    kind: str, tmp_path: Path, rng: random.Random
-) -> None:
+def test_whatever_a_signal_interrupts_the_next_is_answered(kind: str, tmp_path: Path, rng: random.Random) -> None:
     """Of any thread, and of another process."""
 
     def interrupt(*_: object) -> None:
@@ -423,9 +421,7 @@ limiter.sync.close()
 
 @FORKS
 @pytest.mark.parametrize("kind", ["memory", pytest.param("lmdb", marks=pytest.mark.all), AT_REDIS])
-def test_a_child_that_is_forked_while_other_threads_count_and_emit_gets_answers_and_events(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_forked_beside_busy_threads_is_answered_and_hears(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("COVERAGE_PROCESS")]:
         monkeypatch.delenv(name)  # a child may wait for ever for the lock of what measures coverage
     assert run(COUNTING, url, timeout_s=10 * BOUND_S) == "heard\n0\n" * 10

@@ -150,9 +150,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_redis
-async def test_tls_is_spoken_and_a_certificate_nobody_vouches_for_is_refused(
-    server: RedisServer, certificate: Path
-) -> None:
+async def test_a_certificate_that_nobody_vouches_for_is_refused(server: RedisServer, certificate: Path) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate)
     async with FaultProxy(server.port, tls=context) as proxy:

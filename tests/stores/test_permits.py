@@ -150,9 +150,7 @@ class Program:
                 self.write(store)
 
 
-async def test_no_more_than_the_amount_is_held_and_what_the_dead_had_comes_back(
-    crew: Workers, rng: random.Random
-) -> None:
+async def test_the_amount_holds_and_what_the_dead_had_comes_back(crew: Workers, rng: random.Random) -> None:
     """Who renews in time keeps its permits, and who was stopped for longer counts them again."""
     for number in range(25):
         await Program(crew, f"user:{number}", Choices(rng.randbytes(150))).play()
@@ -377,7 +375,7 @@ def test_a_full_file_hands_permits_back_and_takes_them_again(in_file: Workers) -
 
 
 @pytest.mark.parametrize("kind", REDIS)
-async def test_a_foreign_value_in_the_place_of_permits_stops_no_renewal_of_others(
+async def test_a_foreign_value_stops_no_renewal_of_others(
     kind: str, opened: Opened, request: pytest.FixtureRequest
 ) -> None:
     crew, running = Workers(partial(opened, prefix="foreign")), request.getfixturevalue(kind)
@@ -399,7 +397,7 @@ async def test_a_foreign_value_in_the_place_of_permits_stops_no_renewal_of_other
 
 
 @pytest.mark.parametrize("kind", REDIS)
-async def test_thousands_of_permits_are_renewed_in_a_few_calls_without_filling_the_line(
+async def test_thousands_of_permits_are_renewed_in_a_few_calls(
     kind: str, opened: Opened, request: pytest.FixtureRequest
 ) -> None:
     crew, running = Workers(opened), request.getfixturevalue(kind)
@@ -481,9 +479,7 @@ async def take_all(url: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("kind", ["lmdb", AT_REDIS, pytest.param("cluster", marks=[needs_redis, pytest.mark.deep])])
 @pytest.mark.parametrize("kills", [1, pytest.param(40, marks=pytest.mark.deep)])
-def test_never_more_than_the_amount_is_under_way_while_workers_are_killed(
-    url: str, kills: int, rng: random.Random
-) -> None:
+def test_the_amount_holds_while_workers_are_killed(url: str, kills: int, rng: random.Random) -> None:
     url = f"{url}{'&' if '?' in url else '?'}permit_lease=2s"
     taken, left, is_over = FORK.RawArray("I", 64), FORK.RawArray("I", 64), FORK.RawValue("b")
     alive, most = dict[int, Any](), 0

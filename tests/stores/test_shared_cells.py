@@ -50,7 +50,7 @@ def hit(store: Any, *checks: Check) -> Decision:
 
 
 @pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
-def test_what_a_flood_leaves_behind_is_gone_after_two_windows(
+def test_what_a_flood_leaves_is_gone_in_two_windows(
     small: Small, monkeypatch: pytest.MonkeyPatch, rng: random.Random
 ) -> None:
     cells(monkeypatch, 3)
@@ -113,9 +113,7 @@ class Crowded(Player):
         return wait_us
 
 
-def test_nobody_passes_a_bound_whatever_happens_between_cells_and_windows(
-    small: Small, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_passes_a_bound_between_cells_and_windows(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     cells(monkeypatch, 2)
     with asyncio.Runner() as runner:
 

@@ -66,9 +66,7 @@ class StoppingClock(FakeClock):
 @HERE
 @pytest.mark.parametrize("limits", ["5/s", "40/s @10", "5/s; 100/minute"])
 @pytest.mark.parametrize("what", ["hit", "charge"])
-def test_who_is_stopped_with_the_time_it_has_read_lets_nobody_past_the_limit(
-    opened: Opened, what: str, limits: str
-) -> None:
+def test_who_is_stopped_with_an_old_time_lets_nobody_past_the_limit(opened: Opened, what: str, limits: str) -> None:
     """Its old time moves units that others have spent since back to it, so that they leave too early."""
     clock = StoppingClock()
     store, limited = opened(clock=clock), Bucket("rule", parse_limits(limits))
@@ -136,9 +134,7 @@ async def test_a_ban_ends_by_the_wall_clock_alone(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_step_of_the_wall_clock_moves_the_end_of_a_quota_and_never_what_was_spent(
-    opened: Opened, rng: random.Random
-) -> None:
+async def test_a_step_of_the_wall_clock_moves_the_end_of_a_quota_alone(opened: Opened, rng: random.Random) -> None:
     quota, wall = Quota("50/year"), FakeClock(NOW_US + 100 * DAY_US)
     store, limited = opened(clock=FakeClock(7), wall_clock=wall), Bucket("plan", parse_limits(quota))
     end_us = quota.period_at(wall.now_us).end_us

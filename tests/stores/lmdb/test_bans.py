@@ -132,9 +132,7 @@ async def done_after_requests(limiter: Limiter, command: Callable[[], Awaitable[
 
 
 @pytest.mark.parametrize(("name", "in_thread"), [*product(COMMANDS, (False, True)), ("import_bans", False)])
-async def test_a_command_waits_for_a_process_that_writes_for_longer_than_a_request_may_take(
-    limiter: Limiter, name: str, in_thread: bool
-) -> None:
+async def test_a_command_waits_longer_for_a_writer_than_a_request(limiter: Limiter, name: str, in_thread: bool) -> None:
     do = (COMMANDS | IMPORT)[name]
 
     def after_a_request() -> Any:

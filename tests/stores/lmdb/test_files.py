@@ -63,7 +63,7 @@ def store_path(tmp_path: Path) -> Path:
     return path
 
 
-def test_who_reads_while_another_thread_closes_the_files_is_answered_or_told_by_an_error_of_the_store(
+def test_who_reads_while_files_are_closed_is_answered_or_gets_an_error_of_the_store(
     store: Any,
 ) -> None:
     """As it does where they, or their directory, were replaced, which it notices about once a second."""
@@ -116,9 +116,7 @@ def test_a_disk_without_room_is_an_error_at_start(opened: Opened, monkeypatch: p
 
 
 @pytest.mark.parametrize("locked", ["counts-*", "gate", "users", "."])
-def test_files_of_somebody_else_are_an_error_that_names_them(
-    store_path: Path, locked: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_somebody_else_are_named(store_path: Path, locked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
     for directory in (store_path, *store_path.parents[:-2]):
         if directory.owner() == store_path.owner() and directory != Path("/tmp"):
@@ -217,7 +215,7 @@ def test_what_is_no_file_is_refused_by_what_it_is_and_hangs_nobody(store_path: P
 @pytest.mark.parametrize(
     ("mode", "who", "remedy"), [(0o020, f"group {os.getegid()}", "g-w"), (0o002, "every user", "o-w")]
 )
-def test_what_others_may_write_to_is_refused_with_what_to_do(
+def test_what_others_may_write_is_refused(
     store_path: Path, opened: Opened, name: str, mode: int, who: str, remedy: str
 ) -> None:
     shared = (store_path / name_in(store_path, name)).resolve()
@@ -229,9 +227,7 @@ def test_what_others_may_write_to_is_refused_with_what_to_do(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
-def test_a_directory_of_somebody_else_is_refused_for_its_owner_could_cut_the_file_off(
-    store_path: Path, opened: Opened
-) -> None:
+def test_a_directory_whose_owner_could_cut_the_file_off_is_refused(store_path: Path, opened: Opened) -> None:
     os.chown(store_path, 65_534, 65_534)
     message = (
         f"{store_path} belongs to user 65534 .drwx------., and this process is user 0: give it to that user, run as"
@@ -322,7 +318,7 @@ class Faulty:
 
 
 @pytest.mark.parametrize("ask", [pytest.param(ask, id=name) for name, ask in (QUESTIONS | SHARED_QUESTIONS).items()])
-def test_whatever_call_of_lmdb_fails_the_error_is_that_of_a_store_and_the_next_question_is_answered(
+def test_after_any_failed_call_of_lmdb_the_next_is_answered(
     store: Any, ask: Callable[[Any], Any], rng: random.Random
 ) -> None:
     failures: list[str] = []
@@ -343,7 +339,7 @@ def test_whatever_call_of_lmdb_fails_the_error_is_that_of_a_store_and_the_next_q
     assert all("as a fault" in failure for failure in failures), failures
 
 
-def test_where_no_room_can_be_taken_beforehand_nothing_is_written_through_the_map(
+def test_without_room_taken_ahead_nothing_is_written_by_the_map(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "CAN_TAKE", False)
@@ -356,7 +352,7 @@ def test_where_no_room_can_be_taken_beforehand_nothing_is_written_through_the_ma
     assert store.hit(CHECKS).remaining == 3
 
 
-def test_files_that_are_taken_away_are_made_again(
+def test_missing_files_are_made_again(
     store_path: Path, store: Any, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.bans.ban("198.51.100.0/24", None, "by request", "ann")
@@ -370,7 +366,7 @@ def test_files_that_are_taken_away_are_made_again(
 @pytest.mark.parametrize(
     ("broken", "said"), [(".", "is a file"), ("counts-*", "Is a directory"), ("users", "contains other data")]
 )
-def test_files_that_become_unusable_are_an_error_of_a_store_that_says_why(
+def test_files_that_become_unusable_are_an_error_saying_why(
     store_path: Path, store: Any, broken: str, said: str
 ) -> None:
     if broken == ".":
@@ -393,9 +389,7 @@ def test_files_that_become_unusable_are_an_error_of_a_store_that_says_why(
     assert are_open[0] == are_open[2]
 
 
-def test_a_file_that_was_used_behind_another_gate_is_begun_anew(
-    store_path: Path, opened: Opened, observer: RecordingObserver
-) -> None:
+def test_a_file_of_another_gate_is_begun_anew(store_path: Path, opened: Opened, observer: RecordingObserver) -> None:
     (store_path / "gate").rename(store_path / "old")  # somebody may still be behind it
     store = opened()
     assert observer.kinds == ["counts_restarted"]
@@ -450,7 +444,7 @@ def test_whatever_page_is_damaged_every_question_is_answered_again_and_no_file_s
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 4_096, b"not a database\n", bytes(4_096), bytes(100_000)])
-def test_what_is_no_file_of_ours_is_begun_anew_at_the_start(
+def test_a_foreign_file_is_begun_anew(
     store_path: Path, opened: Opened, observer: RecordingObserver, content: bytes
 ) -> None:
     counts_file(store_path).write_bytes(content)
@@ -461,7 +455,7 @@ def test_what_is_no_file_of_ours_is_begun_anew_at_the_start(
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if not issubclass(fault, opening.DAMAGE)])
-def test_an_error_of_one_worker_leaves_the_counts_of_the_others(
+def test_an_error_of_one_worker_leaves_all_counts(
     store: Any, observer: RecordingObserver, fault: type[Exception]
 ) -> None:
     for _ in range(2):
@@ -476,9 +470,7 @@ def test_an_error_of_one_worker_leaves_the_counts_of_the_others(
     assert "counts_restarted" not in observer.kinds
 
 
-def test_a_worker_without_memory_is_an_error_and_the_file_stays(
-    store_path: Path, opened: Opened, observer: RecordingObserver
-) -> None:
+def test_a_worker_without_memory_keeps_the_file(store_path: Path, opened: Opened, observer: RecordingObserver) -> None:
     LmdbStore(store_path, max_map_size=1 << 30).close()
     store = opened()
     most = "import resource; resource.setrlimit(resource.RLIMIT_AS, (700 << 20, 700 << 20))\n"
@@ -516,7 +508,7 @@ def test_the_files_of_another_program_are_left_alone(tmp_path: Path, name: str) 
 # -- whoever stands still behind the gate ------------------------------------------------------------------------------
 
 
-async def test_who_starts_beside_a_stopped_worker_waits_as_those_who_ask(
+async def test_a_start_beside_a_stopped_worker_has_a_bound(
     store_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "START_S", 0.02)
@@ -534,7 +526,7 @@ async def test_who_starts_beside_a_stopped_worker_waits_as_those_who_ask(
     assert (await settle(store.hit(CHECKS))).remaining == 3
 
 
-def test_a_child_keeps_no_gate_closed_that_its_killed_parent_was_behind(
+def test_a_child_opens_the_gate_of_its_killed_parent(
     store_path: Path, store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment, "FORK_S", 0.02)
@@ -552,7 +544,7 @@ def test_a_child_keeps_no_gate_closed_that_its_killed_parent_was_behind(
         assert store.hit(CHECKS).remaining == 3
 
 
-def test_a_child_closes_what_it_has_inherited_and_counts_with_its_parent(
+def test_a_child_closes_inherited_files_and_counts(
     store_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for thread in threading.enumerate():

@@ -73,9 +73,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     made.close()
 
 
-def test_the_boot_clock_and_the_boot_id_are_those_of_the_machine(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_boot_clock_and_boot_id_are_those_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     first = boot_us()
     assert boot_us() >= first > 0
     assert len(boot_id()) == 32
@@ -102,9 +100,7 @@ def test_a_restart_of_the_workers_keeps_windows_and_a_reboot_begins_them_anew(ma
     assert machine.files == [f"counts-{LAYOUT}-2.mdb"]
 
 
-def test_who_starts_waits_until_a_journal_is_read_however_long_that_takes(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_waits_until_the_journal_is_read(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     read = Journal.read
     monkeypatch.setattr(environment, "START_S", 0.02)
     monkeypatch.setattr(Journal, "read", lambda journal: time.sleep(0.2) or read(journal))
@@ -137,9 +133,7 @@ def test_who_sees_another_boot_id_joins_those_who_live(machine: Machine) -> None
 
 
 @pytest.mark.parametrize("others_live", [True, False])
-def test_without_a_boot_id_a_file_is_joined_while_somebody_lives_and_else_begun_anew(
-    machine: Machine, others_live: bool
-) -> None:
+def test_without_a_boot_id_a_file_is_joined_while_somebody_lives(machine: Machine, others_live: bool) -> None:
     machine.boot = ""
     first = machine.store()
     first.hit(CHECKS)
@@ -151,9 +145,7 @@ def test_without_a_boot_id_a_file_is_joined_while_somebody_lives_and_else_begun_
     assert [ban.key for ban in store.bans.active()] == ["user:eve"]
 
 
-def test_another_layout_is_refused_while_its_workers_live_and_else_begun_anew(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_layout_is_refused_while_its_workers_live(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def begin() -> Any:
         opening.LAYOUT = LAYOUT + 1  # type: ignore[misc]
         own: Any = LmdbStore(machine.path, **SMALL)
@@ -188,7 +180,7 @@ def _restarted(machine: Machine) -> Any:
     return LmdbStore(machine.path, **SMALL)
 
 
-def test_the_size_of_the_map_is_that_in_the_file_unless_a_larger_one_is_asked_for_by_who_is_alone(
+def test_the_size_of_the_map_is_that_in_the_file_unless_who_is_alone_asks_for_more(
     tmp_path: Path,
 ) -> None:
     path, mib = tmp_path / "lmdb", 1 << 20
@@ -294,7 +286,7 @@ def exits(*_: Any, **__: Any) -> Any:
     os._exit(9)
 
 
-def test_who_is_killed_between_journal_and_commit_has_acknowledged_nothing_and_loses_nothing(
+def test_a_kill_between_journal_and_commit_acknowledges_and_loses_nothing(
     machine: Machine,
 ) -> None:
     store = machine.store()
@@ -412,9 +404,7 @@ class Restarts(BanPlayer):
         await self._open()
 
 
-def test_what_was_acknowledged_outlives_restarts_whatever_the_disk_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_acknowledged_outlives_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing else does: a change that failed has changed nothing, and what was lifted or reset stays away."""
     monkeypatch.setattr(opening, "_AT_ONCE", 3)  # rows are written into a new file in parts
     with asyncio.Runner() as runner:
@@ -482,9 +472,7 @@ def test_what_is_appended_while_it_is_written_anew_is_kept(machine: Machine, mon
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("at", ["read_lines", "_write_anew", "fsync", "replace", "_sync_directory"])
-def test_who_is_killed_in_a_compaction_loses_nothing(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, at: str
-) -> None:
+def test_a_kill_in_a_compaction_loses_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     store = machine.store()
     ban(store, "user:eve", "user:bob")
     store.bans.unban("user:bob", "ann")
@@ -505,7 +493,7 @@ def test_who_is_killed_in_a_compaction_loses_nothing(
 
 
 @pytest.mark.usefixtures("short")
-def test_it_is_synced_and_written_anew_about_once_a_second_in_a_thread(
+def test_it_is_synced_and_compacted_once_a_second_in_a_thread(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, background, synced = machine.store(), list[Any](), list[int]()
@@ -560,9 +548,7 @@ def test_a_quota_has_a_line_at_each_64th_of_its_amount_and_where_the_last_is_a_m
     assert machine.restart("2").hit(checks).remaining == 640 - 32
 
 
-def test_all_quotas_together_have_no_more_lines_than_allowed_in_a_second(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_of_quotas_are_bounded_in_each_second(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_rows, "MOST_A_SECOND", 3)
     store, plan = machine.store(), Bucket("plan", parse_limits(Quota("5/year")))
     for number in range(5):

@@ -82,9 +82,7 @@ class TestContractOverTwoProcesses(InFiles, RandomContract):
         return TwoProcesses(self.new_path(), self.there, clock)
 
 
-async def test_what_arrives_in_one_turn_of_the_loop_is_one_transaction(
-    store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_arrives_in_one_turn_is_one_transaction(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     limiter, rounds, tasks = Limiter(store, on_error="deny"), 20, 64
 
     async def work(number: int) -> int:
@@ -224,9 +222,7 @@ async def test_a_closed_store_opens_its_files_no_more_and_leaves_its_path_to_oth
     assert files_open_in(path) == []
 
 
-def test_a_file_with_more_keys_than_it_may_have_now_takes_no_further_ones(
-    opened: Opened, observer: RecordingObserver
-) -> None:
+def test_a_file_with_more_keys_than_allowed_takes_no_others(opened: Opened, observer: RecordingObserver) -> None:
     store = opened(max_keys=9)
     fill(store, range(3))
     store.close()
@@ -273,9 +269,7 @@ async def test_whoever_waits_longer_than_its_own_limiter_lets_it_is_given_up_and
         assert sorted(decision.remaining for decision in await asyncio.gather(*waiting)) == [3, 4]
 
 
-def test_a_child_can_use_and_open_stores_although_threads_were_in_a_transaction_or_opening_one(
-    store: Any, tmp_path: Path
-) -> None:
+def test_a_child_uses_stores_that_threads_of_its_parent_were_using(store: Any, tmp_path: Path) -> None:
     limited, begin, ended = bucket("100000/hour"), threading.Barrier(5), threading.Event()
 
     def often(work: Callable[[], int]) -> int:
@@ -318,9 +312,7 @@ async def test_closing_tells_all_who_wait(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("stuffing", ["bans", "windows", "stats"])
-def test_a_full_file_can_be_opened_again_and_goes_on_when_what_is_in_it_has_ended(
-    opened: Opened, stuffing: str
-) -> None:
+def test_a_full_file_goes_on_when_what_is_in_it_has_ended(opened: Opened, stuffing: str) -> None:
     clock = FakeClock(10**12)
     store = opened(max_map_size=1 << 20, clock=clock)
     assert fill(store, [1], "1/minute") == [True]

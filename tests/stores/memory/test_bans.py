@@ -73,9 +73,7 @@ def active(store: MemoryStore) -> list[str]:
     return [ban.key for ban in store.bans.active()]
 
 
-def test_a_flood_of_bans_pushes_none_out_and_holds_no_more_than_it_may(
-    opened: Opened, observer: RecordingObserver
-) -> None:
+def test_a_flood_of_bans_pushes_none_out_and_is_bounded(opened: Opened, observer: RecordingObserver) -> None:
     strikes, most = 9_000, 1_000  # half of them fill the caches of parsed keys
     store = opened(max_bans=most, max_keys=most)
     store.bans.ban("user:first", None, "", "eve")

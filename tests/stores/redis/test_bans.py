@@ -56,9 +56,7 @@ async def test_requests_are_decided_while_bans_change_with_each(deployment: Depl
 
 
 @pytest.mark.parametrize("step_s", [-1, -3_600])
-async def test_where_the_clock_of_the_server_is_set_back_a_ban_ends_later_and_comes_back_to_nobody(
-    step_s: int, server: RedisServer
-) -> None:
+async def test_a_server_clock_that_is_set_back_revives_no_ban(step_s: int, server: RedisServer) -> None:
     clock = FakeClock(NOW_US)
     async with workers_at(server, 2, clock=clock) as stores:
 
@@ -109,7 +107,7 @@ def paused(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     return goes_on
 
 
-async def test_a_ban_by_hand_that_comes_before_that_of_a_policy_stays(
+async def test_a_ban_by_hand_before_that_of_a_policy_stays(
     workers: list[RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, slow = workers

@@ -39,7 +39,7 @@ def most_in_any(times_us: Sequence[int], window_us: int) -> int:
         pytest.param(8, 10_000, 2_000_000, id="large", marks=pytest.mark.deep),
     ],
 )
-def test_processes_together_get_exactly_the_amount_in_any_window(
+def test_processes_together_get_exactly_the_amount(
     server: RedisServer, processes: int, amount: int, window_us: int
 ) -> None:
     limit = Limit(amount, f"{window_us // 1_000}ms")
@@ -115,9 +115,7 @@ async def test_a_slot_on_its_way_takes_counts_and_bans_along(cluster: RedisClust
     assert [server for server in cluster.masters if server.command("KEYS", "*")] == [owner], "all is on one node"
 
 
-async def test_a_slot_that_nobody_serves_is_a_store_that_does_not_answer(
-    cluster: RedisCluster, limiter: Limiter
-) -> None:
+async def test_a_slot_that_nobody_serves_does_not_answer(cluster: RedisCluster, limiter: Limiter) -> None:
     assert (await limiter.hit("key", "3/hour")).remaining == 2
     slot, owner, _ = home_of(cluster)
     owner.command("CLUSTER", "DELSLOTS", slot)
@@ -160,9 +158,7 @@ def replica_takes_over(cluster: RedisCluster) -> None:
 
 @pytest.mark.all
 @pytest.mark.parametrize("happens", [slot_moves, replica_takes_over])
-def test_processes_together_get_exactly_the_amount_while(
-    happens: Callable[[RedisCluster], None], with_replica: RedisCluster
-) -> None:
+def test_a_cluster_admits_the_amount_while(happens: Callable[[RedisCluster], None], with_replica: RedisCluster) -> None:
     first, may_fail = with_replica.servers[0], happens is replica_takes_over
     url = f"{with_replica.url}?prefix={ON_FIRST}"
     with at_work([0] * 3, url, f"{AMOUNT}/500ms", 5 * WINDOW_US, may_fail=may_fail) as times_us:
@@ -224,9 +220,7 @@ def url_of(sentinels: list[Sentinel]) -> str:
 @pytest.mark.all
 @pytest.mark.parametrize("sick", [(0,), (0, 1)], ids=str)
 @pytest.mark.parametrize("trouble", ["dead", "hung"])
-async def test_one_sentinel_that_lives_is_enough(
-    trouble: str, sick: tuple[int, ...], sentinels: list[Sentinel]
-) -> None:
+async def test_one_live_sentinel_is_enough(trouble: str, sick: tuple[int, ...], sentinels: list[Sentinel]) -> None:
     for number in sick:
         if trouble == "dead":
             sentinels[number].kill()
@@ -237,9 +231,7 @@ async def test_one_sentinel_that_lives_is_enough(
 
 
 @pytest.mark.all
-async def test_a_failover_is_followed_while_the_first_sentinel_hangs(
-    pair: ReplicaPair, sentinels: list[Sentinel]
-) -> None:
+async def test_a_failover_is_followed_while_one_sentinel_hangs(pair: ReplicaPair, sentinels: list[Sentinel]) -> None:
     acquainted(sentinels)
     async with Limiter.from_url(url_of(sentinels), secret=SECRET, on_error="deny") as limiter:
         assert await ticks_until_served(limiter) >= 0

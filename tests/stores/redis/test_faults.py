@@ -170,7 +170,7 @@ async def test_a_connection_that_leads_to_a_replica_now_is_given_up_for_one_to_t
                 assert await site.hits(2) == [PASSED, LIMITED]
 
 
-async def test_the_password_is_in_no_message_event_or_log_line(
+async def test_the_password_is_in_no_event_or_log_line(
     deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
     password = "s3cret"
@@ -188,7 +188,7 @@ async def test_the_password_is_in_no_message_event_or_log_line(
     assert password not in shown
 
 
-async def test_a_server_that_always_answers_too_late_is_reported_with_the_time_that_it_needs(
+async def test_a_server_that_always_answers_late_is_reported_with_its_time(
     deployment: Deployment,
 ) -> None:
     observer = RecordingObserver()
@@ -206,7 +206,7 @@ async def test_a_server_that_always_answers_too_late_is_reported_with_the_time_t
 
 
 @pytest.mark.all
-async def test_a_host_that_has_no_address_yet_is_a_store_that_does_not_answer(
+async def test_a_host_without_an_address_yet_is_found_later(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site(f"redis://middleware.invalid:{deployment.proxy.port}", "local")

@@ -117,9 +117,7 @@ def check(ours: Decision, theirs: Decision) -> None:
         assert ours.states == theirs.states
 
 
-async def test_answers_are_those_of_one_request_after_the_other(
-    store: RedisStore, clock: FakeClock, rng: random.Random
-) -> None:
+async def test_answers_are_those_of_requests_in_order(store: RedisStore, clock: FakeClock, rng: random.Random) -> None:
     memory, charged, reset_us = MemoryStore(clock=clock), list[tuple[Decision, Decision]](), dict[str, int]()
     for _ in range(400):
         expected, ours = list[tuple[str, str, Any]](), list[asyncio.Future[Any]]()
@@ -176,9 +174,7 @@ async def test_the_answers_to_one_call_do_not_wait_for_the_next(store: RedisStor
 
 
 @pytest.mark.parametrize("forgets", ["refund", "reset"])
-async def test_a_refusal_is_not_remembered_past_what_was_sent_after_it(
-    store: RedisStore, held: Held, forgets: str
-) -> None:
+async def test_a_refusal_is_not_remembered_past_what_follows(store: RedisStore, held: Held, forgets: str) -> None:
     charged = await held.answer(ask(store, "ann", FIVE, 5))
     refused = ask(store, "ann", FIVE)
     await held.come(1)

@@ -164,7 +164,7 @@ async def test_a_known_refusal_costs_a_command_a_second_whatever_else_redis_is_a
 
 
 @pytest.mark.parametrize("how", ["refund", "reset", "reset_all", "unban"])
-async def test_what_another_worker_hands_back_is_known_after_a_second(
+async def test_what_another_worker_refunds_is_known_in_a_second(
     workers: list[RedisStore], ahead: Ahead, how: str
 ) -> None:
     store, other = workers
@@ -197,9 +197,7 @@ async def test_refusals_that_count_cost_a_command_each_and_count_all(store: Redi
     assert 100 <= await counted(server, flood) <= 103  # and what has changed, once a second
 
 
-async def test_strikes_share_calls_as_hits_do_and_a_ban_is_one_call_more(
-    store: RedisStore, server: RedisServer
-) -> None:
+async def test_strikes_share_calls_and_a_ban_is_one_call_more(store: RedisStore, server: RedisServer) -> None:
     policy = BanPolicy("100/minute", name="p")
     observer = RecordingObserver()
     store.observe(observer)
@@ -246,7 +244,7 @@ async def test_what_one_worker_bans_and_unbans_is_known_to_the_others_as_soon_as
 
 @pytest.mark.parametrize("running", ["server", "cluster"])
 @pytest.mark.parametrize("what", ["hit", "peek"])
-async def test_a_worker_knows_bans_of_networks_at_its_first_answer(
+async def test_bans_of_networks_are_known_at_the_first_answer(
     what: str, running: str, request: pytest.FixtureRequest
 ) -> None:
     checks = ((usual("100000/minute"), "192.0.2.9", 1),)
@@ -266,9 +264,7 @@ async def nothing_is_left(store: RedisStore) -> bool:
 
 
 @pytest.mark.parametrize("given_up_after", [*range(20), *range(20, 90, 5)])
-async def test_a_request_that_is_given_up_leaves_nothing_charged_or_taken(
-    given_up_after: int, server: RedisServer
-) -> None:
+async def test_a_request_that_is_given_up_leaves_nothing_charged(given_up_after: int, server: RedisServer) -> None:
     """At any turn of the loop: before it is sent, on its way, and in the turn in which its answer comes."""
     async with store_at(server, permit_lease="5m") as store, Limiter(store, deadline="60s", on_error="deny") as limiter:
         asked = asyncio.create_task(hit_all(limiter, BOTH))
@@ -333,9 +329,7 @@ async def test_keys_are_digests_unless_asked_otherwise(server: RedisServer) -> N
 
 
 @pytest.mark.parametrize("what", ["hit", "charge"])
-async def test_a_question_of_several_keys_that_fails_at_one_of_them_charges_none(
-    what: str, cluster: RedisCluster
-) -> None:
+async def test_a_question_that_fails_at_one_of_its_keys_charges_none(what: str, cluster: RedisCluster) -> None:
     wide = usual("1000/hour")
     async with store_at(cluster, readable=True) as store:
         name = f"{{{store._prefix}}}:w:user:bad"
