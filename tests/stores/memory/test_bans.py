@@ -1,4 +1,4 @@
-"""Bans in the memory store: how much it keeps, its two clocks, threads, and what it tells."""
+"""Bans in the memory store: how much it keeps, threads, and what it tells; and that no keys of one hash fill a dict."""
 
 import gc
 import json
@@ -11,12 +11,14 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from slidegate import BanPolicy, MemoryStore
-from slidegate.core import Bucket, Reason, parse_limits
+from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware
+from slidegate.core import Bucket, Reason, parse_address, parse_limits
 from slidegate.core.addresses import format_network
 from slidegate.core.bans.rows import to_rows
 from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.web.client_ip import client_ip
 
+from ...asgi import call, hello
 from ...hurry import at_once, hurried
 
 SECOND_US = 1_000_000
@@ -183,3 +185,48 @@ def test_the_garbage_collector_walks_no_bans_or_strikes(opened: Opened) -> None:
     assert len(active(store)) == 3_000
     # From CPython 3.14 on it walks every dict, also one of bytes alone: there are a few for each shard.
     assert (tracked_below(store.bans.rows, store._tables) - before).total() < 300
+
+
+FIRST = 0x20010DB8 << 96
+STEP = 2**61 - 1
+MANY = 300
+
+
+def crafted(shift: int) -> list[str]:
+    """Return prefixes of `128 - shift` bits, of which those with one hash are as many as can be."""
+    return [format_network(6, FIRST + (number * STEP << shift), 128 - shift) for number in range(MANY)]
+
+
+def most_of_one_hash(root: object) -> int:
+    large = [each for each in reached_from(root) if isinstance(each, dict) and len(each) >= MANY]
+    assert large, "nothing was filled, so this shows nothing"
+    return max(max(Counter(map(hash, held)).values()) for held in large)
+
+
+def test_the_addresses_have_one_hash_as_integers() -> None:
+    parsed = [parse_address(text.removesuffix("/128")) for text in crafted(0)]
+    assert len({hash(address[1]) for address in parsed if address is not None}) == 1
+
+
+def test_no_dictionary_of_a_memory_store_holds_many_keys_of_one_hash() -> None:
+    store = MemoryStore(clock=FakeClock())
+    bucket = Bucket("rule", parse_limits("5/minute"))
+    policy = BanPolicy("1/minute", "10m")
+    for shift in (0, 16, 40):
+        for text in crafted(shift):
+            address = parse_address(text.split("/")[0])
+            assert address is not None
+            store.hit(((bucket, text, 1),), (address,))
+            store.bans.strike(policy, text, 1, "")
+            store.bans.ban(text, None, "", "test")
+    assert most_of_one_hash(store) <= 3
+
+
+async def test_no_memo_of_a_middleware_holds_many_keys_of_one_hash() -> None:
+    client = client_ip(trusted=["192.0.2.0/24"], ipv6_prefix=128)
+    middleware = RateLimitMiddleware(hello, limits="5/minute", client=client, limiter=Limiter(MemoryStore()))
+    for text in crafted(0):
+        address = text.removesuffix("/128")
+        for peer in ("192.0.2.7", address):
+            assert (await call(middleware, client=(peer, 1), headers={"x-forwarded-for": address})).status == 200
+    assert most_of_one_hash(middleware) <= 3
