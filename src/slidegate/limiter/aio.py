@@ -75,10 +75,8 @@ async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_
         StoreTimeout: The answer did not come in time.
         ConfigurationError: The running event loop is not asyncio's.
     """
-    if not isawaitable(answer):
-        return answer
-    if not on_loop():
-        return await answer
+    if not isawaitable(answer) or not on_loop():
+        return await answer_of(answer)
     if not on_asyncio():
         if isinstance(answer, Coroutine):
             answer.close()

@@ -235,16 +235,17 @@ class Engine:
         return self.failover.decide("hit", ())
 
     async def close(self) -> None:
-        """Run `end`, and close the store. From then on all queries raise `StoreUnavailable`."""
+        """Run `end`, and close the store, once. From then on all queries raise `StoreUnavailable`."""
         try:
             await self.end()
         finally:
-            self.closed = True
-            self.rebuild()
-            try:
-                await answer_of(self.store.close())
-            finally:
-                self.portal.end()
+            if not self.closed:
+                self.closed = True
+                self.rebuild()
+                try:
+                    await answer_of(self.store.close())
+                finally:
+                    self.portal.end()
 
     async def end(self) -> None:
         """Let observers and overrides finish, because the application ends or the limiter is being closed."""

@@ -169,9 +169,8 @@ class Failover:
     async def _wait(self, answer: Awaitable[T] | T, call: Call | None) -> T:
         """Return an answer, or `_UNANSWERED` if it does not come in time."""
         try:
-            if isinstance(answer, asyncio.Future):
-                if call is not None:
-                    call.watch(answer, self._deadline_s, self.breaker.late)
+            if isinstance(answer, asyncio.Future) and call is not None:
+                call.watch(answer, self._deadline_s, self.breaker.late)
                 found: T = await answer
             else:
                 found = await within(answer, self._deadline_s, self.breaker.late)

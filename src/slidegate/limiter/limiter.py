@@ -112,7 +112,6 @@ class Limiter:
         with the same secret, or without one, return the same key."""
         self._buckets: dict[tuple[str, str | tuple[AnyLimit, ...]], Bucket] = {}
         self._questions: dict[tuple[str, Limits, str], Question] = {}
-        self._closed = False
 
     @classmethod
     def from_url(cls, url: str, *, read_only: bool = False, **options: Unpack[LimiterOptions]) -> Limiter:
@@ -556,9 +555,7 @@ class Limiter:
 
         All later calls raise `StoreUnavailable`, whatever `on_error` is; a refund returns False.
         """
-        if not self._closed:
-            self._closed = True
-            await self.engine.close()
+        await self.engine.close()
 
     async def __aenter__(self) -> Self:
         return self

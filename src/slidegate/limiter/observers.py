@@ -95,17 +95,9 @@ class Outcome:
         refusal = self.refusal
         if refusal is None or self.ended != "refused":
             return tuple([bucket.label for decision in self.decisions for bucket, _, _ in decision.checks])
-        return (refusal.by,) if refusal.status else refusing_rules(refusal)
-
-
-def refusing_rules(refusal: Decision) -> tuple[str, ...]:
-    """Return the names of the rules that had no room; empty for a refusal for another reason."""
-    if not refusal.readings:
-        return ()
-    if len(refusal.checks) == 1:
-        return (refusal.checks[0][0].label,)
-    violated = {state.rule for state in refusal.violated}
-    return tuple([bucket.label for bucket, _, _ in refusal.checks if bucket.name in violated])
+        if refusal.status:
+            return (refusal.by,)
+        return tuple(dict.fromkeys(state.label for state in refusal.violated))
 
 
 class Observer:

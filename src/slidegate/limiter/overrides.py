@@ -60,6 +60,8 @@ _LISTED: Final = 10
 """How many names an error lists."""
 _MAX_LIMITS: Final = 4_000
 """The most limits in a worker's row; 100 bytes each are well below the largest row."""
+_LENGTHS: Final = {"/day": "/1d", "/week": "/7d"}
+"""The windows of limits that users write like the units of quotas."""
 T = TypeVar("T")
 
 Changes: TypeAlias = dict[str, tuple[int, int, "Override | None"]]
@@ -96,9 +98,9 @@ class NamedLimit:
             raise ConfigurationError(
                 f"limit {self.name!r}: a function returns the limits of its rule for each request; change them there"
             )
-        limit = parse_one(text, is_quota=not isinstance(self.configured, Limit))
+        limit = parse_one(text)
         window, own = _window_of(limit), _window_of(self.configured)
-        if window != own and ("@" in text or window != own.partition(" @")[0]):
+        if window != own and _LENGTHS.get(window, window) != own.partition(" @")[0]:
             raise ConfigurationError(
                 f"limit {self.name!r}: in the code it is {written(self.configured)!r}, and its amount alone can "
                 f"change; write for example '{max(self.configured.amount // 2, 1)}{own}', not {quoted(text)}"
@@ -457,12 +459,8 @@ def _event_of(name: str, was: int, amount: int, override: Override, *, ended: bo
 # -- limits as text ---------------------------------------------------------------------------------------------------
 
 
-def parse_one(text: object, *, is_quota: bool = True) -> AnyLimit:
+def parse_one(text: object) -> AnyLimit:
     """Return the limit of any kind that a text describes: ``50/1m``, ``100/month``, ``4``.
-
-    Args:
-        text: The text.
-        is_quota: Whether ``50/day`` and ``50/week`` are quotas, as in a text that stands alone, or limits.
 
     Raises:
         ConfigurationError: It is no such text.
@@ -472,9 +470,7 @@ def parse_one(text: object, *, is_quota: bool = True) -> AnyLimit:
     if text.strip().isdigit():
         return Concurrency(text)
     with suppress(ConfigurationError):
-        quota = Quota(text)
-        if is_quota or quota.unit not in ("day", "week"):  # the other units are no lengths of windows
-            return quota
+        return Quota(text)
     limits = parse_limits(text)
     if len(limits) != 1:
         raise ConfigurationError(f'limit: expected one, for example "50/minute", not {quoted(text)}')
