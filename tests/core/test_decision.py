@@ -3,13 +3,13 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slidegate.core import Bucket, Decision, Reason, parse_limits
-from slidegate.core.decision import Check
+from slidegate import Decision, MemoryStore, parse_limits
+from slidegate.core import Bucket, Check, Reason
 from slidegate.core.memo import key_bytes, remember
-from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock
 
-SECOND_US = 1_000_000
+from ..contract.programs import SECOND_US
+
 NOW_US = 1_000 * SECOND_US
 
 

@@ -8,18 +8,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slidegate import MemoryStore, Quota
-from slidegate.core import NEVER, OPEN, Bucket, Concurrency, Limit, parse_duration_us, parse_limits
+from slidegate import ConfigurationError, Decision, Limit, MemoryStore, Quota, parse_limits
+from slidegate.core import NEVER, OPEN, Bucket, Concurrency, Reason, parse_duration_us
 from slidegate.core.concurrency import ENTRY, PermitCounter, apart, entry, in_force
-from slidegate.core.decision import Decision, Reason
-from slidegate.core.errors import ConfigurationError
 from slidegate.core.limits import MAX_AMOUNT, MAX_WINDOW_US
 from slidegate.core.ring import MAX_UNITS, expires_us
 
+from ..contract.programs import DAY_US, HOUR_US, SECOND_US
 from ..hurry import at_once
 
 MINUTE_US = 60_000_000
-DAY_US = 86_400_000_000
 NAMES = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E, exclude_characters=":;"), min_size=1, max_size=64)
 
 
@@ -72,7 +70,6 @@ def test_slices_cover_the_window_and_are_no_more_than_asked_for(limit: Limit) ->
     assert (limit.slices + 1) * limit.slice_us < limit.window_us + 2 * limit.slice_us
 
 
-SECOND_US = 1_000_000
 EXACT = Limit(3, "10s")
 SLICED = Limit(100, "10s", resolution=10)
 
@@ -112,7 +109,6 @@ def test_units_are_handed_back_by_moment_and_number() -> None:
 
 
 NEW_YEAR_US = 1_735_689_600_000_000  # 2025-01-01T00:00Z
-HOUR_US = 3_600_000_000
 
 
 def test_without_a_time_zone_database_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate import Limit, MemoryStore
-from slidegate.core import Bucket, Decision
+from slidegate import Decision, Limit, MemoryStore
+from slidegate.core import Bucket
 from slidegate.testing import FakeClock
 
 from ..contract.programs import YEAR_2100_US, Choices

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
-from slidegate.core import BanStore, BanSubject, Check, Decision, Event, Store
+from slidegate import ConfigurationError, Decision, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate.core import BanStore, BanSubject, Check, Event, Store
 from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock
 

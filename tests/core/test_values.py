@@ -8,11 +8,12 @@ from struct import iter_unpack, unpack
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from slidegate.core import NEVER, Bucket, Decision, Networks, Reason, parse_address, parse_limits
+from slidegate import BanPolicy, Decision, parse_limits
+from slidegate.core import NEVER, Bucket, Networks, Reason, WindowState, parse_address
 from slidegate.core.addresses import format_network
-from slidegate.core.bans.policy import BanPolicy, may_ban
+from slidegate.core.bans.policy import may_ban
 from slidegate.core.calendar import Anchor, Calendar, Unit
-from slidegate.core.ring import MAX_UNITS, WindowState
+from slidegate.core.ring import MAX_UNITS
 
 from .test_limits import EXACT, SLICED, spent
 

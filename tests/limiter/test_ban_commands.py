@@ -12,19 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate import client_ip, cookie, header, path_param, query
-from slidegate.core import ConfigurationError, InvalidKey, Reason, StoreTimeout
-from slidegate.core.bans.policy import BanPolicy
-from slidegate.limiter import Limiter
+from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, client_ip, cookie, header, path_param, query
+from slidegate.core import InvalidKey, Reason, StoreTimeout
 from slidegate.limiter.aio import STEP
-from slidegate.stores.memory.store import MemoryStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..remote_stores import RemoteStore
 from ..virtual_time import VirtualTime
 
-SECOND_US = 1_000_000
-HOUR_US = 3_600 * SECOND_US
 POLICY = BanPolicy("3/10m", "1h")
 
 

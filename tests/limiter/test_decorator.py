@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from starlette.exceptions import HTTPException
 
-from slidegate import Limiter, MemoryStore, RateLimitExceeded, SlidegateError
-from slidegate.core import Bucket, Check, Concurrency, Decision, Reason, parse_limits
+from slidegate import Decision, Limiter, MemoryStore, RateLimitExceeded, SlidegateError, parse_limits
+from slidegate.core import Bucket, Check, Concurrency, Reason
 from slidegate.limiter.queues import LATE_S, Queues
 from slidegate.testing import FakeClock
 

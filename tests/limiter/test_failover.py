@@ -15,25 +15,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from slidegate import BanPolicy, ConfigurationError, Limit, Limiter, MemoryStore, RateLimitMiddleware
-from slidegate.core import Reason, parse_limits
-from slidegate.core.concurrency import Concurrency
-from slidegate.core.decision import Bucket, Check, Decision
-from slidegate.core.errors import StoreError, StoreUnavailable
-from slidegate.core.store import Event
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Decision,
+    Limit,
+    Limiter,
+    MemoryStore,
+    RateLimitMiddleware,
+    StoreError,
+    parse_limits,
+)
+from slidegate.core import Bucket, Check, Concurrency, Event, Reason, StoreUnavailable
 from slidegate.limiter import breaker, failover
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.shared import DEFAULT_MAX_KEYS
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import call, hello
+from ..contract.programs import SECOND_US
 from ..hurry import race
 from ..questions import hit_all
 from ..remote_stores import SickStore
 from ..virtual_time import VirtualTime, turns
 
 T = TypeVar("T")
-SECOND_US = 1_000_000
 LONG = 10.0
 """Seconds that only a hang takes."""
 
@@ -463,7 +469,6 @@ async def test_what_is_counted_here_is_bounded_and_ends_with_its_windows(
     assert setup.failover.local.key_count() == 0
 
 
-SECOND_US = 1_000_000
 START_US = 10**12
 OUTAGES = {"store_failed", "store_recovered"}
 NAMED = "no answer within the deadline of 50 ms (Limiter(deadline=...))"

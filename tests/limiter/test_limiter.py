@@ -19,6 +19,7 @@ from starlette.testclient import TestClient
 
 from slidegate import (
     BanPolicy,
+    ConfigurationError,
     Limit,
     Limiter,
     MemoryStore,
@@ -29,7 +30,7 @@ from slidegate import (
     Rule,
     header,
 )
-from slidegate.core import Concurrency, ConfigurationError, StoreUnavailable
+from slidegate.core import Concurrency, StoreUnavailable
 from slidegate.events import Event, Observer
 from slidegate.limiter import MAX_KEY_BYTES
 from slidegate.limiter.inspect import TOGETHER
@@ -38,11 +39,11 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import PEER, call, hello, page, statuses
 from ..contract.ability_contract import StatsContract
+from ..contract.programs import SECOND_US
 from ..hurry import at_once, hurried
 from ..redis_servers import AT_REDIS
 from ..remote_stores import RemoteStore, SickStore, SlowStore
 
-SECOND_US = 1_000_000
 API_KEY = header("X-API-Key").of("k123")
 LONG_KEY = "a long key of somebody's own " * 10
 SECRET = b"only for this test, no secret"
@@ -163,9 +164,6 @@ async def test_the_question_of_a_call_is_prepared_once(limits: Any, monkeypatch:
     monkeypatch.setattr(limiter.engine, "prepare", lambda *asked: prepared.append(asked) or prepare(*asked))
     assert [(await limiter.hit("user:1", limits)).remaining for _ in range(3)] == [4, 3, 2]
     assert len(prepared) == 1
-
-
-SECOND_US = 1_000_000
 
 
 def labels(view: Any) -> list[tuple[str, int]]:

@@ -19,20 +19,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitExceeded
-from slidegate.core import Bucket, StoreUnavailable
-from slidegate.core.store import CHANGED_LIMITS, StatsRow
+from slidegate.core import Bucket, StatsRow, StoreUnavailable
+from slidegate.core.store import CHANGED_LIMITS
 from slidegate.httpx import LimitedTransport
 from slidegate.limiter import Override, overrides
 from slidegate.limiter.overrides import NamedLimit, parse_one
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import RecordingObserver
 
+from ..contract.programs import SECOND_US
 from ..ops.shared_rows import SharedRows
 from ..redis_servers import AT_REDIS
 from ..virtual_time import turns
 
 T = TypeVar("T")
-SECOND_US = 1_000_000
 LIMITS = {
     "api": (10, "/1m"),
     "hourly": (10, "/1h"),

@@ -24,8 +24,8 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemoryStore
-from slidegate.core import Bucket, Concurrency, Reason, StoreTimeout, StoreUnavailable, parse_limits
+from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemoryStore, parse_limits
+from slidegate.core import Bucket, Concurrency, Reason, StoreTimeout, StoreUnavailable
 from slidegate.limiter import portal
 from slidegate.limiter.aio import answer_of
 from slidegate.stores.lmdb import LmdbStore

@@ -12,10 +12,10 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ..contract.harness import bucket
 from ..contract.player import settle
+from ..contract.programs import SECOND_US
 from ..redis_servers import AT_REDIS
 from .conftest import Opened
 
-SECOND_US = 1_000_000
 AT_ONCE = BanPolicy("1/minute", "10m")
 ALL = pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
 HERE = pytest.mark.parametrize("kind", ["memory", "lmdb"])

@@ -10,8 +10,8 @@ from unittest.mock import Mock
 import anyio
 import pytest
 
-from slidegate import MemoryStore
-from slidegate.core import Bucket, Concurrency, Quota, parse_address
+from slidegate import MemoryStore, Quota
+from slidegate.core import Bucket, Concurrency, parse_address
 from slidegate.stores.forks import InChild, ProcessLock
 from slidegate.stores.memory import store as memory
 from slidegate.testing import FakeClock

@@ -15,8 +15,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from slidegate import Limiter, Quota, StoreError
-from slidegate.core import Bucket, Concurrency, Decision, Reason, StoreUnavailable, parse_limits
+from slidegate import Decision, Limiter, Quota, StoreError, parse_limits
+from slidegate.core import Bucket, Concurrency, Reason, StoreUnavailable
 from slidegate.stores.leases import HeldPermits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis.batch import MAX_IN_CALL

@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 
 import slidegate.stores.lmdb.windows
 import slidegate.stores.memory.shard
-from slidegate import MemoryStore
-from slidegate.core import Check, Decision
+from slidegate import Decision, MemoryStore
+from slidegate.core import Check
 from slidegate.testing import FakeClock
 
 from ..contract.harness import bucket
 from ..contract.player import Player, same, settle, views_of
-from ..contract.programs import Move, Program, Question, Step, programs
+from ..contract.programs import SECOND_US, Move, Program, Question, Step, programs
 from .conftest import Opened
 
-SECOND_US = 1_000_000
 MINUTE_US = 60 * SECOND_US
 pytestmark = pytest.mark.parametrize("kind", ["memory", "lmdb"])
 Small = Callable[[FakeClock, int], Any]

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, header
-from slidegate.core import AnyLimit, Bucket, Decision, Quota, StatsRow, StoreUnavailable, parse_limits
+from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemoryStore, Quota, header, parse_limits
+from slidegate.core import AnyLimit, Bucket, StatsRow, StoreUnavailable
 from slidegate.stores.redis import RedisStore, script
 from slidegate.testing import FakeClock
 
 from ..contract.harness import bucket
 from ..contract.player import settle
+from ..contract.programs import HOUR_US
 from ..fault_proxy import FaultProxy
 from ..hurry import at_once
 from ..redis_servers import BOUND_S, RedisServer, needs_redis
@@ -26,7 +27,6 @@ DATA = Path(__file__).with_name("data")
 SECRETS = {"bans.jsonl": None, "bans_with_secret.jsonl": "only for this fixture, no secret"}
 API_KEY = header("X-API-Key").of("leaked-key")
 POLICY = BanPolicy("3/hour", "30d", factor=12, longest="400d", name="abuse", ban_private=True)
-DAY_US = 86_400_000_000
 
 
 @pytest.mark.parametrize("name", SECRETS)
@@ -122,7 +122,6 @@ async def test_another_layout_begins_only_windows_anew(server: RedisServer, monk
 
 
 MIDNIGHT_US = 1_735_689_600_000_000  # 2025-01-01T00:00Z
-HOUR_US = 3_600_000_000
 PLAN = Bucket("plan", parse_limits(Quota("5/day")))
 
 

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from slidegate import Limiter
-from slidegate.core import Bucket, Decision, Quota, StoreUnavailable, parse_limits
+from slidegate import Decision, Limiter, Quota, parse_limits
+from slidegate.core import Bucket, StoreUnavailable
 from slidegate.testing import FakeClock
 
 from ..contract.harness import bucket
 from ..contract.player import settle
+from ..contract.programs import DAY_US, HOUR_US, SECOND_US
 from ..hurry import PATIENCE_S
 from ..redis_servers import AT_REDIS
 from ..remote_stores import SickStore
 from .conftest import Opened
 
-SECOND_US = 1_000_000
 START_US = 10**12
 PAUSE_S = 0.2
 """How long the others may take if nothing keeps them out; with a lock around the clock they cannot be done by then."""
@@ -113,9 +113,6 @@ def test_who_is_stopped_while_the_store_is_away_is_counted_for_a_whole_window_al
     assert all(later - first >= 10 * SECOND_US for first, later in pairwise(admitted)), admitted
 
 
-SECOND_US = 1_000_000
-HOUR_US = 3_600 * SECOND_US
-DAY_US = 24 * HOUR_US
 NOW_US = 4_102_444_800_000_000
 KINDS = ("memory", "lmdb", AT_REDIS)
 

@@ -8,19 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate.core import ConfigurationError
+from slidegate import BanPolicy, ConfigurationError
+from slidegate.core import Ban
 from slidegate.core.addresses import format_network
-from slidegate.core.bans.ban import Ban
 from slidegate.core.bans.networks import BannedNetworks
-from slidegate.core.bans.policy import MAX_EXACT, BanPolicy
+from slidegate.core.bans.policy import MAX_EXACT
 from slidegate.core.bans.rows import from_rows, to_rows
 from slidegate.core.bans.strikes import LATEST_US, Level, next_ban
 from slidegate.core.ring import entries
 
-SECOND_US = 1_000_000
+from ...contract.programs import DAY_US, HOUR_US, SECOND_US
+
 MINUTE_US = 60 * SECOND_US
-HOUR_US = 60 * MINUTE_US
-DAY_US = 24 * HOUR_US
 
 
 class Struck:

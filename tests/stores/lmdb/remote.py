@@ -4,7 +4,7 @@ from collections.abc import Callable
 from multiprocessing.managers import BaseManager
 from typing import Any
 
-from slidegate.core import Decision
+from slidegate import Decision
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock
 

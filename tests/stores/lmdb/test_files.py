@@ -21,14 +21,15 @@ from typing import Any
 import lmdb.verify
 import pytest
 
-from slidegate import Limiter, StoreError
-from slidegate.core import Bucket, Concurrency, ConfigurationError, StoreTimeout, StoreUnavailable
+from slidegate import ConfigurationError, Limiter, StoreError
+from slidegate.core import Bucket, Concurrency, StoreTimeout, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore, environment, opening
 from slidegate.stores.lmdb.checking import check_directory, check_file_system, file_system
 from slidegate.testing import RecordingObserver
 
 from ...contract.harness import CHECKS, QUESTIONS, SHARED_QUESTIONS
 from ...contract.player import settle
+from ...contract.programs import HOUR_US
 from ...hurry import at_once, hurried
 from ..conftest import Opened
 from .processes import (
@@ -45,8 +46,6 @@ from .processes import (
     python,
 )
 from .test_processes import mounted
-
-HOUR_US = 3_600_000_000
 
 
 @pytest.fixture

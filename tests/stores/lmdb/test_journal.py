@@ -18,8 +18,8 @@ import lmdb
 import pytest
 from hypothesis import given, settings
 
-from slidegate import BanPolicy
-from slidegate.core import Bucket, ConfigurationError, Quota, StoreUnavailable, parse_limits
+from slidegate import BanPolicy, ConfigurationError, Quota, parse_limits
+from slidegate.core import Bucket, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore, environment, journal, kept_rows, layout, opening
 from slidegate.stores.lmdb.journal import JOURNAL, Journal
 from slidegate.stores.lmdb.layout import LAYOUT, boot_id, boot_us
@@ -27,12 +27,11 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract.ban_player import HAND, BanPlayer
 from ...contract.player import same, settle
-from ...contract.programs import Choices, drawn
+from ...contract.programs import HOUR_US, Choices, drawn
 from ...redis_servers import until
 from ...reference.ban_model import Made
 from .processes import SMALL, actor, child, keys_in, outcome
 
-HOUR_US = 3_600_000_000
 CHECKS = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
 POLICY = BanPolicy("1/minute", "1h", factor=2, forgive="400d")
 

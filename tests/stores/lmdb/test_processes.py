@@ -16,14 +16,13 @@ from typing import Any
 
 import pytest
 
-from slidegate import Limiter, StoreError
-from slidegate.core import Bucket, ConfigurationError, Reason, parse_limits
+from slidegate import ConfigurationError, Limiter, StoreError, parse_limits
+from slidegate.core import Bucket, Reason
 from slidegate.stores.lmdb import LmdbStore, environment, journal, opening
 from slidegate.testing import RecordingObserver
 
+from ...contract.programs import HOUR_US
 from .processes import actor, counts_file, end, keys_in, outcome, overwrite_heads, python
-
-HOUR_US = 3_600_000_000
 
 
 def hits(amount: int, key: str = "user:ann") -> Any:

@@ -20,19 +20,8 @@ from typing import Any
 
 import pytest
 
-from slidegate import Limiter, StoreError
-from slidegate.core import (
-    Ban,
-    Bucket,
-    ConfigurationError,
-    Decision,
-    Quota,
-    Reason,
-    StatsRow,
-    StoreTimeout,
-    StoreUnavailable,
-    parse_limits,
-)
+from slidegate import ConfigurationError, Decision, Limiter, Quota, StoreError, parse_limits
+from slidegate.core import Ban, Bucket, Reason, StatsRow, StoreTimeout, StoreUnavailable
 from slidegate.core.bans.rows import to_rows
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.batching import LOOK_EVERY
@@ -42,6 +31,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from ...contract import StoreContract
 from ...contract.harness import bucket
 from ...contract.player import settle
+from ...contract.programs import SECOND_US
 from ...hurry import PATIENCE_S, at_once, hurried
 from ...virtual_time import VirtualTime, turns
 from ..conftest import Opened
@@ -358,9 +348,6 @@ def test_a_full_file_goes_on_when_what_is_in_it_has_ended(opened: Opened, stuffi
 def export(bans: int) -> list[str]:
     """Return the lines of an export of so many bans."""
     return [json.dumps(row) for row in to_rows(Ban(f"user:{n}", "", "ann", 0, 10**15, None) for n in range(bans))]
-
-
-SECOND_US = 1_000_000
 
 
 @pytest.fixture

@@ -11,18 +11,16 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware
-from slidegate.core import Bucket, Reason, parse_address, parse_limits
+from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware, client_ip, parse_limits
+from slidegate.core import Bucket, Reason, parse_address
 from slidegate.core.addresses import format_network
 from slidegate.core.bans.rows import to_rows
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web.client_ip import client_ip
 
 from ...asgi import call, hello
+from ...contract.programs import HOUR_US, SECOND_US
 from ...hurry import at_once, hurried
 
-SECOND_US = 1_000_000
-HOUR_US = 3_600 * SECOND_US
 NEW_YEAR_US = 4_102_444_800 * SECOND_US
 
 AT_ONCE = BanPolicy("1/minute", "10m")

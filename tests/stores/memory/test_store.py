@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from slidegate import MemoryStore, Quota
-from slidegate.core import AnyLimit, Bucket, Concurrency, Limit, Reason, parse_limits
+from slidegate import Limit, MemoryStore, Quota, parse_limits
+from slidegate.core import AnyLimit, Bucket, Concurrency, Reason
 from slidegate.stores.memory.shard import Table, cell_of
 from slidegate.stores.system_clock import SYSTEM
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract import StoreContract
 from ...contract.harness import bucket
+from ...contract.programs import SECOND_US
 from ...hurry import at_once, hurried
 
-SECOND_US = 1_000_000
 COMMON = Bucket("everyone", parse_limits("1000000/hour"))
 
 

@@ -9,8 +9,8 @@ from functools import cache
 from struct import unpack_from
 from typing import Any, Final
 
-from slidegate import BanPolicy, Limiter, StoreError
-from slidegate.core import BanSubject, Bucket, Decision, Reason, parse_address
+from slidegate import BanPolicy, Decision, Limiter, StoreError
+from slidegate.core import BanSubject, Bucket, Reason, parse_address
 from slidegate.core.addresses import Address
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.script import strikes_field

@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from slidegate import BanPolicy, Limiter, StoreError
-from slidegate.core import Bucket, Reason, parse_limits
+from slidegate import BanPolicy, Limiter, StoreError, parse_limits
+from slidegate.core import Bucket, Reason
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_SENDERS
 

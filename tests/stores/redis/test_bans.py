@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, Limiter, Quota, StoreError
-from slidegate.core import Bucket, Concurrency, Decision, Reason, StoreUnavailable
+from slidegate import BanPolicy, Decision, Limiter, Quota, StoreError
+from slidegate.core import Bucket, Concurrency, Reason, StoreUnavailable
 from slidegate.core.bans.rows import to_rows
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.bans import CHUNK

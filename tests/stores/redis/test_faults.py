@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Rule, StoreError
-from slidegate.core import Bucket, Event, Reason, StoreUnavailable, parse_limits
+from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Rule, StoreError, parse_limits
+from slidegate.core import Bucket, Event, Reason, StoreUnavailable
 from slidegate.limiter import breaker, failover
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_SENDERS

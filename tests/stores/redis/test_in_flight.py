@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from slidegate import MemoryStore
-from slidegate.core import Bucket, Decision, Reason, StoreUnavailable, parse_limits
+from slidegate import Decision, MemoryStore, parse_limits
+from slidegate.core import Bucket, Reason, StoreUnavailable
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_IN_CALL, MAX_SENDERS, Batcher
 from slidegate.stores.redis.clock import StoreTime, monotonic_us

@@ -14,8 +14,8 @@ import pytest
 from redis.asyncio import Redis
 from redis.credentials import UsernamePasswordCredentialProvider
 
-from slidegate import BanPolicy, Limiter
-from slidegate.core import Bucket, Concurrency, Reason, StoreUnavailable, parse_limits
+from slidegate import BanPolicy, Limiter, parse_limits
+from slidegate.core import Bucket, Concurrency, Reason, StoreUnavailable
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_IN_CALL
 from slidegate.testing import FakeClock, RecordingObserver
