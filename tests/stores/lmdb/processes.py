@@ -1,4 +1,4 @@
-"""Other processes on the environment of a test, and what tests look at there."""
+"""Other processes on the environment of a test, a store that answers from one of them, and what tests look at there."""
 
 import ctypes
 import fcntl
@@ -10,11 +10,16 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import Any
 
+from slidegate import Decision
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.gate import GATE
+from slidegate.testing import FakeClock
+
+from ...remote_stores import RemoteStore
 
 SMALL: dict[str, Any] = {"max_map_size": 1 << 24}
 ROOT = Path(__file__).resolve().parents[3]
@@ -151,3 +156,65 @@ def overwrite(data: Path, *pieces: tuple[int, bytes]) -> None:
 
 def overwrite_heads(data: Path) -> None:
     overwrite(data, *((page * 4_096 + 16, b"\xff" * 144) for page in range(2)))
+
+
+HERE_ALONE = ("strike", "ban", "unban", "load")
+"""What emits an event, or takes what cannot be sent."""
+
+
+class Stores:
+    """The stores of the other process, by path."""
+
+    def __init__(self) -> None:
+        self.stores: dict[str, tuple[LmdbStore, FakeClock]] = {}
+
+    def open(self, path: str) -> None:
+        clock = FakeClock()
+        self.stores[path] = LmdbStore(path, clock=clock, **SMALL), clock
+
+    def answer(self, path: str, now_us: int, name: str, arguments: Any) -> Any:
+        store, clock = self.stores[path]
+        clock.set(now_us)
+        answer = getattr(store.bans if name in ("find", "active") else store, name)(*arguments)
+        # A pickled decision has nothing to hand back.
+        return (answer, answer.reservations) if isinstance(answer, Decision) else answer
+
+    def close(self, path: str) -> None:
+        self.stores.pop(path)[0].close()
+
+
+class OtherProcess(BaseManager):
+    """A process with an object of each class that is registered here."""
+
+
+OtherProcess.register("Stores", Stores)
+
+
+class TwoProcesses(RemoteStore):
+    """A store here and one over there, which take turns."""
+
+    def __init__(self, path: str, there: Any, clock: FakeClock) -> None:
+        super().__init__(inner=LmdbStore(path, clock=clock, **SMALL))
+        self.path, self.there, self.clock, self.calls = path, there, clock, 0
+        there.open(path)
+
+    def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        name = question.__name__
+        self.calls += name not in HERE_ALONE
+        if name in HERE_ALONE or self.calls % 2:
+            return question(*arguments)
+        answer = self.there.answer(self.path, self.clock.now_us, name, arguments)
+        if name not in ("hit", "peek", "charge"):
+            return answer
+        decision, decision.reservations = answer
+        decision.checks = arguments[0]  # over there the buckets are others
+        for reservation in decision.reservations:
+            reservation.check = decision.checks[reservation.index]
+        return decision
+
+    def permits_held(self) -> None:
+        """Return None, as for a store without permits: a worker renews its own, and here two would have them."""
+
+    def close(self) -> None:
+        self.inner.close()
+        self.there.close(self.path)

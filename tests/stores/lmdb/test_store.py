@@ -36,8 +36,16 @@ from ...hurry import PATIENCE_S, at_once, hurried
 from ...virtual_time import VirtualTime, turns
 from ..conftest import Opened
 from ..transports import RandomContract
-from .processes import SMALL, counts_file, files_open_in, gate_held, in_another_process, keys_in
-from .remote import OtherProcess, TwoProcesses
+from .processes import (
+    SMALL,
+    OtherProcess,
+    TwoProcesses,
+    counts_file,
+    files_open_in,
+    gate_held,
+    in_another_process,
+    keys_in,
+)
 
 MINUTE_US = 60_000_000
 

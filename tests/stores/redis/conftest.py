@@ -1,10 +1,9 @@
-"""What tests of a sick Redis share: a server of their own, and limiters that try it again soon."""
+"""What tests of Redis share: stores, and a server of their own with a proxy before it."""
 
 from collections.abc import AsyncIterator
 
 import pytest
 
-from slidegate.limiter import breaker
 from slidegate.stores.redis import RedisStore
 
 from ...redis_servers import RedisServer
@@ -29,8 +28,3 @@ async def workers(server: RedisServer) -> AsyncIterator[list[RedisStore]]:
 async def deployment() -> AsyncIterator[Deployment]:
     async with on_a_server() as deployment:
         yield deployment
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breaker, "OPEN_US", 100_000)
