@@ -336,7 +336,7 @@ class Line(RuleBasedStateMachine):
         if decision.allowed:
             self.inside.append(one)
             if self.is_fair:
-                self.queues.take(NAME, one.tenant)
+                self.queues.count_permit(NAME, one.tenant, 1)
 
     def join(self, one: Waiting) -> None:
         """Put a request into the line as the model has it: who has left makes room, else the greediest tenant."""
@@ -417,7 +417,7 @@ class Line(RuleBasedStateMachine):
         assert one.decision is not None
         await self.refund(one.decision.begin_refund(permits=True))
         if self.is_fair:
-            self.queues.release(NAME, one.tenant)
+            self.queues.count_permit(NAME, one.tenant, -1)
 
     @precondition(lambda self: self.inside)
     @rule()

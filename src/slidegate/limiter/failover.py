@@ -59,7 +59,6 @@ class Failover:
         deadline_us: How long a query may take.
         on_error: What decides after that.
         emit: Receives the events ``store_failed``, ``store_recovered``, ``store_late`` and ``store_error``.
-        clock: Returns monotonic time in microseconds.
 
     Attributes:
         on_error: What decides if the store does not answer.
@@ -68,21 +67,14 @@ class Failover:
         local: Counts in this process. Its windows expire by themselves, so that several outages admit an amount once.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        deadline_us: int,
-        on_error: OnError,
-        emit: Callable[[Event], None],
-        clock: Clock = monotonic_us,
-    ) -> None:
+    def __init__(self, store: Store, deadline_us: int, on_error: OnError, emit: Callable[[Event], None]) -> None:
         self._store = store
         self.deadline_us = deadline_us
         self.on_error: OnError = on_error
         self._deadline_s = deadline_us / 1_000_000
         self._keeps_deadline = store.keep_deadline(self._deadline_s)
         self._caches = False
-        self._clock = clock
+        self._clock: Clock = monotonic_us
         self.breaker = Breaker(deadline_us, on_error, emit, lambda: self._clock())
         store.observe_late(self.breaker.answered_late)
         self.local = MemoryStore(clock=lambda: self._clock(), wall_clock=system_us)

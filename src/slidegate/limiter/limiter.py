@@ -14,14 +14,7 @@ from ..core.bans.policy import BanPolicy, hand_ban_key, may_ban, with_wider_netw
 from ..core.bans.rows import to_rows
 from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError, quoted
-from ..core.limits import (
-    MAX_WINDOW_US,
-    AnyLimit,
-    check_name,
-    check_whole,
-    parse_duration_us,
-    parse_limits,
-)
+from ..core.limits import MAX_WINDOW_US, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..core.memo import MANY, remember
 from ..core.question import Question
 from ..core.store import BanStore, Store

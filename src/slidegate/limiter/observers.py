@@ -147,14 +147,14 @@ class Subscription:
     def __init__(self, observer: AnyObserver, hub: ObserverHub) -> None:
         self.observer: Final[Any] = observer
         event, self.request = _own(observer, "event", "event"), _own(observer, "request", "outcome")
-        if event is None and self.request is None and callable(observer) and not isinstance(observer, type):
+        if event is None and self.request is None:
+            if isinstance(observer, type) or not callable(observer):
+                raise ConfigurationError(
+                    "observers: expected functions of an event, or objects with a method event(event) or "
+                    f"request(outcome), not {quoted(observer)}"
+                )
             event = _checked(observer, "event")
         self.event: Final = event
-        if event is None and self.request is None:
-            raise ConfigurationError(
-                "observers: expected functions of an event, or objects with a method event(event) or request(outcome), "
-                f"not {quoted(observer)}"
-            )
         self._hub = hub
         self._throttle = Throttle(FAILURE_EVERY_S)
 

@@ -147,21 +147,14 @@ class Queues:
         """Return whether requests wait already, so that a new one has to join them without asking."""
         return name in self._queues
 
-    def take(self, name: Name, tenant: str) -> None:
-        """Record that a tenant has one more permit. Call it for every admission by a rule that is fair."""
+    def count_permit(self, name: Name, tenant: str, change: int) -> None:
+        """Record that a tenant has one more permit, or one less. Call it for all permits of a rule that is fair."""
         with self._lock:
-            self._permits.setdefault(name, Counter())[tenant] += 1
+            permits = self._permits.setdefault(name, Counter())
+            permits[tenant] += change
+            if not +permits:
+                del self._permits[name]
         self._wake(name)  # another waiter may be the first one now
-
-    def release(self, name: Name, tenant: str = "") -> None:
-        """Record that a tenant has returned a permit, and wake the waiter that is first now."""
-        with self._lock:
-            permits = self._permits.get(name)
-            if permits is not None:
-                permits[tenant] -= 1
-                if not +permits:
-                    del self._permits[name]
-        self._wake(name)
 
     def refunded(self, checks: Iterable[Check]) -> None:
         """Wake the first waiter of each rule and key whose units or permits were refunded."""
@@ -197,7 +190,7 @@ class Queues:
             ask: Asks the store the whole question. What it admits is refunded if it is cancelled meanwhile.
             wait_us: The longest wait, in microseconds.
             wait_max: The most waiters.
-            tenant: The tenant of the request, if the rule is fair; the caller records its permit with `take`.
+            tenant: The tenant of the request, if the rule is fair; the caller records its permit with `count_permit`.
             is_gone: Returns whether the client has left. Callable from any thread.
 
         Returns:

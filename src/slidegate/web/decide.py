@@ -237,7 +237,7 @@ class Decider:
         if not is_too_late(decision, rule.wait_us) if is_queued else may_wait(decision):
             decision = await self._queue(exchange, rule, name, tenant, asked, None if is_queued else decision)
         if decision.allowed and decision.checks and rule.fair is not None:  # no checks while switched off
-            queues.take(name, tenant)
+            queues.count_permit(name, tenant, 1)
             exchange.permits = (*exchange.permits, (name, tenant))
         if counted and decision.reason is Reason.LIMITED and not exchange.decided.has_left:
             seen = await self._peek(question)  # with this refusal counted

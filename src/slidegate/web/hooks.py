@@ -80,7 +80,7 @@ class Release(Hook):
         """See `Hook.end`."""
         limiter, permits, exchange.permits = exchange.middleware.limiter, exchange.permits, ()
         for name, tenant in permits:  # before the store, so that the right waiter asks for the permit
-            limiter.engine.queues.release(name, tenant)
+            limiter.engine.queues.count_permit(name, tenant, -1)
         charges = [limiter.engine.release(decision) for decision in exchange.own]
         if not any(charges):
             return None
