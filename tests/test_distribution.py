@@ -97,9 +97,7 @@ def test_the_extra_all_brings_what_every_extra_brings(built: Built) -> None:
     assert len(brought) > 5
 
 
-def test_the_source_distribution_holds_every_file_of_the_checkout_and_nothing_else(
-    built: Built, tmp_path: Path
-) -> None:
+def test_the_source_distribution_holds_the_files_of_the_checkout_and_no_other(built: Built, tmp_path: Path) -> None:
     if not (dev.ROOT / ".git").exists():
         pytest.skip("this is no checkout of git, so nobody knows which files belong to it")
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]

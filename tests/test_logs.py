@@ -142,9 +142,7 @@ async def test_work_that_fails_after_its_request_was_cancelled(caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("fails", [True, False])
-async def test_reads_ahead_that_no_application_makes_are_not_logged(
-    fails: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_reads_ahead_for_no_application_are_not_logged(fails: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def receive() -> Message:
         if not fails:
             await anyio.sleep_forever()

@@ -57,9 +57,7 @@ def violations(page: Page, part: str | None = None) -> list[str]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_and_no_text_is_clipped_on_a_desk_or_a_phone(
-    scheme: str, site: Site, opened: OpenPage
-) -> None:
+def test_axe_finds_nothing_and_no_text_is_clipped_on_desk_or_phone(scheme: str, site: Site, opened: OpenPage) -> None:
     found: dict[str, list[str]] = {}
     for size in ({"width": 1280, "height": 900}, {"width": 375, "height": 812}):
         for view, title in VIEWS.items():

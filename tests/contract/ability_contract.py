@@ -75,9 +75,7 @@ class PermitsContract:
     """The tests; see `StoreContract`. They are skipped for a store without permits."""
 
     @with_store(ability="permits_held")
-    async def test_the_units_of_a_decision_stay_when_its_permits_are_released_and_return_alone(
-        self, store: StoreHarness
-    ) -> None:
+    async def test_units_stay_when_the_permits_of_a_decision_are_released(self, store: StoreHarness) -> None:
         window, held = (bucket("3/minute", "both"), "ann", 1), (Bucket("both", (Concurrency(1),)), "ann", 1)
         decision = await store.hit(window, held)
         if not store.raw.release(decision):  # at once, as the middleware does if the store can

@@ -125,9 +125,7 @@ async def test_close_ends_the_counting(measured: Measure) -> None:
     assert "slidegate.store.up" not in {name for name, _ in left}
 
 
-async def test_random_paths_and_clients_leave_the_number_of_series_as_it_was(
-    measured: Measure, rng: random.Random
-) -> None:
+async def test_random_paths_and_clients_add_no_series(measured: Measure, rng: random.Random) -> None:
     rules = [Rule("/items/{id}", "3/minute", key=header("X-API-Key"), name="items"), Rule("*", "9/minute")]
     site, series = measured(rules), list[Any]()
     letters = string.ascii_letters + string.digits + "\"\\\n%{}'<\u202e"

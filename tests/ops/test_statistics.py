@@ -276,9 +276,7 @@ async def test_quantiles_are_within_five_percent(statistics: Statistics) -> None
     assert (Traffic().p50_us, Traffic().p95_us, Traffic().p99_us) == (None, None, None)
 
 
-async def test_a_request_counts_once_for_each_rule_that_admits_or_refuses_it_and_for_its_client(
-    statistics: Statistics,
-) -> None:
+async def test_a_request_counts_once_for_each_rule_that_decides_and_for_its_client(statistics: Statistics) -> None:
     once, refusal = passed("api", "all", key="user:ann", route="(no route)"), refused("api", "all", route="GET /a")
     assert refusal.refusal is not None
     refusal.refusal.readings = [(5, 1, 0, 1), (1, 1, 0, 0)]  # the second had room
@@ -343,9 +341,7 @@ def test_pending_outcomes_and_clients_are_bounded(statistics: Statistics) -> Non
     assert all(len(series) <= 2 * MAX_CLIENTS for series in statistics._current.values())
 
 
-async def test_others_run_while_requests_of_ten_thousand_clients_are_folded_and_written(
-    statistics: Statistics, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_others_run_while_thousands_are_counted(statistics: Statistics, monkeypatch: pytest.MonkeyPatch) -> None:
     counted, found = [0], module._found
 
     def count(*series_and_name: Any) -> Traffic:
@@ -522,9 +518,7 @@ def test_every_event_loop_reads_and_ends(backend: str) -> None:
 
 
 @pytest.mark.usefixtures("time")
-async def test_an_end_that_the_store_does_not_answer_is_logged_and_then_a_worker_rests(
-    rows: SharedRows, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_unanswered_end_is_logged_and_work_rests(rows: SharedRows, caplog: pytest.LogCaptureFixture) -> None:
     limiter, statistics = worker_of(rows)
     statistics.request(PASSED)
     rows.is_failing = True
@@ -557,9 +551,7 @@ async def test_a_write_that_is_under_way_at_the_end_leaves_no_worker(rows: Share
 
 
 @pytest.mark.parametrize("closes", [False, True])
-def test_the_end_of_a_server_writes_the_last_statistics_also_where_it_closes_its_limiter(
-    closes: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_end_of_a_server_writes_the_rest(closes: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     limiter, other = [Limiter.from_url(f"lmdb://{tmp_path / 'counts'}") for _ in range(2)]
     first, second = map(Statistics.of, (limiter, other))
 

@@ -25,9 +25,7 @@ PROMISE = Promise("/exact", 2, 2, "exact")
 
 
 @given(SPANS, st.integers(1, 20).map(lambda quarters: quarters / 4))
-def test_the_most_spans_in_one_window_are_those_of_a_search_through_all(
-    spans: list[tuple[float, float]], window_s: float
-) -> None:
+def test_the_most_spans_in_a_window_are_those_of_a_search(spans: list[tuple[float, float]], window_s: float) -> None:
     inside = [sum(at <= start and end <= at + window_s for start, end in spans) for at, _ in spans]
     assert most_inside(spans, window_s)[0] == max(inside, default=0)
 

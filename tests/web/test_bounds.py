@@ -171,9 +171,7 @@ async def test_the_clients_and_keys_of_a_busy_site_are_all_remembered() -> None:
 
 
 @pytest.mark.interpreted("a default that the test replaces is a part of the compiled code")
-async def test_however_many_routes_clients_request_they_leave_no_more_questions_also_when_all_are_made_anew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_however_many_routes_clients_request_few_questions_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slidegate.web.rule_set.MAX_QUESTIONS", 300)
     monkeypatch.setattr("slidegate.core.memo.remember.__defaults__", (100, 1_024))
     clock, routes = FakeClock(), 30
@@ -423,9 +421,7 @@ CIRCLES += [circle(Silent, "", ""), Endless(), Knot()]  # the routers of others 
         {"rules": [Rule("/{rest:path}", "2/minute")], "bans": BanPolicy(signals={"/.env": "ban"})},
     ],
 )
-async def test_an_application_that_goes_in_circles_is_served_and_counted_and_no_way_is_followed_twice(
-    app: Any, options: Any
-) -> None:
+async def test_an_application_in_circles_is_served_and_counted_in_few_steps(app: Any, options: Any) -> None:
     with counted():
         path = "/a/b" * 40 if isinstance(app, Silent) else "/a/b/x"
         assert await statuses(RateLimitMiddleware(app, **options), 3, path) == [200, 200, 429]

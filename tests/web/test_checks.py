@@ -91,9 +91,7 @@ async def started(app: Any) -> tuple[list[Any], Exception | None]:
 
 @pytest.mark.parametrize("framework", [Starlette, FastAPI])
 @pytest.mark.parametrize("what", ADDITIONS)
-async def test_a_middleware_that_cannot_be_made_ends_the_start_and_without_one_lets_no_request_pass(
-    what: str, framework: Any, tmp_path: Path
-) -> None:
+async def test_what_cannot_be_made_ends_the_start_or_each_request(what: str, framework: Any, tmp_path: Path) -> None:
     served, app = Starlette(routes=[Route("/", page)]), framework()
     part = add(app, what, tmp_path)
     said, error = await started(app)

@@ -85,9 +85,7 @@ def address_of(middleware: RateLimitMiddleware) -> int:
     return store.max_keys
 
 
-def test_code_goes_before_the_file_and_the_file_before_the_environment(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_goes_before_the_file_and_that_before_the_environment(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = 'limits = "1/hour"\n'
     written = f'store = "memory://?max_keys=22"\n{plain}'
     monkeypatch.setenv("SLIDEGATE_STORE", "memory://?max_keys=11")
@@ -211,9 +209,7 @@ GIVEN: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("options", list(combinations(GIVEN, 3)), ids="-".join)
-def test_schema_file_and_code_agree_about_options_that_exclude_each_other(
-    options: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_schema_and_code_agree_about_options_that_exclude_each_other(options: tuple[str, ...], tmp_path: Path) -> None:
     """All of three options, so that one may bring what another one needs."""
     table = {"path": "/a"} | {option: GIVEN[option][0] for option in options}
     try:

@@ -240,9 +240,7 @@ async def post(app: Any, kind: str, parts: list[bytes]) -> tuple[int, Any]:
 
 
 @given(data=st.data(), where=st.sampled_from([*FORMS]), text=st.sampled_from(sorted(TEXTS)))
-async def test_whatever_reads_the_body_before_the_endpoint_reads_all_of_it(
-    data: st.DataObject, where: str, text: bytes
-) -> None:
+async def test_an_endpoint_reads_all_of_a_body_that_was_read(data: st.DataObject, where: str, text: bytes) -> None:
     kind, values = TEXTS[text]
     reads = st.sampled_from([*values, as_stream, not_at_all])
     how = {name: data.draw(reads) for name in ("key", "cost", "when", "endpoint")}
@@ -268,9 +266,7 @@ async def test_whatever_reads_the_body_before_the_endpoint_reads_all_of_it(
 
 @pytest.mark.parametrize("where", FORMS)
 @pytest.mark.parametrize("read", [as_body, as_stream])
-async def test_a_body_above_max_body_fails_the_function_and_reaches_the_endpoint_whole(
-    where: str, read: Read, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_body_above_max_body_fails_a_function(where: str, read: Read, caplog: pytest.LogCaptureFixture) -> None:
     async def key(request: Request) -> str:
         return str((await request.body())[:1])
 

@@ -160,9 +160,7 @@ BOUND_S = 60
     [("raises", "exception"), ("hangs", "cancelled"), ("answers 503", "success"), ("is silent", "cancelled")],
 )
 @pytest.mark.parametrize("has_outer", [False, True])
-async def test_the_second_use_is_counted_gives_its_permit_back_and_its_refusal_is_told(
-    has_outer: bool, way: str, ended: str
-) -> None:
+async def test_the_second_use_of_a_scope_is_a_request_of_its_own(has_outer: bool, way: str, ended: str) -> None:
     """Of the same dict, whatever has become of the first use, whose estimate stays where only the second settles."""
     first = cycle([True, False])
 
@@ -401,9 +399,7 @@ TIGHT: Any = RateLimit("1/hour", name="tight")
 
 
 @pytest.mark.parametrize(("passed_us", "took_us"), [(30_000, 30_000), (-1, 0)], ids=["ahead", "back"])
-async def test_an_outcome_says_when_a_request_began_how_long_it_took_and_whom_it_counted(
-    passed_us: int, took_us: int
-) -> None:
+async def test_an_outcome_says_when_a_request_began_how_long_it_took_and_its_key(passed_us: int, took_us: int) -> None:
     clock, ear = FakeClock(10**15), Listener()
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:

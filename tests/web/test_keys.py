@@ -317,9 +317,7 @@ SERVERS_THAT_READ: dict[str, Callable[[ASGIApp], Any]] = {
 
 @pytest.mark.parametrize("server", SERVERS_THAT_READ)
 @pytest.mark.parametrize(("key", "entry"), [(key, entry) for key, spelled in SPELLED.items() for entry in spelled])
-async def test_a_client_is_its_address_however_a_server_takes_it_from_the_header(
-    server: str, key: str, entry: str
-) -> None:
+async def test_a_client_is_its_address_however_a_server_reads_the_header(server: str, key: str, entry: str) -> None:
     found: list[str] = []
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:

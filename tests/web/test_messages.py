@@ -86,9 +86,7 @@ def test_each_value_that_cannot_work_is_refused_with_what_would(
     texts(MESSAGES, ">>> ", lambda expression: message_of(expression, names))
 
 
-def test_each_mistake_in_a_file_is_answered_with_its_key_and_what_was_expected(
-    tmp_path: Path, texts: Callable[..., None]
-) -> None:
+def test_a_mistake_in_a_file_is_named_with_what_was_expected(tmp_path: Path, texts: Callable[..., None]) -> None:
     file = tmp_path / "slidegate.toml"
     operators(tmp_path)
     (tmp_path / "blocked.netset").write_text("192.0.2.0/24\n", "utf-8")
@@ -122,9 +120,7 @@ OTHERS = [lambda: None, lambda a, b: None, lambda a, *, b: None, partial(lambda 
 
 @pytest.mark.parametrize("make", [partial(Rule, "/a"), RateLimit], ids=["rule", "endpoint"])
 @pytest.mark.parametrize("option", ["limits", "key", "cost", "when"])
-def test_a_function_that_does_not_take_what_it_will_be_given_is_refused_where_it_is_given(
-    option: str, make: Callable[..., object]
-) -> None:
+def test_a_function_of_other_parameters_is_refused_at_once(option: str, make: Callable[..., object]) -> None:
     for function in FITTING:
         make(**{"limits": "5/minute", option: function})
     for function in OTHERS:

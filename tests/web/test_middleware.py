@@ -120,9 +120,7 @@ async def test_workers_that_create_middlewares_in_another_order_count_the_same_b
             assert [(await call(apps[name])).status for name in "aab"] == expected
 
 
-async def test_limits_without_a_name_in_two_middlewares_are_numbered_in_memory_and_an_error_on_a_shared_store(
-    tmp_path: Path,
-) -> None:
+async def test_unnamed_limits_of_two_middlewares_are_numbered_or_an_error(tmp_path: Path) -> None:
     shared = Limiter()
     apps = [RateLimitMiddleware(hello, limits="2/hour", limiter=shared) for _ in range(2)]
     assert [await statuses(app, 3) for app in apps] == [[200, 200, 429]] * 2

@@ -63,9 +63,7 @@ PATHS = ["*", "/a", "/" + "p" * 99]
 
 
 @given(st.lists(st.tuples(st.sampled_from(PATHS), OPTIONS), max_size=4, unique_by=lambda one: one[1]["name"] or one[0]))
-async def test_an_override_changes_the_one_limit_that_header_fields_show_by_its_name(
-    written: list[tuple[str, dict[str, Any]]],
-) -> None:
+async def test_an_override_changes_the_limit_of_its_name_in_fields(written: list[tuple[str, dict[str, Any]]]) -> None:
     app = guarded(Limiter(), *[Rule(path, **options) for path, options in written])
     known = {one.name: one for one in app.limiter.limits()}
 
@@ -195,9 +193,7 @@ CHANGES = ["50/minute", "3/minute", "7/second", "900/minute"]
 
 
 @given(st.sampled_from(FILES), st.lists(st.sampled_from([*FILES, *CHANGES]), min_size=1, max_size=8))
-async def test_rules_that_are_read_again_count_as_those_of_a_worker_that_starts_now(
-    first: str, steps: list[str]
-) -> None:
+async def test_rules_that_are_read_again_count_as_those_of_a_new_worker(first: str, steps: list[str]) -> None:
     """Which changes apply depends on the limits in code, and these may come before or after the changes."""
     rows = SharedRows()
 

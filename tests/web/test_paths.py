@@ -219,9 +219,7 @@ async def test_each_value_has_one_window_whatever_its_spelling(
         assert (await call(app, f"/x/{served[0]}")).status in (200, 404), "an operator names the value itself"
 
 
-async def test_a_rule_that_was_made_before_a_framework_changed_its_routers_knows_what_they_take(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_rule_older_than_a_change_of_the_routers_knows_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """FastHTML changes Starlette's pattern of a text when it is imported, perhaps after the rules."""
     rule, exempt = Rule("/items/{id}", "1/hour"), Rule("/items/{id}", exempt=True)
     monkeypatch.setattr(StringConvertor, "regex", "[^/]*")

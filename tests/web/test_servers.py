@@ -153,9 +153,7 @@ def abort(host: str, request: bytes) -> None:
         (3, 1, {"client": client_ip(trusted=1)}),
     ],
 )
-def test_aborted_requests_start_no_more_handlers_than_the_limit(
-    serve: Serve, most: int, forged: int, options: dict[str, Any]
-) -> None:
+def test_aborted_requests_stay_within_the_limit(serve: Serve, most: int, forged: int, options: dict[str, Any]) -> None:
     starts: list[str] = []
     routes = Starlette(routes=[Route("/plain", page)])
 
@@ -264,9 +262,7 @@ def test_whatever_fields_a_client_sends_there_are_no_more_keys_than_tools(
 
 @pytest.mark.parametrize("without", [name for name, _ in fields()])
 @pytest.mark.parametrize("instead", [[], [b""], [b"a", b"a"]])
-def test_a_call_with_a_field_missing_empty_or_repeated_may_be_one_of_any_tool(
-    without: bytes, instead: list[bytes]
-) -> None:
+def test_a_call_with_a_field_missing_empty_or_repeated_may_be_of_any_tool(without: bytes, instead: list[bytes]) -> None:
     headers = [*[one for one in fields() if one[0] != without], *[(without, value) for value in instead]]
     scope = scope_of("/mcp", "POST", headers=headers)
     for name in TOOLS.names:

@@ -212,9 +212,7 @@ async def test_little_is_read_while_a_request_waits_and_the_application_gets_it(
 
 
 @pytest.mark.parametrize("instant", range(6))
-async def test_a_permit_for_a_waiter_that_is_cancelled_in_that_instant_goes_to_the_next(
-    stage: Stage, instant: int
-) -> None:
+async def test_a_permit_for_a_waiter_cancelled_in_that_instant_goes_to_the_next(stage: Stage, instant: int) -> None:
     come = [f"come GET / X-Tenant={tenant}" for tenant in "abc"]
     await stage.play(f'rule "/", concurrency=1, {FAIR}', "slow", *come)
     stage.under_way.pop()[1].set()
@@ -427,9 +425,7 @@ async def test_the_bound_holds_over_all_ends_of_requests(times: int, rng: random
 
 @pytest.mark.parametrize("kind", ["lmdb", AT_REDIS, pytest.param("cluster", marks=needs_redis)])
 @pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.deep)])
-async def test_the_bound_holds_over_all_ends_of_requests_on_a_shared_store(
-    url: str, times: int, rng: random.Random
-) -> None:
+async def test_the_bound_holds_over_all_ends_on_a_shared_store(url: str, times: int, rng: random.Random) -> None:
     for _ in range(times):
         async with Limiter.from_url(url, deadline="30s", on_error="deny") as limiter:
             app = await play(limiter, rng)

@@ -189,9 +189,7 @@ def codes(slidegate: Command, monkeypatch: pytest.MonkeyPatch) -> Codes:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", frameworks.STACKS)
-def test_middleware_of_and_around_a_framework_is_found(
-    name: str, codes: Codes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_middleware_in_or_around_a_framework_is_found(name: str, codes: Codes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.root, "handlers", list(logging.root.handlers))  # the startup of Litestar changes both
     monkeypatch.setattr(logging.root, "level", logging.root.level)
     make = {**frameworks.KNOWN, **frameworks.UNKNOWN}[name]
@@ -209,9 +207,7 @@ def test_the_lifespan_of_an_application_is_run(codes: Codes) -> None:
 
 
 @needs_redis
-def test_redis_without_data_is_a_store_that_does_not_exist(
-    server: RedisServer, tmp_path: Path, slidegate: Command
-) -> None:
+def test_redis_without_data_is_a_store_yet_to_be_made(server: RedisServer, tmp_path: Path, slidegate: Command) -> None:
     file = tmp_path / "slidegate.toml"
     file.write_text(f'store = "{server.url}?prefix={tmp_path.name}"\nlimits = "5/m"\n', "utf-8")
     ended = slidegate("check", str(file))

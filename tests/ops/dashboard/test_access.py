@@ -58,9 +58,7 @@ async def test_only_the_token_opens_and_anything_else_is_answered_after_250_ms(f
     assert time.passed_s == pytest.approx(0 if is_right else 0.25, abs=0.001)
 
 
-async def test_wrong_tokens_are_logged_once_a_minute_and_never_as_they_are(
-    site: Site, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_wrong_tokens_are_logged_each_minute_and_not_shown(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     VirtualTime(site.clock)
     for _ in range(10):
         await site.get("", authorization="Bearer wrong-token-0123456789")
@@ -103,9 +101,7 @@ def may_change(request: dict[str, Any]) -> bool:
     return known and request["body"] == BODY and request["type"] in CHOICES["type"][:2]
 
 
-async def test_every_pair_of_conditions_changes_what_the_model_allows(
-    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_each_pair_of_conditions_is_as_the_model_says(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slidegate.ops.dashboard.app.WRONG_TOKEN_S", 0)
     site = Site(clock)
     count = 0
@@ -196,9 +192,7 @@ async def test_dashboard_works_below_any_mount(root: str, site: Site) -> None:
         assert (answer.status, answer.headers["location"]) == (307, f"{root}/")
 
 
-async def test_a_failed_store_is_reported_without_its_password(
-    clock: FakeClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failed_store_is_told_without_its_password(clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
     observer, secret = RecordingObserver(), "s3cret-of-the-store"
     site = Site(clock, store=RedisStore(f"redis://user:{secret}@127.0.0.1:{free_port()}/0"))
     site.limiter.observe(observer)
@@ -283,9 +277,7 @@ async def test_a_limits_function_shows_its_fallback() -> None:
 
 
 @pytest.mark.parametrize("key", [*HOSTILE, "x" * 64])
-async def test_keys_of_any_characters_are_found_and_lifted_and_shown_as_text_in_every_view(
-    key: str, site: Site
-) -> None:
+async def test_keys_of_any_characters_are_found_lifted_and_shown_as_text_in_every_view(key: str, site: Site) -> None:
     await site.limiter.hit(key, "5/minute", rule="all")
     keyed = RateLimitMiddleware(hello, rules=[Rule("*", "1/minute", key=lambda _: key)], limiter=site.limiter)
     assert await statuses(keyed, 2) == [200, 429]

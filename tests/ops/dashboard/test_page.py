@@ -76,9 +76,7 @@ async def test_a_snapshot_is_shared_for_two_seconds_or_ten(
         assert reads.count("read") == times
 
 
-async def test_a_change_is_shown_though_another_viewer_still_reads_what_was_before_it(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_change_is_shown_though_another_viewer_still_reads(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     read, changed = anyio.Event(), anyio.Event()
 
     async def bans() -> AsyncIterator[Ban]:
