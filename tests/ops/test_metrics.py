@@ -16,7 +16,6 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, Networks, RateLimitMiddleware, Rule, header
@@ -230,37 +229,33 @@ async def test_shared_gauges_are_set_every_five_seconds_and_after_the_last_reque
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     monkeypatch.setattr("slidegate.ops.prometheus.monotonic", lambda: time.passed_s)
 
-    async def slow(request: Any) -> PlainTextResponse:
-        await asyncio.sleep(float(request.path_params["seconds"]))
-        return PlainTextResponse("done")
-
-    metrics = PrometheusMetrics(limiter := Limiter(), registry=CollectorRegistry())
-    app = Starlette(routes=[Route("/slow/{seconds}", slow), Route("/other", page)])
-    app.add_middleware(RateLimitMiddleware, limiter=limiter, rules=[Rule("*", concurrency=5, name="service")])
+    async def slow(request: Any) -> Any:
+        await asyncio.sleep(8)
+        return await page(request)
 
     def permits() -> float | None:
-        return metrics.registry.get_sample_value("slidegate_active_permits", {"store": "memory"})
+        found: float | None = site.metrics.registry.get_sample_value("slidegate_active_permits", {"store": "memory"})
+        return found
 
+    site = Site([Rule("*", concurrency=5, name="service")])
+    site.app.routes.append(Route("/slow", slow))
     assert permits() == 0
-    long = asyncio.create_task(call(app, "/slow/8"))
-    await asyncio.sleep(6)
-    await call(app, "/other")
-    assert permits() not in (None, 0)
-    await long
-    await asyncio.sleep(5.1)
-    assert permits() == 0
-    metrics.close()
+    for _ in range(2):
+        long = asyncio.create_task(site.visit("/slow"))
+        await asyncio.sleep(6)
+        await site.visit("/other")
+        assert permits() not in (None, 0)
+        await long
+        await asyncio.sleep(5.1)
+        assert permits() == 0
+    site.metrics.close()
 
 
 async def test_a_gauge_that_a_store_does_not_know_is_not_a_number() -> None:
-    metrics = PrometheusMetrics(limiter := Limiter(), registry=CollectorRegistry())
-
-    class Unknown(type(limiter.store.bans)):  # type: ignore[misc]
-        def count(self) -> None:
-            return None
-
-    limiter.store.bans.__class__ = Unknown
-    assert math.isnan((await scraped(metrics.app)).value("slidegate_active_bans"))
+    site = Site()
+    bans = site.limiter.store.bans
+    bans.__class__ = type("Unknown", (type(bans),), {"count": lambda bans: None})
+    assert math.isnan(await site.value("active_bans"))
 
 
 # -- the Grafana dashboard and the alerts of the docs, checked against the metrics of real traffic ---------------------
