@@ -55,9 +55,6 @@ class Limited:
         self._wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
         self._rule = None if rule is None else check_name(rule, "rule")
 
-    def __repr__(self) -> str:
-        return f"<Limited {'; '.join(map(str, self._limits))}>"
-
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return a limited function with the same signature.
 

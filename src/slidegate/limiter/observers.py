@@ -94,7 +94,7 @@ class Outcome:
         """The names of the rules that counted it; for a refusal, of those that refused it."""
         refusal = self.refusal
         if refusal is None or self.ended != "refused":
-            return tuple([bucket.label for decision in self.decisions for bucket, _, _ in decision.checks])
+            return tuple(dict.fromkeys(bucket.label for one in self.decisions for bucket, _, _ in one.checks))
         if refusal.status:
             return (refusal.by,)
         return tuple(dict.fromkeys(state.label for state in refusal.violated))

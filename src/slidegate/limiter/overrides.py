@@ -100,7 +100,7 @@ class NamedLimit:
             )
         limit = parse_one(text)
         window, own = _window_of(limit), _window_of(self.configured)
-        if window != own and _LENGTHS.get(window, window) != own.partition(" @")[0]:
+        if window != own and ("@" in text or _LENGTHS.get(window, window) != own.partition(" @")[0]):
             raise ConfigurationError(
                 f"limit {self.name!r}: in the code it is {written(self.configured)!r}, and its amount alone can "
                 f"change; write for example '{max(self.configured.amount // 2, 1)}{own}', not {quoted(text)}"

@@ -83,8 +83,8 @@ GAUGES: Final = (
 
 
 def rules_of(checks: Sequence[Check]) -> tuple[str, ...]:
-    """Return the names of the rules of some checks."""
-    return tuple([bucket.label for bucket, _, _ in checks])
+    """Return the names of the rules of some checks, each once, as `Outcome.rules` does."""
+    return tuple(dict.fromkeys(bucket.label for bucket, _, _ in checks))
 
 
 class LimiterMetrics(Observer):
@@ -169,7 +169,7 @@ class LimiterMetrics(Observer):
         counts = [(rule, "shadow_refused") for rule in shadow_rules]
         if allowed or refused:
             how = "passed" if allowed else refused if refused in _OWN_OUTCOMES else "refused"
-            counts += [(rule, how) for rule in dict.fromkeys(rules)]
+            counts += [(rule, how) for rule in rules]
         counters = [self._adder(RULE_REQUESTS, _bounded(self._rules, rule), how) for rule, how in counts]
         if refused:
             counters.append(self._adder(REFUSALS, refused))

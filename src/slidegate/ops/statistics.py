@@ -619,7 +619,7 @@ def _steps_of(window: str | timedelta) -> tuple[str, int, int]:
 def _include(stats: Stats, step: int, name: SeriesName, traffic: Traffic) -> None:
     """Add a series of one step to the sums."""
     rules, route = name
-    sums = [stats.total, stats.steps[step], *(stats.rules.setdefault(rule, Traffic()) for rule in dict.fromkeys(rules))]
+    sums = [stats.total, stats.steps[step], *(stats.rules.setdefault(rule, Traffic()) for rule in rules)]
     if route:
         sums.append(stats.routes.setdefault(route, Traffic()))
     for one in sums:
