@@ -183,9 +183,7 @@ STEPS = st.lists(
 
 
 @given(st.integers(1, 6), STEPS)
-def test_a_worker_changes_its_own_entry_until_it_ends(
-    amount: int, steps: Sequence[tuple[str, bytes, int, int]]
-) -> None:
+def test_a_worker_changes_its_entry_until_it_ends(amount: int, steps: Sequence[tuple[str, bytes, int, int]]) -> None:
     """Compare the bytes with numbers by worker: (until, units)."""
     limit, window, now_us = Concurrency(amount), b"", 0
     model: dict[bytes, tuple[int, int]] = {}

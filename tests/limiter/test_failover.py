@@ -393,9 +393,7 @@ async def test_a_request_cancelled_as_its_answer_comes_has_no_permit(ends: str, 
 
 
 @pytest.mark.parametrize(("on_error", "status"), [("deny", 503), ("allow", 200), ("local", 403)])
-async def test_a_strike_without_an_answer_does_not_mean_nobody_is_banned(
-    on_error: str, status: int, inline: bool
-) -> None:
+async def test_a_strike_without_an_answer_does_not_mean_no_ban(on_error: str, status: int, inline: bool) -> None:
     setup = Setup(on_error, inline=inline)
     setup.store.bans.strike = gone
     trap = BanPolicy("5/10m", "1h", signals={"/trap": "ban"}, name="trap")
@@ -451,9 +449,7 @@ async def test_an_answer_that_a_store_remembers_is_no_sign_that_its_server_is_we
     assert not setup.limiter.is_failing
 
 
-async def test_what_is_counted_here_is_bounded_and_ends_with_its_windows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_is_counted_here_is_bounded_and_ends_with_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Setup("local").failover.local.max_keys == DEFAULT_MAX_KEYS
     monkeypatch.setattr(failover, "MemoryStore", partial(MemoryStore, max_keys=800))
     setup = Setup("local", inline=True)

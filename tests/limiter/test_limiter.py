@@ -308,9 +308,7 @@ async def test_rows_of_a_memory_store_that_have_ended_take_no_room(clock: FakeCl
     assert len(rows.rows) == 1
 
 
-def test_observers_hear_of_resets_and_ends_if_they_derive_from_observer(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_observers_hear_of_resets_and_ends_if_they_derive_from_observer(caplog: pytest.LogCaptureFixture) -> None:
     calls = list[str]()
 
     class Foreign:
@@ -372,9 +370,7 @@ QUESTIONS: list[Callable[[Limiter], Awaitable[object]]] = [
 
 @pytest.mark.parametrize("on_error", ["local", "allow", "deny"])
 @pytest.mark.parametrize("is_off", [False, True])
-async def test_a_closed_limiter_raises_at_all_questions_and_requests(
-    store: Any, on_error: Any, *, is_off: bool
-) -> None:
+async def test_a_closed_limiter_raises_at_questions_and_requests(store: Any, on_error: Any, *, is_off: bool) -> None:
     observer = RecordingObserver()
     limiter = Limiter(store, on_error=on_error, observers=[observer], deadline="60s")
     trap = BanPolicy("5/minute", "1h", signals={"/trap": 1})

@@ -171,7 +171,7 @@ def test_a_coroutine_function_is_no_observer(bad: Any) -> None:
         Limiter().observe(bad)
 
 
-async def test_the_log_has_a_line_a_second_for_each_kind_and_rule(
+async def test_the_log_has_a_line_a_second_for_a_kind_and_rule(
     now_s: list[float], caplog: pytest.LogCaptureFixture
 ) -> None:
     limiter = Limiter()

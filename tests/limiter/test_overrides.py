@@ -459,9 +459,7 @@ async def test_a_look_that_is_under_way_at_the_end_leaves_no_row() -> None:
     assert await Worker(rows).limiter.workers() == []
 
 
-def test_a_thread_with_an_older_read_takes_nothing_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_thread_with_an_older_read_takes_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
     rows, threads = Rows(), list[threading.Thread]()
     worker, operator = Worker(rows, "api"), Worker(rows)
     api = worker.named[0].limit

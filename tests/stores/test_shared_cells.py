@@ -49,7 +49,7 @@ def hit(store: Any, *checks: Check) -> Decision:
 
 
 @pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
-def test_what_a_flood_leaves_is_gone_in_two_windows(
+def test_what_a_flood_leaves_goes_in_two_windows(
     small: Small, monkeypatch: pytest.MonkeyPatch, rng: random.Random
 ) -> None:
     cells(monkeypatch, 3)

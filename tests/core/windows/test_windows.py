@@ -203,9 +203,7 @@ def test_a_window_is_a_plain_list_of_events_at_every_moment(
 
 
 @given(st.integers(1, 6), st.integers(1, 100), MOVES, st.lists(st.integers(0, 2), min_size=30, max_size=30))
-def test_merged_windows_are_one_that_saw_everything(
-    slices: int, slice_us: int, moves: Moves, chosen: list[int]
-) -> None:
+def test_merged_windows_are_one_that_saw_all(slices: int, slice_us: int, moves: Moves, chosen: list[int]) -> None:
     one, *parts = [MetricWindow(slices, slice_us) for _ in range(4)]
     now_us = 0
     for (span, events, rt_us), part in zip(moves, chosen, strict=False):

@@ -62,9 +62,7 @@ def store_path(tmp_path: Path) -> Path:
     return path
 
 
-def test_who_reads_while_files_are_closed_is_answered_or_gets_an_error_of_the_store(
-    store: Any,
-) -> None:
+def test_who_reads_while_files_are_closed_is_answered_or_gets_an_error_of_the_store(store: Any) -> None:
     """As it does where they, or their directory, were replaced, which it notices about once a second."""
     path, ended = store._env.path, threading.Event()
 
@@ -317,9 +315,7 @@ class Faulty:
 
 
 @pytest.mark.parametrize("ask", [pytest.param(ask, id=name) for name, ask in (QUESTIONS | SHARED_QUESTIONS).items()])
-def test_after_any_failed_call_of_lmdb_the_next_is_answered(
-    store: Any, ask: Callable[[Any], Any], rng: random.Random
-) -> None:
+def test_after_any_failed_call_the_next_is_answered(store: Any, ask: Callable[[Any], Any], rng: random.Random) -> None:
     failures: list[str] = []
     for fails_at in (*range(1, 5), *rng.sample(range(5, 40), 8)):
         store.hit(CHECKS)
@@ -338,9 +334,7 @@ def test_after_any_failed_call_of_lmdb_the_next_is_answered(
     assert all("as a fault" in failure for failure in failures), failures
 
 
-def test_without_room_taken_ahead_nothing_is_written_by_the_map(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_room_taken_ahead_the_map_writes_nothing(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "CAN_TAKE", False)
     monkeypatch.delattr(os, "posix_fallocate")
     store = opened()
@@ -365,9 +359,7 @@ def test_missing_files_are_made_again(
 @pytest.mark.parametrize(
     ("broken", "said"), [(".", "is a file"), ("counts-*", "Is a directory"), ("users", "contains other data")]
 )
-def test_files_that_become_unusable_are_an_error_saying_why(
-    store_path: Path, store: Any, broken: str, said: str
-) -> None:
+def test_files_that_become_unusable_are_an_error(store_path: Path, store: Any, broken: str, said: str) -> None:
     if broken == ".":
         shutil.rmtree(store_path)
         store_path.write_bytes(b"")
@@ -454,9 +446,7 @@ def test_a_foreign_file_is_begun_anew(
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if not issubclass(fault, opening.DAMAGE)])
-def test_an_error_of_one_worker_leaves_all_counts(
-    store: Any, observer: RecordingObserver, fault: type[Exception]
-) -> None:
+def test_an_error_of_one_worker_keeps_counts(store: Any, observer: RecordingObserver, fault: type[Exception]) -> None:
     for _ in range(2):
         store.hit(CHECKS)
     counts, inner = store._env.counts, store._env.counts.lmdb
@@ -525,9 +515,7 @@ async def test_a_start_beside_a_stopped_worker_has_a_bound(
     assert (await settle(store.hit(CHECKS))).remaining == 3
 
 
-def test_a_child_opens_the_gate_of_its_killed_parent(
-    store_path: Path, store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_opens_its_killed_parents_gate(store_path: Path, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "FORK_S", 0.02)
 
     def begin() -> object:
@@ -543,9 +531,7 @@ def test_a_child_opens_the_gate_of_its_killed_parent(
         assert store.hit(CHECKS).remaining == 3
 
 
-def test_a_child_closes_inherited_files_and_counts(
-    store_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_closes_files_of_its_parent(store_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in threading.enumerate():
         if thread.name == "slidegate-journal":
             thread.join()  # it has a descriptor for a moment, and whoever made the place has started one

@@ -179,9 +179,7 @@ def _restarted(machine: Machine) -> Any:
     return LmdbStore(machine.path, **SMALL)
 
 
-def test_the_size_of_the_map_is_that_in_the_file_unless_who_is_alone_asks_for_more(
-    tmp_path: Path,
-) -> None:
+def test_the_size_of_the_map_is_that_in_the_file_unless_who_is_alone_asks_for_more(tmp_path: Path) -> None:
     path, mib = tmp_path / "lmdb", 1 << 20
 
     def size_of(store: Any) -> int:
@@ -285,9 +283,7 @@ def exits(*_: Any, **__: Any) -> Any:
     os._exit(9)
 
 
-def test_a_kill_between_journal_and_commit_acknowledges_and_loses_nothing(
-    machine: Machine,
-) -> None:
+def test_a_kill_between_journal_and_commit_acknowledges_and_loses_nothing(machine: Machine) -> None:
     store = machine.store()
     ban(store, "user:eve", "user:bob")
 
@@ -492,9 +488,7 @@ def test_a_kill_in_a_compaction_loses_nothing(machine: Machine, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("short")
-def test_it_is_synced_and_compacted_once_a_second_in_a_thread(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_syncs_and_compacts_it_once_a_second(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     store, background, synced = machine.store(), list[Any](), list[int]()
     monkeypatch.setattr("slidegate.stores.lmdb.environment.in_background", background.append)
     monkeypatch.setattr(journal.os, "fdatasync", synced.append)

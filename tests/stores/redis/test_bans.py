@@ -107,7 +107,7 @@ def paused(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     return goes_on
 
 
-async def test_a_ban_by_hand_before_that_of_a_policy_stays(
+async def test_a_ban_by_hand_outlives_a_later_policy(
     workers: list[RedisStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, slow = workers

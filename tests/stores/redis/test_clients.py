@@ -107,7 +107,7 @@ async def test_a_client_of_any_settings_is_one_to_connect_as(server: RedisServer
 @needs_redis
 @pytest.mark.parametrize("running", ["server", "cluster"])
 @pytest.mark.parametrize("idle_s", [0.0, 1.1])
-async def test_an_idle_connection_that_ends_costs_nothing(
+async def test_the_end_of_an_idle_connection_is_free(
     running: str, idle_s: float, request: pytest.FixtureRequest
 ) -> None:
     deployment = request.getfixturevalue(running)
@@ -277,9 +277,7 @@ async def test_what_fails_in_a_function_of_the_user_is_what_the_error_says(serve
 @pytest.mark.usefixtures("nothing_goes_wrong_that_nobody_deals_with")
 @needs_redis
 @pytest.mark.parametrize("kind", ["server", "cluster"])
-async def test_closing_tells_all_who_wait(
-    kind: str, server: RedisServer, cluster: ClusterServers, rng: random.Random
-) -> None:
+async def test_closing_tells_all(kind: str, server: RedisServer, cluster: ClusterServers, rng: random.Random) -> None:
     async with FaultProxy(server.port) as proxy:
         for _ in range(40):
             store = RedisStore(

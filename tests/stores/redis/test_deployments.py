@@ -39,9 +39,7 @@ def most_in_any(times_us: Sequence[int], window_us: int) -> int:
         pytest.param(8, 10_000, 2_000_000, id="large", marks=pytest.mark.deep),
     ],
 )
-def test_processes_together_get_exactly_the_amount(
-    server: RedisServer, processes: int, amount: int, window_us: int
-) -> None:
+def test_processes_together_get_the_amount(server: RedisServer, processes: int, amount: int, window_us: int) -> None:
     limit = Limit(amount, f"{window_us // 1_000}ms")
     with at_work([0] * processes, server.url, str(limit), 5 * window_us // 2) as times_us:
         pass

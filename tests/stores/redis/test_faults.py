@@ -180,9 +180,7 @@ async def test_a_connection_that_leads_to_a_replica_now_is_given_up_for_one_to_t
                 assert await site.hits(2) == [PASSED, LIMITED]
 
 
-async def test_the_password_is_in_no_event_or_log_line(
-    deployment: Deployment, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_no_event_or_log_line_has_the_password(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
     password = "s3cret"
     observer = RecordingObserver(without=["refused"])
     url = deployment.url.replace("//", f"//user:{password}@")
@@ -198,9 +196,7 @@ async def test_the_password_is_in_no_event_or_log_line(
     assert password not in shown
 
 
-async def test_a_server_that_always_answers_late_is_reported_with_its_time(
-    deployment: Deployment,
-) -> None:
+async def test_a_server_that_always_answers_late_is_reported_with_its_time(deployment: Deployment) -> None:
     observer = RecordingObserver()
     async with Limiter.from_url(deployment.url, deadline="60s", observers=[observer]) as limiter:
         deployment.proxy.delay_s = 0.06
@@ -216,9 +212,7 @@ async def test_a_server_that_always_answers_late_is_reported_with_its_time(
 
 
 @pytest.mark.all
-async def test_a_host_without_an_address_yet_is_found_later(
-    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_host_that_has_no_address_yet_is_found(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(f"redis://middleware.invalid:{deployment.proxy.port}", "local")
     async with site.limiter:
         assert await site.hits(breaker.FAILURES_TO_OPEN) == [PASSED] * breaker.FAILURES_TO_OPEN

@@ -164,7 +164,7 @@ async def test_a_known_refusal_costs_a_command_a_second_whatever_else_redis_is_a
 
 
 @pytest.mark.parametrize("how", ["refund", "reset", "reset_all", "unban"])
-async def test_what_another_worker_refunds_is_known_in_a_second(
+async def test_refunds_of_another_worker_are_known_in_a_second(
     workers: list[RedisStore], ahead: Ahead, how: str
 ) -> None:
     store, other = workers
@@ -244,9 +244,7 @@ async def test_what_one_worker_bans_and_unbans_is_known_to_the_others_as_soon_as
 
 @pytest.mark.parametrize("running", ["server", "cluster"])
 @pytest.mark.parametrize("what", ["hit", "peek"])
-async def test_bans_of_networks_are_known_at_the_first_answer(
-    what: str, running: str, request: pytest.FixtureRequest
-) -> None:
+async def test_bans_of_networks_are_known_at_once(what: str, running: str, request: pytest.FixtureRequest) -> None:
     checks = ((usual("100000/minute"), "192.0.2.9", 1),)
     async with workers_at(request.getfixturevalue(running), 2) as (store, other):
         await store.bans.ban("192.0.2.0/24", None, "by request", "ann")
