@@ -209,6 +209,22 @@ async def test_of_a_file_that_changes_only_the_newest_middleware_is_kept(tmp_pat
     assert [one() for one in made] == [None] * 3
 
 
+@pytest.mark.parametrize("limiter", [None, Limiter()])
+def test_a_middleware_is_freed_though_its_options_refer_to_it(limiter: Limiter | None) -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.app = RateLimitMiddleware(hello, limits="9/minute", key=self.key, limiter=limiter)
+
+        def key(self, request: Request) -> str:
+            return "user:1"
+
+    owner = Owner()
+    gone = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert gone() is None
+
+
 # -- the work for one request grows out of proportion neither with its texts nor with the number of routes -------------
 
 

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from operator import is_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 from starlette.routing import compile_path
 from starlette.types import Scope
@@ -146,24 +146,24 @@ def _command_of(process: int) -> bytes:
     return _DIGITS.sub(b"", Path(f"/proc/{process}/cmdline").read_bytes())
 
 
-_built: Final[WeakKeyDictionary[RateLimitMiddleware, tuple[object, ...]]] = WeakKeyDictionary()
-"""The options of the middlewares that live and count apart."""
+_built: Final[WeakSet[RateLimitMiddleware]] = WeakSet()
+"""The middlewares that live and count apart; their options may refer to them, so nothing else here holds those."""
 
 
-def about_building(middleware: RateLimitMiddleware, options: tuple[object, ...]) -> Iterator[Finding]:
+def about_building(middleware: RateLimitMiddleware) -> Iterator[Finding]:
     """Yield the finding about a middleware that a framework builds for each of its routes.
 
     Args:
-        middleware: A middleware that counts apart from others: its limiter is its own, or its limits have no name.
-        options: Its options, as they were given. The same objects mean that one line of code is run again. Starlette
-            builds a middleware once for each line, and lines may share a text.
+        middleware: A middleware that counts apart from others: its limiter is its own, or its limits have no name. The
+            same objects as options mean that one line of code is run again. Starlette builds a middleware once for each
+            line, and lines may share a text.
     """
     if attribute_of(middleware.app, "__module__", "").partition(".")[0] in ("starlette", "fastapi"):
         return
-    _built[middleware] = options
-    if _count_alike(options) == _BUILT_OFTEN:
+    _built.add(middleware)
+    if _count_alike(middleware.given) == _BUILT_OFTEN:
         gc.collect()  # some may be gone, and parts of cycles
-    if _count_alike(options) == _BUILT_OFTEN:
+    if _count_alike(middleware.given) == _BUILT_OFTEN:
         yield Finding(
             "SG131",
             "this middleware is built again and again, and counts apart each time, so a client gets each limit as many "
@@ -174,7 +174,7 @@ def about_building(middleware: RateLimitMiddleware, options: tuple[object, ...])
 
 def _count_alike(options: tuple[object, ...]) -> int:
     """Return how many living middlewares have the same objects as options."""
-    return sum(all(map(is_, other, options)) for other in list(_built.values()))
+    return sum(all(map(is_, other.given, options)) for other in list(_built))
 
 
 def about_request(middleware: RateLimitMiddleware, scope: Scope) -> Iterator[Finding]:

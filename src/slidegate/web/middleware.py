@@ -109,6 +109,8 @@ class RateLimitMiddleware(FailsAtStartup):
 
     file: Path | None = None
     behind: object = None
+    given: tuple[object, ...] = ()
+    """Its options as they were given, if it counts apart from others."""
     _owner: object = None
     """What counts by its identities after it, if it was read from a file."""
     _has_unnamed = False
@@ -173,8 +175,8 @@ class RateLimitMiddleware(FailsAtStartup):
         checks.report(self, checks.about_settings(self, off))
         if self.file is None:  # else it is made for each change, and the `ReloadingMiddleware` registers it
             if limiter is None or self._has_unnamed:
-                given = (limits, rules, default_limits, key, limiter, client, blocklist, allowlist, bans, messages)
-                checks.report(self, checks.about_building(self, given))
+                self.given = (limits, rules, default_limits, key, limiter, client, blocklist, allowlist, bans, messages)
+                checks.report(self, checks.about_building(self))
             self._engine.register(self)
 
     def unique_id(self, identity: str) -> str:
