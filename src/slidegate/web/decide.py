@@ -239,7 +239,7 @@ class Decider:
         if decision.allowed and decision.checks and rule.fair is not None:  # no checks while switched off
             queues.count_permit(name, tenant, 1)
             exchange.permits = (*exchange.permits, (name, tenant))
-        if counted and decision.reason is Reason.LIMITED and not exchange.decided.has_left:
+        if counted and decision.reason is Reason.LIMITED and exchange.decided.left_with is None:
             seen = await self._peek(question)  # with this refusal counted
             decision = seen if seen.reason is Reason.LIMITED else decision
             await answer_of(self._engine.charge(counted))
@@ -278,7 +278,8 @@ class Decider:
                 exchange.record(left)
             raise
         if channel.is_gone():
-            exchange.send_on, exchange.decided.has_left, exchange.left_with = _send_nobody, True, exchange.status
+            exchange.send_on, exchange.decided.left_with = _send_nobody, exchange.status
+            exchange.is_refused = True  # so that nobody is told of the refusal of one that has left
             await self._engine.refund(decision.begin_refund())
             return left
         if not isinstance(decision.checks, Question):  # what a refusal of another request says about this one

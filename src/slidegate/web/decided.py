@@ -40,8 +40,8 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
 
     exempt: tuple[RateLimitMiddleware, ...] = ()
     """The middlewares whose ban policies ignore the request, because a rule exempts it or it is a CORS preflight."""
-    has_left = False
-    """Whether the client left while the request waited for room."""
+    left_with: Any = None
+    """The status that was sent before the client left while the request waited for room; None if it did not."""
     cut_short: Decision | None = None
     """The refusal of a wait that was cancelled. That ends the request, unless a timeout within it has done so."""
     shadow_rules: tuple[str, ...] = ()

@@ -86,8 +86,6 @@ class Exchange:
     """Whether the last message of the response was sent."""
     is_refused = False
     """Whether this middleware, or a limit at an endpoint within, has refused the request."""
-    left_with: Any = None
-    """The status that was sent before the client left while the request waited; None if it did not."""
     permits: tuple[tuple[Name, str], ...] = ()
     """The queues of fair rules of which it has a permit, each with the tenant."""
 

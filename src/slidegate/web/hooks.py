@@ -121,7 +121,7 @@ class Report(Hook):
         duration_us = (self._clock.monotonic_ns() - exchange.began_ns) // 1_000
         route, observers, decided = self._routes.label(exchange.scope), self._observers, exchange.decided
         told = observers.requests
-        if exchange.is_complete and len(decided) == 1 and not (decided.has_left or decided.shadow_rules):
+        if exchange.is_complete and len(decided) == 1 and not decided.shadow_rules:
             ((_, decision),) = decided
             if decision.allowed:
                 told = observers.outcomes
@@ -137,10 +137,10 @@ class Report(Hook):
         if decisions and not decisions[-1].allowed:
             # Not if a limit at an endpoint refuses after the response has begun: the connection breaks.
             refusal = None if error is not None and status and is_failure(error) else decisions[-1]
-        if refusal not in (None, decided.cut_short) and not decided.has_left:
+        if decided.left_with is not None:  # whatever the application answers then
+            ended, status = "cancelled", decided.left_with
+        elif refusal not in (None, decided.cut_short):
             ended = "refused"
-        elif exchange.left_with is not None:  # whatever the application answers then
-            ended, status = "cancelled", exchange.left_with
         elif not exchange.is_complete:
             ended, status = _ended(exchange, error)
         began_us = self._unix_us() - duration_us

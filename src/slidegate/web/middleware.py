@@ -261,7 +261,7 @@ class RateLimitMiddleware(FailsAtStartup):
             exchange.own = (decision,)
             decided.append((self, decision))
             if not decision.allowed:
-                if not decided.has_left:
+                if decided.left_with is None:
                     answer = await self.refusals.count(exchange, scope, decision)
                     await self.refusals.send(decision, answer, exchange, exchange.receive)
             else:

@@ -108,9 +108,9 @@ class Refusals:
         Returns:
             The answer to the refusal, whose retry-after from now on includes a ban that it has caused.
         """
-        decided, signals = exchange.decided, self._signals
+        signals = self._signals
         is_late = exchange.status and scope["type"] == "http"  # its connection breaks; a websocket ends regularly
-        is_news = not (exchange.is_refused or is_late or decided.has_left)
+        is_news = not (exchange.is_refused or is_late)
         exchange.is_refused = True
         if is_news and signals.on_refusal and decision.readings:
             bans = await signals.strike_for("refused", scope, exchange)
