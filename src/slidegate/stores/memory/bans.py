@@ -7,11 +7,11 @@ converted to objects when they are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ...core.bans.ban import Ban, BanSubject, longest
+from ...core.bans.ban import Ban, BanSubject, longest, network_place
 from ...core.bans.networks import BannedNetworks
 from ...core.bans.rows import Row, from_rows
 from ...core.bans.strikes import Level
@@ -35,26 +35,30 @@ class MemoryBanRows:
     """The bans and levels of a memory store; see `BanRows`.
 
     A child that is forked in the middle of a change finds an end without its ban or level, and never one without its
-    end.
+    end; `begin_anew` makes the bans of networks those in `bans`.
 
     Args:
         unix_us: Returns Unix time in microseconds.
 
     Attributes:
-        bans: The fields of each ban that refuses its own key, by that key.
+        bans: The fields of each ban, by its network or its key.
         changes: Grows with each new ban. A question that no ban refused is not refused until then.
         networks: The bans of networks.
     """
 
     def __init__(self, unix_us: Clock) -> None:
         self._unix_us = unix_us
-        self.bans: dict[BanSubject, tuple[Any, ...]] = {}  # an address is the key of none
+        self.bans: dict[Hashable, tuple[Any, ...]] = {}
         self.changes = 0
         self.networks = BannedNetworks()
         self._levels: dict[tuple[str, str], tuple[int, ...]] = {}
         self._policies: set[str] = set()
         # A heap of (end, policy, key). Every change adds an entry, and outdated entries are skipped.
         self._ends: list[tuple[int, str, str]] = []
+
+    def begin_anew(self) -> None:
+        """In a forked child, find the bans of networks anew."""
+        self.networks = BannedNetworks([Ban(*row) for name, row in self.bans.items() if not isinstance(name, str)])
 
     def clear(self) -> None:
         """Delete all bans and levels."""
@@ -63,38 +67,30 @@ class MemoryBanRows:
         self._levels.clear()
         self._ends.clear()
 
-    def bans_of(self, key: BanSubject) -> list[Ban]:
-        """See `BanRows`; for an address, return the bans of the networks that contain it."""
-        found = self.networks.of(key)
-        if (row := self.bans.get(key)) is not None:
-            found.append(Ban(*row))
-        return found
-
-    def all_bans(self) -> list[tuple[Any, ...]]:
-        """Return the fields of all bans."""
-        return [*self.bans.values(), *self.networks.bans.values()]
+    def bans_of(self, key: str) -> list[Ban]:
+        """See `BanRows`."""
+        return [Ban(*row) for name in (key, network_place(key)) if (row := self.bans.get(name)) is not None]
 
     def put_ban(self, ban: Ban) -> None:
         """See `BanRows`."""
-        networks = None if ban.network() is None else self.networks.with_ban(ban, self._unix_us())
+        network = ban.network()
+        if network is not None:
+            self.networks = self.networks.with_ban(ban, self._unix_us())
         if ban.until_us is not None:
             self._ends_at(ban.until_us, _BAN, ban.key)
-        if networks is None:
-            self.bans[ban.key] = tuple(ban)
-        else:
-            self.networks = networks
+        self.bans[network or ban.key] = tuple(ban)
         self.changes += 1
 
     def remove_ban(self, ban: Ban) -> None:
         """See `BanRows`."""
-        if ban.network() is None:
-            self.bans.pop(ban.key, None)
-        else:
+        network = ban.network()
+        if network is not None:
             self.networks = self.networks.without(ban.key)
+        self.bans.pop(network or ban.key, None)
 
     def ban_count(self) -> int:
         """See `BanRows`."""
-        return len(self.bans) + len(self.networks.bans)
+        return len(self.bans)
 
     def level(self, policy: str, key: str) -> Level | None:
         """See `BanRows`."""
@@ -133,9 +129,9 @@ class MemoryBanRows:
         return True
 
     def _ends_at(self, end_us: int, policy: str, key: str) -> None:
-        if len(self._ends) > 2 * (self.ban_count() + self.level_count()) + 64:  # too many outdated entries
+        if len(self._ends) > 2 * (len(self.bans) + len(self._levels)) + 64:  # too many outdated entries
             ends = [(Level(*row).over_us, policy, key) for (policy, key), row in self._levels.items()]
-            bans = map(Ban._make, self.all_bans())
+            bans = map(Ban._make, self.bans.values())
             ends += [(ban.until_us, _BAN, ban.key) for ban in bans if ban.until_us is not None]
             heapify(ends)
             self._ends = ends
@@ -163,7 +159,7 @@ class MemoryBans(BookBans):
 
     def may_refuse(self) -> bool:
         """Return whether there are bans, which may have expired."""
-        return self.rows.ban_count() > 0
+        return bool(self.rows.bans)
 
     def decide(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the refusal of a question by a ban; None if no ban refuses it.
@@ -172,9 +168,12 @@ class MemoryBans(BookBans):
             checks: The question; bans of its keys refuse it.
             subjects: Further keys and addresses whose bans refuse it.
         """
-        found: list[Ban] = []
+        rows, networks, found = self.rows, self.rows.networks, []
         for subject in dict.fromkeys((*subjects, *[key for _, key, _ in checks])):
-            found += self.rows.bans_of(subject)
+            if networks.bans:
+                found += networks.of(subject)
+            if (row := rows.bans.get(subject)) is not None:  # an address is the name of none
+                found.append(Ban(*row))
         if not found:
             return None  # most requests end here, and take no lock
         now_us = self._store.unix_us()
@@ -195,7 +194,7 @@ class MemoryBans(BookBans):
 
     def sweep(self) -> None:
         """Delete some expired bans and levels."""
-        if self.rows.ban_count() or self.rows.level_count():
+        if self.rows.bans or self.rows.level_count():
             with self._lock:
                 self.rows.remove_expired(self._store.unix_us(), SWEEP_STEP)
 
@@ -203,7 +202,7 @@ class MemoryBans(BookBans):
         """Yield the bans in force, creating one object at a time: creating all of them would block an event loop."""
         self._store.expect_open()
         with self._lock:
-            rows, now_us = self.rows.all_bans(), self._store.unix_us()
+            rows, now_us = list(self.rows.bans.values()), self._store.unix_us()
         return (ban for ban in map(Ban._make, rows) if not ban.is_over(now_us))
 
     def count(self) -> int:

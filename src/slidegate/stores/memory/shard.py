@@ -211,30 +211,29 @@ class Table(Generations):
         """Make a window for a key that is not in `fresh`, or a cell if there is no room; return its location.
 
         A new window is a copy of the key's cell, because its units there are mixed with those of other keys. Copies of
-        permits would never be released, so a key stays in a cell as long as that contains permits.
+        permits would never be released, so a key stays in a cell as long as that contains permits. No cell is made for
+        strikes.
 
         Args:
             key: The key.
             secret: The key of the keyed hash that selects a cell, so that clients cannot predict collisions.
         """
-        number, units = "", b""
-        if self.cells and key not in self.stale:
-            number = cell_of(key, secret)
-            units = (self.cells.of(number) or {}).get(number, b"")
-        if not (units and self.holds_permits) and self.has_own(key, units):
-            return self.fresh, key
-        number = number or cell_of(key, secret)
-        self.cells.stale.pop(number, None)
-        self.cells.fresh[number] = units
-        return self.cells.fresh, number
-
-    def has_own(self, key: str, units: bytes = b"") -> bool:
-        """Return whether a key has a window of its own, after making one of these units if there is room for it."""
-        if key not in self.fresh:
-            if key not in self.stale and not self.room.take():
-                return False
-            self.fresh[key] = self.stale.pop(key, units)
-        return True
+        window = self.stale.pop(key, None)
+        if window is None:
+            own = self.room.take()
+            if self.cells or not own:
+                number = cell_of(key, secret)
+                window = (self.cells.of(number) or {}).get(number)
+                if own and window and self.holds_permits:
+                    self.room.release(1)
+                    own = False
+                if not own:
+                    if not self.counts_strikes:  # strangers could ban each other
+                        self.cells.stale.pop(number, None)
+                        self.cells.fresh[number] = window or b""
+                    return self.cells.fresh, number
+        self.fresh[key] = window or b""
+        return self.fresh, key
 
     def remove(self, key: str) -> bytes:
         """Delete the key's own window, and return it; empty if there is none."""

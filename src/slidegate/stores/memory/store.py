@@ -126,6 +126,7 @@ class MemoryStore(Store):
                 table.clear()
         self._room.keys = sum([len(table.fresh) + len(table.stale) for table in tables])
         self._all.moved()
+        self.bans.rows.begin_anew()
         self._new, self._due, self._sweep_us = deque(tables), [], 0
 
     def __repr__(self) -> str:
@@ -274,9 +275,10 @@ class MemoryStore(Store):
         at = self._shard_of(key)
         with self._shards[at].lock:
             ((counter, tables),) = self._bound.get(bucket) or self._bind(bucket)
-            if not tables[at].has_own(key):
+            windows = tables[at].fresh
+            if key not in windows and tables[at].place(key, self._secret)[0] is not windows:
                 return None
-            windows, now_us = tables[at].fresh, self._now_us()
+            now_us = self._now_us()
             windows[key], _ = counter.charge(windows[key], now_us, weight)
             return counter.state(windows[key], now_us)[0]
 
@@ -318,7 +320,7 @@ class MemoryStore(Store):
         cell is located by every hit, because there may be room for one of its own.
         """
         self.expect_open()
-        if self.bans.may_refuse() and (refusal := self.bans.decide(question.checks, question.subjects)) is not None:
+        if self.bans.rows.bans and (refusal := self.bans.decide(question.checks, question.subjects)) is not None:
             return refusal
         question.refs, shared = self._refs(question.checks)
         question.version = -1 if shared else question.shard.version
