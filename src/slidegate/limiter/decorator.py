@@ -17,7 +17,7 @@ from .engine import Engine
 from .inspect import BucketCaller
 from .keys import Limits
 from .portal import run_query
-from .queues import may_wait
+from .queues import room_in_us
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -106,7 +106,7 @@ class Limited:
         question = self._engine.prepare(((bucket, spelled, self._cost),), subjects)
         ask, queues, name = partial(self._engine.hit, question), self._engine.queues, (bucket.name, spelled)
         decision = None if self._wait_us and queues.is_queued(name) else await ask()
-        if decision is None or (self._wait_us and may_wait(decision)):
+        if decision is None or (self._wait_us and room_in_us(decision) is not None):
             decision = await queues.wait(name, decision, ask, wait_us=self._wait_us, wait_max=MAX_WAITING)
         if not decision.allowed:
             raise RateLimitExceeded(decision)

@@ -21,14 +21,14 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from math import inf
 from typing import Final, TypeAlias
 
 import anyio
 
-from ..core.decision import Check, Decision, LimitState, Reason
+from ..core.decision import Check, Decision, Reason
 from ..core.quotas import Quota
 from ..core.ring import OPEN
 from ..stores.forks import InChild, ProcessLock
@@ -227,12 +227,11 @@ class Queues:
             if self._first(name) is waiter:
                 if decision is None or has_slept:
                     decision = await ask()
-                lacking = _lacking(decision)
-                if not lacking:
+                room_us = room_in_us(decision)
+                if room_us is None:
                     break
-                wait_s = max(state.retry_after_us or 0 for state in lacking) / 1_000_000  # 0 for a permit
-                queue.refused, queue.refusal, queue.room_s = waiter, decision, _now_s() + wait_s
-                pause_s = min(wait_s or PAUSE_S, PAUSE_S)
+                queue.refused, queue.refusal, queue.room_s = waiter, decision, _now_s() + room_us / 1_000_000
+                pause_s = min(room_us / 1_000_000 or PAUSE_S, PAUSE_S)
             if queue.is_hopeless(waiter):
                 break
             await waiter.sleep(pause_s)
@@ -269,23 +268,20 @@ def _now_s() -> float:
     return time.monotonic() if loop is None else loop.time()
 
 
-def may_wait(decision: Decision) -> bool:
-    """Return whether it is of use to wait after a decision: it is a refusal, and what is lacking will become free."""
-    return bool(_lacking(decision))
-
-
 def is_too_late(decision: Decision, wait_us: int) -> bool:
     """Return whether a decision is a refusal that waiting for `wait_us` microseconds does not change."""
-    lacking = _lacking(decision)
-    return not decision.allowed and (not lacking or max(state.retry_after_us or 0 for state in lacking) > wait_us)
+    room_us = room_in_us(decision)
+    return not decision.allowed and (room_us is None or room_us > wait_us)
 
 
-def _lacking(decision: Decision) -> Sequence[LimitState]:
-    """Return the limits without room, for which it is of use to wait.
+def room_in_us(decision: Decision) -> int | None:
+    """Return when a refused request has room, in microseconds from the decision; 0 for a permit, which may come soon.
 
     Returns:
-        Nothing if the request is admitted, was not refused by limits, costs more than a limit allows, or has spent a
-        quota, whose next period is not waited for.
+        None if it is of no use to wait: the request is admitted, was not refused by limits, costs more than a limit
+        allows, or has spent a quota, whose next period is not waited for.
     """
     lacking = decision.violated if decision.reason is Reason.LIMITED else ()
-    return () if any(isinstance(state.limit, Quota) for state in lacking) else lacking
+    if not lacking or any(isinstance(state.limit, Quota) for state in lacking):
+        return None
+    return max(state.retry_after_us or 0 for state in lacking)

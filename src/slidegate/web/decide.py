@@ -20,7 +20,7 @@ from ..core.decision import Check, Decision, Reason
 from ..core.question import Question
 from ..core.store import Event
 from ..limiter.aio import answer_of
-from ..limiter.queues import Name, is_too_late, may_wait
+from ..limiter.queues import Name, is_too_late, room_in_us
 from .callbacks import request_of, whole_cost
 from .client_ip import Client, ClientAddress
 from .exchange import Exchange
@@ -234,7 +234,7 @@ class Decider:
             decision = await self._peek(question)
         else:
             decision = await self._engine.hit(asked)
-        if not is_too_late(decision, rule.wait_us) if is_queued else may_wait(decision):
+        if not is_too_late(decision, rule.wait_us) if is_queued else room_in_us(decision) is not None:
             decision = await self._queue(exchange, rule, name, tenant, asked, None if is_queued else decision)
         if decision.allowed and decision.checks and rule.fair is not None:  # no checks while switched off
             queues.count_permit(name, tenant, 1)
