@@ -29,7 +29,6 @@ from slidegate.testing import RecordingObserver
 
 from ..contract.programs import SECOND_US
 from ..ops.shared_rows import SharedRows
-from ..redis_servers import AT_REDIS
 from ..virtual_time import turns
 
 T = TypeVar("T")
@@ -407,24 +406,6 @@ def test_a_thread_without_an_event_loop_looks_when_it_asks(tmp_path: Path, monke
         assert job()
         with pytest.raises(RateLimitExceeded):
             job()
-
-
-@pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
-async def test_off_counts_nothing_and_is_reported_once(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    async with Limiter.from_url(url, deadline="20s") as limiter:
-        assert [bool(await limiter.hit("k", "1/minute")) for _ in range(2)] == [True, False]
-        await limiter.override("*", "off", "10m")
-        for _ in range(3):
-            await limiter.engine.overrides.update()
-            assert await limiter.hit("k", "1/minute")
-        assert await limiter.charge("k", "1/minute", 50)
-        assert await limiter.peek("k", "1/minute")
-        async with limiter.limited("1/minute", key="k"), limiter.limited("1/minute", key="k"):
-            pass
-        assert caplog.text.count("switched_off: slidegate is off until ") == 1
-        assert await limiter.restore("*")
-        assert (await limiter.peek("k", "60/minute")).remaining == 58, "what was asked meanwhile was not counted"
-        assert not await limiter.hit("k", "1/minute")
 
 
 async def test_each_limit_of_a_name_takes_a_change_of_its_window_and_others_keep_theirs() -> None:
