@@ -210,13 +210,13 @@ class ClientTraffic(NamedTuple):
 
 
 class LoggedEvent(NamedTuple):
-    """An event of one worker. All text is printable, and at most 256 characters.
+    """An event of one worker.
 
     Attributes:
         kind: The kind, for example ``"banned"``; ``"refused"`` for a refused request.
-        message: One line for people.
+        message: One line for people, printable, at most 256 characters.
         time_us: When it happened, in microseconds of Unix time.
-        details: The subjects of the message by name.
+        details: The subjects of the message by name, not escaped, at most 128 characters each.
         worker: The name of the worker.
     """
 
@@ -627,7 +627,7 @@ def _include(stats: Stats, step: int, name: SeriesName, traffic: Traffic) -> Non
 
 
 def _entry_of(event: Event | Outcome) -> Entry:
-    """Return an event, or the refusal of a request, with its texts escaped and cut."""
+    """Return an event, or the refusal of a request, with its texts cut, and the message escaped."""
     if isinstance(event, Event):
         return _entry(event.kind, event.message, event.time_us, event.details)
     decision = next((one for one in reversed(event.decisions) if not one.allowed), None)
@@ -641,7 +641,7 @@ def _entry_of(event: Event | Outcome) -> Entry:
 
 
 def _entry(kind: str, message: str, time_us: int, details: Mapping[str, object]) -> Entry:
-    texts = {name: escaped(written(value, str), MAX_DETAIL) for name, value in islice(details.items(), MAX_DETAILS)}
+    texts = {name: written(value, str)[:MAX_DETAIL] for name, value in islice(details.items(), MAX_DETAILS)}
     return kind, escaped(message, MAX_MESSAGE), time_us, texts
 
 

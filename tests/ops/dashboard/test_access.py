@@ -6,7 +6,7 @@ from collections import Counter
 from functools import cache
 from itertools import product
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import anyio
 import pytest
@@ -280,8 +280,12 @@ async def test_a_limits_function_shows_its_fallback() -> None:
 async def test_keys_of_any_characters_are_found_lifted_and_shown_as_text_in_every_view(key: str, site: Site) -> None:
     await site.limiter.hit(key, "5/minute", rule="all")
     keyed = RateLimitMiddleware(hello, rules=[Rule("*", "1/minute", key=lambda _: key)], limiter=site.limiter)
+    tried = Rule("*", "1/minute", key=lambda _: key, shadow=True, name="tried")
+    shadow = RateLimitMiddleware(hello, rules=[tried], limiter=site.limiter)
     assert await statuses(keyed, 2) == [200, 429]
+    assert await statuses(shadow, 2) == [200, 200]
     assert [one["details"]["status"] for one in (await read(site, "client", key=key))["refusals"]] == ["429"]
+    assert f"clients?{urlencode({'key': key})}" in (await site.page("shadow")).names("a", "href")
     status, _ = await site.ask("PUT", "bans", {"key": key, "duration": "1h", "reason": key})
     assert status == (200 if key.startswith("user:") else 400)
     await site.limiter.ban(key, "1h", reason=key, by=key)

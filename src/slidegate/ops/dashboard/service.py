@@ -17,9 +17,9 @@ from starlette.exceptions import HTTPException
 
 from ... import ConfigurationError, Limiter, StoreError
 from ...core.errors import closest, quoted
-from ...core.logs import escaped, logger
+from ...core.logs import logger
 from ..rows import check_key, key_of, keys_of, named, row_of_ban, row_of_change, row_of_window, windows_of
-from ..statistics import MAX_DETAIL, LoggedEvent, Statistics, Traffic
+from ..statistics import LoggedEvent, Statistics, Traffic
 
 SHORT_S: Final = 2.0
 LONG_S: Final = 10.0
@@ -180,13 +180,12 @@ class Service:
         keys = [own, *keys_of(key, self.limiter.middlewares)]
         windows = await windows_of(self.limiter, keys)
         ban = await self.limiter.banned(key)
-        logged = {escaped(one, MAX_DETAIL) for one in keys}
         refusals = [event for event in await self.events.get() if event["kind"] == "refused"]
         return {
             "key": own,
             "ban": None if ban is None else row_of_ban(ban),
             "windows": [row_of_window(one) for one in windows if one.used],
-            "refusals": [event for event in refusals if event["details"]["key"] in logged],
+            "refusals": [event for event in refusals if event["details"]["key"] in keys],
         }
 
     async def read_bans(self, q: str = "") -> dict[str, Any]:
