@@ -38,7 +38,7 @@ from .keys import Key, KeyFunction
 from .lists import ListFile
 from .responses import Refusals, Refused
 from .routes import RouteLabels, visible_app
-from .rule_set import BoundRule, Plan, RuleSet, all_rules
+from .rule_set import Plan, RuleSet, all_rules
 from .rules import Limits, LimitsFunction, Rule
 from .websockets import GuardedWebSocket, MessageLimits
 
@@ -213,15 +213,8 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def buckets(self) -> list[Bucket]:
         """Return all buckets, including those of routes and endpoints that were requested so far."""
-        return self._with_messages(self.rule_set.bound())
-
-    def own_buckets(self) -> list[Bucket]:
-        """Return the buckets of its rules and of messages, without those of routes and endpoints."""
-        return self._with_messages(self.rule_set.own)
-
-    def _with_messages(self, rules: Iterable[BoundRule]) -> list[Bucket]:
         messages = [] if self._messages is None else [self._messages]
-        return [*(bucket for bound in rules for bucket in bound.buckets()), *messages]
+        return [*(bucket for bound in self.rule_set.bound() for bucket in bound.buckets()), *messages]
 
     def limits_by_name(self) -> list[NamedLimit]:
         """Return the limits that operators can change."""

@@ -137,9 +137,9 @@ def _share_limits(before: RateLimitMiddleware, made: RateLimitMiddleware) -> Non
 
     So an amount holds for all requests in progress, also when this one is replaced in turn, or an operator changes it.
     """
-    buckets = before.own_buckets()
+    buckets = before.buckets()[::-1]  # a rule is before the limits at endpoints that have its name
     known = {(bucket.name, limit.name, limit.same_window): limit for bucket in buckets for limit in bucket.limits}
-    for bucket in made.own_buckets():
+    for bucket in made.buckets():
         shared = [known.get((bucket.name, limit.name, limit.same_window), limit) for limit in bucket.limits]
         for limit, own in zip(shared, bucket.limits, strict=True):
             limit.become(own.amount)
