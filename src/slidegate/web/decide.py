@@ -134,13 +134,12 @@ class Decider:
             checks += own
             if own and bound.rule.wait_us and queue is None:
                 queue = bound, (own[0][0].name, own[0][1])
-        if not checks:
-            decision = await self._unless_banned(plan, request.scope, client)
-        else:
-            question = self._engine.prepare(checks, self.subjects(request.scope, client))
-            decision = await (
-                self._engine.hit(question) if queue is None else self._wait(exchange, client, request, question, *queue)
-            )
+        question = self._engine.prepare(checks, self.subjects(request.scope, client))
+        decision = await (
+            self._engine.hit(question) if queue is None else self._wait(exchange, client, request, question, *queue)
+        )
+        if decision.allowed and not checks:
+            decision = plan.verdict
         try:
             for bound in plan.shadows if decision.allowed else ():
                 await self._observe(bound, exchange, client, request)
@@ -169,7 +168,7 @@ class Decider:
             met.append((bound, ends))
             if ends:
                 break
-        return self._rules.evaluated(plan, met)
+        return self._rules.plan_of(met, plan.strikes, plan.kind._replace(is_evaluated=True))
 
     async def _checks(self, bound: BoundRule, client: Client, request: HTTPConnection) -> Sequence[Check]:
         """Return the checks of a rule, calling its functions; none if it does not count the request."""

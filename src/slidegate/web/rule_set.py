@@ -329,7 +329,7 @@ class RuleSet:
             met += [] if self.defaults is None else [(self.defaults.of(), False)]
         if is_preflight:
             met = [(bound.for_preflights(), ends) for bound, ends in met]
-        plan = self._plan_of(met, strikes, Kind(scope["type"] == "websocket", is_preflight))
+        plan = self.plan_of(met, strikes, Kind(scope["type"] == "websocket", is_preflight))
         return remember(self._by_request, request, plan, MANY, PATH_BYTES) if is_lasting else plan
 
     def _met(self, scope: Scope, texts: Texts) -> tuple[list[Met], bool]:
@@ -350,7 +350,7 @@ class RuleSet:
                 return met, True
         return met, False
 
-    def _plan_of(self, met: Sequence[Met], strikes: Sequence[Signal], kind: Kind) -> Plan:
+    def plan_of(self, met: Sequence[Met], strikes: Sequence[Signal], kind: Kind) -> Plan:
         """Return the plan for the rules that a request meets; the same one for the same rules."""
         known = *met, *map(id, strikes), kind
         plan = self._plans.get(known)
@@ -373,11 +373,7 @@ class RuleSet:
 
     def plan_of_endpoint(self, rule: Rule, identity: str) -> Plan:
         """Return the plan for a limit at an endpoint."""
-        return self._plan_of(((self.bind(rule, identity), False),), (), Kind())
-
-    def evaluated(self, plan: Plan, met: Sequence[Met]) -> Plan:
-        """Return the plan for those rules of a conditional plan whose conditions are true."""
-        return self._plan_of(met, plan.strikes, plan.kind._replace(is_evaluated=True))
+        return self.plan_of(((self.bind(rule, identity), False),), (), Kind())
 
     def remember_question(self, plan: Plan, known: object, question: Question) -> None:
         """Store a question in its plan, in place of the oldest ones of all plans if there are too many.
