@@ -209,7 +209,8 @@ class ConfigReader:
         """
         if not isinstance(table, dict):
             raise ConfigurationError(f"expected a table, not {quoted(table)}")
-        parameters = {name: one for name, one in signature(call).parameters.items() if name not in fixed}
+        absent = *OF_FUNCTIONS, *fixed
+        parameters = {name: one for name, one in signature(call).parameters.items() if name not in absent}
         names = [first, *[*parameters][1:]] if first else [*parameters]
         for name in table:
             if name not in names:
@@ -229,9 +230,7 @@ class ConfigReader:
 
     def _rules(self, tables: object) -> list[Rule]:
         listed = check_list("", tables, "tables [[rules]]")
-        options = signature(Rule).parameters
-        defaults = {name: options[name].default for name in OF_FUNCTIONS}
-        rules = [(self._at(number, Rule, table, **defaults), table) for number, table in enumerate(listed)]
+        rules = [(self._at(number, Rule, table), table) for number, table in enumerate(listed)]
         # "client" is no key, but here it has to replace the file's.
         return [rule.keyed(self._client) if "key" in table and self._has_key else rule for rule, table in rules]
 
