@@ -26,12 +26,11 @@ from typing import Final
 from ..redis_servers import REDIS, RedisServer
 from ..stores.redis.stores import eventually
 from .checks import PROMISES, Answer, broken_bounds, grown, leaked, lost_bans
-from .fleet import Fleet, Visitors
+from .fleet import PATIENCE_S, Fleet, Visitors
 
 CLIENTS: Final = 40
 GREEDY: Final = 4
 START_S: Final = 60.0
-REST_S: Final = 20.0
 LOAD_S: Final = 30.0
 """How much longer the load goes on at most, until it has shown something."""
 LAGS_S: Final = {"lmdb": 0.0, "redis": 0.25}
@@ -90,7 +89,7 @@ async def _disturb(fleet: Fleet, server: RedisServer | None, chance: random.Rand
 
 
 async def _at_rest(fleet: Fleet) -> list[str]:
-    """Wait until no worker has tasks and files left over; return what is left after `REST_S`."""
+    """Wait until no worker has tasks and files left over; return what is left after `PATIENCE_S`."""
     quiet_s, found = time.monotonic(), ["end: a worker says nothing about itself any more"]
 
     def rested() -> bool:
@@ -103,7 +102,7 @@ async def _at_rest(fleet: Fleet) -> list[str]:
         return not found
 
     with suppress(TimeoutError):
-        await eventually(rested, REST_S)
+        await eventually(rested, PATIENCE_S)
     return found
 
 

@@ -15,7 +15,9 @@ from typing import Final
 
 from .checks import Answer, Sample
 
-STOP_S: Final = 20.0
+PATIENCE_S: Final = 90.0
+"""A supervisor asks a worker whether it is well, and waits a minute for one that is killed just then: it starts none
+meanwhile, nor does it end."""
 ROOT: Final = Path(__file__).parents[2]
 FAILURE: Final = re.compile(r"^Traceback.*?\n(\S.*?)$|^Fatal Python error.*?$", re.MULTILINE | re.DOTALL)
 
@@ -68,9 +70,9 @@ class Fleet:
         found = [f"end: {ended} workers ended by themselves"] if ended > 0 else []
         self._process.terminate()
         try:
-            self._process.wait(STOP_S)
+            self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
-            found.append(f"end: workers did not end within {STOP_S:g} s")
+            found.append(f"end: workers did not end within {PATIENCE_S:g} s")
         errors = FAILURE.finditer(self._log.read_text("utf-8", "replace"))
         return [*found, *(f"error in a worker: {error[1] or error[0]}" for error in errors)]
 
