@@ -144,8 +144,6 @@ def _share_limits(before: RateLimitMiddleware, made: RateLimitMiddleware) -> Non
         for limit, own in zip(shared, bucket.limits, strict=True):
             limit.become(own.amount)
         bucket.limits = tuple(shared)
-    for bound in made.rule_set.own:
-        bound.name_limits()
 
 
 class _FromFile(RateLimitMiddleware):

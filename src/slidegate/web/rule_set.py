@@ -87,7 +87,6 @@ class BoundRule:
         identity: The name of its buckets.
         counts: The bucket of its limits, those that apply if a limits function fails included; None without limits.
         permits: The bucket of its permits; None without `concurrency`.
-        named: The limits by their names in header fields; operators can change them while this object exists.
         key: The built-in key; None for the client's address.
         key_function: The user's key function, if the rule has one.
         paths: Its paths, as the routers of this application match them.
@@ -101,8 +100,6 @@ class BoundRule:
         self._taken = taken
         self.counts = self._bucket(rule.limits) if rule.limits else None
         self.permits = None if rule.concurrency is None else self._permits(rule.concurrency)
-        self.named: list[NamedLimit] = []
-        self.name_limits()
         self.key = rule.key if isinstance(rule.key, Key) else None
         self.key_function = None if isinstance(rule.key, Key) else rule.key
         functions = rule.limits_function, self.key_function, rule.cost_function, rule.when
@@ -135,11 +132,12 @@ class BoundRule:
         name = unique_name(spelled(f"{rule.label}_concurrency" if own else rule.label), {*self._taken, *own})
         return Bucket(self.identity, (concurrency,), (name,), label=rule.label, on_error=rule.on_error)
 
-    def name_limits(self) -> None:
-        """List the limits of its buckets by name."""
+    @property
+    def named(self) -> list[NamedLimit]:
+        """The limits by their names in header fields; operators can change them while this object exists."""
         changeable = self.rule.limits_function is None
         limits = [] if self.counts is None else named(self.counts, changeable=changeable)
-        self.named = limits if self.permits is None else [*limits, *named(self.permits)]
+        return limits if self.permits is None else [*limits, *named(self.permits)]
 
     def for_preflights(self) -> BoundRule:
         """Return the same rule with separate counts, for CORS preflights, which browsers send on their own."""
