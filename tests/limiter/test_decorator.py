@@ -221,6 +221,9 @@ def test_a_call_whose_arguments_the_key_function_does_not_take_fails_and_does_no
     assert ran == []
 
 
+# -- requests that wait: in which order, for how long, how many, and what becomes of those that leave ------------------
+
+
 KEY = "everyone"
 NAME = ("answers", KEY)
 WAIT_MAX = 4

@@ -465,6 +465,9 @@ async def test_what_is_counted_here_is_bounded_and_ends_with_its_windows(monkeyp
     assert setup.failover.local.key_count() == 0
 
 
+# -- what is an outage, and what is not: traffic at several rates ------------------------------------------------------
+
+
 START_US = 10**12
 OUTAGES = {"store_failed", "store_recovered"}
 NAMED = "no answer within the deadline of 50 ms (Limiter(deadline=...))"

@@ -166,6 +166,9 @@ async def test_the_question_of_a_call_is_prepared_once(limits: Any, monkeypatch:
     assert len(prepared) == 1
 
 
+# -- what is read of it: windows of a customer, middlewares and limits, rows for all workers ---------------------------
+
+
 def labels(view: Any) -> list[tuple[str, int]]:
     """Return the name and the units used of every window that holds anything."""
     return [(shown.name, shown.used) for shown in view.windows if shown.used]
@@ -334,6 +337,9 @@ def test_observers_hear_of_resets_and_ends_if_they_derive_from_observer(caplog: 
     limiter.sync.close()
     assert calls == ["end", "forget", "end"]
     assert "nothing may depend on an observer" in caplog.text
+
+
+# -- after its end it answers no question, whatever store it has and whatever `on_error` is ----------------------------
 
 
 @pytest.fixture(params=["memory", "lmdb", AT_REDIS, "own"])

@@ -279,6 +279,9 @@ def test_they_get_answers_while_a_store_comes_and_goes(rng: random.Random) -> No
     assert limiter.failures
 
 
+# -- its event loop: when it starts and ends, and callers that leave before their answer came --------------------------
+
+
 ROOT = Path(__file__).resolve().parents[2]
 FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 

@@ -206,6 +206,9 @@ def test_the_size_of_the_map_is_that_in_the_file_unless_who_is_alone_asks_for_mo
         store.close()
 
 
+# -- the journal: what was acknowledged is there after a reboot --------------------------------------------------------
+
+
 PLAN = Bucket("plan", parse_limits(Quota("60/year")))
 TORN = (
     b'\n{"v":1,"ban":{"key":"user:mal',

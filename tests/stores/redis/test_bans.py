@@ -151,6 +151,9 @@ async def test_of_two_workers_that_find_the_strikes_full_at_once_one_bans(
 pytestmark = needs_redis
 
 
+# -- values of others at keys of ours ----------------------------------------------------------------------------------
+
+
 async def test_a_key_with_thousands_of_windows_is_forgotten_like_any_other(server: RedisServer) -> None:
     rules = [bucket("5/hour", f"rule-{number}") for number in range(4_500)]
     async with store_at(server) as store:

@@ -142,6 +142,9 @@ async def test_a_server_that_forbids_evalsha_is_asked_by_eval(server: RedisServe
 HELD: Final = (Bucket("held", [Concurrency(2)]), "user:ann", 1)
 
 
+# -- a server that answers nonsense, and being closed amid everything --------------------------------------------------
+
+
 def packed(value: Any) -> bytes:
     if isinstance(value, list):
         return b"*%d\r\n" % len(value) + b"".join(map(packed, value))

@@ -56,6 +56,9 @@ def test_hosts_whose_clocks_disagree_share_one_limit(server: RedisServer) -> Non
     assert times_us[-1] - times_us[0] < 5_000_000, "all have the time of the server"
 
 
+# -- a cluster: one node has all keys of a prefix, their slot moves, and the node dies ---------------------------------
+
+
 SECRET = b"s" * 32
 CLIENTS = 40
 AMOUNT = 500
@@ -187,6 +190,9 @@ async def test_only_the_node_with_the_keys_matters_and_is_found_again(fault: str
 
 
 LIMIT = "1000/hour"
+
+
+# -- sentinels: any of them may be dead, hang or be out of date --------------------------------------------------------
 
 
 @pytest.fixture
