@@ -72,6 +72,16 @@ def test_what_a_flood_leaves_goes_in_two_windows(
     assert refused[5:] == [0] * 10, refused
 
 
+@pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
+def test_a_key_that_was_reset_has_no_units_of_the_cell_of_other_keys(small: Small) -> None:
+    limited = bucket("5/minute")
+    store = small(FakeClock(10**12), 1)
+    for key in ("user:1", "user:2", "user:3", "user:3"):  # the last two have no window of their own
+        hit(store, (limited, key, 1))
+    assert store.reset("user:1")
+    assert [hit(store, (limited, key, 1)).remaining for key in ("user:3", "user:1")] == [1, 4]
+
+
 class Crowded(Player):
     """Plays to a store with room for few windows. It may refuse more than the reference, and never less than it has to.
 

@@ -40,8 +40,7 @@ async def test_exported_bans_are_imported_as_they_are(name: str) -> None:
         for key in ("192.0.2.6", "2001:db8:1:3::9", "2001:db8:ffff::8", "user:43"):
             assert not await limiter.banned(key), key
         assert await limiter.banned(API_KEY)
-        first, *exported = [line async for line in limiter.export_bans()]
-        assert (first, sorted(exported)) == (f"{lines[0]}\n", sorted(f"{line}\n" for line in lines[1:]))
+        assert [line async for line in limiter.export_bans()] == [line + "\n" for line in lines]
 
 
 @pytest.mark.parametrize("on_error", ["local", "allow", "deny"])

@@ -252,6 +252,14 @@ class Table(Generations):
         number = cell_of(key, secret) if self.cells else ""
         return self.cells.of(number) or {number: b""}, number
 
+    def reset(self, key: str) -> bytes:
+        """Forget the units in the key's own window, and return it. It stays: a new one would be a copy of a cell."""
+        windows = self.of(key)
+        if windows is None or self.holds_permits or self.counts_strikes:
+            return b""
+        window, windows[key] = windows[key], b""
+        return window
+
     def sweep(self, now_us: int, unix_us: int) -> bool:
         """Delete some expired windows and cells; return whether the sweep has finished until the next expiry."""
         self.room.release(self.step(now_us, unix_us))

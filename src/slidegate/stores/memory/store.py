@@ -226,9 +226,9 @@ class MemoryStore(Store):
         because their requests are still in progress.
         """
         self.expect_open()
-        removed = self._removed(key, lambda table: not table.holds_permits and not table.counts_strikes)
+        forgotten = self._changed(key, lambda table: table.reset(key))
         now_us, unix_us = self.time_us(), self.unix_us()
-        return any(table.in_use(window, now_us, unix_us) for table, window in removed)
+        return any(window and table.in_use(window, now_us, unix_us) for table, window in forgotten)
 
     def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule, and all shared cells; return whether units were spent.
@@ -248,12 +248,11 @@ class MemoryStore(Store):
         now_us, unix_us = self.time_us(), self.unix_us()
         return any(table.in_use(window, now_us, unix_us) for table, windows in forgotten for window in windows.values())
 
-    def _removed(self, key: str, is_meant: Callable[[Table], bool]) -> list[tuple[Table, bytes]]:
-        """Delete the own windows of a key in some tables, and return them."""
+    def _changed(self, key: str, change: Callable[[Table], bytes]) -> list[tuple[Table, bytes]]:
+        """Change the tables of a key, and return the windows that each had."""
         at = self._shard_of(key)
         with self._shards[at].lock:
-            tables = [tables[at] for tables in list(self._tables.values())]
-            return [(table, table.remove(key)) for table in tables if is_meant(table)]
+            return [(tables[at], change(tables[at])) for tables in list(self._tables.values())]
 
     def answers_threads(self) -> bool:
         """Return True: no method returns an awaitable."""
@@ -285,9 +284,14 @@ class MemoryStore(Store):
     def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:
         """Remove the window of a key in a bucket of strikes, or in all of them; return whether there were strikes."""
         meant = None if bucket is None else (bucket.name, bucket.limits[0].same_window)
-        removed = self._removed(key, lambda table: table.counts_strikes and meant in (None, table.identity))
-        now_us = self.time_us()
-        return any(table.limit.counter_by(self.unix_us).charge(window, now_us, 0)[0] for table, window in removed)
+
+        def remove(table: Table) -> bytes:
+            return table.remove(key) if table.counts_strikes and meant in (None, table.identity) else b""
+
+        removed, now_us = self._changed(key, remove), self.time_us()
+        return any(
+            window and table.limit.counter_by(self.unix_us).charge(window, now_us, 0)[0] for table, window in removed
+        )
 
     # -- times and shards ---------------------------------------------------------------------------------------------
 
