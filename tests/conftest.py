@@ -28,6 +28,9 @@ settings.register_profile("deep", max_examples=10_000, deadline=None, print_blob
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+FORKING = ("stores/test_forks.py", "stores/lmdb/")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="write the texts that tests compare whole")
 
@@ -140,7 +143,11 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what a compiled wheel cannot do, where one is tested."""
+    """Run what forks first, and leave out what a compiled wheel cannot do, where one is tested.
+
+    A fork copies the tables of all memory that the tests before it have left.
+    """
+    items.sort(key=lambda item: not any(folder in item.nodeid for folder in FORKING))
     if os.environ.get("SLIDEGATE_COMPILED") == "1":
         for item in items:
             for mark in item.iter_markers("interpreted"):

@@ -316,7 +316,7 @@ async def test_calls_without_http_are_not_counted() -> None:
 
 
 def test_threads_lose_no_request_and_write_at_the_end_and_series_are_bounded(rows: SharedRows) -> None:
-    (limiter, statistics), kinds, rounds = worker_of(rows), RecordingObserver(), 2 * MAX_SERIES
+    (limiter, statistics), kinds, rounds = worker_of(rows), RecordingObserver(), MAX_SERIES + 20
     limiter.observe(kinds)
     race(lambda number, thread: statistics.request(told(passed("rule", route=f"GET /{number}"))), rounds)
     limiter.sync.close()
