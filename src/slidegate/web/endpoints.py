@@ -130,7 +130,7 @@ class RateLimit:
         fair: As for `Rule`: shares permits fairly among waiting tenants.
         on_error: As for `Rule`: how this limit decides when the store fails.
         name: The name of the limit in headers and logs. Objects of one name share their counts. If several limits of an
-            endpoint come from partials, or from lambdas in one line, which count as one function, give them names.
+            endpoint come from partials, or from lambdas in one line that differ in numbers alone, give them names.
         max_body: How many bytes of the body its functions may read, at least 1: ``"1MB"``, ``"64KB"`` or a number. The
             endpoint reads the body again in any way. Reading more fails the function, and the endpoint gets all.
 
