@@ -97,6 +97,8 @@ class Outcome:
             return tuple(dict.fromkeys(bucket.label for one in self.decisions for bucket, _, _ in one.checks))
         if refusal.status:
             return (refusal.by,)
+        if refusal.readings and len(refusal.checks) == 1:  # as most refusals of an attack: no states need be made
+            return (refusal.checks[0][0].label,)
         return tuple(dict.fromkeys(state.label for state in refusal.violated))
 
 
