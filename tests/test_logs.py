@@ -20,9 +20,11 @@ from slidegate.core.logs import MAX_CHARS, MAX_SUBJECTS, Throttle, escaped
 from slidegate.core.store import Event
 from slidegate.limiter.aio import to_the_end
 from slidegate.testing import RecordingObserver
+from slidegate.web.decided import Decided
+from slidegate.web.exchange import Exchange
 from slidegate.web.waiting import Peeked
 
-from .asgi import call, hello
+from .asgi import call, hello, scope_of
 from .remote_stores import RemoteStore
 from .virtual_time import turns
 
@@ -148,11 +150,15 @@ async def test_reads_ahead_for_no_application_are_not_logged(fails: bool, caplog
             await anyio.sleep_forever()
         raise Evil(RAISED)
 
+    async def send(message: Message) -> None:
+        pass
+
     ahead = Peeked(receive)
+    exchange = Exchange(RateLimitMiddleware(hello), scope_of(), ahead, send, (), Decided())
     for _ in range(2):
         ahead.begin()
         await turns()
-    ahead.end(None, None)  # type: ignore[arg-type]
+    ahead.end(exchange, None)
     await turns()
     gc.collect()
     assert caplog.records == []
