@@ -21,14 +21,13 @@ from .redis_servers import RedisCluster, RedisServer
 from .texts import answered, compare
 
 POSIX_ALONE = re.compile(r"LmdbStore needs POSIX|No module named '(?:fcntl|grp|pty|pwd|resource|termios|tty)'")
+FORKING = ("stores/test_forks.py", "stores/lmdb/")
+"""The tests that fork most."""
 
 settings.register_profile("default", deadline=None, print_blob=True)
 settings.register_profile("transport", max_examples=40, deadline=None, print_blob=True)
 settings.register_profile("deep", max_examples=10_000, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
-
-
-FORKING = ("stores/test_forks.py", "stores/lmdb/")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -230,8 +230,9 @@ class Queues:
                 room_us = room_in_us(decision)
                 if room_us is None:
                     break
-                queue.refused, queue.refusal, queue.room_s = waiter, decision, _now_s() + room_us / 1_000_000
-                pause_s = min(room_us / 1_000_000 or PAUSE_S, PAUSE_S)
+                wait_s = room_us / 1_000_000  # 0 for a permit
+                queue.refused, queue.refusal, queue.room_s = waiter, decision, _now_s() + wait_s
+                pause_s = min(wait_s or PAUSE_S, PAUSE_S)
             if queue.is_hopeless(waiter):
                 break
             await waiter.sleep(pause_s)

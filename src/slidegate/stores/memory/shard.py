@@ -211,8 +211,7 @@ class Table(Generations):
         """Make a window for a key that is not in `fresh`, or a cell if there is no room; return its location.
 
         A new window is a copy of the key's cell, because its units there are mixed with those of other keys. Copies of
-        permits would never be released, so a key stays in a cell as long as that contains permits. No cell is made for
-        strikes.
+        permits would never be released, so a key stays in a cell as long as that contains permits.
 
         Args:
             key: The key.
@@ -228,20 +227,27 @@ class Table(Generations):
                     self.room.release(1)
                     own = False
                 if not own:
-                    if not self.counts_strikes:  # strangers could ban each other
-                        self.cells.stale.pop(number, None)
-                        self.cells.fresh[number] = window or b""
+                    self.cells.stale.pop(number, None)
+                    self.cells.fresh[number] = window or b""
                     return self.cells.fresh, number
         self.fresh[key] = window or b""
         return self.fresh, key
 
+    def own(self, key: str) -> dict[str, bytes] | None:
+        """Return the dict with the key's own window, after making one if need be; None if there is no room for it."""
+        if key not in self.fresh:
+            window = self.stale.pop(key, None)
+            if window is None and not self.room.take():
+                return None
+            self.fresh[key] = window or b""
+        return self.fresh
+
     def remove(self, key: str) -> bytes:
-        """Delete the key's own window, and return it; empty if there is none."""
+        """Remove the key's own window, and return it; empty if there is none."""
         windows = self.of(key)
         if windows is None:
             return b""
         self.room.release(1)
-        self.shard.version += 1
         return windows.pop(key)
 
     def find(self, key: str, secret: bytes) -> tuple[Windows, str]:
@@ -252,13 +258,16 @@ class Table(Generations):
         number = cell_of(key, secret) if self.cells else ""
         return self.cells.of(number) or {number: b""}, number
 
-    def reset(self, key: str) -> bytes:
-        """Forget the units in the key's own window, and return it. It stays: a new one would be a copy of a cell."""
+    def reset(self, key: str, now_us: int, unix_us: int) -> bool:
+        """Forget the units in a key's own window; return False if there were none.
+
+        The window stays: a new one would be a copy of a cell, with the units of other keys.
+        """
         windows = self.of(key)
         if windows is None or self.holds_permits or self.counts_strikes:
-            return b""
+            return False
         window, windows[key] = windows[key], b""
-        return window
+        return window != b"" and self.in_use(window, now_us, unix_us)
 
     def sweep(self, now_us: int, unix_us: int) -> bool:
         """Delete some expired windows and cells; return whether the sweep has finished until the next expiry."""

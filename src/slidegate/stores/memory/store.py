@@ -226,9 +226,10 @@ class MemoryStore(Store):
         because their requests are still in progress.
         """
         self.expect_open()
-        forgotten = self._changed(key, lambda table: table.reset(key))
-        now_us, unix_us = self.time_us(), self.unix_us()
-        return any(window and table.in_use(window, now_us, unix_us) for table, window in forgotten)
+        at = self._shard_of(key)
+        with self._shards[at].lock:
+            now_us, unix_us = self.time_us(), self.unix_us()
+            return sum(tables[at].reset(key, now_us, unix_us) for tables in list(self._tables.values())) > 0
 
     def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule, and all shared cells; return whether units were spent.
@@ -247,12 +248,6 @@ class MemoryStore(Store):
         # The windows are read here, and deallocated on return, without blocking other threads on a lock.
         now_us, unix_us = self.time_us(), self.unix_us()
         return any(table.in_use(window, now_us, unix_us) for table, windows in forgotten for window in windows.values())
-
-    def _changed(self, key: str, change: Callable[[Table], bytes]) -> list[tuple[Table, bytes]]:
-        """Change the tables of a key, and return the windows that each had."""
-        at = self._shard_of(key)
-        with self._shards[at].lock:
-            return [(tables[at], change(tables[at])) for tables in list(self._tables.values())]
 
     def answers_threads(self) -> bool:
         """Return True: no method returns an awaitable."""
@@ -274,8 +269,8 @@ class MemoryStore(Store):
         at = self._shard_of(key)
         with self._shards[at].lock:
             ((counter, tables),) = self._bound.get(bucket) or self._bind(bucket)
-            windows = tables[at].fresh
-            if key not in windows and tables[at].place(key, self._secret)[0] is not windows:
+            windows = tables[at].own(key)
+            if windows is None:
                 return None
             now_us = self._now_us()
             windows[key], _ = counter.charge(windows[key], now_us, weight)
@@ -284,14 +279,12 @@ class MemoryStore(Store):
     def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:
         """Remove the window of a key in a bucket of strikes, or in all of them; return whether there were strikes."""
         meant = None if bucket is None else (bucket.name, bucket.limits[0].same_window)
-
-        def remove(table: Table) -> bytes:
-            return table.remove(key) if table.counts_strikes and meant in (None, table.identity) else b""
-
-        removed, now_us = self._changed(key, remove), self.time_us()
-        return any(
-            window and table.limit.counter_by(self.unix_us).charge(window, now_us, 0)[0] for table, window in removed
-        )
+        at = self._shard_of(key)
+        with self._shards[at].lock:
+            now_us, tables = self.time_us(), [tables[at] for tables in list(self._tables.values())]
+            counting = [table for table in tables if table.counts_strikes and meant in (None, table.identity)]
+            counted = [(table.limit.counter_by(self.unix_us), table.remove(key)) for table in counting]
+            return any(counter.charge(window, now_us, 0)[0] for counter, window in counted)
 
     # -- times and shards ---------------------------------------------------------------------------------------------
 
