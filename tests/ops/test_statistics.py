@@ -35,7 +35,6 @@ from slidegate.ops import statistics as module
 from slidegate.ops.statistics import (
     ALIVE_S,
     EVERY_S,
-    MAX_CLIENTS,
     MAX_SERIES,
     OTHER,
     PART,
@@ -44,6 +43,7 @@ from slidegate.ops.statistics import (
     Statistics,
     Traffic,
 )
+from slidegate.ops.traffic import MAX_CLIENTS, Series
 from slidegate.testing import RecordingObserver
 
 from ..asgi import page
@@ -342,13 +342,13 @@ def test_pending_outcomes_and_clients_are_bounded(statistics: Statistics) -> Non
 
 
 async def test_others_run_while_thousands_are_counted(statistics: Statistics, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, found = [0], module._found
+    counted, found = [0], Series.of
 
     def count(*series_and_name: Any) -> Traffic:
         counted[-1] += 1
         return found(*series_and_name)
 
-    monkeypatch.setattr(module, "_found", count)
+    monkeypatch.setattr(Series, "of", count)
     for number in range(10_000):
         request = told(passed("api", key=f"user:{number}", route=f"GET /{number % MAX_SERIES}"))
         statistics._pending.append(request)

@@ -15,21 +15,17 @@ replaces its rows of the slices that are current once more.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
-import zlib
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import Context
-from dataclasses import dataclass, field
 from datetime import timedelta
 from heapq import nlargest
-from itertools import islice
 from threading import Lock
 from time import monotonic
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final
 from weakref import WeakValueDictionary
 
 import anyio
@@ -39,11 +35,11 @@ from .. import Limiter, everyone
 from ..core import Check, Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.limits import check_whole, parse_duration_us
-from ..core.logs import Throttle, escaped, logger, written
+from ..core.logs import Throttle, logger
 from ..core.memo import MANY, MEMO_SIZE, remember
-from ..core.windows.histogram import ResponseTimes
 from ..events import Event, Observer, Outcome, Passed
 from .metrics import rules_of
+from .traffic import ClientTraffic, LoggedEvent, Series, SeriesName, Stats, Traffic, Worker, decoded, encoded, entry_of
 
 __all__ = ["ClientTraffic", "LoggedEvent", "Statistics", "Stats", "Traffic", "Worker"]
 
@@ -57,15 +53,11 @@ MAX_SERIES: Final = 200
 NO_ROUTE: Final = "(no route)"
 OTHER: Final = "(other)"
 """The rule and the route of requests beyond `MAX_SERIES` combinations of rules and route."""
-MAX_CLIENTS: Final = 1_000
 TOP_CLIENTS: Final = 100
 MAX_EVENTS: Final = 100
 MAX_REFUSALS: Final = 50
 OF_REFUSALS: Final = ("exceeded", "shadow_refused")
 """The events that come with refusals. Clients cause as many as they like, so they are kept with these."""
-MAX_MESSAGE: Final = 256
-MAX_DETAIL: Final = 128
-MAX_DETAILS: Final = 8
 PART: Final = 128
 """How many outcomes, or clients of outcomes, are counted in one step, about a millisecond; so many outcomes wait."""
 KEPT_US: Final = 86_400_000_000
@@ -80,151 +72,6 @@ STEPS: Final = {
     CLIENTS: (60_000_000, 5),
 }
 """The length of the slices of each kind in microseconds, and how many are kept."""
-
-SeriesName: TypeAlias = tuple[tuple[str, ...], str]
-"""The rules that counted or refused some requests, and their route: empty for refusals before a route was found."""
-Entry: TypeAlias = tuple[str, str, int, dict[str, str]]
-"""The kind, message, time and details of an event."""
-
-
-@dataclass(slots=True)
-class Traffic:
-    """The counts of the requests of one rule, route or step.
-
-    Attributes:
-        passed: Admitted requests.
-        refused: Requests refused: by a limit, a ban, a list, or because the store does not answer.
-        banned: Requests refused by a ban; also counted in `refused`.
-        blocked: Requests refused by a list or a blocking rule; also counted in `refused`.
-        shadow_refused: Requests that a shadow rule would have refused; counted for that rule and in total.
-        exceptions: Admitted requests that ended in an exception of the application.
-        cancelled: Requests whose client disconnected before the response was complete.
-        times: The durations of admitted requests until the last byte of the response.
-    """
-
-    passed: int = 0
-    refused: int = 0
-    banned: int = 0
-    blocked: int = 0
-    shadow_refused: int = 0
-    exceptions: int = 0
-    cancelled: int = 0
-    times: ResponseTimes = field(default_factory=ResponseTimes, repr=False)
-
-    @property
-    def p50_us(self) -> float | None:
-        """The duration in microseconds that half of the admitted requests did not exceed; None without requests."""
-        return self.times.quantile(0.5)
-
-    @property
-    def p95_us(self) -> float | None:
-        """The duration in microseconds that 95 % of the admitted requests did not exceed; None without requests."""
-        return self.times.quantile(0.95)
-
-    @property
-    def p99_us(self) -> float | None:
-        """The duration in microseconds that 99 % of the admitted requests did not exceed; None without requests."""
-        return self.times.quantile(0.99)
-
-    def count(self, outcome: Outcome, passed: bool) -> None:
-        """Count a request, apart from its duration; `passed` says whether it was admitted."""
-        self.passed += passed
-        ended = outcome.ended
-        if ended == "refused":
-            self.refused += 1
-            self.banned += outcome.reason == Reason.BANNED
-            self.blocked += outcome.reason == Reason.BLOCKED
-        elif ended != "success":
-            self.exceptions += ended == "exception"
-            self.cancelled += ended == "cancelled"
-
-    def add(self, other: Traffic) -> None:
-        """Add the counts and durations of another group."""
-        self.passed += other.passed
-        self.refused += other.refused
-        self.banned += other.banned
-        self.blocked += other.blocked
-        self.shadow_refused += other.shadow_refused
-        self.exceptions += other.exceptions
-        self.cancelled += other.cancelled
-        self.times.add(other.times)
-
-
-Series: TypeAlias = dict[SeriesName, Traffic]
-
-
-class Worker(NamedTuple):
-    """A process that records statistics.
-
-    Attributes:
-        name: A unique name: ``"host:pid:1f3a9c02"``.
-        host: The name of its host.
-        pid: Its process ID.
-        age_s: The time since it last wrote to the store, in seconds; an idle worker writes nothing.
-    """
-
-    name: str
-    host: str
-    pid: int
-    age_s: float
-
-
-class Stats(NamedTuple):
-    """The counts of the recent requests of all workers.
-
-    Attributes:
-        step_us: The length of a step in microseconds: 5 seconds, a minute or five minutes.
-        start_us: When the first step began, in microseconds of the store's time.
-        total: The counts of all requests.
-        rules: Counts by the name of the rule. A request that several rules counted appears under each; a refused
-            request under the rules that refused it.
-        routes: Counts by methods and template of the route, for example ``GET /items/{id}``. Requests that were refused
-            before a route was found are not among them.
-        steps: The counts of each step, oldest first; the last step is still running.
-        workers: The workers that have written in the last five minutes.
-    """
-
-    step_us: int
-    start_us: int
-    total: Traffic
-    rules: dict[str, Traffic]
-    routes: dict[str, Traffic]
-    steps: list[Traffic]
-    workers: list[Worker]
-
-
-class ClientTraffic(NamedTuple):
-    """The requests of one of the busiest clients in five minutes.
-
-    Attributes:
-        key: The key under which its requests are counted.
-        requests: Its requests, refused ones included.
-        refused: Its refused requests.
-        banned: Its requests that a ban refused; also counted in `refused`.
-    """
-
-    key: str
-    requests: int
-    refused: int
-    banned: int
-
-
-class LoggedEvent(NamedTuple):
-    """An event of one worker.
-
-    Attributes:
-        kind: The kind, for example ``"banned"``; ``"refused"`` for a refused request.
-        message: One line for people, printable, at most 256 characters.
-        time_us: When it happened, in microseconds of Unix time.
-        details: The subjects of the message by name, not escaped, at most 128 characters each.
-        worker: The name of the worker.
-    """
-
-    kind: str
-    message: str
-    time_us: int
-    details: Mapping[str, str]
-    worker: str
 
 
 class _Publishing(asyncio.Task[None]):
@@ -283,8 +130,8 @@ class Statistics(Observer):
         self._cache: dict[Sequence[Check], tuple[tuple[str, ...], list[SeriesName]]] = {}
         self._fresh_questions = Counter[Sequence[Check]]()
         self._names = set[SeriesName]()
-        self._fresh: Series = {}
-        self._fresh_clients: Series = {}
+        self._fresh = Series()
+        self._fresh_clients = Series()
         self._current: dict[tuple[str, int], Series] = {}
         self._unwritten: dict[tuple[str, int], Series] = {}
         self._events, self._refusals = deque[Event](maxlen=MAX_EVENTS), deque[Event | Outcome](maxlen=MAX_REFUSALS)
@@ -374,8 +221,8 @@ class Statistics(Observer):
             checks, requests = self._fresh_questions.popitem()
             _, clients = self._cache.get(checks) or self._remember(checks)
             for name in clients:
-                _found(self._fresh_clients, name).passed += requests
-        self._fresh_clients = _without_rare(self._fresh_clients)
+                self._fresh_clients.of(name).passed += requests
+        self._fresh_clients = self._fresh_clients.without_rare()
 
     def _count(self, outcome: Outcome) -> None:
         passed, is_refused = outcome.allowed, outcome.ended == "refused"
@@ -389,7 +236,7 @@ class Statistics(Observer):
         if not clients and outcome.reason == Reason.BANNED:
             clients = self._clients_of({one.ban.key for one in outcome.decisions if one.ban is not None})
         for name in clients:
-            _found(self._fresh_clients, name).count(outcome, passed)
+            self._fresh_clients.of(name).count(outcome, passed)
         if is_refused:
             self._refusals.append(outcome)
             self._has_events = True
@@ -407,7 +254,7 @@ class Statistics(Observer):
         if name not in self._names and len(self._names) >= MAX_SERIES:
             name = _OTHER
         self._names.add(name)
-        return _found(self._fresh, name)
+        return self._fresh.of(name)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -451,18 +298,19 @@ class Statistics(Observer):
             self._count_clients(len(self._fresh_questions))
             names = [(kind, now_us // step_us) for kind, (step_us, _) in STEPS.items()]
             # Copies: a call that is writing sees that there is more to write.
-            self._current = {name: dict(_without_rare(self._current.get(name, {}))) for name in names}
+            self._current = {name: Series(self._current.get(name, Series()).without_rare()) for name in names}
             for (kind, _), series in self._current.items():
                 for name, traffic in (self._fresh_clients if kind == CLIENTS else self._fresh).items():
-                    _found(series, name).add(traffic)
+                    series.of(name).add(traffic)
             self._unwritten |= self._current
-            self._fresh, self._fresh_clients = {}, {}
+            self._fresh, self._fresh_clients = Series(), Series()
 
     async def _write(self) -> None:
         """Write the rows that have changed."""
         for (kind, number), series in list(self._unwritten.items()):
             step_us, kept = STEPS[kind]
-            await self._limiter.keep_row(kind, number, _packed(kind, series), (kept + 1) * step_us)
+            row = (series.busiest(TOP_CLIENTS) if kind == CLIENTS else series).packed()
+            await self._limiter.keep_row(kind, number, row, (kept + 1) * step_us)
             if self._unwritten.get((kind, number)) is series:  # else more was counted during the write
                 del self._unwritten[kind, number]
             await _pause()
@@ -471,14 +319,14 @@ class Statistics(Observer):
         """Write who this worker is and when it wrote; and its latest events, if there are new ones."""
         host, pid = socket.gethostname(), os.getpid()
         if self._has_events:
-            events = [_entry_of(event) for event in (*self._events, *self._refusals)]
+            events = [entry_of(event) for event in (*self._events, *self._refusals)]
             self._has_events = False
             try:
-                await self._limiter.keep_row(EVENTS, 0, _encoded([host, pid, events]), KEPT_US)
+                await self._limiter.keep_row(EVENTS, 0, encoded([host, pid, events]), KEPT_US)
             except BaseException:
                 self._has_events = True
                 raise
-        await self._limiter.keep_row(WORKERS, 0, _encoded([host, pid, now_us]), int(kept_s * 1_000_000))
+        await self._limiter.keep_row(WORKERS, 0, encoded([host, pid, now_us]), int(kept_s * 1_000_000))
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -501,13 +349,13 @@ class Statistics(Observer):
         first = max(last - count + 1, 0)
         stats = Stats(step_us, first * step_us, Traffic(), {}, {}, [Traffic() for _ in range(count)], [])
         for number, _, row in await self._limiter.rows(kind, first, last):
-            for name, traffic in _unpacked(row):
+            for name, traffic in Series.unpacked(row):
                 if (rule is None or rule in name[0]) and (route is None or route == name[1]):
-                    _include(stats, number - first, name, traffic)
+                    stats.add(number - first, name, traffic)
             await _pause()
         now_us = await self._limiter.now_us()
         for _, identity, row in await self._limiter.rows(WORKERS):
-            host, pid, at_us = _decoded(row)
+            host, pid, at_us = decoded(row)
             stats.workers.append(Worker(_name_of(host, pid, identity), host, pid, max(now_us - at_us, 0) / 1_000_000))
         stats.workers.sort()
         return stats
@@ -526,13 +374,15 @@ class Statistics(Observer):
         await self.publish()
         step_us, kept = STEPS[CLIENTS]
         last = await self._limiter.now_us() // step_us
-        clients: Series = {}
+        clients = Series()
         for _, _, row in await self._limiter.rows(CLIENTS, max(last - kept + 1, 0), last):
-            for name, traffic in _unpacked(row):
-                _found(clients, name).add(traffic)
+            for name, traffic in Series.unpacked(row):
+                clients.of(name).add(traffic)
             await _pause()
-        busiest = nlargest(limit, clients.items(), key=_requests)
-        return [ClientTraffic(key, one.passed + one.refused, one.refused, one.banned) for ((key,), _), one in busiest]
+        return [
+            ClientTraffic(key, one.passed + one.refused, one.refused, one.banned)
+            for ((key,), _), one in clients.busiest(limit).items()
+        ]
 
     async def events(self, limit: int = 100) -> list[LoggedEvent]:
         """Return the latest events of all workers, the newest first; refusals are among them.
@@ -548,7 +398,7 @@ class Statistics(Observer):
         await self.publish()
         found: list[LoggedEvent] = []
         for _, identity, row in await self._limiter.rows(EVENTS):
-            host, pid, events = _decoded(row)
+            host, pid, events = decoded(row)
             found += [LoggedEvent._make((*event, _name_of(host, pid, identity))) for event in events]
             found = nlargest(limit, found, key=lambda event: event.time_us)
             await _pause()
@@ -589,22 +439,6 @@ async def _pause() -> None:
         await checkpoint()
 
 
-def _found(series: Series, name: SeriesName) -> Traffic:
-    """Return the counts of a name, which are added if they are missing."""
-    return series.get(name) or series.setdefault(name, Traffic())
-
-
-def _requests(entry: tuple[SeriesName, Traffic]) -> int:
-    return entry[1].passed + entry[1].refused
-
-
-def _without_rare(series: Series) -> Series:
-    """Return the series without those of the fewest requests if there are too many, which only clients can be."""
-    if len(series) <= MAX_CLIENTS:
-        return series
-    return dict(sorted(series.items(), key=_requests, reverse=True)[: MAX_CLIENTS // 2])  # half the time of `nlargest`
-
-
 def _steps_of(window: str | timedelta) -> tuple[str, int, int]:
     """Return the kind of the slices of a window, their length in microseconds, and their number."""
     window_us = parse_duration_us(window, "window")
@@ -614,57 +448,3 @@ def _steps_of(window: str | timedelta) -> tuple[str, int, int]:
     raise ConfigurationError(
         f'window: {quoted(window)} is longer than the stats kept; expected at most 24h, for example "6h"'
     )
-
-
-def _include(stats: Stats, step: int, name: SeriesName, traffic: Traffic) -> None:
-    """Add a series of one step to the sums."""
-    rules, route = name
-    sums = [stats.total, stats.steps[step], *(stats.rules.setdefault(rule, Traffic()) for rule in rules)]
-    if route:
-        sums.append(stats.routes.setdefault(route, Traffic()))
-    for one in sums:
-        one.add(traffic)
-
-
-def _entry_of(event: Event | Outcome) -> Entry:
-    """Return an event, or the refusal of a request, with its texts cut, and the message escaped."""
-    if isinstance(event, Event):
-        return _entry(event.kind, event.message, event.time_us, event.details)
-    decision = next((one for one in reversed(event.decisions) if not one.allowed), None)
-    state, ban, by = (decision.binding, decision.ban, decision.by) if decision is not None else (None, None, "")
-    key = state.key if state is not None else ban.key if ban is not None else ""
-    rule = ", ".join(event.rules)
-    source = f" under {rule!r}" if rule else f" by {by}" if by else ""
-    message = f"{key or 'a client'} was refused: {event.reason}{source}"
-    details = {"key": key, "rule": rule, "by": by, "reason": event.reason, "route": event.route, "status": event.status}
-    return _entry("refused", message, event.began_us + event.duration_us, details)
-
-
-def _entry(kind: str, message: str, time_us: int, details: Mapping[str, object]) -> Entry:
-    texts = {name: written(value, str)[:MAX_DETAIL] for name, value in islice(details.items(), MAX_DETAILS)}
-    return kind, escaped(message, MAX_MESSAGE), time_us, texts
-
-
-def _packed(kind: str, series: Series) -> bytes:
-    """Return the row of a slice; of clients, only the busiest."""
-    chosen = nlargest(TOP_CLIENTS, series.items(), key=_requests) if kind == CLIENTS else series.items()
-    lines: list[Any] = []
-    for name, one in chosen:
-        counts = one.passed, one.refused, one.banned, one.blocked, one.shadow_refused, one.exceptions, one.cancelled
-        lines.append((*name, counts, one.times.sum_us, one.times.min_us, list(one.times.buckets.items())))
-    return _encoded(lines)
-
-
-def _unpacked(row: bytes) -> Iterator[tuple[SeriesName, Traffic]]:
-    for rules, route, counts, sum_us, min_us, buckets in _decoded(row):
-        traffic = Traffic(*counts)
-        traffic.times = ResponseTimes(sum_us, min_us, dict(buckets))
-        yield (tuple(rules), route), traffic
-
-
-def _encoded(value: object) -> bytes:
-    return zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 1)
-
-
-def _decoded(row: bytes) -> Any:
-    return json.loads(zlib.decompress(row))
