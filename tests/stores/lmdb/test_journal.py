@@ -21,8 +21,10 @@ from hypothesis import given, settings
 from slidegate import BanPolicy, ConfigurationError, Quota, parse_limits
 from slidegate.core import Bucket, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore, environment, journal, kept_rows, layout, opening
+from slidegate.stores.lmdb.ban_rows import ban_of
 from slidegate.stores.lmdb.journal import JOURNAL, Journal
 from slidegate.stores.lmdb.layout import LAYOUT, boot_id, boot_us
+from slidegate.stores.lmdb.transaction import Transaction
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract.ban_player import HAND, BanPlayer
@@ -322,6 +324,14 @@ class Failing:
         raise self.error("as a fault")
 
 
+def is_index_exact(transaction: Transaction) -> bool:
+    """Return whether each ban with an end, and each level, is in the index once."""
+    txn, dbs = transaction.rows.txn, transaction.rows.dbs
+    bans, levels, ends = [txn.stat(database)["entries"] for database in (dbs.bans, dbs.levels, dbs.ban_ends)]
+    for_ever = sum(ban_of(packed).until_us is None for _, packed in txn.cursor(dbs.bans))
+    return bool(ends == bans - for_ever + levels)
+
+
 class Restarts(BanPlayer):
     """Plays bans and a quota to a machine that restarts, whose disk fails and whose journal is torn or written anew."""
 
@@ -355,6 +365,7 @@ class Restarts(BanPlayer):
             case 7:
                 await self._fail(lambda: self.store.charge(((PLAN, key, 1),)))
         await super()._move()
+        assert await settle(self.store._batcher.read(is_index_exact)), "or a tool that bans again and again fills it"
 
     async def _fail(self, change: Callable[[], Any]) -> None:
         """Try a change which cannot be committed, or whose lines cannot be written, or not whole."""

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 from ...core.bans.ban import Ban
 from ...core.bans.networks import BannedNetworks
 from ...core.bans.strikes import Level
-from .layout import BETWEEN, NETWORKS, Rows, row_of
+from .layout import BETWEEN, DUE, NETWORKS, Rows, row_of
 
 _VERSION_BYTES: Final = 8
 BANS: Final = "bans"
@@ -53,17 +53,14 @@ class LmdbBanRows:
         """See `BanRows`."""
         if ban.network() is not None:
             self._keep_networks(self.networks().with_ban(ban, self._rows.unix_us()))
-        row = _row_of_ban(ban)
-        self._txn.put(row, json.dumps(ban, separators=(",", ":")).encode(), db=self._dbs.bans)
-        if ban.until_us is not None:
-            self._rows.recheck_at(self._dbs.ban_ends, ban.until_us, row, BANS)
+        self._write(BANS, _row_of_ban(ban), ban)
         self._rows.noted.append(("ban", {"key": ban.key}))
 
     def remove_ban(self, ban: Ban) -> None:
         """See `BanRows`."""
         if ban.network() is not None:
             self._keep_networks(self.networks().without(ban.key))
-        self._txn.delete(_row_of_ban(ban), b"", self._dbs.bans)
+        self._write(BANS, _row_of_ban(ban), None)
         self._rows.noted.append(("ban", {"key": ban.key}))
 
     def ban_count(self) -> int:
@@ -87,17 +84,14 @@ class LmdbBanRows:
 
     def put_level(self, policy: str, key: str, level: Level) -> None:
         """See `BanRows`."""
-        row = row_of(key, policy.encode())
-        if not self._txn.get(row, None, self._dbs.levels):
-            self._rows.recheck_at(self._dbs.ban_ends, level.over_us, row, LEVELS)
-        self._txn.put(row, json.dumps(level, separators=(",", ":")).encode(), db=self._dbs.levels)
+        self._write(LEVELS, row_of(key, policy.encode()), level)
         self._rows.noted.append(("level", {"policy": policy, "key": key}))
 
     def remove_levels(self, key: str) -> list[Level]:
         """See `BanRows`."""
         rows = self._rows.starting_with(row_of(key), self._dbs.levels)
         for row, _ in rows:
-            self._txn.delete(row, b"", self._dbs.levels)
+            self._write(LEVELS, row, None)
             self._rows.noted.append(("level", {"policy": row.rpartition(BETWEEN)[2].decode(), "key": key}))
         return [level_of(packed) for _, packed in rows]
 
@@ -108,6 +102,20 @@ class LmdbBanRows:
     def remove_expired(self, now_us: int, max_count: int) -> bool:
         """See `BanRows`."""
         return self._rows.check_due(self._dbs.ban_ends, now_us, max_count, _due_us)
+
+    def _write(self, kind: str, row: bytes, new: Ban | Level | None) -> None:
+        """Replace or delete a row and its end, which else would stay in the file until then."""
+        database, index = getattr(self._dbs, kind), self._dbs.ban_ends
+        old = self._txn.get(row, None, database)
+        if old is not None and (due_us := _due_us(kind, row, old)) is not None:
+            self._txn.delete(DUE.pack(due_us) + row, b"", index)
+        if new is None:
+            self._txn.delete(row, b"", database)
+            return
+        packed = json.dumps(new, separators=(",", ":")).encode()
+        self._txn.put(row, packed, db=database)
+        if (due_us := _due_us(kind, row, packed)) is not None:
+            self._rows.recheck_at(index, due_us, row, kind)
 
     def _keep_networks(self, networks: BannedNetworks) -> None:
         version = os.urandom(_VERSION_BYTES)
