@@ -181,14 +181,14 @@ def network_place(key: str) -> tuple[int, int, bytes] | None:
     return version, prefix, (first >> (BITS[version] - prefix)).to_bytes(16, "big")
 
 
-def clean_reason(reason: object) -> str:
-    """Return a reason without blanks around it, escaped as in Python and cut to 256 printable characters.
+def clean_reason(reason: object, name: str = "reason") -> str:
+    """Return a reason or an author without blanks around it, escaped as in Python and cut to 256 printable characters.
 
     Raises:
         ConfigurationError: It is not text.
     """
     if not isinstance(reason, str):
-        raise ConfigurationError(f'reason: expected text, for example "scanner", not {quoted(reason)}')
+        raise ConfigurationError(f'{name}: expected text, for example "scanner", not {quoted(reason)}')
     return escaped(reason.strip(), MAX_REASON)
 
 

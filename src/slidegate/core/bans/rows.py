@@ -57,7 +57,7 @@ def _ban(row: Row) -> Ban:
     return Ban(
         _key(row["key"]),
         clean_reason(row["reason"]),
-        clean_reason(row["by"]),
+        clean_reason(row["by"], "by"),
         min(_whole(row, "level", 0), _MAX_LEVEL),
         _whole(row, "since_us"),
         None if row["until_us"] is None else _whole(row, "until_us"),
