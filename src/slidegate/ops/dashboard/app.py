@@ -117,8 +117,8 @@ class Dashboard:
             )
         if path.startswith("/api/"):
             return await self._call(request, path.removeprefix("/api/"), user)
-        if not path:
-            return RedirectResponse(f"{request.scope.get('root_path', '')}/")
+        if not path:  # relative links lead to nowhere from there; it may be at another path for the browser
+            return RedirectResponse(f"./{_raw_path(request.scope).rpartition('/')[2]}/")
         if request.method == "POST":
             form = dict(parse_qsl((await read_body(request, _FORM)).decode(errors="replace"), keep_blank_values=True))
             if not self._changes and form.get("do") != "find":
@@ -213,7 +213,15 @@ def static_files() -> dict[str, tuple[bytes, str]]:
 def path_below(scope: Scope) -> str:
     """Return the path of a request below the mount: ``""`` for the mount itself."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    if not _raw_path(scope).endswith("/"):
+        path = path.removesuffix("/")  # which Litestar has added
     return path[len(root) :] if path == root or path.startswith(f"{root}/") else path
+
+
+def _raw_path(scope: Scope) -> str:
+    """Return the path of a request as the client has sent it, if the server tells, without a query."""
+    raw = scope.get("raw_path") or str(scope["path"]).encode(errors="replace")
+    return bytes(raw).partition(b"?")[0].decode(errors="replace")
 
 
 def _checked_token(token: object) -> str:
