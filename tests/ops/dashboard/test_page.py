@@ -24,7 +24,7 @@ from slidegate.ops.dashboard import charts
 from slidegate.ops.dashboard.page import rate
 from slidegate.ops.statistics import Statistics
 
-from ...asgi import call, page
+from ...asgi import call, hello, page, statuses
 from .site import TOKEN, VIEWS, Page, Site, basic
 
 
@@ -109,11 +109,17 @@ async def test_dashboard_without_a_middleware_shows_empty_views(site: Site) -> N
 
 async def test_limits_of_one_name_and_bans_of_one_key_are_rows_of_their_own(site: Site) -> None:
     _inner = RateLimitMiddleware(page, limiter=site.limiter, rules=[Rule("*", "9/hour", name="all")])
+    _tried = RateLimitMiddleware(
+        page, limiter=site.limiter, rules=[Rule("*", "9/hour", name="all", shadow=True)], name="tried"
+    )
     bans = [Ban("203.0.113.0/24", "", by, level, 0, None) for level, by in enumerate(("ann", "abuse"))]
     await site.limiter.import_bans(map(json.dumps, to_rows(bans)))
     rows = {view: (await site.page(view)).names("tr", "data-key") for view in ("bans", "configuration")}
-    assert len([key for key in rows["bans"] if key.startswith("203.0.113.0/24")]) == 2
-    assert len([key for key in rows["configuration"] if key.startswith("all")]) == 2
+    assert len({key for key in rows["bans"] if key.startswith("203.0.113.0/24")}) == 2
+    assert len({key for key in rows["configuration"] if key.startswith("all")}) == 3
+    twins = [RateLimitMiddleware(hello, limiter=site.limiter, limits="9/hour") for _ in range(2)]
+    assert [await statuses(twin, 1, client=("192.0.2.9", 1)) for twin in twins] == [[200], [200]]
+    assert (await site.page("clients?key=192.0.2.9")).names("section", "data-key") == ["192.0.2.9"]  # no window's
 
 
 # -- charts are well-formed, stay inside their place, and show the numbers that they are made of -----------------------
