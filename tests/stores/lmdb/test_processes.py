@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from slidegate import ConfigurationError, Limiter, StoreError, parse_limits
+from slidegate import ConfigurationError, Limiter, Quota, StoreError, parse_limits
 from slidegate.core import Bucket, Reason
 from slidegate.stores.lmdb import LmdbStore, environment, journal, opening
 from slidegate.testing import RecordingObserver
@@ -147,7 +147,8 @@ def fill_a_disk(path: str) -> None:
     store = LmdbStore(os.path.join(path, "lmdb"), max_keys=10**6)
     ballast.write_bytes(bytes(3 << 20))
     limiter = Limiter(store, on_error="deny", observers=[observer], deadline="60s").sync
-    passed = 0
+    passed, quota = 0, Quota("60/year")  # each unit has a line
+    limiter.hit("plan", quota)
     for turn in range(20):
         passed += sum(limiter.hit(f"known:{key:>050}", "15/hour").allowed for key in range(60))
         for number in range(1_500):
@@ -156,10 +157,12 @@ def fill_a_disk(path: str) -> None:
     with suppress(OSError), ballast.open("ab", 0) as file:
         while True:
             file.write(bytes(4_096))
+    assert {limiter.hit("plan", quota).reason for _ in range(59)} == {Reason.OK, Reason.UNAVAILABLE}
     with pytest.raises(StoreError):  # what the journal cannot keep is not acknowledged
-        limiter.ban("user:eve", "1h")
+        limiter.ban("user:eve", "1h", reason="x" * 256)
+    assert "store_failed" not in observer.kinds, "all others are answered"
     assert store._env.counts.stuck == "No space left on device"
-    assert {"keys_shared", "map_full"} <= {*observer.kinds}
+    assert {"map_full", "store_error"} == {*observer.kinds}
     ballast.unlink()
     until_s = time.monotonic() + 30
     while store._env.counts.fullness and time.monotonic() < until_s:

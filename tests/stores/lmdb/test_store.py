@@ -180,6 +180,7 @@ async def test_in_a_full_file_keys_that_are_known_keep_their_limits(opened: Open
     assert {*known.values()} == {15}
     assert reasons.total() - reasons[Reason.UNAVAILABLE] > 1_000
     assert "map_full" in observer.kinds
+    assert "keys_shared" not in observer.kinds, "which would ask for a larger max_keys"
     ban = await limiter.ban("known:0", "1h")
     assert ban in [other async for other in limiter.bans()]
 

@@ -28,8 +28,9 @@ DOUBTFUL: Final = frozenset(["overlay", "aufs", "ecryptfs", "btrfs", "zfs", "bca
 """In these and in FUSE, only processes that share a mount may see each other's files, or changed blocks are written to
 new places, so that space that was taken ahead does not help when the disk is full."""
 
+DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REMEDIES: Final = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space, or "),
+    **dict.fromkeys(DISK_FULL, "free some space, or "),
     errno.EROFS: "mount its file system for writing, or ",
 }
 _MOUNTS: Final = Path("/proc/self/mountinfo")

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import lmdb
 
-from ...core.errors import ConfigurationError, StoreUnavailable, quoted
+from ...core.errors import Concerns, ConfigurationError, StoreUnavailable, quoted
 from ...core.store import Clock, Event
 from ..forks import InChild, begin_anew_if_forked
-from .checking import check_directory, check_file_system, check_files, unusable
+from .checking import DISK_FULL, check_directory, check_file_system, check_files, unusable
 from .counts import Counts
 from .gate import Gate
 from .journal import Journal, Noted, in_background
@@ -165,7 +165,10 @@ class Environment:
             return StoreUnavailable(f"lmdb: {self.path} is open for reading only")
         if isinstance(error, lmdb.Error) and not isinstance(error, _NO_ROOM):
             self._trouble = error
-        return StoreUnavailable(f"lmdb: {self.path}{' is damaged' if isinstance(error, DAMAGE) else ''}: {error}")
+        # A line of the journal has no room, and whatever needs none goes on.
+        concerns: Concerns = "key" if isinstance(error, OSError) and error.errno in DISK_FULL else "server"
+        damaged = " is damaged" if isinstance(error, DAMAGE) else ""
+        return StoreUnavailable(f"lmdb: {self.path}{damaged}: {error}", concerns=concerns)
 
     # -- the gate ----------------------------------------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ class Transactions:
         """Record the results of a committed transaction, and emit its events."""
         now_us, windows = transaction.rows.now_us, transaction.windows
         self.env.pending_events.extend(transaction.events)
-        if windows.shares and self.throttle.left_out("keys_shared", now_us) is not None:
+        if windows.shares and not windows.fullness and self.throttle.left_out("keys_shared", now_us) is not None:
             self.env.pending_events.append(keys_shared(self.store.max_keys))
         self.tell()
         if windows.fullness:
