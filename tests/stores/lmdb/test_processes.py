@@ -138,7 +138,7 @@ def mounted(mount: str) -> tuple[str, ...]:
 def test_on_a_full_disk_known_keys_keep_their_limits_and_nobody_is_killed(path: Path) -> None:
     path.mkdir()
     code = f"from {__name__} import fill_a_disk; fill_a_disk(path)"
-    python(code, path, before=mounted(f"mount -t tmpfs -o size={12 << 20} none {shlex.quote(str(path))}"))
+    python(code, path, before=mounted(f"mount -t tmpfs -o size={25 << 19} none {shlex.quote(str(path))}"))
 
 
 def fill_a_disk(path: str) -> None:
