@@ -37,7 +37,7 @@ CODES: Final = ("SG102", "SG103", "SG109", "SG110", "SG123", "SG126", "SG131", "
 """Every code, in the order of the page of findings."""
 REQUESTS_CHECKED: Final = 1_000
 """The number of requests that are checked."""
-_PROXY_HEADERS: Final = frozenset({b"x-forwarded-for", b"forwarded"})
+_PROXY_HEADERS: Final = (b"x-forwarded-for", b"forwarded")
 _WORKERS: Final = "WEB_CONCURRENCY"
 """The environment variable from which several servers read how many processes they start."""
 _DIGITS: Final = re.compile(rb"[0-9]+")
@@ -193,7 +193,8 @@ def about_request(middleware: RateLimitMiddleware, scope: Scope) -> Iterator[Fin
         )
     # A server that reads the header itself has replaced the peer by the address from it.
     own = (host or "").encode(errors="replace")
-    fields = [name for name, value in scope["headers"] if name in _PROXY_HEADERS and not (own and own in value)]
+    read = (*_PROXY_HEADERS, client.header)
+    fields = [name for name, value in scope["headers"] if name in read and not (own and own in value)]
     if fields and not client.trusted:
         yield Finding(
             "SG102",
