@@ -20,6 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..core.arguments import check_takes
 from ..core.concurrency import Concurrency
 from ..core.decision import Decision, Reason, ceil_s
+from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.logs import escaped
 from ..core.memo import remember
@@ -220,6 +221,9 @@ class Refusals:
         try:
             made = on_refused(request_of(exchange.scope), shown)
             response = await made if isawaitable(made) else made
+            if response is not None and not callable(response):
+                expected = 'a Response such as JSONResponse({"error": "slow down"}, 429), or None'
+                raise ConfigurationError(f"expected {expected}, not {quoted(response)}", "on_refused")
             if response is not None:
                 await response(exchange.scope, receive, send or exchange.send)
         except Exception as error:
