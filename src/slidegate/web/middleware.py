@@ -254,8 +254,9 @@ class RateLimitMiddleware(FailsAtStartup):
             exchange.own = (decision,)
             decided.append((self, decision))
             if not decision.allowed:
-                answer = await self.refusals.count(exchange, scope, decision)
-                await self.refusals.send(decision, answer, exchange, exchange.receive)
+                if decided.left_with is None:
+                    answer = await self.refusals.count(exchange, scope, decision)
+                    await self.refusals.send(decision, answer, exchange, exchange.receive)
             else:
                 if plan.is_websocket and decision.reason not in UNCOUNTED:
                     GuardedWebSocket(exchange, self._messages)

@@ -263,6 +263,7 @@ class Environment:
 
     def _open_file(self) -> None:
         if self._opened is None:
+            check_files(self.path)  # LMDB would read a FIFO for ever, and keep all threads from running
             self.counts = open_file(self.path, self._gate, self.journal, self.options, self.pending_events.append)
             self._opened = self.counts
 
