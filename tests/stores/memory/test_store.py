@@ -132,8 +132,10 @@ def test_a_permit_that_was_taken_in_a_shared_cell_is_free_when_it_is_handed_back
         store.hit(())
     assert not store.hit(((limited, "bob", 1),)), "the permit counts as long as it is held"
     assert store.refund(bob.begin_refund())
-    assert store.hit(((limited, "bob", 1),))
+    last = store.hit(((limited, "bob", 1),))
     assert (store.permits_held(), store.key_count()) == (1, 1)
+    assert store.release(last), "it has a window of its own"
+    assert store.permits_held() == 0
 
 
 @pytest.mark.parametrize("order", ["5/second; 1000/hour", "1000/hour; 5/second"])
