@@ -233,7 +233,7 @@ def test_a_request_is_sent_again_after_a_pause(scene: MakeScene, texts: Callable
         while 200 not in statuses:
             statuses += await made.statuses()
         gaps = " ".join(f"{gap:g}" for gap in made.server.gaps_s)
-        told = [f", {kind}" for kind in made.observer.kinds if kind.startswith("pause_")]
+        told = [f"\n{event.kind}: {event.message}" for event in made.observer.events if "pause_" in event.kind]
         return f"{' '.join(map(str, statuses))} with gaps of {gaps} s{''.join(told)}"
 
     names = {"played": played, "WAIT_7": {"Retry-After": "7"}, "GITHUB": GITHUB_STATUSES}
@@ -291,11 +291,21 @@ async def test_a_short_pause_does_not_end_a_longer_one_or_the_ban_of_an_operator
     assert ban is not None
     assert ban.left_us(made.clock.now_us) == 60_000_000
     made = scene((429, {"Retry-After": "60"}), retries=0)
+    made.server.delay_s, under_way = 1, list[asyncio.Task[Any]]()
+    for later_s in (0, 0.06, 0.05):
+        await asyncio.sleep(later_s)
+        under_way.append(asyncio.create_task(made.get()))
+    await asyncio.gather(*under_way)
+    ban = await made.limiter.banned(KEY)
+    assert ban is not None
+    assert ban.left_us(made.clock.now_us) == 60_000_000, "the third answer is a tenth of a second after the first"
+    assert made.observer.kinds == ["banned"] * 2
+    made = scene((429, {"Retry-After": "60"}), retries=0)
     made.server.delay_s = 1
-    under_way = asyncio.create_task(made.get())
+    overtaken = asyncio.create_task(made.get())
     await asyncio.sleep(0.5)
     await made.limiter.ban(KEY, "permanent", by="alice")
-    await under_way
+    await overtaken
     with pytest.raises(TurnTimeout) as caught:
         await made.get()
     assert caught.value.retry_after_us is None

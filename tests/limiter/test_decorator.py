@@ -259,6 +259,7 @@ class Line(RuleBasedStateMachine):
         self.is_fair = is_fair
         self.line: list[Waiting] = []
         self.inside: list[Waiting] = []
+        self.removed: list[Waiting] = []
         self.failures: list[BaseException] = []
 
     async def _begin(self, units: int, permits: int) -> None:
@@ -352,6 +353,7 @@ class Line(RuleBasedStateMachine):
             for other in gone:
                 other.is_refused_for_others = True
                 self.line.remove(other)
+            self.removed += gone
             if not gone:
                 one.is_refused_for_others = True
                 return
@@ -460,6 +462,7 @@ class Line(RuleBasedStateMachine):
             raise self.failures[0]
         assert self.queues.waiting == len(self.line) <= WAIT_MAX
         assert self.store.permits_held() == len(self.inside)
+        assert all(one.task.done() for one in self.removed), "who makes room is refused at once"
         # Who has left is skipped at its turn: until then, nobody behind it asks.
         if not any(one.is_gone for one in self.line) and self.line:
             assert not self.store.peek(self.checks(self.first().cost)).allowed, "there is room, and somebody waits"

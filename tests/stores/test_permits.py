@@ -17,6 +17,7 @@ from trio.testing import MockClock
 
 from slidegate import Decision, Limiter, Quota, StoreError, parse_limits
 from slidegate.core import Bucket, Concurrency, Reason, StoreUnavailable
+from slidegate.stores import leases
 from slidegate.stores.leases import HeldPermits
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis.batch import MAX_IN_CALL
@@ -185,28 +186,37 @@ async def test_calls_that_are_in_flight_together_lose_no_permit(crew: Workers, r
     assert [decision.allowed for decision in held] == [True] * 7 + [False]
 
 
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The options of a store with a lease that is shorter than allowed, because it passes in real time."""
+    monkeypatch.setattr(leases, "_MIN_US", 1)
+    return {"permit_lease": "100ms"}
+
+
 async def assert_refused_over_a_lease(workers: Workers, other: Any) -> None:
     """Leases are renewed by the event loop's time. The clock moves no faster, and waits for the store's answers."""
     for _ in range(30):
-        await asyncio.sleep(0.05)
-        workers.clock.advance(us=50_000)
+        await asyncio.sleep(0.005)
+        workers.clock.advance(us=5_000)
         assert not await take(other)
 
 
 @pytest.mark.parametrize("way", ["hit", "charge"])
-async def test_a_lease_is_renewed_without_being_asked(way: str, crew: Workers) -> None:
-    holds, other = (crew.hire(permit_lease="1s") for _ in range(2))
+async def test_a_lease_is_renewed_without_being_asked(way: str, crew: Workers, short: dict[str, str]) -> None:
+    holds, other = (crew.hire(**short) for _ in range(2))
     held = [await settle(getattr(holds, way)(((TWO, "ann", 1),))) for _ in range(2)]
     await assert_refused_over_a_lease(crew, other)
     assert await leave(holds, *held) == [True, True]
 
 
-async def test_the_lease_of_who_waited_longer_than_to_its_renewal_is_renewed(in_file: Workers) -> None:
-    holds, other = (in_file.hire(permit_lease="1s") for _ in range(2))
+async def test_the_lease_of_who_waited_longer_than_to_its_renewal_is_renewed(
+    in_file: Workers, short: dict[str, str]
+) -> None:
+    holds, other = (in_file.hire(**short) for _ in range(2))
     holds.keep_deadline(PLENTY_S)
     with gate_held(holds):
         taking = [asyncio.ensure_future(take(holds)) for _ in range(2)]
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.05)
     held = [await one for one in taking]
     await assert_refused_over_a_lease(in_file, other)
     assert await leave(holds, *held) == [True, True]

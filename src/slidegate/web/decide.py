@@ -256,11 +256,11 @@ class Decider:
     ) -> Decision:
         """Wait in the queue of a rule and key; a request that joins one without having asked was not refused.
 
-        If the client leaves meanwhile, nothing stays charged, and nobody is answered.
+        If the client leaves meanwhile, nothing stays charged, and the refusal is sent but not told of.
         """
         channel = _peeked(exchange)
         channel.begin()
-        left = Decision(False, Reason.LIMITED, by=rule.label) if refused is None else refused
+        left = Decision(False, Reason.LIMITED, by=rule.label, status=429) if refused is None else refused
         try:
             decision = await self._engine.queues.wait(
                 name,
@@ -277,8 +277,10 @@ class Decider:
                 exchange.record(left)
             raise
         if channel.is_gone():
-            exchange.send_on, exchange.decided.left_with = _send_nobody, exchange.status
+            exchange.decided.left_with = exchange.status
             exchange.is_refused = True  # so that nobody is told of the refusal of one that has left
+            if exchange.scope["type"] == "websocket":  # Starlette's BaseHTTPMiddleware fails without an answer
+                exchange.send_on = _send_nobody
             await self._engine.refund(decision.begin_refund())
             return left
         if not isinstance(decision.checks, Question):  # what a refusal of another request says about this one

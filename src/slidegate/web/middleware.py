@@ -254,9 +254,8 @@ class RateLimitMiddleware(FailsAtStartup):
             exchange.own = (decision,)
             decided.append((self, decision))
             if not decision.allowed:
-                if decided.left_with is None:
-                    answer = await self.refusals.count(exchange, scope, decision)
-                    await self.refusals.send(decision, answer, exchange, exchange.receive)
+                answer = await self.refusals.count(exchange, scope, decision)
+                await self.refusals.send(decision, answer, exchange, exchange.receive)
             else:
                 if plan.is_websocket and decision.reason not in UNCOUNTED:
                     GuardedWebSocket(exchange, self._messages)

@@ -212,6 +212,8 @@ class Refusals:
         self, decision: Decision, answer: Answer, exchange: Exchange, receive: Receive, send: Send | None
     ) -> bool:
         """Send the answer of `on_refused`; return False if there is none, or it failed before anything was sent."""
+        if exchange.decided.left_with is not None:
+            return False
         on_refused: Any = self._on_refused
         shown = copy(decision)  # lists and rules give one object to all whom they refuse
         shown.status = answer.status

@@ -108,4 +108,4 @@ async def _compare_secrets(limiter: Limiter) -> None:
             "another key; set SLIDEGATE_SECRET to that of the application, or pass the key as the dashboard shows it"
         )
     if not workers:
-        note("no worker runs on this store, so it was not checked that the application has the same secret")
+        note("no worker on this store had a request within 30 s, so its secret was not compared with this one")

@@ -155,9 +155,11 @@ def line_parser(*, regex: str | None = None, preset: Preset | None = None) -> Ca
         preset: One of `PRESETS`: reads JSON with the fields of this server.
 
     Raises:
-        ConfigurationError: The regular expression is invalid, or a required group is missing.
+        ConfigurationError: The regular expression is invalid, or a required group is missing; or both are given.
     """
     if preset is not None:
+        if regex is not None:
+            raise ConfigurationError(f"cannot be combined with preset {preset!r}; give one of them", "regex")
         return partial(_parse_json, fields=_FIELDS[preset])
     if regex is None:
         return parse_line
