@@ -32,6 +32,7 @@ Condition: TypeAlias = Callable[[Any], object] | KeyCondition
 built from a key such as `network`."""
 
 DEFAULT_WAIT_MAX: Final = 16
+DEFAULT_FALLBACK: Final = "60/minute"
 MAX_LABEL: Final = 64
 """The maximum length of the label of an unnamed rule."""
 
@@ -49,6 +50,7 @@ NEEDS: Final = (
     ("status", "block", "block=True"),
     ("fair", "concurrency", "concurrency=15"),
     ("fair", "wait", 'wait="30s"'),
+    ("wait_max", "wait", 'wait="200ms"'),
     *((option, "limits", 'limits such as "60/minute"') for option in _OF_LIMITS),
 )
 """Options that require another option, and an example of it."""
@@ -114,7 +116,7 @@ class Rule:
         path: str | Iterable[str],
         limits: Limits | LimitsFunction | None = None,
         *,
-        fallback_limits: Limits = "60/minute",
+        fallback_limits: Limits = DEFAULT_FALLBACK,
         when: Condition | None = None,
         concurrency: int | str | None = None,
         methods: Iterable[str] | None = None,
@@ -149,6 +151,7 @@ class Rule:
         options: dict[str, object] = {**flags, "limits": limits, "concurrency": concurrency, "key": key, "unit": unit}
         options |= {"cost": None if cost == 1 else cost, "cost_max": cost_max, "count_if": count_if, "wait": wait}
         options |= {"status": status, "on_error": on_error, "fair": fair}
+        options["wait_max"] = None if wait_max == DEFAULT_WAIT_MAX else wait_max
         self._check_together({option for option, value in options.items() if value is not None and value is not False})
         self.exempt = exempt
         self.final = final or exempt
@@ -157,6 +160,8 @@ class Rule:
         self.concurrency = None if concurrency is None else Concurrency(concurrency)
         self.limits_function = check_takes("limits", limits, "request") if callable(limits) else None
         fallback = parse_limits(fallback_limits)
+        if fallback_limits != DEFAULT_FALLBACK and not callable(limits):
+            raise ConfigurationError("requires a function as limits; add one, or remove it", "fallback_limits")
         self.limits = fallback if callable(limits) else () if limits is None else parse_limits(limits)
         self.key = self._checked_key(key)
         self._read_cost(cost, cost_max)
