@@ -67,7 +67,7 @@ def read_whole(path: str, max_bytes: int, option: str = "") -> bytes:
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise ValueError("it changes while it is read; write another file and rename it into place")
         if not content:  # most probably it is still being written
-            raise ValueError("it has zero bytes; if it is to contain nothing, write a comment such as: # empty")
+            raise ValueError("it has zero bytes; a list that is to contain nothing needs a comment, such as: # empty")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or one of these
         reason = getattr(error, "strerror", None) or error
         raise ConfigurationError(f"cannot read {path}: {reason}", option) from error
