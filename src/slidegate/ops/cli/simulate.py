@@ -76,6 +76,8 @@ def simulate(
         replay = Replay.of(limits=limit)
     if replay.unwaited:
         note(f"waits and permits cannot be replayed and are ignored: {', '.join(replay.unwaited)}")
+    if replay.keyed:
+        note(f"where the log lacks what a rule counts by, the application counts otherwise: {', '.join(replay.keyed)}")
     if rules is not None and replay.middlewares[0].default_rule is not None:
         note("a file contains no routes, so default_limits count all requests of a client together; pass --app")
     simulated = Simulated(replay)

@@ -22,6 +22,8 @@ from .logs import AccessRecord
 
 MAX_KEYS: Final = 2_000_000
 """The most windows, and the most bans, that a replay keeps."""
+_SENT: Final = ("header:", "cookie:", "user", "mcp_tool", "function")
+"""What is in the name of a key whose values logs seldom have."""
 _FULL: Final = ("keys_shared", "bans_full")
 """The events of a store that is full, whose decisions would no longer be those of the live one."""
 
@@ -61,11 +63,14 @@ class Replay:
         now_us: The virtual time in microseconds.
         unwaited: The labels of rules with ``wait`` or ``concurrency``. Requests that would wait are refused, and
             permits are always free, because a log does not record the duration of requests.
+        keyed: The labels of rules that count by what the log may lack, each with its key.
     """
 
     def __init__(self, middlewares: Sequence[RateLimitMiddleware]) -> None:
         self.now_us = 0
         self.unwaited = [rule.label for one in middlewares for rule in one.rules if rule.wait_us or rule.concurrency]
+        keyed = [(rule.label, _key_name(rule)) for one in middlewares for rule in one.rules]
+        self.keyed = [f"{label} ({name})" for label, name in keyed if any(kind in name for kind in _SENT)]
         self._answer = _LoggedAnswer(middlewares[-1].app)
         self._outcome: Outcome
         self._events: list[Event] = []
@@ -150,6 +155,11 @@ def _copied(one: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> RateLim
         blocklist=one.lists["blocklist"],
         allowlist=one.lists["allowlist"],
     )
+
+
+def _key_name(rule: Rule) -> str:
+    """Return the name of what a rule counts by."""
+    return "client" if rule.key is None else getattr(rule.key, "identity", "function")
 
 
 def _without_wait(rule: Rule) -> Rule:
