@@ -223,7 +223,9 @@ async def test_a_closed_store_opens_its_files_no_more_and_leaves_its_path_to_oth
     other = opened(max_map_size=1 << 21)
     await asyncio.to_thread(ask)
     assert other.hit(FIVE).remaining == 3
-    other.close()
+    other._env.journal.sync = [].pop
+    with pytest.raises(IndexError):  # as a signal handler may raise
+        other.close()
     assert files_open_in(path) == []
 
 

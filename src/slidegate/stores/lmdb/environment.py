@@ -303,9 +303,11 @@ class Environment:
     def close(self) -> None:
         """Close the files, under the lock of the process."""
         self._is_closed = True
-        with suppress(OSError):
-            self.journal.sync()
-        self.close_files()
+        try:  # a signal handler may raise meanwhile, and LMDB opens no file twice
+            with suppress(OSError):
+                self.journal.sync()
+        finally:
+            self.close_files()
 
     def close_files(self) -> None:
         """Close what is open, as in a forked child; the gate first, which the parent may hold."""
