@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
+from starlette.datastructures import QueryParams
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
@@ -261,7 +262,7 @@ def query(name: str) -> Value:
         ConfigurationError: The name is empty or not printable.
     """
     check_parameter_name("query", name)
-    return Value(f"query:{name}", lambda scope: utf8(HTTPConnection(scope).query_params.get(name, "")), utf8)
+    return Value(f"query:{name}", lambda scope: utf8(QueryParams(scope.get("query_string") or b"").get(name, "")), utf8)
 
 
 class PathParam(Value):

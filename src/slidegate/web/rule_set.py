@@ -424,5 +424,5 @@ def _is_exact(bound: BoundRule, method: object, texts: Texts) -> bool:
 
 def _is_preflight(scope: Scope) -> bool:
     """Return whether a request with the method OPTIONS is a CORS preflight (Fetch standard, section 3.2.2)."""
-    names = {name for name, _ in scope["headers"]}
+    names = [name for name, _ in scope["headers"]]  # no set: some servers write a bytearray
     return b"origin" in names and b"access-control-request-method" in names
