@@ -323,7 +323,7 @@ def test_an_outage_begins_when_observers_know_that_the_one_before_has_ended() ->
     assert kinds == ["store_failed", "store_recovered"] * 2
 
 
-def answers_later(setup: Setup) -> list[asyncio.Future[Decision]]:
+def answers_later(setup: "Setup | Traffic") -> list[asyncio.Future[Decision]]:
     """Have hits answered by futures, which are returned as they are made."""
     made: list[asyncio.Future[Decision]] = []
 
@@ -505,7 +505,7 @@ class Traffic:
 
     def __init__(self, took_s: Callable[[int], float]) -> None:
         self.clock, self.events = FakeClock(START_US), list[tuple[int, Event]]()
-        VirtualTime(self.clock)
+        self.time = VirtualTime(self.clock)
         self.store = Server(self.clock, took_s)
         self.limiter = Limiter(self.store, on_error="allow", observers=[self])
         failover: Any = self.limiter.engine.failover
@@ -566,6 +566,27 @@ async def test_a_store_that_dies_is_reported_within_200_ms_and_one_that_pauses_f
     ((reported_us, failed),) = traffic.of("store_failed")
     assert failed.message.endswith(NAMED)
     assert reported_us - died_us <= 200_000
+
+
+@pytest.mark.parametrize("busy_us", [5_000, 49_000, 51_000, 60_000, 3_000_000])
+async def test_an_answer_is_not_late_because_the_event_loop_is_busy(busy_us: int) -> None:
+    """A request is sent in one iteration of the loop; in the next ones its answer is read, and delivered."""
+    traffic = Traffic(lambda number: NEVER_S)
+    made = answers_later(traffic)
+
+    async def asked(iterations: int) -> Decision:
+        hit = asyncio.create_task(traffic.limiter.hit("ann", "3/hour"))
+        await turns(1)
+        for _ in range(iterations):
+            traffic.time.loop_us += busy_us
+            await turns(1)
+        if not made[-1].done():
+            made[-1].set_result(Decision(True, Reason.OK))
+        return await hit
+
+    assert [(await asked(4)).reason for _ in range(20)] == [Reason.OK] * 20
+    assert (await asked(12)).reason is Reason.UNAVAILABLE
+    assert traffic.of(*OUTAGES) == []
 
 
 async def test_an_answer_to_a_request_that_was_cancelled_is_not_late() -> None:

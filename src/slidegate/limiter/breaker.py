@@ -38,6 +38,9 @@ OPEN_US: Final = 1_000_000
 SECOND_US: Final = 1_000_000
 REPORT_EVERY_US: Final = 60_000_000
 KEPT_CALLS: Final = 1_000
+PARTS: Final = 5
+"""How many parts a deadline has. However long the event loop is busy with other work at a time, which reads no answer,
+it is one part: a request is sent in one iteration, and in the next ones its answer is read and delivered."""
 _CONSEQUENCES: Final = {"local": "are counted in this process alone", "allow": "pass uncounted", "deny": "are refused"}
 
 
@@ -64,7 +67,8 @@ class Call:
     def watch(self, future: asyncio.Future[Any], deadline_s: float, late: str) -> None:
         """Set a StoreTimeout with the text `late` on a future that is not done in time."""
         if not self._futures:
-            self._timer = future.get_loop().call_later(deadline_s, self._give_up, late)
+            parts = min(PARTS, int(deadline_s * 1_000))  # timers are exact to a millisecond
+            self._wait(deadline_s / parts, parts, future.get_loop().time(), late)
         self._futures.append(future)
 
     def end(self) -> None:
@@ -74,7 +78,13 @@ class Call:
             self._timer.cancel()
             self._futures = []
 
-    def _give_up(self, late: str) -> None:
+    def _wait(self, part_s: float, parts: int, now_s: float, late: str) -> None:
+        """Give up when so many parts of the deadline have passed since `now_s`."""
+        if parts:
+            loop = asyncio.get_running_loop()
+            due_s = max(now_s + part_s, loop.time() + part_s / 2)
+            self._timer = loop.call_at(due_s, self._wait, part_s, parts - 1, due_s, late)
+            return
         for future in self._futures:
             if not future.done():
                 future.set_exception(StoreTimeout(late))
