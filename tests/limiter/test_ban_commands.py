@@ -138,6 +138,8 @@ async def test_lines_that_are_no_bans_are_named_and_nothing_is_imported(limiter:
             await fresh.import_bans([*lines, odd])
     assert await keys(fresh) == []
     assert [line async for line in fresh.export_bans()] == lines[:1]
+    assert await fresh.import_bans(limiter.export_bans()) == 1, "the other one has ended by this store's clock"
+    assert [line async for line in fresh.export_bans()] == lines[:2]
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

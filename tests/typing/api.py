@@ -172,6 +172,7 @@ async def without_http() -> None:
     assert_type([ban async for ban in limiter.bans()], list[Ban])
     assert_type(await limiter.strike("user:42", guessing, 5, "forged token"), Ban | None)
     assert_type(await limiter.import_bans(["{}"]), int)
+    assert_type(await limiter.import_bans(limiter.export_bans()), int)
     stats = await Statistics.of(limiter).read("5m")
     assert_type(stats, Stats)
     assert_type(stats.routes, dict[str, Traffic])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
@@ -389,8 +389,8 @@ class Limiter:
         async for row in yielding_to_others(to_rows(await self.engine.command(self.store.bans.active))):
             yield json.dumps(row, ensure_ascii=True) + "\n"
 
-    async def import_bans(self, lines: Iterable[str]) -> int:
-        """Import the lines that `export_bans` wrote. Imported bans end when the originals do.
+    async def import_bans(self, lines: Iterable[str] | AsyncIterable[str]) -> int:
+        """Import the lines that `export_bans` wrote or yields. Imported bans end when the originals do.
 
         If a key is banned on both sides, the longer-lasting ban is kept; a network that a policy has banned as a
         client keeps a ban by hand as well. A second import changes nothing. All lines are parsed in one step, which
@@ -404,7 +404,8 @@ class Limiter:
             ConfigurationError: A line is invalid, so that nothing is imported; or there are more than 1,000 networks.
             StoreError: The store does not answer within 30 seconds, plus 30 for each 10,000 lines.
         """
-        listed = check_list("bans", lines, "lines, for example an open file")
+        given = [line async for line in lines] if isinstance(lines, AsyncIterable) else lines
+        listed = check_list("bans", given, "lines, for example an open file")
         rows = [_row(number, line) for number, line in enumerate(listed, start=1)]
         deadline_s = COMMAND_DEADLINE_S * (1 + len(rows) / _ROWS_PER_DEADLINE)
         return await self.engine.command(lambda: self.store.bans.load(rows), deadline_s)
