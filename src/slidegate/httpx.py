@@ -31,6 +31,7 @@ from datetime import UTC, timedelta
 from email.utils import parsedate_to_datetime
 from functools import cache, partial
 from importlib import import_module
+from inspect import iscoroutinefunction
 from math import ceil, inf
 from typing import Any, Final, Self
 
@@ -101,6 +102,8 @@ class _Limited:
             raise ConfigurationError(f"transport: expected one with {self._method}, not {quoted(transport)}")
         if transport is not None:
             self._transport = transport
+        if iscoroutinefunction(key):
+            raise ConfigurationError(f"expected a plain function of request, not {quoted(key)}, which is async", "key")
         self._key = (lambda request: request.url.host) if key is None else check_takes("key", key, "request")
         self._own_limiter = limiter is None
         self._limiter = expect("limiter", limiter, Limiter, "Limiter()") or Limiter()
