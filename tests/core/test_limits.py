@@ -10,11 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Decision, Limit, MemoryStore, Quota, parse_limits
-from slidegate.core import NEVER, OPEN, Bucket, Concurrency, Reason, parse_duration_us
+from slidegate.core import NEVER, OPEN, Bucket, Concurrency, Reason
 from slidegate.core.calendar import Anchor, Calendar
 from slidegate.core.concurrency import ENTRY, PermitCounter, apart, entry, in_force
 from slidegate.core.limits import MAX_AMOUNT, MAX_WINDOW_US
-from slidegate.core.ring import MAX_UNITS, expires_us
+from slidegate.core.ring import expires_us
 
 from ..contract.programs import DAY_US, HOUR_US, SECOND_US
 from ..hurry import at_once
@@ -32,21 +32,6 @@ def any_limits(draw: st.DrawFn) -> Limit:
         resolution=draw(st.integers(1, min(3_600, window_us // 10))),
         name=draw(st.none() | NAMES.filter(lambda name: name == name.strip())),
     )
-
-
-@example(50)
-@given(st.integers(0, 10**12))
-def test_a_number_without_a_unit_is_refused_with_both_that_may_be_meant(number: int) -> None:
-    for written in (number, str(number)):
-        with pytest.raises(ConfigurationError) as refused:
-            parse_duration_us(written, "deadline")  # type: ignore[arg-type]
-        assert str(refused.value) == f'deadline: which unit? Write "{number}ms" or "{number}s", not {written!r}'
-
-
-@given(st.floats() | st.integers(max_value=-1) | st.booleans() | st.none())
-def test_what_is_neither_text_nor_a_timedelta_is_no_span(value: object) -> None:
-    with pytest.raises(ConfigurationError, match="expected a duration, for example"):
-        parse_duration_us(value)  # type: ignore[arg-type]
 
 
 @given(st.lists(any_limits(), min_size=1, max_size=4, unique_by=lambda limit: limit.same_window))
@@ -224,13 +209,6 @@ def test_a_worker_changes_its_entry_until_it_ends(amount: int, steps: Sequence[t
         assert apart(window, worker)[1:] == (taken, own)
         assert counter.state(window, now_us, 5) == (taken, 0, 0, 5)
         assert limit.expires_us(window) == max((end_us for end_us, _ in expected.values()), default=0)
-
-
-def test_no_row_counts_more_than_fits_into_its_entries() -> None:
-    counter = Concurrency(2).counter_by(int)
-    window, kept = counter.charge(b"", 0, MAX_UNITS)
-    assert kept == MAX_UNITS
-    assert counter.charge(window, 0, 5) == (window, 0)
 
 
 def test_a_refusal_shows_the_longest_wait() -> None:

@@ -111,19 +111,13 @@ def test_totals_are_those_of_a_plain_list_at_every_moment(
         now_us = max(now_us + round(span * slice_us), 0)
         totals.add(now_us, amount)
         plain.add(now_us, amount)
+        with pytest.raises(ValueError, match="whole number"):
+            totals.add(now_us, amount + 0.5)
         assert totals.dropped == plain.dropped
         for look_us in (now_us, now_us + slice_us, max(now_us - 2 * slice_us, 0), now_us + 10**9):
             number = look_us // slice_us
             assert totals.completed(look_us) == sums(number)
             assert totals.running(look_us) == sums(number + 1)
-
-
-@pytest.mark.parametrize("amount", [0.5, 1.0, True, "1", None])
-def test_an_amount_that_would_drift_is_refused_and_changes_nothing(amount: Any) -> None:
-    totals = RollingTotals(10, [20])
-    with pytest.raises(ValueError, match="amount: expected a whole number, for example 1999 cents, not "):
-        totals.add(0, amount)
-    assert totals.running(0) == {20: 0}
 
 
 def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing_of_totals() -> None:
@@ -185,6 +179,8 @@ def test_a_window_is_a_plain_list_of_events_at_every_moment(
     for span, events, rt_us in moves:
         now_us = max(now_us + round(span * slice_us), 0)
         window.record(now_us, *events, rt_us=rt_us)
+        with pytest.raises(ValueError, match="rt_us"):
+            window.record(now_us, *events, rt_us=-1)
         counted = list[str]()
         if plain.add(now_us, (counted, rt_us)):
             counted += [counted_as(event, names, max_names) for event in events]
@@ -211,13 +207,6 @@ def test_merged_windows_are_one_that_saw_all(slices: int, slice_us: int, moves: 
         for window in (one, parts[part]):
             window.record(now_us, *events, rt_us=rt_us)
         assert MetricSummary.merged([part.read(now_us) for part in parts]) == one.read(now_us)
-
-
-def test_a_negative_time_is_refused_and_changes_nothing() -> None:
-    window = MetricWindow(10, 100)
-    with pytest.raises(ValueError, match="rt_us: expected 0 microseconds or more, not -1"):
-        window.record(0, "pass", rt_us=-1)
-    assert window.read(0).events == {}
 
 
 def test_every_time_reads_within_its_error() -> None:
