@@ -14,7 +14,6 @@ from slidegate.core import NEVER, OPEN, Bucket, Concurrency, Reason
 from slidegate.core.calendar import Anchor, Calendar
 from slidegate.core.concurrency import ENTRY, PermitCounter, apart, entry, in_force
 from slidegate.core.limits import MAX_AMOUNT, MAX_WINDOW_US
-from slidegate.core.ring import expires_us
 
 from ..contract.programs import DAY_US, HOUR_US, SECOND_US
 from ..hurry import at_once
@@ -78,21 +77,6 @@ def test_one_hit_takes_little_and_many_take_what_the_resolution_allows() -> None
         ring, _ = EXACT.counter.charge(ring, 10**9 + step, 1)
     assert len(ring) <= 24 + 12 * 2 * EXACT.resolution
     assert EXACT.counter.spend(ring, 10**9 + 10_000, 1)[1][3] == 10 * SECOND_US - 3
-
-
-def test_units_are_handed_back_by_moment_and_number() -> None:
-    assert expires_us(b"", 60_000_000) == 0, "there is nothing in it"
-    for limit in (EXACT, SLICED):
-        ring = spent(limit, (0, 1), (3_000_000, 2))
-        newest_us = limit.counter.state(ring, 0)[2]
-        for elsewhere_us in (newest_us - 1, newest_us + 1):
-            assert limit.counter.remove(ring, 3_000_000, elsewhere_us, 1) is None
-        assert limit.counter.remove(ring, 3_000_000, newest_us, 0) is None
-        for units in (2, 3):  # at most what is there
-            left = limit.counter.remove(ring, 3_000_000, newest_us, units)
-            assert left == spent(limit, (0, 1))
-        assert limit.counter.remove(left, 3_000_000, newest_us, 2) is None
-        assert limit.counter.remove(left, 3_000_000, limit.counter.state(left, 0)[2], 1) == b""
 
 
 NEW_YEAR_US = 1_735_689_600_000_000  # 2025-01-01T00:00Z

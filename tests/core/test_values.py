@@ -13,7 +13,7 @@ from slidegate.core import NEVER, Bucket, Networks, Reason, WindowState, parse_a
 from slidegate.core.addresses import format_network
 from slidegate.core.bans.policy import may_ban
 from slidegate.core.calendar import Anchor, Calendar, Unit
-from slidegate.core.ring import MAX_UNITS
+from slidegate.core.ring import MAX_UNITS, expires_us
 
 from .test_limits import EXACT, SLICED, spent
 
@@ -71,7 +71,7 @@ def bannable(keys: str, *protected: str, **options: Any) -> str:
 NAMES = {name: value for module in MODULES for name, value in vars(module).items() if not name.startswith("_")}
 NAMES |= {
     **{one.__name__: one for one in (shown, spent, period, addresses, tightest, decided, parts, bannable, timedelta)},
-    **{"EXACT": EXACT, "SLICED": SLICED, "MAX_UNITS": MAX_UNITS},
+    **{"EXACT": EXACT, "SLICED": SLICED, "MAX_UNITS": MAX_UNITS, "expires_us": expires_us},
 }
 
 

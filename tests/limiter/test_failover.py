@@ -406,17 +406,6 @@ async def test_a_strike_without_an_answer_does_not_mean_no_ban(on_error: str, st
             await setup.limiter.strike("ann", trap)
 
 
-async def test_an_answer_to_what_was_asked_before_an_outage_does_not_end_it() -> None:
-    setup = Setup("allow")
-    (made, hit) = answers_later(setup), asyncio.create_task(setup.limiter.hit("ann", "3/hour"))
-    await turns(2)
-    del setup.store.hit
-    await setup.fail()
-    made[0].set_result(Decision(True, Reason.OK))
-    assert (await hit).allowed
-    assert setup.limiter.is_failing
-
-
 def gone(*arguments: object) -> None:
     raise StoreUnavailable("gone")
 

@@ -252,30 +252,6 @@ async def test_a_thousand_rules_are_asked_a_part_at_a_time_and_the_rest_is_count
     assert labels(view) == [("rule_0", 1)]
 
 
-async def test_limits_are_listed_as_configured_and_in_force() -> None:
-    limiter = Limiter()
-    rules = [
-        Rule("*", "5/minute; 50/hour", name="api"),
-        Rule("/new", "2/minute", shadow=True),
-        Rule("/ok", exempt=True),
-    ]
-    middleware = RateLimitMiddleware(hello, rules=rules, limiter=limiter)
-    api = [one for one in limiter.limits() if one.rule == "api"]
-    assert not limiter.engine.overrides.may_change, "nothing is looked at where nothing is changed"
-    assert (await limiter.override(api[0].name, "7/minute", "1m")).workers == 1
-    assert await limiter.workers() == [], "it is the only one"
-    found = {(one.rule, str(one.limit), str(one.configured), one.changeable, one.shadow) for one in limiter.limits()}
-    assert found == {
-        ("api", "7/1m", "5/1m", True, False),
-        ("api", "50/1h", "50/1h", True, False),
-        ("/new", "2/1m", "2/1m", True, True),
-    }
-    assert len({one.name for one in limiter.limits()}) == 3
-    await limiter.restore(api[0].name)
-    assert {str(one.limit) for one in limiter.limits() if one.name == api[0].name} == {"5/1m"}
-    assert middleware.limiter is limiter
-
-
 def test_a_limiter_says_how_its_store_is_asked() -> None:
     """Whether it fails, and how often it has, is shown in the model of outages."""
     made = Limiter(SickStore(FakeClock()), deadline="20ms", on_error="allow"), Limiter()
