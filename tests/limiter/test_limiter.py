@@ -49,14 +49,6 @@ LONG_KEY = "a long key of somebody's own " * 10
 SECRET = b"only for this test, no secret"
 
 
-async def test_a_reset_forgets_a_key_however_it_is_spelled(limiter: Limiter) -> None:
-    await limiter.hit("2001:db8::1", "5/minute", 5, rule="login")
-    await limiter.hit("2001:db8::1", "5/minute", 5)
-    assert await limiter.reset("2001:DB8:0:0::2") is True
-    assert await limiter.hit("2001:db8::1", "5/minute", 5, rule="login")
-    assert await limiter.reset("nobody") is False
-
-
 async def test_a_limiter_closes_its_store_also_where_an_observer_never_ends() -> None:
     class Endless(RecordingObserver):
         async def end(self) -> None:
@@ -77,13 +69,6 @@ async def test_a_limiter_closes_once_however_often_it_is_asked() -> None:
     async with Limiter() as limiter:
         assert await limiter.hit("ann", "5/minute")
     await limiter.close()
-
-
-@pytest.mark.parametrize(("letter", "most"), [("x", 64), ("\u00e9", 32), ("\U0001f600", 16)], ids=ascii)
-async def test_a_key_of_64_bytes_is_kept_as_it_is_but_none_longer(limiter: Limiter, letter: str, most: int) -> None:
-    keys = [(await limiter.hit(letter * length, "5/minute")).states[0].key for length in (most, most + 1)]
-    assert keys[0] == letter * most
-    assert keys[1].startswith("long#")
 
 
 @pytest.mark.parametrize("secret", [None, SECRET])
@@ -133,30 +118,6 @@ def test_a_rule_is_claimed_once_under_its_own_name_while_its_owner_lives() -> No
     assert len({*parts[0], *parts[1], *parts[2]}) == 300
 
 
-@pytest.mark.parametrize(
-    ("url", "max_keys"),
-    [("memory://", 100_000), ("memory://?max_keys=50", 50), ("MEMORY://?max_bans=7&max_keys=00050", 50)],
-)
-async def test_a_limiter_is_made_from_an_address(url: str, max_keys: int) -> None:
-    observer = RecordingObserver()
-    async with Limiter.from_url(url, observers=[observer]) as limiter:
-        assert isinstance(limiter.store, MemoryStore)
-        assert limiter.store.max_keys == max_keys
-        for key in range(60):
-            await limiter.hit(f"user:{key}", "5/minute")
-    assert observer.kinds == (["keys_shared"] if max_keys == 50 else [])
-
-
-@pytest.mark.parametrize("cost", [-1, 1.0, 1.5, True, "1", None, float("nan")])
-async def test_a_cost_that_is_no_whole_number_is_named_whatever_was_asked_before(limiter: Limiter, cost: Any) -> None:
-    for _ in range(3):
-        assert await limiter.hit("ann", "100/minute")
-        for asked in (limiter.hit("ann", "100/minute", cost), limiter.peek("ann", "100/minute", cost)):
-            with pytest.raises(ConfigurationError, match="cost: expected a whole number, 0 or more, for example 1, "):
-                await asked
-    assert (await limiter.hit("ann", "100/minute", 2)).remaining == 95
-
-
 @pytest.mark.parametrize("limits", ["5/minute; 50/hour", ["5/minute", "50/hour"], ("5/minute", Limit(50, "1h"))])
 async def test_the_question_of_a_call_is_prepared_once(limits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     limiter, prepared = Limiter(), list[Any]()
@@ -199,14 +160,6 @@ async def test_the_rules_of_all_gates_endpoints_and_routes_are_asked(clock: Fake
     by_rule = {rule: [shown.limit for shown in windows if shown.rule == rule] for rule in {one.rule for one in windows}}
     asked = await limiter.inspect(PEER, by_rule)
     assert sorted((one.rule, one.used) for one in asked.windows) == sorted((one.rule, one.used) for one in windows)
-
-
-async def test_given_rules_are_asked_in_the_place_of_those_of_middlewares(clock: FakeClock) -> None:
-    limiter = Limiter(MemoryStore(clock=clock))
-    await limiter.hit("ann", "5/minute", cost=2, rule="api")
-    assert labels(await Limiter(limiter.store).inspect("ann")) == [], "another limiter has not heard of the rule"
-    shown = await Limiter(limiter.store).inspect("ann", {"api": "5/minute", "other": ["9/hour", Quota("7/day")]})
-    assert [(window.rule, window.used) for window in shown.windows] == [("api", 2), ("other", 0), ("other", 0)]
 
 
 async def test_callers_are_asked_in_their_order_as_long_as_they_live() -> None:
