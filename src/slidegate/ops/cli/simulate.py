@@ -49,10 +49,10 @@ def with_logs(command: Callable[..., Any]) -> Callable[..., Any]:
 @program.command()
 @with_logs
 @click.option("--rules", metavar="FILE", help="A configuration file.")
-@click.option("--limit", metavar="LIMITS", help='The limits of each client: "60/minute; 1000/hour".')
+@click.option("--limit", metavar="LIMITS", multiple=True, help='The limits of each client: "60/minute; 1000/hour".')
 @with_json
 def simulate(
-    log: tuple[str, ...], rules: str | None, app: str | None, limit: str | None, as_json: bool, **formats: str | None
+    log: tuple[str, ...], rules: str | None, app: str | None, limit: Sequence[str], as_json: bool, **formats: str | None
 ) -> None:
     """Replay access logs, and show what limits would have refused.
 
@@ -63,7 +63,7 @@ def simulate(
     Example: slidegate simulate access.log --limit "60/minute; 1000/hour"
     """
     logs = _logs_in(log, formats)
-    if [limit, rules, app].count(None) != 2:
+    if [limit or None, rules, app].count(None) != 2:
         raise click.UsageError('expected --limit "60/minute", --rules slidegate.toml or --app main:app, one of them')
     if app is not None:
         around = _middlewares_around(imported(app))
