@@ -22,10 +22,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
-from starlette.exceptions import WebSocketException
+from starlette.endpoints import HTTPEndpoint
+from starlette.exceptions import HTTPException, WebSocketException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -43,7 +45,7 @@ from slidegate import (
 from slidegate.events import Outcome
 from slidegate.testing import FakeClock
 
-from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
+from ..asgi import PEER, Answer, attempt, call, hello, page, scope_of, send_scope, statuses
 from ..remote_stores import SlowStore
 from ..virtual_time import turns
 from .middlewares import FORMS, Listener, limited, starlette
@@ -479,6 +481,32 @@ def test_a_request_has_one_outcome_behind_its_last_byte_and_until_then_its_permi
     texts(
         Path(__file__).with_name("ends.txt"), "> ", lambda line: asyncio.run(ends(line.removeprefix("nothing").split()))
     )
+
+
+class Denied(HTTPEndpoint):
+    async def get(self, request: Request) -> Response:
+        raise HTTPException(401)
+
+
+@pytest.mark.parametrize(
+    ("status", "made"),
+    {
+        401: lambda stack: Route("/", Denied, middleware=stack),
+        404: lambda stack: Mount("/", routes=[], middleware=stack),
+        405: lambda stack: Mount("/", routes=[Route("/", HTTPEndpoint)], middleware=stack),
+    }.items(),
+)
+async def test_an_http_exception_that_passes_has_the_status_of_its_answer(status: int, made: Any) -> None:
+    """Starlette answers those of classes and of routers around the middlewares of a route or a mount."""
+    ear, rule = Listener(), Rule("*", "2/hour", count_if=lambda seen: seen == status)
+    bans = BanPolicy("1/hour", signals={status: 1}, ban_private=True, shadow=True)
+    options = {"limiter": Limiter(observers=[ear]), "rules": [rule], "bans": bans}
+    site = Starlette(routes=[made([Middleware(RateLimitMiddleware, **options)])])
+    assert await statuses(site, 3) == [status, status, 429]
+    assert [(one.status, one.ended) for one in ear.outcomes] == [(status, "success")] * 2 + [(429, "refused")]
+    assert "shadow_banned" in [event.kind for event in ear.events]
+    await attempt(RateLimitMiddleware(Denied, limits="9/hour", limiter=Limiter(observers=[outermost := Listener()])))
+    assert [(one.status, one.ended) for one in outermost.outcomes] == [(500, "exception")]
 
 
 async def test_an_observer_that_comes_while_a_request_is_under_way_hears_of_the_next_one() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
@@ -142,6 +143,10 @@ class Exchange:
             return self._start(message)
         return self.send_on(message)
 
+    def answered(self, error: BaseException) -> int:
+        """Return the status with which an application around the middleware answers an exception; 0 if none does."""
+        return error.status_code if self.middleware.is_within and isinstance(error, HTTPException) else 0
+
     def complete(self, needed: Sequence[tuple[bytes, bytes]]) -> None:
         """Add the missing ones of some fields to the answer, whoever makes it."""
         self.needed, self.is_plain = needed, False
@@ -181,7 +186,7 @@ class Exchange:
         failure: BaseException | None = None
         if error is not None and is_failure(error) and not self.status:
             try:
-                await self._call_starts(500)  # the server will answer so
+                await self._call_starts(self.answered(error) or 500)  # the server will answer so
             except BaseException as raised:  # not `finally`: compiled, it would raise what the application handles
                 failure = raised
         hooks, self.hooks = self.hooks, ()

@@ -151,6 +151,7 @@ def _ended(exchange: Exchange, error: BaseException | None) -> tuple[Ended, Any]
     """Return how a request that was not refused has ended before its response was complete, and its status."""
     status = exchange.status
     if error is not None and is_failure(error):
-        return "exception", status or _FAILED
+        answered = 0 if status else exchange.answered(error)
+        return ("success", answered) if answered else ("exception", status or _FAILED)
     is_done = status and exchange.scope["type"] == "websocket"
     return ("success" if is_done and (error is None or isinstance(error, WebSocketDisconnect)) else "cancelled"), status

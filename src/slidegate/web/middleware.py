@@ -111,6 +111,8 @@ class RateLimitMiddleware(FailsAtStartup):
     behind: object = None
     given: tuple[object, ...] = ()
     """Its options as they were given, if it counts apart from others."""
+    is_within = False
+    """Whether it is at a route or a mount, below what answers the exceptions of an application."""
     _owner: object = None
     """What counts by its identities after it, if it was read from a file."""
     _has_unnamed = False
@@ -284,6 +286,7 @@ class RateLimitMiddleware(FailsAtStartup):
         if counts and self.behind is None:
             self.check_routes(visible_app(self.app, {"app": scope.get("app", self.app)}))
         if scope["type"] in _REQUESTS:
+            self.is_within = "starlette.exception_handlers" in scope
             if counts:
                 if self._unchecked:
                     self._unchecked -= 1
