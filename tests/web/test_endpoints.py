@@ -11,6 +11,7 @@ from fastapi import APIRouter, Body, Depends, FastAPI, Form
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
@@ -27,6 +28,7 @@ from slidegate import (
     RateLimitExceeded,
     RateLimitMiddleware,
     client_key,
+    rate_limit_exceeded,
 )
 from slidegate.testing import RecordingObserver
 
@@ -149,6 +151,26 @@ async def test_a_middleware_at_the_route_refuses_by_the_handlers_of_the_applicat
     route = Route("/", RateLimit("1/hour")(page), middleware=[Middleware(RateLimitMiddleware)])
     app = Starlette(routes=[route], exception_handlers={429: handler})
     assert await statuses(app, 2) == [200, 418]
+
+
+class Limited(HTTPEndpoint):
+    @RateLimit("1/hour", name="it")
+    async def get(self, request: Request) -> Response:
+        return PlainTextResponse()
+
+
+@pytest.mark.parametrize("on_refused", [None, lambda request, decision: PlainTextResponse("mine", 418)])
+async def test_a_class_below_a_middleware_at_its_route_is_answered_as_a_function(on_refused: Any) -> None:
+    """Starlette answers what a class raises when the middlewares of its route have ended."""
+    answers = []
+    for endpoint in (RateLimit("1/hour", name="it")(page), Limited):
+        route = Route("/", endpoint, middleware=[Middleware(RateLimitMiddleware, on_refused=on_refused)])
+        app = Starlette(routes=[route], exception_handlers={RateLimitExceeded: rate_limit_exceeded})
+        assert await statuses(app, 1) == [200]
+        answers.append(await call(app))
+    of_function, of_class = [(answer.status, answer.body, dict(answer.headers)) for answer in answers]
+    assert of_class == of_function
+    assert of_function[0] == (429 if on_refused is None else 418)
 
 
 @pytest.mark.parametrize("banned", [False, True])

@@ -26,7 +26,7 @@ from ..core.arguments import unknown_option
 from ..core.decision import DISABLED, Decision, Reason
 from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
 from ..core.memo import remember
-from .decided import EXCHANGE_KEY, of_request
+from .decided import DECIDED_KEY, EXCHANGE_KEY, Decided, of_request
 from .default_limits import EXEMPT_MARK
 from .exchange import Exchange
 from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, takes_answer
@@ -333,12 +333,15 @@ async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
     """
     if not isinstance(error, RateLimitExceeded):
         raise error
-    exchange: Exchange = of_request(request, EXCHANGE_KEY, "rate_limit_exceeded")
-    innermost, _ = exchange.decided[-1]
+    decided: Decided = of_request(request, DECIDED_KEY, "rate_limit_exceeded")
+    innermost, _ = decided[-1]
     refusals, decision = innermost.refusals, error.decision
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await refusals.send(decision, refusals.answer(decision), exchange, receive, send)
+        within: Exchange | None = scope.get(EXCHANGE_KEY)  # None for a class below the middlewares of a route
+        exchange = within or Exchange(innermost, scope, receive, send, (), decided)
+        exchange.own = exchange.own or (decision,)
+        await refusals.send(decision, refusals.answer(decision), exchange, receive, send if within else None)
 
     return answer
 
