@@ -346,7 +346,11 @@ async def test_a_tool_that_looks_on_answers_nothing_from_a_store_that_was_emptie
 
 @pytest.mark.all
 async def test_bans_hold_where_the_list_of_their_keys_was_evicted(server: RedisServer) -> None:
-    async with workers_at(server, 2) as (one, other):
+    async with workers_at(server, 3) as (one, other, new):
+        await one.bans.ban("192.0.2.0/24", None, "", "ann")
+        server.command("DEL", f"{{{one._prefix}}}:bans")
+        assert (await hit(new, subjects=[address("192.0.2.7")])).reason is Reason.BANNED
+        await one.bans.unban("192.0.2.0/24", "ann")
         for key, length_us in (("user:eve", None), ("user:dan", 3_600_000_000)):
             await one.bans.ban(key, length_us, "", "ann")
         await one.bans.strike(POLICY, "user:ann", 1, "")

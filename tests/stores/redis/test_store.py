@@ -311,7 +311,8 @@ async def test_every_key_expires(server: RedisServer) -> None:
         assert 4_190_000 < left[":s:user:eve"] <= 4_202_000
         assert 59_000 < left[":bans:networks"] <= 61_000
         await store.bans.ban("user:bob", None, "", "ann")
-        assert kept(server, store)[":w:user:bob"] > 50 * 365 * 86_400_000, "for ever is a hundred years"
+        forever = ":w:user:bob", ":bans:index", ":bans"
+        assert min(map(kept(server, store).get, forever)) > 50 * 365 * 86_400_000, "for ever is a hundred years"
         await hit(store, "user:bob2", "5/minute")
         await store.bans.unban("user:bob", "ann")
         assert ":w:user:bob" not in kept(server, store)

@@ -49,7 +49,7 @@ class RedisBans(BanStore):
 
     Attributes:
         networks: The bans of networks, as last read from Redis.
-        version: The version of `networks`; they are read again when Redis reports another one.
+        version: The version of `networks`; they are read again when Redis reports another one, and the first time.
         life: The identity of the data; empty until Redis has reported it.
     """
 
@@ -61,7 +61,7 @@ class RedisBans(BanStore):
         self._tell = store.observers.tell
         self._names = meta, meta + b":index", meta + b":networks"
         self._throttle = Throttle(LOG_EVERY_US)
-        self.version = b""
+        self.version = b"?"
         self._count = 0
         self.life = b""
 

@@ -1,7 +1,6 @@
 -- The commands about bans and stats. Their arguments are in ARGV, behind those of the commands before them; `key_at` returns
 -- their keys by their places.
 
-local LONGEST_MS = 400 * 86400000
 local FOR_EVER_MS = 100 * 365 * 86400000
 local ENDS_BYTES = 8 -- of the end with which a row starts
 local commands = {}
@@ -16,10 +15,15 @@ local function end_of(row)
   return ends < 0 and math.huge or ends
 end
 
+-- Make a key live for at least as long as a row.
+local function live_with(name, row)
+  live_for(name, min(max(end_of(row) - now, 0) / 1000, FOR_EVER_MS))
+end
+
 -- Store a row that starts with its end, -1 for never.
 local function put(name, field, row)
   redis.call("HSET", name, field, row)
-  live_for(name, min(max(end_of(row) - now, 0) / 1000, FOR_EVER_MS))
+  live_with(name, row)
 end
 
 -- Return the fields of a hash and their rows, one after another, without those that have ended.
@@ -82,13 +86,13 @@ end
 local function add_to_index(key, row)
   local ends, index = end_of(row), key_at(INDEX)
   redis.call("ZADD", index, "GT", ends == math.huge and "+inf" or text_of(ends), key)
-  live_for(index, LONGEST_MS)
+  live_with(index, row)
   redis.call("ZREMRANGEBYSCORE", index, "-inf", text_of(now))
 end
 
 local function set_meta(field, value)
   redis.call("HSET", key_at(META), field, value)
-  redis.call("PEXPIRE", key_at(META), LONGEST_MS)
+  redis.call("PEXPIRE", key_at(META), FOR_EVER_MS)
   return value
 end
 
