@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import os
+import random
 import subprocess
 import time
 from collections import Counter
@@ -427,6 +428,20 @@ def test_what_was_acknowledged_outlives_restarts(tmp_path: Path, monkeypatch: py
                 runner.run(player.play())
 
         check()
+
+
+def test_the_bans_of_a_full_file_fit_into_that_after_a_restart(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, rng: random.Random
+) -> None:
+    monkeypatch.setitem(SMALL, "max_map_size", 1 << 20)
+    store = machine.store()
+    with suppress(StoreUnavailable):  # it is full
+        while True:
+            store.bans.ban(f"user:{rng.random()}", HOUR_US, "x" * rng.randrange(256), "ann")
+    made = store.bans.count()
+    store = machine.restart("2")
+    assert store.bans.count() == made
+    assert store.hit(CHECKS).remaining == 4
 
 
 # -- compaction --------------------------------------------------------------------------------------------------------

@@ -158,7 +158,8 @@ def _mapped(
         if kept is None:
             _read(counts, gate, writes=alone and not options.read_only)
         else:
-            _fill(counts, gate, [*kept.items()])
+            # In order, which fills whole pages: a full file of bans would not fit into a new one else.
+            _fill(counts, gate, sorted(kept.items(), key=lambda row: row[0]))
         if_it_fails.pop_all()
     return counts
 
