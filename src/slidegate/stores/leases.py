@@ -144,4 +144,4 @@ class HeldPermits:
 def _units(charges: _Charges) -> int:
     # Iteration over `charges.values()` raises if another thread adds to it.
     found = [charge for reference in charges.valuerefs() if (charge := reference()) is not None]
-    return sum(units for charge in found for units in charge.units)
+    return sum(charge.units[0] for charge in found)  # a concurrency limit is alone in its bucket
