@@ -17,7 +17,7 @@ from slidegate.core.ring import MAX_UNITS, expires_us
 
 from .test_limits import EXACT, SLICED, spent
 
-ROOMS = ("", ".addresses", ".bans.ban", ".bans.policy", ".errors", ".windows")
+ROOMS = ("", ".addresses", ".bans.ban", ".bans.policy", ".bans.strikes", ".errors", ".windows")
 MODULES = [import_module(f"slidegate.core{room}") for room in ROOMS]
 
 

@@ -9,18 +9,29 @@ from typing import Any
 import pytest
 
 import slidegate
-from slidegate import Limiter, MemoryStore, SlidegateError
+from slidegate import Limiter, MemoryStore, RateLimitExceeded, SlidegateError
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..contract.player import settle
 from ..remote_stores import SlowStore
 
 
+def ran(times: int, function: Callable[..., object], *arguments: object) -> list[object]:
+    """Call a function several times; return what it returns, or the seconds that a refused call is told to wait."""
+    found = list[object]()
+    for _ in range(times):
+        try:
+            found.append(function(*arguments))
+        except RateLimitExceeded as refusal:
+            found.append(refusal.retry_after_s)
+    return found
+
+
 class Program:
     """Makes the calls of a text, one a line, to the limiter that the last ``limiter`` has made."""
 
     def __init__(self, store: Callable[..., Any]) -> None:
-        self.store = store
+        self.store, self.sent = store, list[str]()
 
     def answer(self, line: str) -> str:
         if line == "limiter":
@@ -31,7 +42,14 @@ class Program:
             self.clock.advance(line.removeprefix("+"))
             return ""
         calls = {name: getattr(self.limiter.sync, name) for name in dir(self.limiter.sync) if name[0] != "_"}
-        names: dict[str, Any] = {**vars(slidegate), **calls, "limiter": self.limiter, "events": self.events}
+        names: dict[str, Any] = {
+            **vars(slidegate),
+            **calls,
+            "limiter": self.limiter,
+            "events": self.events,
+            "ran": ran,
+            "sent": self.sent,
+        }
         try:
             found = eval(line, names)
             found = asyncio.run(settle(found)) if inspect.isawaitable(found) else found

@@ -52,16 +52,6 @@ def outcomes(call: Callable[[], object], times: int) -> list[object]:
     return [outcome() for _ in range(times)]
 
 
-def test_a_function_runs_as_often_as_the_limit_says(limiter: Limiter, clock: FakeClock) -> None:
-    ran: list[str] = []
-    send = limiter.limited("2/10s", key="mail")(ran.append)
-    assert outcomes(lambda: send("ann"), 4) == [None, None, 10.0, 10.0]
-    assert ran == ["ann", "ann"]
-    clock.advance("10s")
-    send("bob")
-    assert ran[2:] == ["bob"]
-
-
 def test_the_key_may_come_from_the_arguments_and_the_object_of_a_method(limiter: Limiter) -> None:
     class Mailbox(str):
         @limiter.limited("1/10s", key=lambda mailbox, to, *_, **options: f"mailbox:{mailbox}:{to}")
@@ -80,18 +70,6 @@ def test_the_key_may_come_from_the_arguments_and_the_object_of_a_method(limiter:
 
 def one(number: int = 1) -> int:
     return number
-
-
-def test_functions_are_counted_apart_unless_they_share_a_rule(limiter: Limiter) -> None:
-    def two() -> int:
-        return 1
-
-    apart = limiter.limited("1/10s", key="all")
-    assert [outcomes(apart(function), 2) for function in (one, two)] == [[1, 10.0], [1, 10.0]]
-    together = limiter.limited("1/10s", key="all", rule="numbers")
-    assert [outcomes(together(function), 1) for function in (one, two)] == [[1], [10.0]]
-    assert not limiter.sync.peek("all", "1/10s", rule="numbers")
-    assert not limiter.sync.peek("all", "1/10s", rule=f"{__name__}.one")
 
 
 def test_the_function_looks_as_before(limiter: Limiter) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware
 from slidegate.events import KINDS, Event, Observer, Outcome
 from slidegate.limiter.observers import FAILURE_EVERY_S
 from slidegate.testing import FakeClock, RecordingObserver
@@ -84,18 +84,6 @@ async def test_an_observer_that_was_removed_hears_nothing_and_outcomes_are_made_
     await call(RateLimitMiddleware(hello, limiter=limiter))
     assert (numbers(removed.events), numbers(other.events)) == ([0], [0, 1, 2, 3])
     assert (len(requests.outcomes), limiter.engine.observers.requests) == (1, [])
-
-
-async def test_an_outcome_names_each_rule_once() -> None:
-    requests = Requests()
-    rules = [Rule("*", "1/minute", concurrency=3, name="both"), Rule("*", "9/minute", name="wide")]
-    app = RateLimitMiddleware(hello, rules=rules, limiter=Limiter(observers=[requests]))
-    for _ in range(2):
-        await call(app)
-    assert [(one.ended, one.rules) for one in requests.outcomes] == [
-        ("success", ("both", "wide")),
-        ("refused", ("both",)),
-    ]
 
 
 def test_threads_that_emit_at_once_lose_and_repeat_nothing_and_each_is_heard_in_order_in_its_thread() -> None:

@@ -21,14 +21,6 @@ from .sockets import BYE, Client, greet, listening, texts
 # -- the handshake -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_handshake_that_is_refused_is_no_exception_where_a_server_checks_the_code_there_too() -> None:
-    app = FastAPI()
-    app.websocket("/", dependencies=[Depends(RateLimit("1/hour"))])(greet)
-    for middleware in (RateLimitMiddleware(app), RateLimitMiddleware(app, limits="1/hour")):
-        kinds = [(await Client(BYE, strict=True).run(middleware)).kinds for _ in range(2)]
-        assert kinds == [["accept", "close"], ["close"]]
-
-
 METHODS = [None, "GET", "CONNECT"]
 
 

@@ -14,7 +14,7 @@ from slidegate.core.addresses import format_network
 from slidegate.core.bans.networks import BannedNetworks
 from slidegate.core.bans.policy import MAX_EXACT
 from slidegate.core.bans.rows import from_rows, to_rows
-from slidegate.core.bans.strikes import LATEST_US, Level, next_ban
+from slidegate.core.bans.strikes import Level, next_ban
 from slidegate.core.ring import entries
 
 from ...contract.programs import DAY_US, HOUR_US, SECOND_US
@@ -88,29 +88,12 @@ def test_strikes_of_the_future_leave_within_a_window_of_the_next_one() -> None:
     assert not struck.strike(HOUR_US + MINUTE_US, 2)
 
 
-def test_a_level_is_over_when_it_is_forgiven() -> None:
-    policy = BanPolicy("2/minute", "10m", factor=2, forgive="1h")
-    ban, level = next_ban(policy, "ann", "why", None, HOUR_US)
-    assert ban == ("ann", "why", "abuse", 1, HOUR_US, HOUR_US + 10 * MINUTE_US)
-    assert level == Level(1, ban.until_us or 0, HOUR_US + 70 * MINUTE_US)
-    second, after = next_ban(policy, "ann", "why", level, level.over_us - 1)
-    assert (second.level, second.until_us) == (2, level.over_us - 1 + 20 * MINUTE_US)
-    assert after == (2, second.until_us, (second.until_us or 0) + 2 * HOUR_US)
-    assert next_ban(policy, "ann", "why", level, level.over_us)[0].level == 1
-
-
 @given(st.integers(1, 30), st.integers(-DAY_US, 40 * HOUR_US))
 def test_each_time_that_forgives_since_the_end_of_a_ban_is_one_level_down(before: int, later_us: int) -> None:
     policy = BanPolicy("2/minute", "10m", forgive="1h")
     level = Level(before, DAY_US, DAY_US + before * HOUR_US)
     made, _ = next_ban(policy, "ann", "why", level, DAY_US + later_us)
     assert made.level == max(before - max(later_us, 0) // HOUR_US, 0) + 1
-
-
-def test_a_high_level_has_an_end_that_every_store_can_write() -> None:
-    policy = BanPolicy("1/minute", "400d", forgive="400d")
-    _, level = next_ban(policy, "ann", "why", Level(10**6, 0, LATEST_US), 0)
-    assert level.over_us == LATEST_US
 
 
 @pytest.mark.parametrize("factor", [1, 1.0, 1.1, 1.5, 4, 1_000])

@@ -100,17 +100,6 @@ def test_a_flood_of_bans_pushes_none_out_and_is_bounded(opened: Opened, observer
     assert kinds == {"banned": most + 2, "bans_full": 1, "strikes_dropped": 1, "keys_shared": 1}
 
 
-def test_bans_that_are_over_are_let_go_by_further_ones(opened: Opened, wall: FakeClock) -> None:
-    store = opened()
-    for number in range(500):
-        store.bans.strike(AT_ONCE, f"user:{number}", 1, "why")
-        store.bans.ban(f"192.0.2.{number % 200}", HOUR_US, "", "eve")
-    wall.advance("1h")
-    for number in range(1_000):
-        store.bans.ban(f"198.51.100.{number % 200}", SECOND_US, "", "eve")
-    assert len(store.bans.rows.bans) == 200
-
-
 def test_bans_come_and_go_while_threads_ask(opened: Opened, observer: RecordingObserver) -> None:
     store = opened()
 
