@@ -42,7 +42,7 @@ MAX_HELD: Final = 10_000
 _MEMORY: Final = "SG103"
 """The code of the middleware's finding about memory stores."""
 _LONG_US: Final = 3_600_000_000
-_NOT_THERE: Final = re.compile("there is no store|no slidegate data")
+_NOT_THERE: Final = re.compile("the first worker creates it")
 _OUTSIDE: Final = (type, ModuleType, FrameType, CodeType, str, bytes, int, float)
 """Types whose objects lead out of an application, or to nothing."""
 

@@ -97,9 +97,11 @@ class Gate:
             file = os.open(place, flags, 0o600)
         except OSError as error:
             if self._read_only and isinstance(error, FileNotFoundError):
-                raise StoreUnavailable(
-                    f"lmdb: there is no store at {self._path}: {place} does not exist; the first worker creates it"
-                ) from None
+                missing, remedy = place, "the first worker creates it"
+                if not self._path.parent.exists():
+                    missing, remedy = self._path.parent, "create it, or choose another path"
+                why = f"there is no store at {self._path}: {missing} does not exist"
+                raise StoreUnavailable(f"lmdb: {why}; {remedy}") from None
             raise unusable(self._path, error) from error
         if os.fstat(file).st_size:
             os.close(file)
