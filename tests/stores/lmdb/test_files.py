@@ -103,13 +103,23 @@ def test_who_reads_while_files_are_closed_is_answered_or_gets_an_error_of_the_st
     assert all(answers[1:])
 
 
-def test_a_disk_without_room_is_an_error_at_start(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize(
+    ("where", "call", "fault", "said"),
+    [
+        (os, "posix_fallocate", OSError(28, "No space left on device"), "free some space, or choose another path"),
+        (threading.Thread, "start", RuntimeError("can't start new thread"), "/store cannot be opened"),
+    ],
+)
+def test_without_disk_space_or_a_thread_a_start_says_so(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, where: object, call: str, fault: Exception, said: str
+) -> None:
+    def fails(*_: object) -> None:
+        raise fault
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(ConfigurationError, match="No space left on device; free some space, or choose another path"):
+    monkeypatch.setattr(where, call, fails)
+    with pytest.raises((ConfigurationError, StoreUnavailable), match=said) as failed:
         opened()
+    assert str(fault.args[-1]) in str(failed.value)
 
 
 @pytest.mark.parametrize("locked", ["counts-*", "gate", "users", "."])

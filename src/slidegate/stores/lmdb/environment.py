@@ -222,7 +222,7 @@ class Environment:
 
         Raises:
             ConfigurationError: The files cannot be used; the message names the remedy.
-            StoreUnavailable: They are opened for reading only, and cannot be read.
+            StoreUnavailable: They are opened for reading only, and cannot be read; or there is no thread to open them.
         """
         if self._opened is None:
             self._open_error = None  # of another start
@@ -240,7 +240,7 @@ class Environment:
         """Open the files in a thread, for the journal may have many lines; until then nobody gets a transaction.
 
         Raises:
-            StoreUnavailable: The last thread could not open them.
+            StoreUnavailable: The last thread could not open them, or none can be started.
         """
         failed, self._open_error = self._open_error, None
         if failed is not None:
@@ -248,7 +248,10 @@ class Environment:
         opening = self._opening
         if opening is None or not opening.is_alive():  # another thread may start one, too, which then does nothing
             opening = self._opening = threading.Thread(target=self._open, name="slidegate-lmdb", daemon=True)
-            opening.start()
+            try:
+                opening.start()
+            except RuntimeError as error:  # the container has too many threads, or the process is ending
+                raise StoreUnavailable(f"lmdb: {self.path} cannot be opened: {error}") from error
         return opening
 
     def _open(self) -> None:

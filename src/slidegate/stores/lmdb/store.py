@@ -81,7 +81,7 @@ class LmdbStore(Store):
 
     Raises:
         ConfigurationError: An option is out of range, or the files cannot be used; the message names the remedy.
-        StoreUnavailable: `read_only` is set, and the files cannot be read.
+        StoreUnavailable: `read_only` is set, and the files cannot be read; or no thread can be started to open them.
     """
 
     bans: LmdbBans
