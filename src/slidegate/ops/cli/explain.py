@@ -118,7 +118,8 @@ def _state_lines(state: dict[str, Any]) -> Iterator[str]:
             yield "  by the blocklist"
         if ban is not None:
             span = "for ever" if ban["left_s"] is None else f"for {span_of(ban['left_s'])}"
-            yield f"  by the ban of {ban['key']} {span}, until {end_of(ban)}; by {ban['by']}: {ban['reason']}"
+            source = ": ".join(filter(None, (ban["by"], ban["reason"])))
+            yield f"  by the ban of {ban['key']} {span}, until {end_of(ban)}; by {source}"
         for window in filter(_refuses, windows):
             yield f"  by {window['name']} {_until(window, state['at'])}: {window['used']} of {window['limit']} are used"
     for number, line in enumerate(_window_table(windows)):
