@@ -46,8 +46,8 @@ DEFAULT_TIMEOUT: Final = "1s"
 class RedisStore(Store):
     """Stores windows and bans in Redis or Valkey, for all hosts that use it.
 
-    Safe to share between threads and event loops, and after `fork`. Each event loop opens its own connection on first
-    use.
+    Safe to share between threads and event loops, and after `fork`. Each event loop opens up to four connections of its
+    own, as it needs them.
 
     Args:
         client: An address such as ``"redis://localhost:6379/0"``, see `urls`; or a client of
