@@ -15,7 +15,7 @@ from slidegate.core.calendar import Anchor, Calendar
 from slidegate.core.concurrency import ENTRY, PermitCounter, apart, entry, in_force
 from slidegate.core.limits import MAX_AMOUNT, MAX_WINDOW_US
 
-from ..contract.programs import DAY_US, HOUR_US, SECOND_US
+from ..contract.programs import DAY_US, SECOND_US
 from ..hurry import at_once
 
 MINUTE_US = 60_000_000
@@ -91,18 +91,6 @@ def test_without_a_time_zone_database_the_error_says_what_to_install(monkeypatch
     with pytest.raises(ConfigurationError, match=r"no time zone database to look up 'Asia/Tokyo': pip install tzdata"):
         Quota("5/day", zone="Asia/Tokyo")
     assert Quota("5/day", zone="UTC"), "UTC needs no database"
-
-
-def test_a_period_ends_in_unix_time() -> None:
-    quota, now_us = Quota("5/day"), 50
-    counter = quota.counter_by(lambda: NEW_YEAR_US - HOUR_US)
-    window, state = counter.spend(b"", now_us, 3)
-    ends_us = now_us + HOUR_US
-    assert state == (3, ends_us, NEW_YEAR_US, 0), "it leaves by the time of the store, and is found by Unix time"
-    assert counter.spend(window, now_us, 3) == (window, (3, ends_us, NEW_YEAR_US, HOUR_US))
-    assert counter.spend(window, now_us, 6)[1][3] == NEVER
-    assert counter.spend(b"", now_us, 6)[1] == (0, 0, 0, NEVER)
-    assert quota.expires_us(window) == NEW_YEAR_US + HOUR_US, "a clock that is set back by an hour still finds it"
 
 
 def test_hits_of_several_threads_pass_no_more_than_the_largest_amount() -> None:

@@ -8,7 +8,7 @@ from struct import iter_unpack, unpack
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from slidegate import BanPolicy, Decision, parse_limits
+from slidegate import BanPolicy, Decision, Quota, parse_limits
 from slidegate.core import NEVER, Bucket, Networks, Reason, WindowState, parse_address
 from slidegate.core.addresses import format_network
 from slidegate.core.bans.policy import may_ban
@@ -68,10 +68,12 @@ def bannable(keys: str, *protected: str, **options: Any) -> str:
     return " ".join(key for key in keys.split() if may_ban(BanPolicy(**options), key, networks)) or "none"
 
 
+A_DAY = Quota("5/day").counter_by(lambda: 1_735_686_000_000_000)
+"""An hour before the new year of 2025."""
 NAMES = {name: value for module in MODULES for name, value in vars(module).items() if not name.startswith("_")}
 NAMES |= {
     **{one.__name__: one for one in (shown, spent, period, addresses, tightest, decided, parts, bannable, timedelta)},
-    **{"EXACT": EXACT, "SLICED": SLICED, "MAX_UNITS": MAX_UNITS, "expires_us": expires_us},
+    **{"EXACT": EXACT, "SLICED": SLICED, "MAX_UNITS": MAX_UNITS, "expires_us": expires_us, "A_DAY": A_DAY},
 }
 
 
