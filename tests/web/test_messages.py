@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
+from starlette.routing import Mount, Route
 
 import slidegate
 from slidegate import BanPolicy, ConfigurationError, MessageLimits, RateLimit, RateLimitMiddleware, Rule
@@ -66,6 +69,7 @@ class Windows(RemoteStore):
 
 
 OWN = [call, middleware, from_file, bans, never, rows, page, Application, Windows, Starlette, FastAPI, LimitedTransport]
+OWN += [GZipMiddleware, Middleware, Mount, Route]
 NAMES = {
     **{name: getattr(slidegate, name) for name in slidegate.__all__},
     **{known.__name__: known for known in OWN},

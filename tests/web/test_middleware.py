@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 from fastapi import APIRouter, FastAPI
-from hypothesis import given
-from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.endpoints import HTTPEndpoint
@@ -146,27 +144,6 @@ def test_a_rule_without_a_name_counts_by_its_methods_and_its_paths_in_any_order(
     assert (
         len({identity, *(Rule(some, "1/minute").identity for some in (paths[:2], paths[0], " ".join(paths[:2])))}) == 4
     )
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["*", "/a"]), st.sampled_from([None, ("GET",)]), st.sampled_from([None, "/a", "b"])),
-        max_size=4,
-    )
-)
-def test_two_limits_of_one_middleware_never_share_a_bucket(written: list[tuple[str, Any, str | None]]) -> None:
-    rules = [
-        Rule(path, f"{amount}/minute", methods=methods, name=name)
-        for amount, (path, methods, name) in enumerate(written, start=1)
-    ]
-    is_apart = len({rule.identity for rule in rules}) == len(rules)
-    try:
-        RateLimitMiddleware(hello, rules=[*rules, Rule("/a", exempt=True), Rule("/a", block=True)])
-    except ConfigurationError as error:
-        assert "would share one bucket" in str(error)  # noqa: PT017 - whether it raises depends on the rules
-        assert not is_apart
-    else:
-        assert is_apart
 
 
 @pytest.mark.parametrize("read", ["limits", "cost"])
