@@ -167,7 +167,7 @@ class Breaker:
                 self.open_until_us = self._probe_us = 0
                 self._is_reporting_end = True
                 failures, after_us = self.failures - self._failures_before, now_us - self._began_us
-            message = f"the store answers again after {_shown(after_us)}, in which {failures} calls failed"
+            message = f"the store answers again after {_shown(after_us)} (failed calls: {failures})"
             try:
                 self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
             finally:
