@@ -487,6 +487,10 @@ class Denied(HTTPEndpoint):
     async def get(self, request: Request) -> Response:
         raise HTTPException(401)
 
+    @TIGHT
+    async def post(self, request: Request) -> Response:
+        return PlainTextResponse()
+
 
 @pytest.mark.parametrize(
     ("status", "made"),
@@ -505,6 +509,9 @@ async def test_an_http_exception_that_passes_has_the_status_of_its_answer(status
     assert await statuses(site, 3) == [status, status, 429]
     assert [(one.status, one.ended) for one in ear.outcomes] == [(status, "success")] * 2 + [(429, "refused")]
     assert "shadow_banned" in [event.kind for event in ear.events]
+    if status == 401:
+        assert await statuses(site, 2, method="POST", client=("192.0.2.9", 1)) == [200, 429]
+        assert [(one.status, one.ended) for one in ear.outcomes[3:]] == [(200, "success"), (429, "refused")]
     await attempt(RateLimitMiddleware(Denied, limits="9/hour", limiter=Limiter(observers=[outermost := Listener()])))
     assert [(one.status, one.ended) for one in outermost.outcomes] == [(500, "exception")]
 

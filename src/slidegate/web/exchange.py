@@ -143,7 +143,7 @@ class Exchange:
             return self._start(message)
         return self.send_on(message)
 
-    def answered(self, error: BaseException) -> int:
+    def answered(self, error: BaseException | None) -> int:
         """Return the status with which an application around the middleware answers an exception; 0 if none does."""
         return error.status_code if self.middleware.is_within and isinstance(error, HTTPException) else 0
 

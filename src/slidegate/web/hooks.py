@@ -130,13 +130,13 @@ class Report(Hook):
             tell(told, self._outcome(exchange, error, route, duration_us))
 
     def _outcome(self, exchange: Exchange, error: BaseException | None, route: str, duration_us: int) -> Outcome:
-        decided, status = exchange.decided, exchange.status
+        decided, status = exchange.decided, exchange.status or exchange.answered(error)
         decisions = [decision for _, decision in decided if decision.reason is not Reason.DISABLED]
         refusal: Decision | None = None
         ended: Ended = "success"
         if decisions and not decisions[-1].allowed:
             # Not if a limit at an endpoint refuses after the response has begun: the connection breaks.
-            refusal = None if error is not None and status and is_failure(error) else decisions[-1]
+            refusal = None if error is not None and exchange.status and is_failure(error) else decisions[-1]
         if decided.left_with is not None:  # whatever the application answers then
             ended, status = "cancelled", decided.left_with
         elif refusal not in (None, decided.cut_short):
