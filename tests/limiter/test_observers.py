@@ -3,11 +3,10 @@
 import logging
 import threading
 from dataclasses import FrozenInstanceError
-from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware
+from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware
 from slidegate.events import KINDS, Event, Observer, Outcome
 from slidegate.limiter.observers import FAILURE_EVERY_S
 from slidegate.testing import FakeClock, RecordingObserver
@@ -144,19 +143,6 @@ def test_an_observer_may_call_the_limiter_because_no_lock_is_taken(url: str) -> 
         assert sync.strike("user:7", BanPolicy("1/minute", "1h"))
         assert kinds == ["banned", "unbanned"]
         assert not sync.banned("user:7")
-
-
-async def receives_async(event: Event) -> None: ...
-
-
-class RequestsAsync:
-    async def request(self, outcome: Outcome) -> None: ...
-
-
-@pytest.mark.parametrize("bad", [receives_async, RequestsAsync()])
-def test_a_coroutine_function_is_no_observer(bad: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"coroutine function.*run_coroutine_threadsafe"):
-        Limiter().observe(bad)
 
 
 async def test_the_log_has_a_line_a_second_for_a_kind_and_rule(

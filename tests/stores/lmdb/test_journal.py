@@ -112,7 +112,7 @@ def test_a_start_waits_until_the_journal_is_read(machine: Machine, monkeypatch: 
     assert not store.hit(CHECKS).allowed
     with (machine.path / JOURNAL).open("ab") as file:
         file.write(b'\n{"v":2,"ban":{}}')
-    with pytest.raises(ConfigurationError, match="has lines of version 2"):
+    with pytest.raises(ConfigurationError, match=r"kept.jsonl has lines of version 2; upgrade slidegate"):
         machine.restart("3")
 
 
@@ -265,15 +265,6 @@ def test_each_change_is_a_line_with_named_fields_and_a_version(machine: Machine)
         **{"period": "year 01-01 UTC", "until_us": 1_009_843_200_000_000},
     }
     assert all_reset == {"v": 1, "reset_all": {}}
-
-
-def test_lines_of_a_later_version_are_an_error_that_says_what_to_do(machine: Machine) -> None:
-    ban(machine.store(), "user:eve")
-    machine.close()
-    with (machine.path / JOURNAL).open("ab") as file:
-        file.write(b'\n{"v":2,"ban":{}}')
-    with pytest.raises(ConfigurationError, match=r"kept.jsonl has lines of version 2; upgrade slidegate"):
-        machine.restart("2")
 
 
 def killed_at(act: Callable[[], object]) -> None:
