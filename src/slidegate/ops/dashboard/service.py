@@ -176,7 +176,7 @@ class Service:
 
     async def read_client(self, key: str) -> dict[str, Any]:
         """Return the ban, the windows and the latest refusals of a client."""
-        own = self.limiter.key_for(key)
+        own = self.limiter.key_for(key_of(key))
         keys = [own, *keys_of(key, self.limiter.middlewares)]
         windows = await windows_of(self.limiter, keys)
         ban = await self.limiter.banned(key)
