@@ -239,8 +239,9 @@ async def strike(
     if middleware is None or policy is None:
         if any(decision.reason is Reason.DISABLED for _, decision in decided):
             return None
-        names = ", ".join(map(repr, above)) or "none; write RateLimitMiddleware(..., bans=BanPolicy())"
+        names = ", ".join(map(repr, above)) or "none"
         problem = "name one of them" if policy is None else f"{quoted(policy)} is none{closest(policy, list(above))}"
+        problem = problem if above else "write RateLimitMiddleware(..., bans=BanPolicy())"
         raise ConfigurationError(f"strike: the ban policies of this endpoint are: {names}; {problem}")
     if decided.is_exempt_from(middleware):
         return None
