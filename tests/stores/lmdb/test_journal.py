@@ -110,10 +110,15 @@ def test_a_start_waits_until_the_journal_is_read(machine: Machine, monkeypatch: 
     store = machine.restart("2")
     store.keep_deadline(0.01)
     assert not store.hit(CHECKS).allowed
-    with (machine.path / JOURNAL).open("ab") as file:
-        file.write(b'\n{"v":2,"ban":{}}')
-    with pytest.raises(ConfigurationError, match=r"kept.jsonl has lines of version 2; upgrade slidegate"):
-        machine.restart("3")
+    no_window = '"quota":{"key":"ann","window":"x","spent":3,"until_us":9007199254740992}}'
+    for line, said in (
+        (f'{{"v":1,{no_window}', "cannot be opened: non-hexadecimal"),
+        ('{"v":2,"ban":{}}', r"kept.jsonl has lines of version 2; upgrade slidegate"),
+    ):
+        with (machine.path / JOURNAL).open("a") as file:
+            file.write(f"\n{line}")
+        with pytest.raises(ConfigurationError, match=said):
+            machine.restart("3")
 
 
 def test_who_sees_another_boot_id_joins_those_who_live(machine: Machine) -> None:
@@ -219,6 +224,8 @@ TORN = (
     b"\n[]",
     b'\n{"v":1,"ban":{}}',
     b'\n{"v":1,"later":{}}',
+    b'\n{"v":1,"ban":{"key":"user:mal","until_us":null}}',
+    b'\n{"v":1,"quota":{"key":"user:mal","window":"00","spent":"3","until_us":9007199254740992}}',
 )
 
 

@@ -259,10 +259,10 @@ class Environment:
             self._behind_gate(self._open_file)
         except OSError as error:
             self._open_error = unusable(self.path, error)
-        except lmdb.Error as error:
-            self._open_error = ConfigurationError(f"lmdb: {self.path} cannot be opened: {error}")
         except (ConfigurationError, StoreUnavailable) as error:
             self._open_error = error
+        except Exception as error:  # of LMDB, or of a line in the journal; without one, each question would try again
+            self._open_error = ConfigurationError(f"lmdb: {self.path} cannot be opened: {error}")
 
     def _open_file(self) -> None:
         if self._opened is None:

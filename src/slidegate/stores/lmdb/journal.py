@@ -49,6 +49,11 @@ _NAMED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "level": ("policy", "key"),
     "quota": ("key", "window"),
 }
+_TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "ban": {"key": str, "reason": str, "by": str, "level": int, "since_us": int, "until_us": int | None},
+    "level": {"policy": str, "key": str, "level": int, "until_us": int, "over_us": int},
+    "quota": {"key": str, "window": str, "spent": int, "until_us": int},
+}
 
 
 def name_of(kind: str, fields: Fields) -> Name:
@@ -86,10 +91,10 @@ def read_lines(lines: Iterable[bytes], unix_us: int) -> dict[Name, Fields]:
                 kept.pop(name_of(kind, fields), None)
                 if "lifted" in fields:
                     kept.pop((kind, fields["key"]), None)  # beside the ban of the network
-            else:
+            elif all(isinstance(fields[field], of) for field, of in _TYPES[kind].items()):
                 kept[name_of(kind, fields)] = fields
         except (ValueError, TypeError, AttributeError, KeyError):
-            continue  # a line that was torn
+            continue  # a line that was torn, or written by hand
     if later:
         raise ConfigurationError(f"lmdb: {JOURNAL} has lines of version {later}; upgrade slidegate")
     return kept
