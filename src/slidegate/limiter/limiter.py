@@ -309,8 +309,8 @@ class Limiter:
 
         Raises:
             ConfigurationError: The key is invalid, a mistyped address such as ``203.0.113.O``, the whole address space,
-                or a network wider than an IPv4 /8 or an IPv6 /19; the duration is invalid; or 1,000 networks are banned
-                already.
+                or a network with host bits or wider than an IPv4 /8 or an IPv6 /19; the duration is invalid; or 1,000
+                networks are banned already.
         """
         what = f'ban: duration (or "{PERMANENT}")'
         length_us = None if duration == PERMANENT else parse_duration_us(duration, what, 1, MAX_WINDOW_US, "1h")

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from ..core.addresses import parse_network
 from ..core.arguments import check_list
+from ..core.bans.ban import network_place
 from ..core.bans.policy import hand_ban_key
 from ..core.errors import InvalidKey, quoted
 from ..core.store import EventListener
@@ -71,6 +73,8 @@ def check_ban(key: object, files: Sequence[NetworkLookup]) -> None:
         InvalidKey: The key cannot be banned.
     """
     spelled = hand_ban_key(key)
+    if "/" in str(key) and network_place(spelled) is not None:
+        parse_network(str(key))  # with host bits it would ban many more than was meant
     kind, _, number = spelled.partition(":")
     if f"{kind.lower()}:" != _KIND:
         return
