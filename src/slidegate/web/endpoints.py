@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from copy import copy
 from functools import wraps
 from inspect import Parameter, Signature
@@ -24,11 +24,13 @@ from starlette.types import Receive, Scope, Send
 
 from ..core.arguments import unknown_option
 from ..core.decision import DISABLED, Decision, Reason
-from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
+from ..core.errors import ConfigurationError, RateLimitExceeded, closest, quoted
+from ..core.logs import logger
 from ..core.memo import remember
 from .decided import DECIDED_KEY, EXCHANGE_KEY, Decided, of_request
 from .default_limits import EXEMPT_MARK
 from .exchange import Exchange
+from .keys import PathParam, parts_of
 from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, takes_answer
 from .routes import labels_of
 from .rule_set import Plan, limits_kind, method_of
@@ -252,9 +254,22 @@ class RateLimit:
                     where = f"{where} {min(labels_of(scope), default=getattr(route, 'path', ''))}"
                 identity = rule.identity_of(f"{where} {_spelled(rule)}")
             plan = middleware.rule_set.plan_of_endpoint(rule, identity)
+            _report_parameters(rule, scope)
             # The memo keeps all three alive, so that no other object gets their ids.
             found = remember(plans, known, (plan, (self, endpoint, route)))
         return found[0]
+
+
+def _report_parameters(rule: Rule, scope: Scope) -> None:
+    """Log the path parameters by which a limit counts and which the route of a request does not have.
+
+    That is no error: a router may have the limit, and one of its routes the parameter.
+    """
+    names: Collection[str] = scope.get("path_params", ())
+    for part in parts_of(rule.key):
+        if isinstance(part, PathParam) and part.name not in names:
+            said = "RateLimit of %s: its route has no parameter %r to count by%s"
+            logger.warning(said, rule.label, part.name, closest(part.name, names))
 
 
 def _limits_of(written: Any, limits: Any) -> Any:
