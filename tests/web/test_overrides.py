@@ -104,7 +104,7 @@ async def test_a_full_file_takes_changes_and_gives_them_back_as_it_takes_bans(op
     app = guarded(limiter, Rule("*", "9/minute", name="api"))
     await limiter.override("api", "5/minute", "1h")
     full: list[str] = []
-    limiter.observe(lambda event: full.append(event.kind) if event.kind == "keys_shared" else None)
+    limiter.observe(lambda event: full.append(event.kind) if event.kind == "map_full" else None)
     number = 0
     while not full:
         await limiter.hit(f"user:{(number := number + 1)}", "5/minute")
