@@ -16,7 +16,7 @@ from redis.credentials import UsernamePasswordCredentialProvider
 
 from slidegate import BanPolicy, Limiter, parse_limits
 from slidegate.core import Bucket, Concurrency, Reason, StoreUnavailable
-from slidegate.stores.redis import RedisStore
+from slidegate.stores.redis import RedisStore, batch, refusals
 from slidegate.stores.redis.batch import MAX_IN_CALL
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -219,8 +219,10 @@ async def test_strikes_share_calls_and_a_ban_is_one_call_more(store: RedisStore,
 @pytest.mark.parametrize("banned", ["192.0.2.0/24", "192.0.2.9"])
 @pytest.mark.parametrize("running", ["server", "cluster"])
 async def test_what_one_worker_bans_and_unbans_is_known_to_the_others_as_soon_as_they_hear_of_it(
-    running: str, banned: str, request: pytest.FixtureRequest
+    running: str, banned: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(batch, "NEWS_S", 0.1)
+    monkeypatch.setattr(refusals, "TRUST_US", 100_000)
     deployment, subjects = request.getfixturevalue(running), (address("192.0.2.9"),)
     async with workers_at(deployment, 2) as (store, other):
         plenty = usual("100000/minute")
