@@ -316,15 +316,19 @@ async def test_calls_without_http_are_not_counted() -> None:
     assert counts((await statistics.read()).total) == {}
 
 
-def test_threads_lose_no_request_and_write_at_the_end_and_series_are_bounded(rows: SharedRows) -> None:
-    (limiter, statistics), kinds, rounds = worker_of(rows), RecordingObserver(), MAX_SERIES + 20
+def test_threads_lose_no_request_and_write_at_the_end_and_series_are_bounded(
+    rows: SharedRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most, rounds = 60, 80
+    monkeypatch.setattr(module, "MAX_SERIES", most)
+    (limiter, statistics), kinds = worker_of(rows), RecordingObserver()
     limiter.observe(kinds)
     race(lambda number, thread: statistics.request(told(passed("rule", route=f"GET /{number}"))), rounds)
     limiter.sync.close()
     found = asyncio.run(worker_of(rows)[1].read())
-    assert len(found.routes) == MAX_SERIES + 1
+    assert len(found.routes) == most + 1
     assert found.total.passed == THREADS * rounds
-    assert found.routes[OTHER].passed == found.rules[OTHER].passed == THREADS * (rounds - MAX_SERIES)
+    assert found.routes[OTHER].passed == found.rules[OTHER].passed == THREADS * (rounds - most)
     assert kinds.kinds == ["series_full"]
 
 
