@@ -158,11 +158,7 @@ class Rule:
         self.shadow = shadow
         self.blocks = block
         self.concurrency = None if concurrency is None else Concurrency(concurrency)
-        self.limits_function = check_takes("limits", limits, "request") if callable(limits) else None
-        fallback = parse_limits(fallback_limits)
-        if fallback_limits != DEFAULT_FALLBACK and not callable(limits):
-            raise ConfigurationError("requires a function as limits; add one, or remove it", "fallback_limits")
-        self.limits = fallback if callable(limits) else () if limits is None else parse_limits(limits)
+        self._read_limits(limits, fallback_limits)
         self.key = self._checked_key(key)
         self._read_cost(cost, cost_max)
         self.unit = None if unit is None else check_name(unit, "unit")
@@ -191,6 +187,13 @@ class Rule:
                 raise ConfigurationError(f"requires {needed}; add {written}, or remove {option}", option)
         if not given & {"limits", "concurrency", "exempt", "block"}:
             raise ConfigurationError(f'{self._call}: expected limits such as "5/minute"')
+
+    def _read_limits(self, limits: Limits | LimitsFunction | None, fallback_limits: Limits) -> None:
+        self.limits_function = check_takes("limits", limits, "request") if callable(limits) else None
+        fallback = parse_limits(fallback_limits)
+        if fallback_limits != DEFAULT_FALLBACK and not callable(limits):
+            raise ConfigurationError("requires a function as limits; add one, or remove it", "fallback_limits")
+        self.limits = fallback if callable(limits) else () if limits is None else parse_limits(limits)
 
     def _read_cost(self, cost: int | CostFunction, cost_max: int | None) -> None:
         self.cost_function = check_takes("cost", cost, "request") if callable(cost) else None
