@@ -223,7 +223,7 @@ def test_questions_keep_no_windows_that_were_swept_or_reset(rng: random.Random) 
 
     def spend() -> int:
         for key in keys:
-            for _ in range(30):
+            for _ in range(10):
                 clock.advance(us=1)
                 store.hit(((bucket, key, 1),))
         return held()
