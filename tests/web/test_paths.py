@@ -453,7 +453,7 @@ def test_requests_are_counted_as_the_routers_read_them(
 async def test_few_trees_have_an_application_that_reads_another_path(
     directory: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    many = 60
+    many = 100
     judges = [Judge(Tree(Random(2_000 + number), directory), number % 4) for number in range(many)]
     share = sum([(await judge.judge(20)).apart > 0 for judge in judges]) / many
     record_property("share of trees that a rule by path misses", share)
