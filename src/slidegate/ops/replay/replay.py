@@ -22,8 +22,8 @@ from .logs import AccessRecord
 
 MAX_KEYS: Final = 2_000_000
 """The most windows, and the most bans, that a replay keeps."""
-_SENT: Final = ("header:", "cookie:", "user", "mcp_tool", "function")
-"""What is in the name of a key whose values logs seldom have."""
+_SENT: Final = ("header:", "cookie:", "user", "mcp_tool:", "function")
+"""How the names of keys begin whose values logs seldom have."""
 _FULL: Final = ("keys_shared", "bans_full")
 """The events of a store that is full, whose decisions would no longer be those of the live one."""
 
@@ -63,14 +63,16 @@ class Replay:
         now_us: The virtual time in microseconds.
         unwaited: The labels of rules with ``wait`` or ``concurrency``. Requests that would wait are refused, and
             permits are always free, because a log does not record the duration of requests.
-        keyed: The labels of rules that count by what the log may lack, each with its key.
+        keyed: The labels of rules that count by what the log may lack, and ``default_limits``, each with its key.
     """
 
     def __init__(self, middlewares: Sequence[RateLimitMiddleware]) -> None:
         self.now_us = 0
         self.unwaited = [rule.label for one in middlewares for rule in one.rules if rule.wait_us or rule.concurrency]
         keyed = [(rule.label, _key_name(rule)) for one in middlewares for rule in one.rules]
-        self.keyed = [f"{label} ({name})" for label, name in keyed if any(kind in name for kind in _SENT)]
+        defaults = [one.default_rule for one in middlewares if one.default_rule is not None]
+        keyed += [("default_limits", _key_name(rule)) for rule in defaults]
+        self.keyed = [f"{label} ({name})" for label, name in keyed if _is_sent(name)]
         self._answer = _LoggedAnswer(middlewares[-1].app)
         self._outcome: Outcome
         self._events: list[Event] = []
@@ -160,6 +162,11 @@ def _copied(one: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> RateLim
 def _key_name(rule: Rule) -> str:
     """Return the name of what a rule counts by."""
     return "client" if rule.key is None else getattr(rule.key, "identity", "function")
+
+
+def _is_sent(name: str) -> bool:
+    """Return whether logs seldom have the values of a key, or of a part of it."""
+    return any(part.startswith(_SENT) for part in name.split("+"))
 
 
 def _without_wait(rule: Rule) -> Rule:
