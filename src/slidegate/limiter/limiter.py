@@ -273,8 +273,7 @@ class Limiter:
             StoreError: The store does not answer.
         """
         length_us = parse_duration_us(duration, "override: duration", 1_000_000, 30 * 86_400_000_000, "2h")
-        who = clean_reason(by, "by") or MANUAL
-        return await self.engine.overrides.set(name, limit, length_us, clean_reason(reason), who)
+        return await self.engine.overrides.set(name, limit, length_us, clean_reason(reason), _author(by))
 
     async def restore(self, name: str) -> bool:
         """End the override of a limit, or of ``"*"``, for all workers; False if it has none.
@@ -316,7 +315,7 @@ class Limiter:
         length_us = None if duration == PERMANENT else parse_duration_us(duration, what, 1, MAX_WINDOW_US, "1h")
         if not isinstance(key, KeyOf):
             check_ban(key, self.engine.networks)
-        known, why, who = self._ban_key(key), clean_reason(reason), clean_reason(by, "by") or MANUAL
+        known, why, who = self._ban_key(key), clean_reason(reason), _author(by)
         return await self.engine.command(lambda: self.store.bans.ban(known, length_us, why, who))
 
     async def unban(self, key: AnyKey, *, by: str = MANUAL) -> bool:
@@ -329,7 +328,7 @@ class Limiter:
             ConfigurationError: The key is invalid; see `ban`.
             StoreError: The store does not answer.
         """
-        known, who = self._ban_key(key), clean_reason(by, "by") or MANUAL
+        known, who = self._ban_key(key), _author(by)
         return await self.engine.command(partial(self.store.bans.unban, known, who))
 
     async def banned(self, key: AnyKey) -> Ban | None:
@@ -582,6 +581,10 @@ class Limiter:
             return hand_ban_key(self.engine.keys.normalize(key)[0])
         ban_key(key)
         return self.engine.keys.normalize(key)[0]
+
+
+def _author(by: object) -> str:
+    return clean_reason(by, "by") or MANUAL
 
 
 def check_cost(cost: object, what: str = "cost") -> int:

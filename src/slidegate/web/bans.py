@@ -240,8 +240,12 @@ async def strike(
         if any(decision.reason is Reason.DISABLED for _, decision in decided):
             return None
         names = ", ".join(map(repr, above)) or "none"
-        problem = "name one of them" if policy is None else f"{quoted(policy)} is none{closest(policy, list(above))}"
-        problem = problem if above else "write RateLimitMiddleware(..., bans=BanPolicy())"
+        if not above:
+            problem = "write RateLimitMiddleware(..., bans=BanPolicy())"
+        elif policy is None:
+            problem = "name one of them"
+        else:
+            problem = f"{quoted(policy)} is none{closest(policy, list(above))}"
         raise ConfigurationError(f"strike: the ban policies of this endpoint are: {names}; {problem}")
     if decided.is_exempt_from(middleware):
         return None

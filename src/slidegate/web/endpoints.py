@@ -30,7 +30,7 @@ from ..core.memo import remember
 from .decided import DECIDED_KEY, EXCHANGE_KEY, Decided, of_request
 from .default_limits import EXEMPT_MARK
 from .exchange import Exchange
-from .keys import PathParam, parts_of
+from .keys import path_parameters
 from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, takes_answer
 from .routes import labels_of
 from .rule_set import Plan, limits_kind, method_of
@@ -266,10 +266,10 @@ def _report_parameters(rule: Rule, scope: Scope) -> None:
     That is no error: a router may have the limit, and one of its routes the parameter.
     """
     names: Collection[str] = scope.get("path_params", ())
-    for part in parts_of(rule.key):
-        if isinstance(part, PathParam) and part.name not in names:
+    for name in path_parameters(rule.key, rule.fair):
+        if name not in names:
             said = "RateLimit of %s: its route has no parameter %r to count by%s"
-            logger.warning(said, rule.label, part.name, closest(part.name, names))
+            logger.warning(said, rule.label, name, closest(name, names))
 
 
 def _limits_of(written: Any, limits: Any) -> Any:

@@ -142,16 +142,15 @@ class Report(Hook):
         elif refusal not in (None, decided.cut_short):
             ended = "refused"
         elif not exchange.is_complete:
-            ended, status = _ended(exchange, error)
+            ended, status = _ended(exchange, error, status)
         began_us = self._unix_us() - duration_us
         return Outcome(decisions, refusal, decided.shadow_rules, route, status, ended, began_us, duration_us)
 
 
-def _ended(exchange: Exchange, error: BaseException | None) -> tuple[Ended, Any]:
+def _ended(exchange: Exchange, error: BaseException | None, status: Any) -> tuple[Ended, Any]:
     """Return how a request that was not refused has ended before its response was complete, and its status."""
-    status = exchange.status
     if error is not None and is_failure(error):
-        answered = 0 if status else exchange.answered(error)
-        return ("success", answered) if answered else ("exception", status or _FAILED)
+        is_answered = status and not exchange.status
+        return "success" if is_answered else "exception", status or _FAILED
     is_done = status and exchange.scope["type"] == "websocket"
     return ("success" if is_done and (error is None or isinstance(error, WebSocketDisconnect)) else "cancelled"), status

@@ -341,6 +341,11 @@ def parts_of(key: object) -> Iterator[object]:
         yield from parts_of(part)
 
 
+def path_parameters(*keys: object) -> list[str]:
+    """Return the names of the path parameters by which keys count."""
+    return [part.name for key in keys for part in parts_of(key) if isinstance(part, PathParam)]
+
+
 class _User(Key):
     """The authenticated user; see `user`."""
 

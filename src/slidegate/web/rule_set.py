@@ -27,7 +27,7 @@ from .decided import EXEMPT
 from .default_limits import DefaultLimits
 from .exchange import Hook
 from .hooks import Report, hooks_of
-from .keys import Key, KeyFunction, PathParam, everyone, parts_of
+from .keys import Key, KeyFunction, everyone, path_parameters
 from .paths import ANY_PATH, PathIndex, PathReader, RulePath, Texts, with_parameters
 from .rules import Limits, LimitsFunction, Rule
 
@@ -105,8 +105,7 @@ class BoundRule:
         functions = rule.limits_function, self.key_function, rule.cost_function, rule.when
         self.asks = any(function is not None for function in functions) or bool(rule.wait_us)
         self.by_client = not self.asks and (self.key is None or self.key is everyone)
-        parts = [part for key in (rule.key, rule.fair) for part in parts_of(key)]
-        self._parameters = [part.name for part in parts if isinstance(part, PathParam)]
+        self._parameters = path_parameters(rule.key, rule.fair)
         self._reader = paths if self._parameters else None
         # Compiled anew: FastHTML, which may be imported after a rule was made, changes what texts routers take.
         self.paths = tuple([RulePath(path.path) for path in rule.rule_paths])

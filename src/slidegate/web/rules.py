@@ -18,7 +18,7 @@ from ..core.limits import MAX_AMOUNT, AnyLimit, check_name, check_whole, parse_d
 from ..limiter import check_cost
 from ..limiter.failover import OnError, check_on_error
 from .exchange import client_key
-from .keys import Key, KeyCondition, KeyFunction, PathParam, parts_of
+from .keys import Key, KeyCondition, KeyFunction, path_parameters
 from .paths import RulePath
 
 CostFunction: TypeAlias = Callable[[Any], int | Awaitable[int]]
@@ -236,14 +236,12 @@ class Rule:
 
     def _check_parameters(self, key: Key, option: str) -> None:
         """Check that its paths have the parameters by which it counts."""
-        for part in parts_of(key):
-            names: Collection[str]
-            for path, names in [(path.path, path.convertors) for path in self.rule_paths] or [("*", {})]:
-                if isinstance(part, PathParam) and part.name not in names:
-                    raise ConfigurationError(
-                        f"path_param: {quoted(path)} has no parameter {quoted(part.name)}{closest(part.name, names)}",
-                        option,
-                    )
+        names: Collection[str]
+        for path, names in [(path.path, path.convertors) for path in self.rule_paths] or [("*", {})]:
+            for name in path_parameters(key):
+                if name not in names:
+                    problem = f"{quoted(path)} has no parameter {quoted(name)}{closest(name, names)}"
+                    raise ConfigurationError(f"path_param: {problem}", option)
 
     @property
     def _call(self) -> str:

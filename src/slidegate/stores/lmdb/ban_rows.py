@@ -112,9 +112,8 @@ class LmdbBanRows:
         if new is None:
             self._txn.delete(row, b"", database)
             return
-        packed = json.dumps(new, separators=(",", ":")).encode()
-        self._txn.put(row, packed, db=database)
-        if (due_us := _due_us(kind, row, packed)) is not None:
+        self._txn.put(row, json.dumps(new, separators=(",", ":")).encode(), db=database)
+        if (due_us := _end_us(new)) is not None:
             self._rows.recheck_at(index, due_us, row, kind)
 
     def _keep_networks(self, networks: BannedNetworks) -> None:
@@ -143,4 +142,8 @@ def level_of(packed: bytes) -> Level:
 
 def _due_us(kind: str, row: bytes, packed: bytes) -> int | None:
     """Return when a row of `bans` or `levels` can be deleted; None for never."""
-    return level_of(packed).over_us if kind == LEVELS else ban_of(packed).until_us
+    return _end_us(level_of(packed) if kind == LEVELS else ban_of(packed))
+
+
+def _end_us(kept: Ban | Level) -> int | None:
+    return kept.until_us if isinstance(kept, Ban) else kept.over_us
