@@ -4,11 +4,13 @@ Where a test is not about tasks or threads, it runs with a client that awaits an
 """
 
 import asyncio
+import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from functools import partial
+from inspect import isawaitable
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -30,16 +32,15 @@ from trio.testing import MockClock
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, SlidegateError
 from slidegate.core import StoreUnavailable
-from slidegate.httpx import GITHUB_STATUSES, LimitedTransport, SyncLimitedTransport, TurnTimeout, read_pause_us
+from slidegate.httpx import GITHUB_STATUSES, LimitedTransport, SyncLimitedTransport, read_pause_us
 from slidegate.limiter.aio import answer_of
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..virtual_time import VirtualTime
+from ..virtual_time import VirtualTime, turns
 
 URL = "http://api.example.com/"
 KEY = "to:api.example.com"
 Answer: TypeAlias = tuple[int, Mapping[str, str]]
-OK: Answer = (200, {})
 
 
 class Body(httpx.ByteStream):
@@ -55,15 +56,37 @@ class Body(httpx.ByteStream):
         self.close()
 
 
-class Server(httpx.AsyncBaseTransport, httpx.BaseTransport):
-    """Returns responses from a list, repeating the last one; records the bodies and times of requests."""
+class Scene(httpx.AsyncBaseTransport, httpx.BaseTransport):
+    """A client of either kind, its limiter, and the server behind its transport, which answers as told, and then 200.
 
-    def __init__(self, now_s: Callable[[], float], *answers: Answer) -> None:
-        self._now_s = now_s
-        self._answers = list(answers or [OK])
+    Time passes by their clock, in threads that sleep, too.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        monkeypatch: pytest.MonkeyPatch,
+        *answers: Answer,
+        delay_s: float = 0,
+        ban: Any = None,
+        **options: Any,
+    ) -> None:
+        """Make them; the server takes `delay_s`, and `ban` stands in the place of the store's method."""
+        self.kind, self.answers, self.delay_s = kind, list(answers), delay_s
+        self.clock = FakeClock(10**12)
+        self.time = VirtualTime(self.clock)
+        self.observer = RecordingObserver(without=["refused"])
+        self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.observer])
+        if ban is not None:
+            monkeypatch.setattr(self.limiter.store.bans, "ban", ban)
         self.sent_s, self.bodies, self.responses = list[float](), list[bytes](), list[Body]()
-        self.delay_s = 0.0
-        self.closed = 0
+        self.times_closed = 0
+        self.tasks, self.scopes = list[asyncio.Task[str]](), list[anyio.CancelScope]()
+        self.use_client(**options)
+        times = SimpleNamespace(monotonic=self.now_s, time=self.now_s, sleep=self._sleep)
+        monkeypatch.setattr("slidegate.httpx.time", times)
+
+    # -- the server ----------------------------------------------------------------------------------------------------
 
     def handle_request(self, request: Any) -> httpx.Response:
         return self._answer(b"".join(request.stream))
@@ -74,58 +97,137 @@ class Server(httpx.AsyncBaseTransport, httpx.BaseTransport):
         return answer
 
     def close(self) -> None:
-        self.closed += 1
+        self.times_closed += 1
 
     async def aclose(self) -> None:
         self.close()
 
     def _answer(self, body: bytes) -> httpx.Response:
-        self.sent_s.append(self._now_s())
+        self.sent_s.append(self.now_s())
         self.bodies.append(body)
-        status, headers = self._answers[0] if len(self._answers) == 1 else self._answers.pop(0)
+        status, headers = self.answers.pop(0) if self.answers else (200, {})
         self.responses.append(Body(b"answer"))
         return httpx.Response(status, headers=dict(headers), stream=self.responses[-1])
 
-    @property
-    def gaps_s(self) -> list[float]:
-        return [round(later - earlier, 6) for earlier, later in pairwise(self.sent_s)]
-
-
-class Scene:
-    """A client of either kind, a limiter and a server; time passes by their clock, in threads that sleep, too."""
-
-    def __init__(self, kind: str, monkeypatch: pytest.MonkeyPatch, *answers: Answer, **options: Any) -> None:
-        self.kind = kind
-        self.clock = FakeClock(10**12)
-        self.time = VirtualTime(self.clock)
-        self.observer = RecordingObserver(without=["refused"])
-        self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.observer])
-        self.server = Server(self.now_s, *answers)
-        self.client = self.another_client(**options)
-        times = SimpleNamespace(monotonic=self.now_s, time=self.now_s, sleep=self.sleep)
-        monkeypatch.setattr("slidegate.httpx.time", times)
+    # -- time and the client -------------------------------------------------------------------------------------------
 
     def now_s(self) -> float:
         return self.clock.now_us / 1_000_000
 
-    def sleep(self, span_s: float) -> None:
+    def passed_s(self) -> float:
+        return round(self.now_s() - 10**6, 4)  # timers add microseconds
+
+    def _sleep(self, span_s: float) -> None:
         self.clock.advance(us=round(span_s * 1_000_000))
 
-    def another_client(self, **options: Any) -> Any:
-        options = {"limiter": self.limiter, "transport": self.server, "limits": "1000/second", **options}
+    def use_client(self, **options: Any) -> None:
+        """Make a client of the limiter, and use it from now on."""
+        options = {"limiter": self.limiter, "transport": self, "limits": "1000/second", **options}
         if self.kind == "sync":
-            return httpx.Client(transport=SyncLimitedTransport(**options))
-        return httpx.AsyncClient(transport=LimitedTransport(**options))
+            self.client: Any = httpx.Client(transport=SyncLimitedTransport(**options))
+        else:
+            self.client = httpx.AsyncClient(transport=LimitedTransport(**options))
 
-    async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a method of the client: in a thread if it blocks."""
-        return await (run_sync(function, *arguments) if self.kind == "sync" else function(*arguments))
+    async def call(self, name: str, *arguments: Any, of: Any = None, **options: Any) -> Any:
+        """Call a method of the client, or of another object: in a thread if it blocks."""
+        method = partial(
+            getattr(of or self.client, name if self.kind == "async" else name.removeprefix("a")), *arguments, **options
+        )
+        return await (run_sync(method) if self.kind == "sync" else method())
 
-    async def get(self, url: str = URL) -> Any:
-        return await self.call(self.client.get, url)
+    # -- the words of sent.txt -----------------------------------------------------------------------------------------
 
-    async def statuses(self, count: int = 1) -> list[int]:
-        return [(await self.get()).status_code for _ in range(count)]
+    async def play(self, line: str) -> str:
+        """Return what an expression gives, of these methods, the tasks and their scopes, and what operators write."""
+        operators = {"ban": self.limiter.ban, "unban": self.limiter.unban, "advance": self.clock.advance}
+        own = {name: getattr(self, name) for name in dir(self) if not name.startswith("_")}
+        said = eval(line, WORDS | own | operators)
+        said = await said if isawaitable(said) else said
+        return said if isinstance(said, str) else ""
+
+    async def get(self, url: str = URL) -> str:
+        """Return the status, or the error, and when it came."""
+        try:
+            said = str((await self.call("get", url)).status_code)
+        except SlidegateError as error:
+            about: Any = error
+            said = f"{about!r} of {about.key}, {about.request.url}, {about.retry_after_us} us"
+        return f"{said} at {self.passed_s():g} s"
+
+    async def gets(self) -> str:
+        """Return the statuses until one is 200, the seconds between requests, and events of pauses."""
+        statuses = list[str]()
+        while "200" not in statuses:
+            statuses.append((await self.get()).partition(" ")[0])
+        gaps = " ".join(f"{round(later - earlier, 6):g}" for earlier, later in pairwise(self.sent_s))
+        told = [f"\n{event.kind}: {event.message}" for event in self.observer.events if "pause_" in event.kind]
+        return f"{' '.join(statuses)} with gaps of {gaps} s{''.join(told)}"
+
+    async def post(self, *, streamed: bool = False, read: bool = False) -> str:
+        """Return the status, and the bodies that the server got."""
+        stream = Body(b"answer").__iter__() if self.kind == "sync" else Body(b"answer").__aiter__()
+        request = self.client.build_request("POST", URL, content=stream if streamed else b"answer")
+        if read:
+            await self.call("aread", of=request)
+        status = (await self.call("send", request)).status_code
+        return f"{status} for {b', '.join(self.bodies).decode()}"
+
+    async def stream(self) -> str:
+        """Return the status, and how often responses were closed before the client closes its own, and then."""
+        response = await self.call("send", self.client.build_request("GET", URL), stream=True)
+        before = self.closed()
+        await self.call("aclose", of=response)
+        return f"{response.status_code}, closed {before}, then {self.closed()}"
+
+    async def come(self, times: int = 1) -> None:
+        """Begin requests in tasks, each in a scope of its own."""
+
+        async def within(scope: anyio.CancelScope) -> str:
+            with scope:
+                return await self.get()
+            return f"left at {self.passed_s():g} s"
+
+        for _ in range(times):
+            self.scopes.append(anyio.CancelScope())
+            self.tasks.append(asyncio.create_task(within(self.scopes[-1])))
+            await turns()
+
+    async def end(self) -> str:
+        """Return what becomes of the requests that have come."""
+        ended = await asyncio.gather(*self.tasks, return_exceptions=True)
+        return "\n".join(one if isinstance(one, str) else type(one).__name__ for one in ended)
+
+    async def bans(self) -> str:
+        found = [ban async for ban in self.limiter.bans()]
+        return "\n".join(f"{ban.key} by {ban.by} for {ban.left_us(self.clock())} us: {ban.reason}" for ban in found)
+
+    async def used(self, key: str) -> str:
+        return "\n".join(f"{one.rule}: {one.used}" for one in (await self.limiter.inspect(key)).windows)
+
+    def told(self) -> str:
+        return "\n".join(f"{event.kind}: {event.message}" for event in self.observer.events)
+
+    def sent(self) -> str:
+        return f"at {', '.join(f'{round(at_s - 10**6, 4):g}' for at_s in self.sent_s)} s"
+
+    def closed(self) -> str:
+        return " ".join(str(body.closed) for body in self.responses)
+
+
+async def unreachable(*ban: object) -> None:
+    raise StoreUnavailable("the wire is cut")
+
+
+async def silent(*ban: object) -> None:
+    await asyncio.sleep(3_600)
+
+
+def after(seconds: float, status: int = 429) -> Answer:
+    return status, {"Retry-After": str(seconds)}
+
+
+WORDS: dict[str, Any] = {"OK": (200, {}), "after": after, "silent": silent, "unreachable": unreachable, "KEY": KEY}
+WORDS |= {"GITHUB": GITHUB_STATUSES, "sleep": asyncio.sleep}
 
 
 @pytest.fixture(params=["async", "sync"])
@@ -141,8 +243,21 @@ def scene(kind: str, monkeypatch: pytest.MonkeyPatch) -> MakeScene:
     return partial(Scene, kind, monkeypatch)
 
 
-tasks = pytest.mark.parametrize("kind", ["async"])
-"""Tests in which several requests wait at the same time: the virtual time is that of an event loop."""
+@pytest.mark.parametrize(("file", "kind"), [("sent.txt", "async"), ("sent.txt", "sync"), ("tasks.txt", "async")])
+def test_what_clients_send_and_get(file: str, texts: Callable[..., None], scene: MakeScene) -> None:
+    path = Path(__file__).with_name(file)
+    scenarios: list[list[str]] = []
+    for line in re.findall("^> (.*)$", path.read_text("utf-8"), re.MULTILINE):
+        if line.startswith("client"):
+            scenarios.append([])
+        scenarios[-1].append(line)
+
+    async def played(first: str, *others: str) -> list[str]:
+        made = eval(first, WORDS | {"client": scene})
+        return ["", *[await made.play(line) for line in others]]
+
+    answers = [answer for scenario in scenarios for answer in asyncio.run(played(*scenario))]
+    texts(path, "> ", lambda _: answers.pop(0))
 
 
 def test_threads_wait_for_room() -> None:
@@ -154,17 +269,7 @@ def test_threads_wait_for_room() -> None:
         assert monotonic() - began_s >= 0.6
 
 
-@tasks
-async def test_a_unit_is_charged_at_the_time_of_sending(scene: MakeScene) -> None:
-    made = scene(limits="1/second")
-    made.server.delay_s = 10
-    first = asyncio.create_task(made.get())
-    await asyncio.sleep(1)
-    await asyncio.gather(first, made.get())
-    assert made.time.passed_s == 11
-
-
-@tasks
+@pytest.mark.parametrize("kind", ["async"])
 async def test_no_window_has_more_sendings_than_the_limit(scene: MakeScene, rng: Random) -> None:
     made = scene(limits="5/second; 12/4s", wait="10m")
 
@@ -175,197 +280,10 @@ async def test_no_window_has_more_sendings_than_the_limit(scene: MakeScene, rng:
                 await made.get()
 
     await asyncio.gather(*(one() for _ in range(100)))
-    sent = made.server.sent_s
+    sent = made.sent_s
     assert len(sent) > 20
     for amount, window_s in ((5, 1), (12, 4)):
         assert all(later - earlier >= window_s - 1e-6 for earlier, later in zip(sent, sent[amount:], strict=False))
-
-
-async def test_a_request_that_would_wait_too_long_fails_at_once(scene: MakeScene) -> None:
-    made = scene(limits="1/minute", wait="20s")
-    await made.get()
-    with pytest.raises(TurnTimeout, match="no room for a request within 20 s: limited; retry after 60 s") as caught:
-        await made.get()
-    assert isinstance(caught.value, SlidegateError)
-    assert isinstance(caught.value, httpx.PoolTimeout)
-    assert (caught.value.key, caught.value.retry_after_us) == (KEY, 60_000_000)
-    assert caught.value.request.url == URL
-    assert made.clock.now_us == 10**12
-    assert len(made.server.sent_s) == 1
-
-
-async def test_each_host_has_a_queue_and_a_count_of_its_own(scene: MakeScene) -> None:
-    made = scene(limits="1/second")
-    await made.limiter.ban("192.0.2.1", "1h")  # a banned client can still be a server of outbound requests
-    for host in ("a.example.com", "b.example.com", "192.0.2.1"):
-        await made.get(f"http://{host}:8000/")
-    assert made.server.gaps_s == [0, 0]
-    (window,) = (await made.limiter.inspect("to:a.example.com")).windows
-    assert (window.rule, window.used) == ("outbound", 1)
-
-
-@tasks
-async def test_a_cancelled_request_leaves_the_queue_and_charges_nothing(scene: MakeScene) -> None:
-    made = scene(limits="1/second")
-    first, second, third = (asyncio.create_task(made.get()) for _ in range(3))
-    await first
-    await asyncio.sleep(0.5)
-    second.cancel()
-    await third
-    assert made.server.gaps_s == [1]
-
-
-@tasks
-async def test_a_request_cancelled_after_sending_stays_charged(scene: MakeScene) -> None:
-    made = scene(limits="1/second")
-    made.server.delay_s = 0.4
-    with suppress(TimeoutError):
-        async with asyncio.timeout(0.3):
-            await made.get()
-    await made.get()
-    assert made.time.passed_s == pytest.approx(1 + 0.4)
-
-
-def test_a_request_is_sent_again_after_a_pause(scene: MakeScene, texts: Callable[..., None]) -> None:
-    async def played(*answers: Answer, **options: Any) -> str:
-        """Return the statuses until a client gets 200, the seconds between requests, and events of pauses."""
-        made, statuses = scene(*answers, OK, **options), list[int]()
-        while 200 not in statuses:
-            statuses += await made.statuses()
-        gaps = " ".join(f"{gap:g}" for gap in made.server.gaps_s)
-        told = [f"\n{event.kind}: {event.message}" for event in made.observer.events if "pause_" in event.kind]
-        return f"{' '.join(map(str, statuses))} with gaps of {gaps} s{''.join(told)}"
-
-    names = {"played": played, "WAIT_7": {"Retry-After": "7"}, "GITHUB": GITHUB_STATUSES}
-    texts(Path(__file__).with_name("sent.txt"), "> ", lambda line: asyncio.run(eval(f"played({line})", dict(names))))
-
-
-async def test_clients_that_share_a_limiter_spend_and_pause_together(scene: MakeScene) -> None:
-    made = scene(OK, (429, {"Retry-After": "60"}), OK, limits="9/minute", wait="20s")
-    assert await made.statuses(2) == [200, 429]
-    other = made.another_client(limits="9/minute", wait="20s")
-    for client in (made.client, other):
-        with pytest.raises(TurnTimeout, match="after 60 s at the earliest"):
-            await made.call(client.get, URL)
-    (ban,) = [ban async for ban in made.limiter.bans()]
-    assert (ban.key, ban.by, ban.reason) == (KEY, "outbound", "it answered 429")
-    assert len(made.server.sent_s) == 2
-    (window,) = (await made.limiter.inspect(KEY)).windows
-    assert window.used == 2
-    made.clock.advance("60s")
-    assert await made.statuses() == [200]
-
-
-@tasks
-async def test_an_operator_can_end_a_pause(scene: MakeScene) -> None:
-    made = scene((429, {"Retry-After": "60"}), OK, retries=0, wait="90s")
-    await made.get()
-    waiting = asyncio.create_task(made.get())
-    await asyncio.sleep(5)
-    (ban,) = [ban async for ban in made.limiter.bans()]
-    assert [(event.kind, event.message) for event in made.observer.events] == [
-        ("banned", f"{KEY} is banned until {ban.until:%Y-%m-%dT%H:%M:%SZ} by outbound: it answered 429")
-    ]
-    await made.limiter.unban(ban.key)
-    await waiting
-    assert made.observer.events[-1].message == f"{KEY} was unbanned by manual"
-    assert 5 <= made.server.gaps_s[0] <= 6
-
-
-@pytest.mark.parametrize("name", ["k" * 500, "", "\udc80", None])
-async def test_any_key_counts_and_pauses(scene: MakeScene, name: str | None) -> None:
-    made = scene(OK, (429, {"Retry-After": "7"}), OK, limits="3/hour", key=lambda request: name)
-    assert await made.statuses(2) == [200, 200 if name is not None else 429]
-    assert made.server.gaps_s == ([0, 7] if name is not None else [0])
-    with suppress(TurnTimeout) if name is None else pytest.raises(TurnTimeout) as caught:
-        await made.statuses(2)
-    assert caught is None or len(f"{caught.value.key}{caught.value}".encode()) < 200
-
-
-@tasks
-async def test_a_short_pause_does_not_end_a_longer_one_or_the_ban_of_an_operator(scene: MakeScene) -> None:
-    made = scene((429, {"Retry-After": "60"}), (429, {"Retry-After": "2"}), retries=0)
-    made.server.delay_s = 1
-    await asyncio.gather(made.get(), made.get())
-    ban = await made.limiter.banned(KEY)
-    assert ban is not None
-    assert ban.left_us(made.clock.now_us) == 60_000_000
-    made = scene((429, {"Retry-After": "60"}), retries=0)
-    made.server.delay_s, under_way = 1, list[asyncio.Task[Any]]()
-    for later_s in (0, 0.06, 0.05):
-        await asyncio.sleep(later_s)
-        under_way.append(asyncio.create_task(made.get()))
-    await asyncio.gather(*under_way)
-    ban = await made.limiter.banned(KEY)
-    assert ban is not None
-    assert ban.left_us(made.clock.now_us) == 60_000_000, "the third answer is a tenth of a second after the first"
-    assert made.observer.kinds == ["banned"] * 2
-    made = scene((429, {"Retry-After": "60"}), retries=0)
-    made.server.delay_s = 1
-    overtaken = asyncio.create_task(made.get())
-    await asyncio.sleep(0.5)
-    await made.limiter.ban(KEY, "permanent", by="alice")
-    await overtaken
-    with pytest.raises(TurnTimeout) as caught:
-        await made.get()
-    assert caught.value.retry_after_us is None
-
-
-async def unreachable(*ban: object) -> None:
-    raise StoreUnavailable("the wire is cut")
-
-
-async def silent(*ban: object) -> None:
-    await asyncio.sleep(3_600)
-
-
-@pytest.mark.parametrize(
-    ("kind", "ban", "takes_s"), [("async", unreachable, 0), ("sync", unreachable, 0), ("async", silent, 1)]
-)
-async def test_a_pause_that_cannot_be_stored_is_an_event_and_delays_a_response_by_a_second(
-    scene: MakeScene, monkeypatch: pytest.MonkeyPatch, ban: Any, takes_s: int
-) -> None:
-    made = scene((429, {"Retry-After": "7"}), OK)
-    monkeypatch.setattr(made.limiter.store.bans, "ban", ban)
-    assert await made.statuses() == [429]
-    assert made.time.passed_s == takes_s
-    assert made.observer.kinds == ["pause_unshared"]
-
-
-@pytest.mark.parametrize(("body", "times"), [("in memory", 2), ("a stream", 1), ("read before", 2)])
-async def test_a_body_is_sent_again_if_it_is_in_memory(scene: MakeScene, body: str, times: int) -> None:
-    made = scene((429, {"Retry-After": "1"}), OK)
-    stream = Body(b"answer").__iter__() if made.kind == "sync" else Body(b"answer").__aiter__()
-    request = made.client.build_request("POST", URL, content=b"answer" if body == "in memory" else stream)
-    if body == "read before":
-        await made.call(request.read if made.kind == "sync" else request.aread)
-    assert (await made.call(made.client.send, request)).status_code == (200 if times == 2 else 429)
-    assert made.server.bodies == [b"answer"] * times
-
-
-@pytest.mark.parametrize("statuses", [(429, 200), (429, 429)])
-async def test_a_response_in_whose_place_another_came_is_closed(scene: MakeScene, statuses: tuple[int, int]) -> None:
-    made = scene(*((status, {"Retry-After": "5"}) for status in statuses))
-    send = partial(made.client.send, made.client.build_request("GET", URL), stream=True)
-    response = await made.call(send)
-    assert response.status_code == statuses[1]
-    assert [body.closed for body in made.server.responses] == [1, 0]
-    await made.call(response.close if made.kind == "sync" else response.aclose)
-    assert [body.closed for body in made.server.responses] == [1, 1]
-
-
-async def within_scope(work: Awaitable[Any], span_s: float) -> None:
-    with anyio.fail_after(span_s):
-        await work
-
-
-@tasks
-@pytest.mark.parametrize("within", [asyncio.wait_for, within_scope])
-async def test_cancelling_a_retry_closes_the_response(scene: MakeScene, within: Callable[..., Awaitable[None]]) -> None:
-    made = scene((429, {"Retry-After": "5"}), OK)
-    with pytest.raises(TimeoutError):
-        await within(made.get(), 2)
-    assert [body.closed for body in made.server.responses] == [1]
 
 
 def test_trio_runs_it() -> None:
@@ -395,7 +313,7 @@ async def test_a_blocking_client_is_refused_in_a_thread_with_an_event_loop(scene
     made = scene()
     with pytest.raises(ConfigurationError, match="expected a thread without event loop; use LimitedTransport"):
         made.client.get(URL)
-    assert await made.statuses() == [200]
+    assert await made.get() == "200 at 0 s"
 
 
 def test_threads_that_send_first_at_once_use_one_transport(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,30 +335,30 @@ def test_threads_that_send_first_at_once_use_one_transport(monkeypatch: pytest.M
 
 async def test_closing_closes_the_transport_and_an_own_limiter_alone(scene: MakeScene) -> None:
     made = scene()
-    for count, client in enumerate((made.client, made.another_client(), made.another_client(limiter=None)), start=1):
-        await answer_of(client.close() if made.kind == "sync" else client.aclose())  # also in an event loop's thread
-        assert made.server.closed == count
+    for count, options in enumerate(({}, {}, {"limiter": None}), start=1):
+        made.use_client(**options)
+        await answer_of(made.client.close() if made.kind == "sync" else made.client.aclose())  # also in a loop's thread
+        assert made.times_closed == count
         assert (await made.limiter.hit("k", "5/minute")).allowed
 
 
 async def test_a_client_enters_and_leaves_the_transport_that_sends(scene: MakeScene) -> None:
-    made = scene()
-    inner: Any = MagicMock(httpx.HTTPTransport if made.kind == "sync" else httpx.AsyncHTTPTransport)
-    client = made.another_client(transport=inner, limiter=None)
+    inner: Any = MagicMock(httpx.HTTPTransport if scene.args[0] == "sync" else httpx.AsyncHTTPTransport)
+    made = scene(transport=inner, limiter=None)
     async with AsyncExitStack() as stack:
         enter: Any = stack.enter_context if made.kind == "sync" else stack.enter_async_context
-        await answer_of(enter(client))
+        await answer_of(enter(made.client))
     assert str(inner.mock_calls).replace("__a", "__") == "[call.__enter__(), call.__exit__(None, None, None)]"
 
 
 async def test_an_own_limiter_is_closed_though_the_transport_fails_to_close(scene: MakeScene) -> None:
     made = scene(limiter=None)
-    transport, made.server.closed = made.client._transport, None  # which cannot be counted up
+    transport, made.times_closed = made.client._transport, None  # which cannot be counted up
     with pytest.raises(TypeError):
-        await made.call(made.client.close if made.kind == "sync" else made.client.aclose)
+        await made.call("aclose")
     send = transport.handle_request if made.kind == "sync" else transport.handle_async_request
     with pytest.raises(StoreUnavailable, match="was closed"):
-        await made.call(send, httpx.Request("GET", URL))
+        await made.call("__call__", httpx.Request("GET", URL), of=send)
 
 
 # -- what servers ask for ----------------------------------------------------------------------------------------------
