@@ -1,15 +1,13 @@
 """Limits around functions and blocks, and requests that wait: who is refused, in which order, for how long."""
 
 import asyncio
-import functools
 import inspect
 import os
-import pickle
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,9 +18,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from starlette.exceptions import HTTPException
 
-from slidegate import Decision, Limiter, MemoryStore, RateLimitExceeded, parse_limits
+from slidegate import Decision, Limiter, MemoryStore, parse_limits
 from slidegate.core import Bucket, Check, Concurrency, Reason
 from slidegate.limiter.queues import LATE_S, Queues
 from slidegate.testing import FakeClock
@@ -30,6 +27,7 @@ from slidegate.testing import FakeClock
 from ..redis_servers import until
 from ..remote_stores import SlowStore
 from ..virtual_time import VirtualTime, turns
+from .test_limiter import ran
 
 
 @pytest.fixture(params=[MemoryStore, SlowStore])
@@ -38,34 +36,6 @@ def real(request: pytest.FixtureRequest) -> Iterator[Limiter]:
     made = Limiter(request.param(), deadline="60s")
     yield made
     made.sync.close()
-
-
-def outcomes(call: Callable[[], object], times: int) -> list[object]:
-    """Return what calls return, and the seconds that refused ones are told to wait."""
-
-    def outcome() -> object:
-        try:
-            return call()
-        except RateLimitExceeded as refusal:
-            return refusal.retry_after_s
-
-    return [outcome() for _ in range(times)]
-
-
-def test_the_key_may_come_from_the_arguments_and_the_object_of_a_method(limiter: Limiter) -> None:
-    class Mailbox(str):
-        @limiter.limited("1/10s", key=lambda mailbox, to, *_, **options: f"mailbox:{mailbox}:{to}")
-        def send(self, to: str, *, text: str = "") -> str:
-            return str(self)
-
-        @classmethod
-        @limiter.limited("1/10s", key="all")
-        def send_all(cls) -> str:
-            return cls.__name__
-
-    for name, to in (("ann", "eve"), ("ann", "dan"), ("bob", "eve")):
-        assert outcomes(functools.partial(Mailbox(name).send, to, text="hello"), 2) == [name, 10.0]
-    assert outcomes(Mailbox.send_all, 2) == ["Mailbox", 10.0]
 
 
 def one(number: int = 1) -> int:
@@ -87,38 +57,9 @@ def test_the_function_looks_as_before(limiter: Limiter) -> None:
         assert inspect.iscoroutinefunction(wrapped) == inspect.iscoroutinefunction(function)
 
 
-def test_a_block_is_limited_in_a_thread_and_on_a_loop(limiter: Limiter) -> None:
-    limited = limiter.limited("2/10s", key="github")
-
-    def block() -> int | None:
-        with limited as decision:
-            return decision.remaining
-
-    async def on_loop() -> int | None:
-        async with limited as decision:
-            return decision.remaining
-
-    assert [outcomes(call, 1)[0] for call in (block, lambda: asyncio.run(on_loop()), block)] == [1, 0, 10.0]
-    assert outcomes(lambda: asyncio.run(on_loop()), 1) == [10.0]
-    assert not limiter.sync.peek("github", "2/10s", rule="limited")
-
-
-def test_the_blocks_of_a_rule_are_one_limit_that_operators_change_whatever_objects_they_use(limiter: Limiter) -> None:
-    def block() -> int | None:
-        with limiter.limited("9/10s", key="mail", rule="mail") as decision:
-            return decision.remaining
-
-    assert outcomes(block, 2) == [8, 7]
-    assert [(one.name, one.limit.amount) for one in limiter.limits()] == [("mail", 9)]
-    assert len(limiter.engine.callers()) == 1
-    changed = asyncio.run(limiter.override("mail", "3/10s", "1h"))
-    assert changed.workers == 1
-    assert outcomes(block, 2) == [0, 10.0]
-
-
 def test_a_call_waits_for_its_turn_or_is_refused(real: Limiter) -> None:
-    assert outcomes(real.limited("1/50ms", key="all", wait="20s")(one), 4) == [1] * 4
-    hourly = outcomes(real.limited("1/hour", key="hourly", wait="20s")(one), 2)
+    assert ran(4, real.limited("1/50ms", key="all", wait="20s")(one)) == [1] * 4
+    hourly = ran(2, real.limited("1/hour", key="hourly", wait="20s")(one))
     assert hourly == [1, pytest.approx(3600, abs=10)], "longer than it may wait"
 
 
@@ -166,28 +107,6 @@ def test_a_thread_that_is_interrupted_in_its_wait_is_charged_nothing(real: Limit
         time.sleep(0.001)
     seen = real.sync.peek("all", "1/hour", rule="hourly")
     assert seen.retry_after_us <= 3_600_000_000
-
-
-def test_a_refusal_carries_its_decision_also_from_process_to_process(limiter: Limiter) -> None:
-    limited = limiter.limited("1/10s", key="all", rule="numbers")(one)
-    limited()
-    with pytest.raises(RateLimitExceeded, match=r"numbers is refused for 10 s: limited") as refused:
-        limited()
-    assert not isinstance(refused.value, HTTPException), "it is no answer to the client of the application"
-    store, permits = MemoryStore(), [(Bucket("render", [Concurrency(1)]), "ann", 1)]
-    assert store.hit(permits)
-    assert str(RateLimitExceeded(store.hit(permits))) == "render is refused until a permit is free: limited"
-    copy = pickle.loads(pickle.dumps(refused.value))
-    assert (str(copy), copy.retry_after_s) == (str(refused.value), 10.0)
-    assert copy.decision.states == refused.value.decision.states
-
-
-def test_a_call_whose_arguments_the_key_function_does_not_take_fails_and_does_not_run() -> None:
-    ran: list[str] = []
-    send = Limiter().limited("5/second", key=lambda to: f"to:{to}")(lambda to, text: ran.append(to))
-    with pytest.raises(TypeError, match="2 were given"):
-        send("ann", "hello")
-    assert ran == []
 
 
 # -- requests that wait: in which order, for how long, how many, and what becomes of those that leave ------------------

@@ -26,7 +26,7 @@ from slidegate import (
     StoreError,
     parse_limits,
 )
-from slidegate.core import Bucket, Check, Concurrency, Event, Reason, StoreUnavailable
+from slidegate.core import Bucket, Concurrency, Event, Reason, StoreUnavailable
 from slidegate.limiter import breaker, failover
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.shared import DEFAULT_MAX_KEYS
@@ -40,6 +40,7 @@ from ..remote_stores import SickStore
 from ..virtual_time import VirtualTime, turns
 
 T = TypeVar("T")
+START_US = 10**12
 LONG = 10.0
 """Seconds that only a hang takes."""
 
@@ -47,10 +48,11 @@ LONG = 10.0
 class Setup:
     """A limiter, its store, which can be ill, and their clock."""
 
-    def __init__(self, on_error: Any = "local", *, inline: bool = False, deadline: str = "60s") -> None:
-        self.clock = FakeClock(1_000_000_000)
-        self.observer = RecordingObserver(without=["refused"])
-        self.store: Any = SickStore(self.clock, inline=inline)
+    def __init__(
+        self, on_error: Any = "local", *, inline: bool = False, deadline: str = "60s", kind: Any = SickStore
+    ) -> None:
+        self.clock, self.observer = FakeClock(START_US), RecordingObserver(without=["refused"])
+        self.store = kind(self.clock, inline=inline)
         self.limiter = Limiter(self.store, deadline=deadline, on_error=on_error, observers=[self.observer])
         self.failover: Any = self.limiter.engine.failover
         self.failover._clock = self.clock
@@ -323,22 +325,41 @@ def test_an_outage_begins_when_observers_know_that_the_one_before_has_ended() ->
     assert kinds == ["store_failed", "store_recovered"] * 2
 
 
-def answers_later(setup: "Setup | Traffic") -> list[asyncio.Future[Decision]]:
-    """Have hits answered by futures, which are returned as they are made."""
-    made: list[asyncio.Future[Decision]] = []
+class Server(SickStore):
+    """A store that answers by futures, which it keeps: each `took_s(number)` after its question, or when a test does.
 
-    def later(checks: Sequence[Check], subjects: Sequence[Any] = (), **line: Any) -> asyncio.Future[Decision]:
-        made.append(asyncio.get_running_loop().create_future())
-        return made[-1]
+    It says how late an answer was that nobody awaited any more.
+    """
 
-    setup.store.hit = later
-    return made
+    took_s: Callable[[int], float] | None = None
+
+    def __init__(self, clock: FakeClock, **options: Any) -> None:
+        super().__init__(clock, **options)
+        self.made, self._late = list[asyncio.Future[Decision]](), list[Callable[[int], None]]()
+
+    def observe_late(self, took: Callable[[int], None]) -> None:
+        self._late.append(took)
+
+    def hit(self, checks: Any, subjects: Sequence[Any] = (), **line: Any) -> asyncio.Future[Decision]:
+        loop = asyncio.get_running_loop()
+        self.made.append(future := loop.create_future())
+        if self.took_s is not None:
+            took_s = self.took_s(len(self.made) - 1)
+            loop.call_later(took_s, self._answer, future, checks, int(took_s * SECOND_US))
+        return future
+
+    def _answer(self, future: asyncio.Future[Decision], checks: Any, took_us: int) -> None:
+        if not future.done():
+            future.set_result(self.inner.hit(checks))
+        else:
+            for took in self._late:
+                took(took_us)
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 64])
 async def test_a_request_whose_answer_has_come_is_let_go_of_long_before_the_deadline(at_once: int) -> None:
-    setup = Setup()
-    made = answers_later(setup)
+    setup = Setup(kind=Server)
+    made = setup.store.made
 
     async def begun(count: int) -> list[asyncio.Task[Decision]]:
         tasks = [asyncio.create_task(setup.limiter.hit("ann", "3/hour")) for _ in range(count)]
@@ -366,10 +387,10 @@ async def test_a_request_whose_answer_has_come_is_let_go_of_long_before_the_dead
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize(("ends", "left"), [("refused", 3), ("failed", 4), ("admitted", 4)])
 async def test_a_request_cancelled_as_its_answer_comes_has_no_permit(ends: str, left: int, *, waits: bool) -> None:
-    setup = Setup("local")
+    setup = Setup("local", kind=Server)
     limits = Bucket("jobs", [Concurrency(1)]), Bucket("units", [Limit(5, "1h")])
     checks = [(bucket, "ann", 1) for bucket in limits]
-    made, queues = answers_later(setup), setup.limiter.engine.queues
+    made, queues = setup.store.made, setup.limiter.engine.queues
     if ends == "refused":
         setup.store.inner.hit(checks)
     ask = partial(hit_all, setup.limiter, checks)
@@ -457,51 +478,18 @@ async def test_what_is_counted_here_is_bounded_and_ends_with_its_windows(monkeyp
 # -- what is an outage, and what is not: traffic at several rates ------------------------------------------------------
 
 
-START_US = 10**12
 OUTAGES = {"store_failed", "store_recovered"}
 NAMED = "no answer within the deadline of 50 ms (Limiter(deadline=...))"
 
 
-class Server(SickStore):
-    """A store that answers by futures, each `took_s(number)` after its question; also those that nobody awaits."""
-
-    def __init__(self, clock: FakeClock, took_s: Callable[[int], float]) -> None:
-        super().__init__(clock)
-        self._took_s = took_s
-        self._late: list[Callable[[int], None]] = []
-
-    def observe_late(self, took: Callable[[int], None]) -> None:
-        self._late.append(took)
-
-    def hit(self, checks: Any, subjects: Sequence[Any] = ()) -> asyncio.Future[Decision]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Decision] = loop.create_future()
-        took_s = self._took_s(self.calls)
-        self.calls += 1
-        loop.call_later(took_s, self._answer, future, checks, int(took_s * SECOND_US))
-        return future
-
-    def _answer(self, future: asyncio.Future[Decision], checks: Any, took_us: int) -> None:
-        if not future.done():
-            future.set_result(self.inner.hit(checks))
-        else:
-            for took in self._late:
-                took(took_us)
-
-
-class Traffic:
+class Traffic(Setup):
     """Requests at a steady rate, to a store whose answers take a time that is given for each, in seconds."""
 
-    def __init__(self, took_s: Callable[[int], float]) -> None:
-        self.clock, self.events = FakeClock(START_US), list[tuple[int, Event]]()
-        self.time = VirtualTime(self.clock)
-        self.store = Server(self.clock, took_s)
-        self.limiter = Limiter(self.store, on_error="allow", observers=[self])
-        failover: Any = self.limiter.engine.failover
-        failover._clock = self.clock
-
-    def event(self, event: Event) -> None:
-        self.events.append((self.clock(), event))
+    def __init__(self, took_s: Callable[[int], float] | None) -> None:
+        super().__init__("allow", deadline="50ms", kind=Server)
+        self.time, self.events = VirtualTime(self.clock), list[tuple[int, Event]]()
+        self.store.took_s = took_s
+        self.limiter.observe(lambda event: self.events.append((self.clock(), event)))
 
     def of(self, *kinds: str) -> list[tuple[int, Event]]:
         return [(at_us, event) for at_us, event in self.events if event.kind in kinds]
@@ -560,8 +548,8 @@ async def test_a_store_that_dies_is_reported_within_200_ms_and_one_that_pauses_f
 @pytest.mark.parametrize("busy_us", [5_000, 49_000, 51_000, 60_000, 3_000_000])
 async def test_an_answer_is_not_late_because_the_event_loop_is_busy(busy_us: int) -> None:
     """A request is sent in one iteration of the loop; in the next ones its answer is read, and delivered."""
-    traffic = Traffic(lambda number: NEVER_S)
-    made = answers_later(traffic)
+    traffic = Traffic(None)
+    made = traffic.store.made
 
     async def asked(iterations: int) -> Decision:
         hit = asyncio.create_task(traffic.limiter.hit("ann", "3/hour"))

@@ -2,21 +2,30 @@
 
 import asyncio
 import gc
+import inspect
+import pickle
 import re
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from string import ascii_letters
 from typing import Any
+from uuid import UUID
 
 import anyio
+import anyio.lowlevel
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+import slidegate
 from slidegate import (
     BanPolicy,
     ConfigurationError,
@@ -26,23 +35,31 @@ from slidegate import (
     MessageLimits,
     Quota,
     RateLimit,
+    RateLimitExceeded,
     RateLimitMiddleware,
     Rule,
+    SlidegateError,
+    cookie,
     header,
+    path_param,
+    query,
 )
-from slidegate.core import Concurrency, StoreUnavailable
+from slidegate.core import Bucket, Concurrency, InvalidKey, Reason, StoreTimeout, StoreUnavailable
 from slidegate.events import Event, Observer
 from slidegate.limiter import MAX_KEY_BYTES
+from slidegate.limiter.aio import STEP
 from slidegate.limiter.inspect import TOGETHER
 from slidegate.stores.open_store import open_store
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import PEER, call, hello, page, statuses
 from ..contract.ability_contract import StatsContract
+from ..contract.player import settle
 from ..contract.programs import SECOND_US
 from ..hurry import at_once, hurried
 from ..redis_servers import AT_REDIS
 from ..remote_stores import RemoteStore, SickStore, SlowStore
+from ..virtual_time import VirtualTime
 
 API_KEY = header("X-API-Key").of("k123")
 LONG_KEY = "a long key of somebody's own " * 10
@@ -203,13 +220,6 @@ async def test_a_thousand_rules_are_asked_a_part_at_a_time_and_the_rest_is_count
     view = await limiter.inspect("ann", rules)
     assert (len(view.windows), max(sizes)) == (5 * TOGETHER + 5, TOGETHER)
     assert labels(view) == [("rule_0", 1)]
-
-
-def test_a_limiter_says_how_its_store_is_asked() -> None:
-    """Whether it fails, and how often it has, is shown in the model of outages."""
-    made = Limiter(SickStore(FakeClock()), deadline="20ms", on_error="allow"), Limiter()
-    shown = [(one.is_failing, one.failures, one.deadline_us, one.on_error, one.queued) for one in made]
-    assert shown == [(False, 0, 20_000, "allow", 0), (False, 0, None, None, 0)]
 
 
 class TestRowsOfAStoreWithoutSharedOnes(StatsContract):
@@ -378,3 +388,211 @@ async def asks_on(limiter: Limiter) -> None:
         while True:
             await limiter.hit("user:ann", "5/minute", 0)
             await asyncio.sleep(0)
+
+
+# -- what users do with bans -------------------------------------------------------------------------------------------
+
+
+async def keys(limiter: Limiter) -> list[str]:
+    return [ban.key async for ban in limiter.bans()]
+
+
+NAMES = """{word}y {word}y.example.com {word}@example.com {word}y.{word} v{n}.{n} tenant-{n} {word}y::{n} {n}-{n}
+user:{n} user:203.0.113.{word} key:l{n}.0.0.1 org/{word}/{n} acme.com oil.co id::42 lol 1O x:1:2:y::
+tenant/7 headers:x x:y:z"""
+"""What applications call a client."""
+
+
+COMMANDS: list[Callable[[Limiter, str], Any]] = [
+    lambda limiter, key: limiter.ban(key, "1h"),
+    lambda limiter, key: limiter.strike(key, BanPolicy("1/10m", "1h")),
+    Limiter.banned,
+    Limiter.unban,
+]
+
+
+def mistyped(typed: str, digit: str, bad: str, at: int, prefix: str) -> str:
+    """Return an address with letters in the place of one digit, or with one wrong character."""
+    begins, colon, rest = typed.rpartition(":")  # a word before a colon would be a kind
+    return begins + colon + (rest.replace(digit, bad) if digit in rest else rest[:at] + bad + rest[at:]) + prefix
+
+
+MISTYPED = st.builds(
+    lambda address, typo, at, prefix: mistyped(address, *typo, at, prefix),
+    st.ip_addresses().map(str),
+    st.sampled_from([("0", "O"), ("0", "o"), ("1", "l"), ("1", "|"), *(("x", bad) for bad in "gnxzGQ*?_-;=,")]),
+    st.integers(0, 9),
+    st.integers(0, 128).map("/{}".format) | st.just(""),
+)
+PARTS = st.sampled_from(["10.0.0", "10.0.0/24", "203.0.113.", "2130706433", "0x7f000001", "2001:db8", "[2001:db8::1"])
+
+
+@given(MISTYPED | PARTS, st.sampled_from(COMMANDS))
+async def test_what_was_meant_as_an_address_is_refused_by_each_command(typed: str, command: Any) -> None:
+    limiter = Limiter()
+    with pytest.raises(ConfigurationError) as raised:
+        await command(limiter, typed)
+    assert str(raised.value).startswith(f"ban: {typed!r} is not an address or network; ")
+    assert await keys(limiter) == []
+
+
+@given(st.text("abcdefghijklmnopqrstuvwxyz", min_size=2, max_size=12), st.integers(0, 2**64), st.uuids())
+async def test_what_applications_call_a_client_is_banned_as_it_is_counted(word: str, number: int, own: UUID) -> None:
+    limiter = Limiter()
+    names: list[Any] = [*NAMES.format(word=word, n=number).split(), str(own), f"{word}y {word}", "R\u00e9sum\u00e9: x"]
+    for name in names:
+        assert (await limiter.ban(name, "1h")).key == name
+        assert (await limiter.hit(name, "5/minute")).reason is Reason.BANNED
+        assert await limiter.banned(name)
+        assert await limiter.unban(name)
+        assert (await limiter.hit(name, "5/minute")).allowed
+        assert await limiter.strike(name, BanPolicy("1/10m", "1h"))
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_long_lists_of_bans_let_others_go_on_under_either_event_loop(backend: str) -> None:
+    # Five steps of them: whoever lists them is no longer alone after each.
+    made, count, turns = Limiter(), 5 * STEP + 1, 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        for number in range(count):
+            await made.ban(f"user:{number}", "1h")
+        async with anyio.create_task_group() as group:
+            group.start_soon(others)
+            for listing, length in ((made.bans(), count), (made.export_bans(), 1 + count)):
+                before = turns
+                assert len([one async for one in listing]) == length
+                assert turns >= before + 3
+            group.cancel_scope.cancel()
+
+    anyio.run(main, backend=backend)
+
+
+async def test_an_import_has_the_longer_the_more_lines_it_has(clock: FakeClock) -> None:
+    class Slow(RemoteStore):
+        async def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
+            await asyncio.sleep(40)
+            return question(*arguments)
+
+    limiter = Limiter(MemoryStore(clock=clock))
+    for number in range(5_000):
+        await limiter.ban(f"user:{number}", "1h")
+    lines = [line async for line in limiter.export_bans()]
+    VirtualTime(clock)
+    async with Limiter(Slow(clock)) as shared:
+        with pytest.raises(StoreTimeout, match="no answer within 30"):
+            await shared.import_bans(lines[:2])
+        assert await shared.import_bans(lines) == 5_000
+
+
+# -- keys that requests can have: values of clients are stored as digests only -----------------------------------------
+
+SOURCES = {"header": header, "cookie": cookie, "query": query, "path": path_param}
+NAMED = st.text(ascii_letters + "-_", min_size=1, max_size=12).filter(lambda name: name[0].isalpha())
+VALUES = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=24).map(lambda text: f"s3cr3t{text}")
+CASES = st.sampled_from([str.lower, str.upper, str.capitalize])
+
+
+@given(st.sampled_from([*SOURCES]), CASES, NAMED, st.sampled_from([":", "#", "=", ": ", " "]), VALUES)
+async def test_what_a_client_sends_is_banned_by_its_digest_and_refused_if_it_is_readable(
+    source: str, case: Callable[[str], str], name: str, between: str, value: str
+) -> None:
+    limiter, key = Limiter(), SOURCES[source](name).of(value)
+    digest = limiter.key_for(key)
+    for spelled in (key, digest):
+        assert (await limiter.ban(spelled, "1h")).key == digest
+        assert (await limiter.hit(key, "5/minute")).reason is Reason.BANNED
+        assert await limiter.unban(spelled)
+    for typed in (f"{case(source)}:{name}{between}{value}", f"{case(source)}:{name}", f"{case(source)}: {name}"):
+        with pytest.raises(InvalidKey) as refused:
+            await limiter.ban(typed, "1h")
+        assert value not in str(refused.value).replace(name, "")
+        assert f"no request is counted as '{source}:{name}" in str(refused.value)
+        assert f'{source.replace("path", "path_param")}("{name}' in str(refused.value)
+    assert await keys(limiter) == []
+
+
+# -- what a limiter answers, call by call: calls.txt says it as a program of a user sees it ----------------------------
+
+
+def ran(times: int, function: Callable[..., object], *arguments: object) -> list[object]:
+    """Call a function several times; return what it returns, or the seconds that a refused call is told to wait."""
+    found = list[object]()
+    for _ in range(times):
+        try:
+            found.append(function(*arguments))
+        except RateLimitExceeded as refusal:
+            found.append(refusal.retry_after_s)
+    return found
+
+
+def entered(block: Any) -> int | None:
+    """Return how much is left within a block."""
+    with block as decision:
+        return decision.remaining  # type: ignore[no-any-return]
+
+
+def entered_on_a_loop(block: Any) -> int | None:
+    async def enter() -> int | None:
+        async with block as decision:
+            return decision.remaining  # type: ignore[no-any-return]
+
+    return asyncio.run(enter())
+
+
+HELPERS = (ran, listed, entered, entered_on_a_loop, pickle, partial, FakeClock, Bucket, Concurrency)
+
+
+def said_by(error: Exception) -> str:
+    """Return what an error says; behind a text that it shortens stands what Python says, each version otherwise."""
+    assert len(str(error)) < 300
+    return re.sub("\u2026: .*", "\u2026", f"{type(error).__name__}: {error}")
+
+
+class Program:
+    """Makes the calls of a text, one a line, to the limiter that the last ``limiter`` has made; ``x = ...`` is kept."""
+
+    def __init__(self, store: Callable[..., Any]) -> None:
+        self.store = store
+        self.names: dict[str, Any] = {**vars(slidegate), **{one.__name__: one for one in HELPERS}}
+        self.names |= {"sent": list[str](), "events": self.events}
+
+    def answer(self, line: str) -> str:
+        if line == "limiter":
+            self.clock, self.observer = FakeClock(1_800_000_000_000_000), RecordingObserver()
+            limiter = Limiter(self.store(clock=self.clock), observers=[self.observer], deadline="60s")
+            self.names |= {name: getattr(limiter.sync, name) for name in dir(limiter.sync) if name[0] != "_"}
+            self.names["limiter"] = limiter
+            return ""
+        if line.startswith("+"):
+            self.clock.advance(line.removeprefix("+"))
+            return ""
+        name, _, expression = line.partition(" = ") if re.match(r"\w+ = ", line) else ("", "", line)
+        try:
+            found = eval(expression, self.names)
+            found = asyncio.run(settle(found)) if inspect.isawaitable(found) else found
+        except (SlidegateError, TypeError) as error:
+            return said_by(error)
+        if name:
+            self.names[name] = found
+            return ""
+        return found if isinstance(found, str) else repr(found)
+
+    def events(self) -> str:
+        """Return what observers have heard since the last look."""
+        said = [f"{event.kind}: {event.message}; {dict(event.details)}" for event in self.observer.events]
+        self.observer.events.clear()
+        return "\n".join(said)
+
+
+@pytest.mark.parametrize("store", [MemoryStore, SlowStore])
+def test_calls_are_answered_as_the_text_says(store: Callable[..., Any], texts: Callable[..., None]) -> None:
+    program = Program(store)
+    texts(Path(__file__).with_name("calls.txt"), "> ", program.answer)
+    program.names["limiter"].sync.close()
