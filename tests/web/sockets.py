@@ -24,19 +24,27 @@ class Client:
         coming: What the application has not received yet.
     """
 
-    def __init__(self, *sent: Message, address: str = PEER, strict: bool = False, method: str | None = None) -> None:
+    def __init__(
+        self,
+        *sent: Message,
+        address: str = PEER,
+        strict: bool = False,
+        gone: bool = False,
+        method: str | None = None,
+    ) -> None:
         """Make a client.
 
         Args:
             sent: What it sends after its handshake.
             address: Its address.
             strict: Whether the server sends no close code but 1000 and those of applications, as daphne does.
+            gone: Whether it has gone by the time of a close.
             method: The method that the server names, as NGINX Unit did.
         """
         self.scope = scope_of("/", type="websocket", client=(address, 1))
         if method is not None:
             self.scope["method"] = method
-        self.strict = strict
+        self.strict, self.gone = strict, gone
         self.came: list[Message] = []
         self.coming: asyncio.Queue[Message] = asyncio.Queue()
         for message in ({"type": "websocket.connect"}, *sent):
@@ -49,6 +57,8 @@ class Client:
                 raise Exception(f"invalid close code {code} (must be 1000 or from [3000, 4999])")
             assert not self.closes, f"{message} after the close"
         self.came.append(message)
+        if message["type"] == "websocket.close" and self.gone:
+            raise ConnectionResetError("the client has gone")
         if message["type"] == "websocket.close":
             self.coming.put_nowait({"type": "websocket.disconnect", "code": 1006})
 

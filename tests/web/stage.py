@@ -23,7 +23,8 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > env NAME=value                          a variable of the environment, until the scenario ends
     > look                                    two looks at files that are followed
     > SOCKET /a                               a handshake; DENIAL where the server can send a whole answer
-    > open A strict=yes                       a websocket: `say A 3` sends messages over it, `hear A` gets one
+    > open A strict=yes                       a websocket: `say A 3` sends messages over it, `hear A` gets one, or a
+                                              `close`; one whose client is `gone=yes` by the time of a close
     > GET /a times=5 show=retry-after         the same five times, and a field of the last answer
     > +30s                                    time goes by, or back
     > outage                                  the store of a `site remote=True` fails, or `stalls`, until it `recovers`
@@ -365,12 +366,16 @@ class Stage:
             if method in ("SOCKET", "DENIAL"):
                 extensions = {"websocket.http.response": {}} if method == "DENIAL" else {}
                 more |= {"type": "websocket", "extensions": extensions}
-            found.append(scope_of(path, sent, client=peer, headers=headers, **more))
+            scope = scope_of(path, sent, client=peer, headers=headers, **more)
+            if written != method:  # a server may name the method of a handshake
+                scope["method"] = written
+            found.append(scope)
         return show, found
 
     async def _open(self, name: str, *words: str) -> None:
         given = dict(word.split("=", 1) for word in words)
-        client = self.sockets[name] = sockets.Client(address=given.get("client", PEER), strict="strict" in given)
+        how = {option: option in given for option in ("strict", "gone")}
+        client = self.sockets[name] = sockets.Client(address=given.get("client", PEER), **how)
         self.tasks.append(asyncio.create_task(client.run(self.app)))
         await turns()
 
@@ -380,9 +385,10 @@ class Stage:
         await turns(50)
         return self._received(name)
 
-    async def _hear(self, name: str) -> str:
+    async def _hear(self, name: str, kind: str = "send") -> str:
+        content = {"text": "hi"} if kind == "send" else {"code": 1000}
         try:
-            await self.sockets[name].scope["send"]({"type": "websocket.send", "text": "hi"})
+            await self.sockets[name].scope["send"]({"type": f"websocket.{kind}", **content})
         except OSError as error:
             return f"OSError: {error}"
         return self._received(name)
@@ -390,7 +396,7 @@ class Stage:
     def _received(self, name: str) -> str:
         client = self.sockets[name]
         texts = [message for message in client.received if message["type"] == "websocket.receive"]
-        ends = [f", then a disconnect with {message['code']}" for message in client.received[len(texts) :]]
+        ends = [f", then a disconnect with {end['code']}: {end['reason']}" for end in client.received[len(texts) :]]
         closes = [f", closed with {code}: {reason}" for code, reason in client.closes]
         return f"{len(texts)} received{''.join((*ends, *closes))}"
 

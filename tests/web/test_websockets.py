@@ -3,45 +3,22 @@
 import asyncio
 
 import anyio
-import pytest
-from fastapi import Depends, FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.types import Message, Receive, Scope, Send
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.types import Receive, Scope, Send
 
-from slidegate import BanPolicy, Limiter, MemoryStore, MessageLimits, RateLimit, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, Limiter, MemoryStore, MessageLimits, RateLimitMiddleware
 from slidegate.testing import FakeClock, limits_clock
 
 from ..asgi import PEER
 from ..remote_stores import SlowStore
 from ..virtual_time import turns
-from .sockets import BYE, Client, greet, listening, texts
-
-# -- the handshake -----------------------------------------------------------------------------------------------------
-
-
-METHODS = [None, "GET", "CONNECT"]
-
-
-@pytest.mark.parametrize("method", METHODS)
-async def test_a_handshake_is_a_get_whatever_method_its_server_names(method: str | None) -> None:
-    app = FastAPI()
-    app.websocket("/", dependencies=[Depends(RateLimit("2/hour", methods=["GET"]))])(greet)
-    for limits in ("1/hour", "9/hour"):
-        rules = [Rule("*", limits, methods=["GET"]), Rule("*", "1/day", methods=["CONNECT", "OPTIONS"])]
-        middleware = RateLimitMiddleware(app, rules=rules)
-        admitted = min(int(limits[0]), 2)
-        kinds = [(await Client(BYE, method=method).run(middleware)).kinds for _ in range(admitted + 1)]
-        assert kinds == [["accept", "close"]] * admitted + [["close"]]
-
-
-# -- messages ----------------------------------------------------------------------------------------------------------
+from .sockets import BYE, Client, listening, texts
 
 
 @given(
     st.lists(st.tuples(st.sampled_from(["192.0.2.1", "192.0.2.2"]), st.integers(0, 4), st.integers(0, 2)), max_size=8),
-    st.sampled_from(METHODS),
+    st.sampled_from([None, "GET", "CONNECT"]),
     st.sampled_from([None, "100/hour"]),
 )
 def test_the_messages_of_all_websockets_of_a_client_are_admitted_as_the_limiter_admits(
@@ -61,40 +38,6 @@ def test_the_messages_of_all_websockets_of_a_client_are_admitted_as_the_limiter_
             assert bool(client.closes) == (admitted < sent), "the first message that is refused ends the connection"
 
     asyncio.run(run())
-
-
-async def test_after_the_close_a_send_fails_as_on_any_closed_connection_and_a_close_does_nothing() -> None:
-    seen: list[str] = []
-
-    async def talkative(scope: Scope, receive: Receive, send: Send) -> None:
-        socket = WebSocket(scope, receive, send)
-        await socket.accept()
-        assert await socket.receive_text() == "m0"
-        try:
-            await send({"type": "websocket.send", "text": "still there?"})
-            await receive()
-            await socket.send_text("and now?")
-        except WebSocketDisconnect:
-            seen.append("disconnected")
-        await send({"type": "websocket.close", "code": 1000})
-
-    client = await Client(*texts(2), BYE).run(RateLimitMiddleware(talkative, messages=MessageLimits("1/s")))
-    assert seen == ["disconnected"]
-    assert client.kinds == ["accept", "send", "close"]
-
-
-async def test_the_application_gets_a_disconnect_and_no_error_where_the_client_has_gone_before_the_close() -> None:
-    tried: list[int] = []
-
-    class Left(Client):
-        async def send(self, message: Message) -> None:
-            if message["type"] == "websocket.close":
-                tried.append(message["code"])
-                raise ConnectionResetError("the client has gone")
-
-    client = await Left(*texts(3)).run(RateLimitMiddleware(listening, messages=MessageLimits("1/hour")))
-    assert client.received[1:] == [{"type": "websocket.disconnect", "code": 1013, "reason": "message limit exceeded"}]
-    assert tried == [1013]
 
 
 @given(st.lists(st.integers(0, 9), max_size=8), st.sampled_from(["counts", "refuses", "looks", "banned"]))
