@@ -285,7 +285,7 @@ class Engine:
         limits: Any = self.failover or self.store
         bans: Any = self.failover or self.store.bans
         if not self.counts:
-            limits = bans = _Instead(lambda *_: Decision(True, Reason.EXEMPT), lambda *_: None)
+            limits = bans = _Instead(lambda *_: Decision(True, Reason.DISABLED), lambda *_: None)
         elif self.closed:
             limits = bans = _Instead(self._refuse, self._refuse)
         self._ask: Ask = limits.ask

@@ -27,7 +27,7 @@ from ..core.decision import DISABLED, Decision, Reason
 from ..core.errors import ConfigurationError, RateLimitExceeded, closest, quoted
 from ..core.logs import logger
 from ..core.memo import remember
-from .decided import DECIDED_KEY, EXCHANGE_KEY, Decided, of_request
+from .decided import DECIDED_KEY, EXCHANGE_KEY, UNCOUNTED, Decided, of_request
 from .default_limits import EXEMPT_MARK
 from .exchange import Exchange
 from .keys import path_parameters
@@ -49,7 +49,7 @@ TOO_MANY: Final = "Too many requests."
 _SIZE: Final = re.compile("([0-9]{1,12}) ?(B|KB|MB|GB|)", re.IGNORECASE)
 _UNITS: Final = {"": 1, "B": 1, "KB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
 _MOST_BODY: Final = 10**12
-_UNCOUNTED: Final = (Reason.EXEMPT, Reason.ALLOWLISTED)
+_NOTHING_COUNTED: Final = (Reason.EXEMPT, *UNCOUNTED)
 _CONNECTION: Final = "slidegate_connection"
 """The parameter by which FastAPI gives the request to a decorated function."""
 
@@ -226,7 +226,7 @@ class RateLimit:
             else middleware.decider.ask_rest(exchange, plan, question)
         )
         decision = answer if isinstance(answer, Decision) else await answer
-        if decision.reason in _UNCOUNTED:
+        if decision.reason in _NOTHING_COUNTED:
             return
         exchange.record(decision)
         if not decision.allowed:
