@@ -64,7 +64,9 @@ STEPS = {
 
 def run(*command: object, **variables: str) -> int:
     """Run a command in the checkout and return its exit code."""
-    return subprocess.run([str(part) for part in command], cwd=ROOT, env={**os.environ, **variables}).returncode
+    # Without files of bytecode, each of the hundreds of processes that tests start compiles all that it imports.
+    variables = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", **variables}
+    return subprocess.run([str(part) for part in command], cwd=ROOT, env=variables).returncode
 
 
 def uv(*command: object) -> int:
