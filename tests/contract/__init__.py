@@ -5,6 +5,6 @@ folder beside this one.
 """
 
 from .harness import StoreHarness
-from .store_contract import StoreContract
+from .store_contract import RandomContract, StoreContract
 
-__all__ = ["StoreContract", "StoreHarness"]
+__all__ = ["RandomContract", "StoreContract", "StoreHarness"]

@@ -78,6 +78,11 @@ class StoreHarness:
         self.observer = RecordingObserver()
         store.observe(self.observer)
 
+    def needs(self, ability: str) -> None:
+        """Skip the test if the store lacks one of `ABILITIES`."""
+        if not ABILITIES[ability](self.raw):
+            pytest.skip(f"the store lacks the ability: {ability}")
+
     @property
     def stats(self) -> SharedStats:
         """The shared statistics of the store."""
@@ -161,25 +166,11 @@ async def play_to(contract: Any, start_us: int, play: Callable[[StoreHarness], A
         await settle(store.close())
 
 
-def with_store(
-    *, ability: str | None = None
-) -> Callable[[Callable[[Any, StoreHarness], Awaitable[None]]], Callable[[Any], None]]:
-    """Return a decorator that passes a new store to an asynchronous test and makes it callable by pytest.
+def with_store(test: Callable[[Any, StoreHarness], Awaitable[None]]) -> Callable[[Any], None]:
+    """Pass a new store to an asynchronous test, and make it callable by pytest, without a plugin."""
 
-    Args:
-        ability: One of `ABILITIES`; the test is skipped if the store lacks it.
-    """
+    def run(self: Any) -> None:
+        asyncio.run(play_to(self, YEAR_2100_US, partial(test, self)))
 
-    def of(test: Callable[[Any, StoreHarness], Awaitable[None]]) -> Callable[[Any], None]:
-        def run(self: Any) -> None:
-            async def if_able(store: StoreHarness) -> None:
-                if ability is not None and not ABILITIES[ability](store.raw):
-                    pytest.skip(f"the store lacks the ability: {ability}")
-                await test(self, store)
-
-            asyncio.run(play_to(self, YEAR_2100_US, if_able))
-
-        run.__name__, run.__doc__ = test.__name__, test.__doc__  # with `wraps`, pytest would see `store` as a fixture
-        return run
-
-    return of
+    run.__name__, run.__doc__ = test.__name__, test.__doc__  # with `wraps`, pytest would see `store` as a fixture
+    return run

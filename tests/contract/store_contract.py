@@ -10,33 +10,54 @@ it. The methods of a store may return results or awaitables. Tests of abilities 
 """
 
 import asyncio
+import pickle
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
+from threading import Barrier
 from typing import Any, Final
 
 import pytest
 from hypothesis import given, settings
 
-from slidegate.core import Decision, Question, Quota, Store, StoreUnavailable, parse_limits
+from slidegate import BanPolicy, MemoryStore
+from slidegate.core import (
+    Ban,
+    Bucket,
+    Concurrency,
+    ConfigurationError,
+    Decision,
+    Question,
+    Quota,
+    Reason,
+    StatsRow,
+    Store,
+    StoreUnavailable,
+    parse_address,
+    parse_limits,
+)
 from slidegate.testing import FakeClock
 
-from .ability_contract import PermitsContract, ProcessesContract, QuestionsContract, StatsContract
-from .ban_contract import BansContract
+from .ban_player import BanPlayer
 from .harness import CHECKS, QUESTIONS, StoreHarness, bucket, in_threads, play_to, with_store
-from .player import Player, settle
+from .player import Player, same, settle
 from .programs import (
     DAY_US,
+    HOUR_US,
     SECOND_US,
     YEAR_2100_US,
     Align,
     Ask,
     Change,
+    Choices,
     Look,
     Move,
     Program,
     Refund,
     Reset,
     Step,
+    drawn,
     programs,
 )
 
@@ -115,14 +136,8 @@ KNOWN: Final = {
 """Programs that once failed, by what they show."""
 
 
-class StoreContract(
-    PermitsContract,
-    StatsContract,
-    BansContract,
-    QuestionsContract,
-    ProcessesContract,
-):
-    """The tests. A subclass whose name starts with `Test` provides `make_store`."""
+class RandomContract:
+    """The random tests of `StoreContract`, for a store that differs from another by its transport alone."""
 
     def make_store(self, clock: FakeClock) -> Store | Awaitable[Store]:
         """Return an empty store that reads the time from `clock`."""
@@ -139,10 +154,16 @@ class StoreContract(
 
             check()
 
-    @pytest.mark.parametrize("name", KNOWN)
-    def test_answers_are_those_of_the_reference_in_programs_that_once_failed(self, name: str) -> None:
-        """Waits, refunds and peeks combined with resets, changed amounts and steps of the clock."""
-        asyncio.run(self.play(KNOWN[name]))
+    def test_bans_are_those_of_the_reference(self) -> None:
+        """Levels, ends and strikes match for any order of strikes, requests, bans, waits and restarts."""
+        with asyncio.Runner() as runner:
+
+            @settings(deadline=None)
+            @given(drawn(150, 600))
+            def check(choices: Choices) -> None:
+                runner.run(BanPlayer(self.make_store, choices).play())
+
+            check()
 
     async def play(self, program: Program) -> None:
         """Play a program to a new store and to the reference."""
@@ -152,7 +173,74 @@ class StoreContract(
 
         await play_to(self, program.start_us, play)
 
-    @with_store()
+
+WORKERS: Final = b"ann00000", b"bob00000"
+ROLLUPS: Final = "5s", "5sx", "workers"
+NUMBERS: Final = 0, 1, 7, 8, 300
+
+
+class StatsContract:
+    """The tests; see `StoreContract`. They are skipped for a store without shared stats."""
+
+    def test_rows_are_those_of_all_workers_until_their_time_is_over(self) -> None:
+        """Each is that of its worker, rollup and number, who replaces it or, with no time, takes it back."""
+        with asyncio.Runner() as runner:
+
+            @settings(deadline=None, max_examples=settings().max_examples // 4)
+            @given(drawn(60, 200))
+            def check(choices: Choices) -> None:
+                runner.run(play_to(self, YEAR_2100_US, partial(_play_rows, choices)))
+
+            check()
+
+
+async def _play_rows(choices: Choices, store: StoreHarness) -> None:
+    store.needs("shared_stats")
+    rows = dict[tuple[str, int, bytes], tuple[bytes, int]]()
+    ahead_us = await settle(store.stats.time()) - store.clock.now_us
+    while choices:
+        rollup, number, worker = choices.pick(ROLLUPS), choices.pick(NUMBERS), choices.pick(WORKERS)
+        if not choices.below(4):
+            store.clock.advance(us=choices.pick((5 * SECOND_US, 1, 5 * SECOND_US - 1)))
+        elif choices.below(2):
+            value, kept_us = choices.pick((b"", b"\0\xff", b"five")), choices.pick((60, 10, 5, 0, -5)) * SECOND_US
+            await settle(store.stats.write(worker, StatsRow(rollup, number, value, kept_us)))
+            rows[rollup, number, worker] = value, store.clock.now_us + kept_us
+        now_us, last = store.clock.now_us, choices.pick(NUMBERS)
+        expected = [
+            (at, by, value)
+            for (name, at, by), (value, end_us) in rows.items()
+            if name == rollup and number <= at <= last and now_us < end_us
+        ]
+        same(sorted(await settle(store.stats.read(rollup, number, last))), sorted(expected))
+        same(await settle(store.stats.time()) - now_us, ahead_us)
+
+
+LIMITS: Final = {"50/hour": 50, "500/hour": 500}
+"""One exact limit, and one that counts in slices."""
+POLICIES: Final = tuple(BanPolicy(f"{amount}/hour", "1h", name=f"after {amount}") for amount in (60, 400))
+"""One policy that counts exactly, and one that counts in slices."""
+_START_S: Final = 60
+_barriers: list[Barrier] = []
+
+
+async def hits(store: Store, question: Question, count: int) -> list[bool]:
+    """Ask a question several times; return for each whether it passed."""
+    return [bool(await settle(store.ask(question))) for _ in range(count)]
+
+
+UNREADABLE: tuple[list[Any], ...] = ([], [{"slidegate": "bans", "version": 99}], [{}])
+
+
+class StoreContract(RandomContract, StatsContract):
+    """The tests. A subclass whose name starts with `Test` provides `make_store`."""
+
+    @pytest.mark.parametrize("name", KNOWN)
+    def test_answers_are_those_of_the_reference_in_programs_that_once_failed(self, name: str) -> None:
+        """Waits, refunds and peeks combined with resets, changed amounts and steps of the clock."""
+        asyncio.run(self.play(KNOWN[name]))
+
+    @with_store
     async def test_keys_rules_windows_and_resolutions_are_counted_apart(self, store: StoreHarness) -> None:
         await store.hit((bucket("3/minute"), "ann", 3))
         for limits, rule, key in (
@@ -167,18 +255,19 @@ class StoreContract(
         for other in (Quota("3/month", starts=2), Quota("3/month", zone="Asia/Tokyo"), Quota("3/week")):
             assert (await store.hit((bucket(other), "ann", 1))).remaining == 2
 
-    @with_store()
+    @with_store
     async def test_threads_with_event_loops_of_their_own_admit_exactly_the_amount(self, store: StoreHarness) -> None:
         for limits, keys in (("50/hour", 1), ("500/hour", 1), ("500/hour", 3)):
             together = [(bucket(limits, f"{limits} {keys}-{number}"), "ann", 1) for number in range(keys)]
-            counts = await in_threads(partial(_admitted, store, store.raw.prepare(together)))
-            assert sum(counts) == together[0][0].limits[0].amount
+            counts = await in_threads(partial(hits, store.raw, store.raw.prepare(together), 250))
+            assert sum(map(sum, counts)) == together[0][0].limits[0].amount
 
-    @with_store(ability="answers_threads")
+    @with_store
     async def test_a_thread_without_an_event_loop_gets_its_answer_at_once(self, store: StoreHarness) -> None:
+        store.needs("answers_threads")
         assert isinstance(store.raw.hit(((bucket("5/hour"), "ann", 1),)), Decision)
 
-    @with_store()
+    @with_store
     async def test_a_look_changes_nothing_and_finds_nothing_of_strangers(self, store: StoreHarness) -> None:
         limited = bucket("5/minute; 100/hour")
         assert [view.used for view in await store.views("ann", limited)] == [0, 0]
@@ -188,7 +277,7 @@ class StoreContract(
         assert await store.refund(decision) is True
         assert await settle(store.raw.inspect("ann", ())) == (store.clock.now_us, store.clock.now_us, [])
 
-    @with_store()
+    @with_store
     async def test_a_closed_store_answers_no_question(self, store: StoreHarness) -> None:
         """Every method raises `StoreUnavailable`, even for keys that were refused or banned before; but `close`."""
         full = (bucket("1/minute"), "bob", 1)
@@ -210,7 +299,7 @@ class StoreContract(
             with pytest.raises(StoreUnavailable):
                 await settle(ask())
 
-    @with_store()
+    @with_store
     async def test_no_more_than_the_amount_is_reserved_at_a_time(self, store: StoreHarness) -> None:
         inside = most = 0
         check = (bucket("5/hour"), "ann", 1)
@@ -229,6 +318,222 @@ class StoreContract(
         assert most == 5
         assert (await store.hit((check[0], "ann", 5))).allowed
 
+    # -- prepared questions, and permits
 
-async def _admitted(store: StoreHarness, question: Question) -> int:
-    return sum([bool(await settle(store.raw.ask(question))) for _ in range(250)])
+    @with_store
+    async def test_a_prepared_question_is_the_sequence_of_its_checks(self, store: StoreHarness) -> None:
+        checks = ((bucket("5/minute"), "ann", 1), (bucket("9/hour", "other"), "bob", 2))
+        question = store.raw.prepare(list(checks))
+        assert (tuple(question), len(question), question[1]) == (checks, 2, checks[1])
+        assert tuple(store.raw.prepare(question)) == checks
+        asks = store.raw.ask, store.raw.hit, store.raw.charge
+        decisions: list[Decision] = [await settle(ask(question)) for ask in asks]
+        for decision in decisions:
+            assert tuple(decision.checks) == checks
+            copied = pickle.loads(pickle.dumps(decision))
+            assert [check[1:] for check in copied.checks] == [check[1:] for check in checks]
+
+    @with_store
+    async def test_bans_of_its_keys_and_subjects_refuse_a_prepared_question(self, store: StoreHarness) -> None:
+        checks = ((bucket("9/minute"), "ann", 1), (bucket("9/minute", "other"), "bob", 1))
+        address = parse_address("192.0.2.7")
+        assert address is not None
+        question = store.raw.prepare(checks, ("eve", "192.0.2.7", address))
+        for key in ("ann", "bob", "eve", "192.0.2.7", "192.0.2.0/24"):
+            assert await hits(store.raw, question, 1) == [True]
+            await store.ban(key)
+            refused = await settle(store.raw.ask(question))
+            assert (refused.reason, refused.ban and refused.ban.key) == (Reason.BANNED, key)
+            await store.unban(key)
+        await store.ban("dan")
+        await store.ban("203.0.113.0/24")
+        assert await hits(store.raw, question, 1) == [True]
+
+    @with_store
+    async def test_a_question_that_another_store_prepared_charges_this_one_alone(self, store: StoreHarness) -> None:
+        checks = ((bucket("2/minute"), "ann", 1), (bucket("9/minute", "other"), "everyone", 1))
+        other = MemoryStore(clock=store.clock)
+        for maker in (store.raw, other):
+            question = maker.prepare(checks)
+            for _ in range(2):  # alternately, so that each store has answered it before
+                assert (await settle(store.raw.hit(question))).allowed
+                assert other.hit(question).allowed
+            assert not await settle(store.raw.hit(question))
+            assert not other.hit(question)
+            assert await store.reset("ann") is True
+            assert not other.hit(question)
+            assert other.reset("ann") is True
+
+    @with_store
+    async def test_units_stay_when_the_permits_of_a_decision_are_released(self, store: StoreHarness) -> None:
+        store.needs("permits_held")
+        window, held = (bucket("3/minute", "both"), "ann", 1), (Bucket("both", (Concurrency(1),)), "ann", 1)
+        decision = await store.hit(window, held)
+        if not store.raw.release(decision):  # at once, as the middleware does if the store can
+            assert [await store.refund(decision, 1) for _ in range(2)] == [True, False]
+        assert not store.raw.release(decision)
+        assert store.raw.permits_held() == 0
+        assert [state.remaining for state in decision.states] == [2, 1]
+        other = await store.hit(window, held)
+        assert await store.refund(decision) is True
+        assert (other.allowed, store.raw.permits_held()) == (True, 1)
+        assert (await store.peek(window)).remaining == 1
+
+    # -- bans
+
+    @with_store
+    async def test_nothing_is_charged_while_banned(self, store: StoreHarness) -> None:
+        assert (await store.request("user:eve", 40)).remaining == 60
+        await store.ban("user:eve")
+        refused = await store.request("user:eve", 40)
+        assert await store.refund(refused) is False
+        both = ((bucket("100/400d"), "user:eve", 1), (bucket("100/400d"), "user:ann", 1))
+        assert (await store.hit(*both)).reason is Reason.BANNED
+        assert (await store.peek(*both)).reason is Reason.BANNED
+        await store.unban("user:eve")
+        assert (await store.request("user:eve", 0)).remaining == 60
+        assert (await store.request("user:ann", 0)).remaining == 100
+
+    @with_store
+    async def test_a_strike_that_bans_ends_what_was_known_of_earlier_refusals(self, store: StoreHarness) -> None:
+        own = (bucket("1/400d"), "203.0.113.7", 1)
+        await store.hit(own)
+        assert (await store.hit(own)).reason is Reason.LIMITED
+        ban = await store.strike("203.0.113.7", 3)
+        assert (await store.hit(own)).ban == ban is not None
+        await store.unban("203.0.113.7")
+        shorter = await store.ban("203.0.113.0/24", SECOND_US)
+        assert (await store.request("203.0.113.7")).ban == shorter
+        ban = await store.strike("203.0.113.7", 3)
+        assert (await store.request("203.0.113.7")).ban == ban is not None
+
+    @with_store
+    async def test_what_cannot_be_read_changes_nothing(self, store: StoreHarness) -> None:
+        await store.ban("user:eve")
+        rows = await store.export()
+        await store.unban("user:eve")
+        for bad in (*UNREADABLE, [*rows, {"key": "user:ann"}], [*rows, {"ban": "user:ann"}]):
+            with pytest.raises(ConfigurationError, match=r"^bans"):
+                await settle(store.raw.bans.load(bad))
+        assert await store.banned() == []
+
+    @with_store
+    async def test_nothing_is_left_of_strikes_after_their_window(self, store: StoreHarness) -> None:
+        for after in ("3/minute", "100/minute", "100/7s"):
+            policy = BanPolicy(after, name=after)
+            await store.strike("user:eve", policy=policy)
+            store.clock.advance(us=policy.after.window_us)
+            assert not await store.unban("user:eve"), f"they are counted {after}"
+
+    @with_store
+    async def test_a_clock_that_is_set_moves_the_ends_of_bans(self, store: StoreHarness) -> None:
+        until_us = store.clock.now_us + HOUR_US
+        await store.ban("user:eve")
+        for step_us in (-86_400 * SECOND_US, 86_400 * SECOND_US, HOUR_US - 1):
+            store.clock.advance(us=step_us)
+            (ban,) = await settle(store.raw.bans.active())
+            assert ban.until_us == until_us
+            assert (await store.request("user:eve")).retry_after_us == until_us - store.clock.now_us
+        store.clock.advance(us=1)
+        assert await store.request("user:eve")
+
+    @with_store
+    async def test_a_thousand_networks_are_banned_and_no_more(self, store: StoreHarness) -> None:
+        networks = [f"10.{number // 256}.{number % 256}.0/24" for number in range(1_001)]
+        await store.ban(networks[0])
+        head, row = await store.export()
+        await settle(store.raw.bans.load([head, *({**row, "key": network} for network in networks[1:-9])]))
+        for network in networks[-9:-1]:
+            await store.ban(network)
+        with pytest.raises(ConfigurationError, match="blocklist"):
+            await store.ban(networks[-1])
+        assert await store.request("10.3.232.7")
+        await store.ban(networks[5], None)  # one that is banned already
+        await store.ban("203.0.113.7")  # one client is no network
+        rows = await store.export()
+        await store.unban(networks[0])
+        await store.ban(networks[-1])
+        assert not await store.request("10.3.232.7")
+        before = await store.banned()
+        with pytest.raises(ConfigurationError, match="blocklist"):
+            await settle(store.raw.bans.load([*rows[:1], *reversed(rows[1:])]))
+        assert await store.banned() == before
+
+    @with_store
+    async def test_a_thousand_tasks_that_cross_the_threshold_make_one_ban(self, store: StoreHarness) -> None:
+        made = await asyncio.gather(*(store.strike("user:eve") for _ in range(1_000)))
+        assert [ban.level for ban in made if ban is not None] == [1]
+        assert store.observer.kinds == ["banned"]
+
+    @with_store
+    async def test_threads_that_cross_the_threshold_make_one_ban(self, store: StoreHarness) -> None:
+        async def strike() -> list[Ban]:
+            made = [await store.strike("user:eve") for _ in range(200)]
+            return [ban for ban in made if ban is not None]
+
+        made = [ban for bans in await in_threads(strike) for ban in bans]
+        assert store.observer.kinds == ["banned"]
+        assert [ban.level for ban in made] == [1]
+
+    # -- processes
+
+    def opener(self) -> Callable[[], Store] | None:
+        """Return a function that opens one initially empty store from several processes, with the real clock.
+
+        Must be picklable, for example ``functools.partial(MyStore, path)``. None if processes cannot share the store.
+        """
+        return None
+
+    def test_processes_that_hit_at_once_admit_exactly_the_amount(self) -> None:
+        counts = self._in_two_processes(_admitted)
+        assert [sum(admitted) for admitted in zip(*counts, strict=True)] == [*LIMITS.values()], counts
+
+    def test_processes_that_strike_at_once_make_one_ban_and_only_when_both_have_struck(self) -> None:
+        made = self._in_two_processes(_struck)
+        assert [sum(bans) for bans in zip(*made, strict=True)] == [1] * len(POLICIES), made
+
+    def _in_two_processes(self, work: Callable[[Store], Awaitable[list[int]]]) -> list[list[int]]:
+        """Return what some work counts in each of two processes that start it at once."""
+        opens = self.opener()
+        if opens is None:
+            pytest.skip("the store lacks the ability: opener (processes that share it)")
+        context = get_context("spawn")
+        start = context.Barrier(2)
+        with ProcessPoolExecutor(2, mp_context=context, initializer=_meet_at, initargs=(start,)) as pool:
+            return list(pool.map(_work_at_once, (opens, opens), (work, work)))
+
+
+def _meet_at(start: Barrier) -> None:
+    """Initialize a process with the barrier at which all processes wait."""
+    _barriers.append(start)
+
+
+def _work_at_once(opens: Callable[[], Store], work: Callable[[Store], Awaitable[list[int]]]) -> list[int]:
+    async def with_own_store() -> list[int]:
+        store = opens()
+        try:
+            return await work(store)
+        finally:
+            await settle(store.close())
+
+    _barriers[0].wait(_START_S)
+    return asyncio.run(with_own_store())
+
+
+async def _admitted(store: Store) -> list[int]:
+    """Return the hits that pass under each limit in this process, while another process hits too."""
+    admitted = []
+    for limits, amount in LIMITS.items():
+        question = store.prepare(((bucket(limits, f"rule-{amount}"), "ann", 1),))
+        admitted.append(sum(await hits(store, question, amount)))
+    return admitted
+
+
+async def _struck(store: Store) -> list[int]:
+    """Return the bans that this process makes under each policy by three quarters of the strikes of one."""
+    bans = []
+    for policy in POLICIES:
+        times = policy.after.amount * 3 // 4
+        made = [await settle(store.bans.strike(policy, f"user:{policy.name}", 1, "")) for _ in range(times)]
+        bans.append(sum(ban is not None for ban in made))
+    return bans

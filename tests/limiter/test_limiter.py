@@ -53,9 +53,9 @@ from slidegate.stores.open_store import open_store
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import PEER, call, hello, page, statuses
-from ..contract.ability_contract import StatsContract
 from ..contract.player import settle
 from ..contract.programs import SECOND_US
+from ..contract.store_contract import StatsContract
 from ..hurry import at_once, hurried
 from ..redis_servers import AT_REDIS
 from ..remote_stores import RemoteStore, SickStore, SlowStore

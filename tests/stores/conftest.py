@@ -1,11 +1,13 @@
 """Stores of each kind, and servers that tests of stores share. A test that stops or fills a server starts its own."""
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+from hypothesis import settings
 
 from slidegate import MemoryStore
 
@@ -44,6 +46,18 @@ async def opened_as(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIter
     yield opened_as
     for store in made:
         await settle(store.close())
+
+
+@pytest.fixture
+def fewer_programs() -> Iterator[None]:
+    """Play fewer random programs over another transport than on the store, whose arithmetic it is; with `deep` as many.
+
+    Where the same code answers over another wire, or the same file from two processes, they find what is different.
+    """
+    before = os.environ.get("HYPOTHESIS_PROFILE", "default")
+    settings.load_profile("transport" if before == "default" else before)
+    yield
+    settings.load_profile(before)
 
 
 @pytest.fixture(scope="session")

@@ -28,14 +28,13 @@ from slidegate.stores.lmdb.batching import LOOK_EVERY
 from slidegate.stores.lmdb.transaction import Transactions
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ...contract import StoreContract
+from ...contract import RandomContract, StoreContract
 from ...contract.harness import bucket
 from ...contract.player import settle
 from ...contract.programs import SECOND_US
 from ...hurry import PATIENCE_S, at_once, hurried
 from ...virtual_time import VirtualTime, turns
 from ..conftest import Opened
-from ..transports import RandomContract
 from .processes import (
     SMALL,
     OtherProcess,
@@ -75,6 +74,7 @@ class TestContract(InFiles, StoreContract):
     pass
 
 
+@pytest.mark.usefixtures("fewer_programs")
 class TestContractOverTwoProcesses(InFiles, RandomContract):
     @pytest.fixture(autouse=True)
     def _there(self) -> Iterator[None]:

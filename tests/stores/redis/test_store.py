@@ -20,14 +20,13 @@ from slidegate.stores.redis import RedisStore, batch, refusals
 from slidegate.stores.redis.batch import MAX_IN_CALL
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ...contract import StoreContract
-from ...contract.ability_contract import StatsContract
+from ...contract import RandomContract, StoreContract
 from ...contract.harness import bucket
 from ...contract.player import settle
+from ...contract.store_contract import StatsContract
 from ...questions import hit_all
 from ...redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ...virtual_time import turns
-from ..transports import RandomContract
 from .faults import Deployment
 from .stores import PLENTY, address, eventually, fresh_prefix, hit, store_at, store_of, usual, workers_at
 from .test_clients import METHODS
@@ -75,10 +74,12 @@ class TestRedis(AtServer, StoreContract):
 
 
 @needs_valkey
+@pytest.mark.usefixtures("fewer_programs")
 class TestValkey(AtServer, RandomContract):
     running = "valkey"
 
 
+@pytest.mark.usefixtures("fewer_programs")
 class TestCluster(AtServer, RandomContract):
     running = "cluster"
 
