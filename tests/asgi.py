@@ -132,18 +132,5 @@ async def hello(scope: Scope, receive: Receive, send: Send) -> None:
     await PlainTextResponse("hi")(scope, receive, send)
 
 
-class Slow:
-    """An application whose answers wait until they may go on; it counts the requests that have come."""
-
-    def __init__(self) -> None:
-        self.entered = 0
-        self.goes_on = anyio.Event()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.entered += 1
-        await self.goes_on.wait()
-        await hello(scope, receive, send)
-
-
 async def page(request: Request) -> PlainTextResponse:
     return PlainTextResponse("hi")

@@ -136,6 +136,7 @@ class Stage:
     def __init__(self, virtual: VirtualTime, directory: Path, position: str = "") -> None:
         self.position, self.virtual = position, virtual
         self.names = {**NAMES, "asn": operators(directory), "country": countries(directory)}
+        self.names["outage_begins"] = self.outage_begins
         self.clock = FakeClock(1_800_000_000_000_000)
         self.observer, self.log = Listener(without=["store_late"]), Log()
         self.remote, self.sockets = SickStore(self.clock), dict[str, sockets.Client]()
@@ -489,6 +490,10 @@ class Stage:
     async def _ban(self, key: str, duration: str = "1h") -> None:
         await self.limiter.ban(key, duration, reason="by hand", by="ann")
 
+    async def _banned(self, key: str) -> str:
+        ban = await self.limiter.banned(key)
+        return ban.key if ban else "no"
+
     async def _hit(self, name: str, key: str = PEER) -> None:
         rule = next(one for one in self.app.rules if one.label == name)
         self.charged = await self.limiter.hit(key, rule.limits, rule=name)
@@ -535,6 +540,9 @@ class Stage:
     def _outage(self, said: str = "gone", concerns: Any = "server") -> None:
         self.remote.error = StoreUnavailable(said, concerns=concerns)
 
+    async def outage_begins(self) -> None:
+        self._outage()
+
     def _stalls(self) -> None:
         self.remote.hangs = True
 
@@ -543,8 +551,9 @@ class Stage:
         self.remote.goes_on.set()
         await turns(50)
 
-    def _permits(self) -> str:
-        return str(self.limiter.store.permits_held())
+    def _permits(self, here: str = "") -> str:
+        """Return how many are held: in the store, or `here` in its stand-in."""
+        return str((self.limiter.engine.failover.local if here else self.limiter.store).permits_held())
 
     def _waiting(self) -> str:
         return str(self.limiter.engine.queues.waiting)

@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, network
-from slidegate.core import parse_address
 from slidegate.web import file_watcher
 from slidegate.web.file_watcher import read_whole, version_of
 from slidegate.web.lists import ListFile, read_entries
@@ -307,17 +306,6 @@ def files(tmp_path: Path) -> FollowedFiles:
 def following(files: FollowedFiles, networks: Networks) -> RateLimitMiddleware:
     limiter = Limiter(MemoryStore(), observers=[files.observer])
     return RateLimitMiddleware(hello, limits="900/hour", blocklist=networks, limiter=limiter)
-
-
-def test_a_list_is_named_by_its_file(files: FollowedFiles) -> None:
-    text = "192.0.2.0/24 ; SBL1\n2001:db8::/32\n198.51.100.7 # 5\n"
-    listed = Networks.from_file(files.write("spamhaus.txt", text))
-    for address in ("192.0.2.7", "::ffff:192.0.2.7", "2001:db8::1", "198.51.100.7", "198.51.100.8"):
-        parsed = parse_address(address)
-        assert parsed is not None
-        assert listed.find(*parsed) == (None if address == "198.51.100.8" else "spamhaus")
-        assert listed.covers(*parsed) is (address != "198.51.100.8")
-    assert repr(listed) == "<Networks: 2 IPv4 and 1 IPv6 ranges>"
 
 
 async def test_no_lookup_waits_for_a_file_that_is_read(files: FollowedFiles, monkeypatch: pytest.MonkeyPatch) -> None:

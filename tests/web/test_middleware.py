@@ -5,12 +5,14 @@ import contextvars
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from fastapi import APIRouter, FastAPI
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.endpoints import HTTPEndpoint
@@ -27,19 +29,22 @@ from slidegate import (
     ConfigurationError,
     Limiter,
     MemoryStore,
+    MessageLimits,
     Quota,
     RateLimit,
     RateLimitMiddleware,
     Rule,
-    everyone,
     header,
 )
-from slidegate.testing import FakeClock
+from slidegate.testing import FakeClock, limits_clock
 from slidegate.web.callbacks import whole_cost
 
-from ..asgi import attempt, call, hello, page, statuses
+from ..asgi import PEER, attempt, call, hello, page, statuses
+from ..remote_stores import SlowStore
 from ..test_wrong_arguments import WRONG
+from ..virtual_time import turns
 from .middlewares import counted, limited, wrapping
+from .sockets import BYE, Client, listening, texts
 from .stage import expanded
 
 
@@ -131,19 +136,6 @@ async def test_unnamed_limits_of_two_middlewares_are_numbered_or_an_error(tmp_pa
 
 
 # -- which requests a rule is about, and which limits: plans, quotas, and limits that nobody passes --------------------
-
-
-def test_a_rule_without_a_name_counts_by_its_methods_and_its_paths_in_any_order() -> None:
-    assert Rule("*", "5/minute").identity == "default"
-    assert Rule("/a", "5/minute").identity == Rule("/a", "9/minute", key=everyone).identity == "/a"
-    assert Rule("/a", "5/minute", methods=["POST"]).identity == "POST /a"
-    assert Rule("/a", "5/minute", name="a").identity == "a"
-    assert Rule(["/a"], "5/minute").identity == "/a"
-    paths = ["/login", "/api/login", "/v2/{rest:path}"]
-    (identity,) = {Rule(order, "1/minute").identity for order in permutations(paths)}
-    assert (
-        len({identity, *(Rule(some, "1/minute").identity for some in (paths[:2], paths[0], " ".join(paths[:2])))}) == 4
-    )
 
 
 @pytest.mark.parametrize("read", ["limits", "cost"])
@@ -257,3 +249,74 @@ async def test_a_route_with_a_pattern_of_its_own_is_asked_all_the_same() -> None
     assert await statuses(app, 1, "/other") == [200]
     app.app.router.routes.append(Route("/late", page))
     assert await statuses(app, 3, "/late") == [200, 200, 429], "a route that was added at last is its own bucket"
+
+
+# -- messages of websockets --------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["192.0.2.1", "192.0.2.2"]), st.integers(0, 4), st.integers(0, 2)), max_size=8),
+    st.sampled_from([None, "GET", "CONNECT"]),
+    st.sampled_from([None, "100/hour"]),
+)
+def test_the_messages_of_all_websockets_of_a_client_are_admitted_as_the_limiter_admits(
+    connections: list[tuple[str, int, int]], method: str | None, limits: str | None
+) -> None:
+    async def run() -> None:
+        clock = FakeClock(10**9)
+        limiter, model = (Limiter(MemoryStore(clock=clock)) for _ in range(2))
+        app = RateLimitMiddleware(listening, limits=limits, messages=MessageLimits("5/2s"), limiter=limiter)
+        for address, sent, later_s in connections:
+            clock.advance(us=later_s * 1_000_000)
+            client = await Client(*texts(sent), BYE, address=address, method=method).run(app)
+            admitted = 0
+            while admitted < sent and (await model.hit(address, "5/2s")).allowed:
+                admitted += 1
+            assert client.received[:-1] == texts(admitted)
+            assert bool(client.closes) == (admitted < sent), "the first message that is refused ends the connection"
+
+    asyncio.run(run())
+
+
+@given(st.lists(st.integers(0, 9), max_size=8), st.sampled_from(["counts", "refuses", "looks", "banned"]))
+def test_no_message_is_lost_or_counted_twice_when_a_read_is_given_up(patience: list[int], what: str) -> None:
+    """As with a timeout around a read, while a store is asked about its message, or counts a strike."""
+    clock = FakeClock(10**9)
+    limiter = Limiter(SlowStore(clock))
+
+    async def impatient(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        scope["received"] = []
+        if what == "banned":
+            await limiter.ban(PEER, "1d")
+            clock.advance("10s")
+        for count in [*patience, *[99] * 4]:
+            if what == "looks":  # for a ban of the client, at each message
+                clock.advance("10s")
+            read = asyncio.create_task(receive())
+            await turns(count)
+            read.cancel()
+            scope["received"] += [
+                one for one in await asyncio.gather(read, return_exceptions=True) if type(one) is dict
+            ]
+
+    async def run() -> None:
+        bans = BanPolicy("2/d", "1d", signals={"refused": 1})
+        messages = None if what == "banned" else MessageLimits("2/hour" if what == "refuses" else "9/hour")
+        app = RateLimitMiddleware(impatient, messages=messages, limiter=limiter, bans=bans)
+        with limits_clock(clock):
+            client = await Client(*texts(3), BYE).run(app)
+        admitted, code = {"refuses": (2, 1013), "banned": (0, 1008)}.get(what, (3, 1000))
+        assert client.received[:admitted] == texts(admitted)
+        assert client.received[admitted]["code"] == code
+        assert sum(one.used for one in (await limiter.inspect(PEER)).windows) == admitted
+        assert (await limiter.banned(PEER) is not None) is (what == "banned"), "a refused message is one strike"
+
+    asyncio.run(run())
+
+
+def test_under_trio_messages_are_counted_too() -> None:
+    client = Client(*texts(2), BYE)
+    anyio.run(client.run, RateLimitMiddleware(listening, messages=MessageLimits("1/hour")), backend="trio")
+    assert (client.kinds, client.closes) == (["accept", "close"], [(1013, "message limit exceeded")])

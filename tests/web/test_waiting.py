@@ -14,7 +14,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.exceptions import WebSocketException
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
@@ -29,17 +29,17 @@ from slidegate import (
     Rule,
     header,
 )
-from slidegate.core import Bucket, Concurrency, StoreUnavailable
+from slidegate.core import Bucket, Concurrency
 from slidegate.events import Observer, Outcome
 from slidegate.testing import FakeClock
 from slidegate.web.waiting import Peeked
 
-from ..asgi import Answer, Slow, call, hello, scope_of, send_scope, statuses
+from ..asgi import Answer, call, hello, scope_of, send_scope, statuses
 from ..questions import hit_all
 from ..redis_servers import AT_REDIS, BOUND_S, needs_redis
 from ..remote_stores import SickStore, SlowStore
 from ..virtual_time import VirtualTime, turns
-from .middlewares import limited, starlette
+from .middlewares import limited
 from .stage import Stage
 
 FAIR = 'key=everyone, wait="30s", fair=header("X-Tenant"), name="held"'
@@ -79,24 +79,29 @@ class Losing:
 
 
 @pytest.mark.parametrize("kind", ["http", "websocket"])
-@pytest.mark.parametrize("at", ["window", "permit", "endpoint"])
+@pytest.mark.parametrize("at", ["window", "permit", "endpoint", "two limits", "two requests"])
 async def test_a_server_that_loses_messages_when_a_read_is_cancelled_loses_none(at: str, kind: str) -> None:
-    async def read(request: Any) -> PlainTextResponse:
-        return PlainTextResponse(await request.body())
+    """Where two limits wait at once one may be given a request of its own, made of the same channel."""
+
+    async def read(request: Request) -> PlainTextResponse:
+        own = Request(request.scope, request.receive) if at == "two requests" else request
+        await asyncio.gather(*(one.check(each) for one, each in zip(together, (request, own), strict=False)))
+        return PlainTextResponse(await own.body())
 
     async def talk(socket: WebSocket) -> None:
-        await limit.check(socket)
+        await asyncio.gather(*(one.check(socket) for one in together or [limit]))
         await socket.accept()
         await socket.send_text(await socket.receive_text())
         await socket.close()
 
     options: Any = {"concurrency": 1} if at == "permit" else {"limits": "1/20ms"}
-    limit = RateLimit(**options, wait="10s") if at == "endpoint" else RateLimit("99/s")
-    rules = [] if at == "endpoint" else [Rule("*", **options, wait="10s")]
-    app = Starlette(routes=[Route("/", limit(read), methods=["POST"]), WebSocketRoute("/", talk)])
-    middleware = RateLimitMiddleware(app, rules=rules)
+    rules = [Rule("*", **options, wait="10s")] if at in ("window", "permit") else []
+    limit = RateLimit("99/s") if rules else RateLimit(**options, wait="10s")
+    together = [limit, RateLimit("1/25ms", wait="10s", name="other")] if at.startswith("two") else []
+    routes = [Route("/", read if together else limit(read), methods=["POST"]), WebSocketRoute("/", talk)]
+    middleware = RateLimitMiddleware(Starlette(routes=routes), rules=rules)
     come: dict[str, list[Message]] = {
-        "http": _body(b"a", b"b"),
+        "http": [{"type": "http.request", "body": piece, "more_body": piece == b"a"} for piece in (b"a", b"b")],
         "websocket": [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": "ab"}],
     }
     servers = [Losing(*come[kind]) for _ in range(4)]
@@ -119,13 +124,18 @@ async def test_an_exception_of_the_store_while_a_request_waits_comes_as_it_is(at
         await waiting
 
 
+async def stays(scope: Scope, receive: Receive, send: Send) -> None:
+    scope["entered"].append(scope)
+    await anyio.sleep_forever()
+
+
 async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back() -> None:
     """As a server does that ends its event loop with requests under way."""
-    store, app = SlowStore(FakeClock()), Slow()
-    middleware: Any = RateLimitMiddleware(app, limiter=Limiter(store), rules=[Rule("*", concurrency=1)])  # type: ignore[arg-type]
-    request: Any = asyncio.create_task(middleware(scope_of(), anyio.sleep_forever, None))
+    store, entered = SlowStore(FakeClock()), list[Scope]()
+    middleware: Any = RateLimitMiddleware(stays, limiter=Limiter(store), rules=[Rule("*", concurrency=1)])  # type: ignore[arg-type]
+    request: Any = asyncio.create_task(middleware(scope_of(entered=entered), anyio.sleep_forever, None))
     await turns()
-    assert (app.entered, store.permits_held()) == (1, 1)
+    assert (len(entered), store.permits_held()) == (1, 1)
     request.get_coro().close()
     await turns()
     assert store.permits_held() == 0
@@ -134,8 +144,8 @@ async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back
 
 
 async def test_a_request_that_is_cancelled_as_it_hands_its_permit_back_is_read_no_more(virtual: VirtualTime) -> None:
-    store, app, reading = SlowStore(virtual.clock), Slow(), set[int]()
-    middleware = RateLimitMiddleware(app, limiter=Limiter(store), rules=[Rule("*", concurrency=1, wait="10s")])
+    store, entered, reading = SlowStore(virtual.clock), list[Scope](), set[int]()
+    middleware = RateLimitMiddleware(stays, limiter=Limiter(store), rules=[Rule("*", concurrency=1, wait="10s")])
 
     async def visit(number: int) -> None:
         async def receive() -> Message:
@@ -145,11 +155,11 @@ async def test_a_request_that_is_cancelled_as_it_hands_its_permit_back_is_read_n
             finally:
                 reading.remove(number)
 
-        await middleware(scope_of(), receive, anyio.sleep_forever)
+        await middleware(scope_of(entered=entered), receive, anyio.sleep_forever)
 
     tasks = [asyncio.create_task(visit(number)) for number in range(2)]
     await asyncio.sleep(1)
-    assert (app.entered, reading) == (1, {1})
+    assert (len(entered), reading) == (1, {1})
     tasks[0].cancel()
     await asyncio.sleep(1)
     tasks[1].cancel()
@@ -157,28 +167,7 @@ async def test_a_request_that_is_cancelled_as_it_hands_its_permit_back_is_read_n
     tasks[1].cancel()
     await asyncio.wait(tasks)
     await turns()
-    assert (app.entered, reading, store.permits_held()) == (2, set(), 0)
-
-
-@pytest.mark.parametrize("again", [False, True])
-async def test_a_body_is_there_after_two_limits_waited_at_once(again: bool) -> None:
-    """Also where one of them was given a request of its own, made of the same channel."""
-    one, other = RateLimit("1/50ms", wait="10s", name="one"), RateLimit("1/60ms", wait="10s", name="other")
-
-    async def page(request: Any) -> Response:
-        own_request = Request(request.scope, request.receive) if again else request
-        await asyncio.gather(one.check(request), other.check(own_request))
-        return PlainTextResponse(await own_request.body())
-
-    middleware = RateLimitMiddleware(starlette(page), rules=[], limiter=Limiter())
-    servers = [Losing(*_body(b"a", b"b")) for _ in range(2)]
-    posts = (middleware(scope_of(method="POST"), server.receive, server.send) for server in servers)
-    await asyncio.wait_for(asyncio.gather(*posts), 60)
-    assert [server.received for server in servers] == [b"ab", b"ab"]
-
-
-def _body(*pieces: bytes) -> list[Message]:
-    return [{"type": "http.request", "body": piece, "more_body": piece is not pieces[-1]} for piece in pieces]
+    assert (len(entered), reading, store.permits_held()) == (2, set(), 0)
 
 
 async def test_a_channel_that_fails_while_a_request_waits_fails_for_the_application() -> None:
@@ -460,25 +449,3 @@ def test_permits_come_back_under_trio_too() -> None:
 
     anyio.run(main, backend="trio")
     assert (seen, store.permits_held()) == ([200] * 5, 0)
-
-
-async def test_each_store_gets_its_permit_back_where_one_of_two_limits_was_asked_in_an_outage() -> None:
-    store = SickStore(FakeClock())
-    limiter = Limiter(store)
-    local: Any = limiter.engine.failover.local  # type: ignore[union-attr]
-    held = []
-
-    @RateLimit(concurrency=1)
-    async def page(request: Request) -> PlainTextResponse:
-        store.error = None
-        held.append((store.permits_held(), local.permits_held()))
-        return PlainTextResponse("page")
-
-    async def fails_first(request: Request) -> PlainTextResponse:
-        store.error = StoreUnavailable("gone")
-        return await page(request)
-
-    site = Starlette(routes=[Route("/", fails_first)])
-    app = RateLimitMiddleware(site, rules=[Rule("*", concurrency=1)], limiter=limiter)
-    assert await statuses(app, 3) == [200] * 3
-    assert [*held, (store.permits_held(), local.permits_held())] == [(1, 1)] * 3 + [(0, 0)]
