@@ -15,18 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    Decision,
-    Limit,
-    Limiter,
-    MemoryStore,
-    RateLimitMiddleware,
-    StoreError,
-    parse_limits,
-)
-from slidegate.core import Bucket, Concurrency, Event, Reason, StoreUnavailable
+from slidegate import BanPolicy, Decision, Limit, Limiter, MemoryStore, RateLimitMiddleware, StoreError, parse_limits
+from slidegate.core import Bucket, Concurrency, ConfigurationError, Event, Reason, StoreUnavailable
 from slidegate.limiter import breaker, failover
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.shared import DEFAULT_MAX_KEYS

@@ -26,25 +26,8 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 import slidegate
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    Limit,
-    Limiter,
-    MemoryStore,
-    MessageLimits,
-    Quota,
-    RateLimit,
-    RateLimitExceeded,
-    RateLimitMiddleware,
-    Rule,
-    SlidegateError,
-    cookie,
-    header,
-    path_param,
-    query,
-)
-from slidegate.core import Bucket, Concurrency, InvalidKey, Reason, StoreTimeout, StoreUnavailable
+from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitExceeded, RateLimitMiddleware, Rule, header
+from slidegate.core import Bucket, Concurrency, ConfigurationError, InvalidKey, Reason, StoreTimeout, StoreUnavailable
 from slidegate.events import Event, Observer
 from slidegate.limiter import MAX_KEY_BYTES
 from slidegate.limiter.aio import STEP
@@ -62,6 +45,7 @@ from ..remote_stores import RemoteStore, SickStore, SlowStore
 from ..virtual_time import VirtualTime
 
 API_KEY = header("X-API-Key").of("k123")
+MANY_AN_HOUR = slidegate.Limit(50, "1h")
 LONG_KEY = "a long key of somebody's own " * 10
 SECRET = b"only for this test, no secret"
 
@@ -135,7 +119,9 @@ def test_a_rule_is_claimed_once_under_its_own_name_while_its_owner_lives() -> No
     assert len({*parts[0], *parts[1], *parts[2]}) == 300
 
 
-@pytest.mark.parametrize("limits", ["5/minute; 50/hour", ["5/minute", "50/hour"], ("5/minute", Limit(50, "1h"))])
+@pytest.mark.parametrize(
+    "limits", ["5/minute; 50/hour", ["5/minute", "50/hour"], ("5/minute", slidegate.Limit(50, "1h"))]
+)
 async def test_the_question_of_a_call_is_prepared_once(limits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     limiter, prepared = Limiter(), list[Any]()
     prepare = limiter.engine.prepare
@@ -154,17 +140,19 @@ def labels(view: Any) -> list[tuple[str, int]]:
 
 async def test_the_rules_of_all_gates_endpoints_and_routes_are_asked(clock: FakeClock) -> None:
     limiter = Limiter(MemoryStore(clock=clock))
-    limited = RateLimit("7/minute", name="at_the_endpoint")(page)
+    limited = slidegate.RateLimit("7/minute", name="at_the_endpoint")(page)
     routes = Starlette(routes=[Route("/limited", limited)])
     inner = RateLimitMiddleware(routes, default_limits="40/minute", limiter=limiter)
     rules = [
         Rule("/limited", "5/minute; 50/hour", name="short"),
-        Rule("*", Quota("1000/day"), name="plan"),
+        Rule("*", slidegate.Quota("1000/day"), name="plan"),
         Rule("*", "30/minute", concurrency=3, name="both"),
         Rule("/never", "9/minute", name="elsewhere"),
         Rule("*", "9/minute", shadow=True, name="shadow"),
     ]
-    outer = RateLimitMiddleware(inner, rules=rules, limiter=limiter, messages=MessageLimits("9/minute"), name="outer")
+    outer = RateLimitMiddleware(
+        inner, rules=rules, limiter=limiter, messages=slidegate.MessageLimits("9/minute"), name="outer"
+    )
     for _ in range(2):
         assert (await call(outer, "/limited")).status == 200
     view = await limiter.inspect(PEER)
@@ -493,7 +481,7 @@ async def test_an_import_has_the_longer_the_more_lines_it_has(clock: FakeClock) 
 
 # -- keys that requests can have: values of clients are stored as digests only -----------------------------------------
 
-SOURCES = {"header": header, "cookie": cookie, "query": query, "path": path_param}
+SOURCES = {"header": header, "cookie": slidegate.cookie, "query": slidegate.query, "path": slidegate.path_param}
 NAMED = st.text(ascii_letters + "-_", min_size=1, max_size=12).filter(lambda name: name[0].isalpha())
 VALUES = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=24).map(lambda text: f"s3cr3t{text}")
 CASES = st.sampled_from([str.lower, str.upper, str.capitalize])
@@ -577,7 +565,7 @@ class Program:
         try:
             found = eval(expression, self.names)
             found = asyncio.run(settle(found)) if inspect.isawaitable(found) else found
-        except (SlidegateError, TypeError) as error:
+        except (slidegate.SlidegateError, TypeError) as error:
             return said_by(error)
         if name:
             self.names[name] = found

@@ -32,17 +32,7 @@ from slidegate.core.windows.histogram import BUCKETS
 from slidegate.events import Event, Outcome, Passed
 from slidegate.limiter.rows import MAX_BYTES
 from slidegate.ops import statistics as module
-from slidegate.ops.statistics import (
-    ALIVE_S,
-    EVERY_S,
-    MAX_SERIES,
-    OTHER,
-    PART,
-    STEPS,
-    WORKERS,
-    Statistics,
-    Traffic,
-)
+from slidegate.ops.statistics import ALIVE_S, EVERY_S, MAX_SERIES, OTHER, PART, STEPS, WORKERS, Statistics, Traffic
 from slidegate.ops.traffic import MAX_CLIENTS, Series
 from slidegate.testing import RecordingObserver
 

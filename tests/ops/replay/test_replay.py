@@ -1,9 +1,21 @@
-"""A replay decides as the live middleware does at the same times; a report has the numbers of the log."""
+"""The samples of all formats contain the same requests; odd lines and files are counted, and never raise."""
 
+import gzip
+import itertools
+import json
+import subprocess
+import sys
+import time
+import tracemalloc
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -12,28 +24,397 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    Limiter,
-    MemoryStore,
-    Networks,
-    Quota,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-    client_ip,
-    header,
-)
-from slidegate.ops.replay import AccessRecord, Measured, Played, Replay, Simulated
+from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip, header
+from slidegate.core import ConfigurationError, Quota
+from slidegate.ops.replay import AccessLogs, AccessRecord, Measured, Played, Replay, Simulated, line_parser
+from slidegate.ops.replay import logs as logs_module
 from slidegate.ops.replay import replay as replay_module
+from slidegate.ops.replay.logs import NO_TIME, PRESETS, Preset, parse_line
 from slidegate.ops.replay.replay import checks_of, scope_of
 from slidegate.ops.replay.report import MINUTE_US, measure, peak, quantile, refused_by
 from slidegate.testing import FakeClock
 
 from ...asgi import hello, send_scope
+from ...redis_servers import BOUND_S, free_port, until
 
-START_US = 1_772_532_000_000_000
+SAMPLES = Path(__file__).resolve().parent / "samples"
+NAMES = sorted(path.name for path in SAMPLES.iterdir())
+OF_SERVERS = {"granian.log", "gunicorn.log", "hypercorn.log", "uvicorn.log", "uvicorn_in_kubernetes.log"}
+"""The samples of servers, which log HTTP requests alone."""
+NO_QUERY = {"granian.log", "hypercorn.log", "nginx.jsonl"}
+"""The samples that have no query."""
+NOON_US = 1_715_515_200_000_000  # 2024-05-12 12:00:00 UTC
+TIME = "12/May/2024:12:00:00 +0000"
+COMMON = f'192.0.2.7 - - [{TIME}] "GET /a?b=1 HTTP/1.1" 200 5120'
+COMBINED = f'{COMMON} "https://example.org/" "Mozilla/5.0 (X11; \\"odd\\")"'
+RECORD = AccessRecord(NOON_US, "192.0.2.7", "GET", "/a?b=1", 200)
+
+
+FIELDS = r"(?P<time>\S+) (?P<client>\S+) (?P<method>\S+) (?P<path>\S+) (?P<status>\d+)"
+HEADER = r'(?P<client>.+?) \[(?P<time>.+?)\] "(?P<request>.*?)" "(?P<header_x_api_key>.*?)"'
+PARSERS = {"text": parse_line, "fields": line_parser(regex=FIELDS), "header": line_parser(regex=HEADER)}
+PARSERS |= {name: line_parser(preset=name) for name in PRESETS}
+
+
+def logs_of(name: str) -> AccessLogs:
+    preset: Any = name.removesuffix(".jsonl")
+    return AccessLogs([str(SAMPLES / name)], preset=preset if preset in PRESETS else None)
+
+
+def requests(name: str) -> list[AccessRecord]:
+    """Return the requests of a sample, without header fields, which the formats log to different extents."""
+    logs = logs_of(name)
+    found = [record._replace(path=record.path if record.method else "-", headers=()) for record in logs]
+    assert logs.unreadable == {}
+    return found
+
+
+def read(directory: Path, content: bytes) -> tuple[AccessLogs, list[AccessRecord]]:
+    """Read a file with a content."""
+    file = directory / "some.log"
+    file.write_bytes(content)
+    logs = AccessLogs([str(file)])
+    return logs, list(logs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_format_contains_the_same_requests(name: str) -> None:
+    expected = requests("combined.log")
+    found = requests(name)
+    if name in OF_SERVERS:
+        expected = [record for record in expected if record.method]
+    if name in NO_QUERY:
+        expected = [record._replace(path=record.path.partition("?")[0]) for record in expected]
+    assert found == expected
+    assert len(found) >= 39
+
+
+def test_one_file_may_mix_formats(tmp_path: Path) -> None:
+    texts = [name for name in NAMES if name.endswith(".log")]
+    _, found = read(tmp_path, b"".join((SAMPLES / name).read_bytes() for name in texts))
+    assert len(found) == sum(len(requests(name)) for name in texts)
+
+
+@pytest.mark.parametrize("name", ["combined.log", "nginx.jsonl", "caddy.jsonl", "traefik.jsonl"])
+def test_logged_header_fields_are_those_of_the_request(name: str) -> None:
+    records = list(logs_of(name))
+    assert dict(records[1].headers)["user-agent"] == "ExampleBot/2.1 (+https://bot.example.com/)"
+    assert ("x-api-key", "key-of-nobody") in records[1].headers or name == "combined.log"
+
+
+# -- whatever stands around the address --------------------------------------------------------------------------------
+
+OCTET = st.integers(0, 255)
+V4 = st.sampled_from(["192.0.2", "198.51.100", "203.0.113"]).flatmap(
+    lambda net: OCTET.map(lambda host: f"{net}.{host}")
+)
+GROUP = st.integers(0, 0xFFFF).map("{:x}".format)
+V6 = st.builds("2001:db8:{}::{}".format, GROUP, GROUP)
+PORT = st.integers(1, 65_535)
+ADDRESSES = st.one_of(
+    V4.map(lambda v4: (v4, v4)),
+    V6.map(lambda v6: (v6, v6)),
+    st.builds(lambda v4, port: (f"{v4}:{port}", v4), V4, PORT),
+    st.builds(lambda v6, port: (f"[{v6}]:{port}", v6), V6, PORT),
+    V6.map(lambda v6: (f"[{v6}]", v6)),
+    st.builds(lambda one, two: (f"{one}, {two}", two), V4, V4 | V6),
+    st.builds(lambda one, two: (f"unknown,{one},{two}", two), V4, V4),
+    V4.map(lambda v4: (f'"{v4}"', v4)),
+)
+"""An address as a server writes it, and the client that it means."""
+HOSTS = st.sampled_from(["web1", "db.example.org", "198.51.100.250", "ip-10-0-0-1"])
+DAY = "May 12 12:00:00"
+PREFIXES = st.one_of(
+    st.just(""),
+    st.sampled_from(["stdout F ", "stderr P "]).map("2024-05-12T12:00:01.123456789Z {}".format),
+    st.sampled_from(["web-1  | ", "web-1  \t| ", "proxy.1.x7a@node2    | "]),
+    st.builds(f"<{{}}>{DAY} {{}} nginx: ".format, st.integers(0, 191), HOSTS),
+    st.builds(f"{DAY} {{}} gunicorn[{{}}]: ".format, HOSTS, PORT),
+    st.builds("2024-05-12T12:00:00.123456+00:00 {} nginx[{}]: ".format, HOSTS, PORT),
+    st.builds("<190>1 2024-05-12T12:00:00Z {} {} {} {} - ".format, HOSTS, *[st.sampled_from(["-", "nginx"])] * 3),
+    HOSTS.map('<190>1 2024-05-12T12:00:00Z {} nginx 811 - [a@1 b="c"][d@1] '.format),
+    st.builds("{}:{} ".format, HOSTS, PORT),
+    st.builds(f"{DAY} {{}} nginx: www.example.org:{{}} ".format, HOSTS, PORT),
+)
+NAME_TEXT = st.text(st.characters(codec="latin-1", exclude_categories=["Cc"], exclude_characters='"'), min_size=1)
+USERS = st.one_of(
+    st.sampled_from(["-", "jane", "jane doe", "203.0.113.99", "- 203.0.113.99 - -", 'j \\" [x] \\"']),
+    NAME_TEXT.filter(lambda name: name.strip() and "\\" not in name),
+)
+"""User names are chosen by clients, as are those that look like another client."""
+IDENT_AND_USER = st.one_of(
+    USERS.map("- {}".format),
+    st.sampled_from(["ident user", "ident -", "203.0.113.98 -"]),
+    st.just("-"),
+    st.just(""),
+)
+AGENTS = st.sampled_from(["curl/8", "-", '\\"] \\"GET / HTTP/1.1\\" 200', "{}", "[12/May/2020:12:00:00 +0000]"])
+
+
+@given(prefix=PREFIXES, address=ADDRESSES, user=IDENT_AND_USER, agent=AGENTS)
+def test_a_client_is_the_same_whatever_stands_around_its_address(
+    prefix: str, address: tuple[str, str], user: str, agent: str
+) -> None:
+    written, client = address
+    behind = f'[{TIME}] "GET /a?b=1 HTTP/1.1" 200 5120 "-" "{agent}"'
+    line = f"{prefix}{written} {user} {behind}" if user else f"{prefix}{written} {behind}"
+    if user == "203.0.113.98 -":  # an ident that is an address is taken for what stands between prefix and client
+        client = "203.0.113.98"
+    found = parse_line(line)
+    assert isinstance(found, AccessRecord), found
+    assert found._replace(headers=()) == RECORD._replace(client=client)
+
+
+@pytest.mark.parametrize("prefix", ["2024-05-12T12:00:01Z stdout F ", "web-1  | ", f"{DAY} web1 caddy: "])
+@pytest.mark.parametrize("name", ["nginx.jsonl", "caddy.jsonl", "traefik.jsonl"])
+def test_json_may_have_a_prefix(prefix: str, name: str) -> None:
+    parse = PARSERS[name.removesuffix(".jsonl")]
+    for line in (SAMPLES / name).read_text().splitlines():
+        assert parse(prefix + line) == parse(line)
+
+
+# -- odd lines ---------------------------------------------------------------------------------------------------------
+
+CADDY_REQUEST = {"remote_ip": "198.51.100.1", "client_ip": "192.0.2.7", "method": "GET", "uri": "/a?b=1"}
+CADDY = {"ts": 1715515200.25, "logger": "http.log.access.log0", "status": 200, "request": CADDY_REQUEST}
+TRAEFIK = {
+    **{"ClientHost": "192.0.2.7", "RequestMethod": "GET", "RequestPath": "/a?b=1", "DownstreamStatus": 200},
+    **{"StartUTC": "2024-05-12T12:00:00.250000999Z"},
+}
+NGINX = {
+    **{"time_iso8601": "2024-05-12T14:00:00.25+02:00", "remote_addr": "192.0.2.7", "request_method": "GET"},
+    **{"uri": "/a", "status": "200"},
+}
+
+
+def changed(line: dict[str, Any], **fields: Any) -> str:
+    """Return a JSON line with changed fields; None removes a field."""
+    return json.dumps({name: value for name, value in {**line, **fields}.items() if value is not None})
+
+
+def shown(line: str) -> str:
+    """Return what a line becomes, as text, with the parser of its first word if it is JSON."""
+    parser, _, rest = line.partition(" ")
+    found = PARSERS[parser](rest) if parser in PARSERS else parse_line(line)
+    if isinstance(found, str):
+        return found
+    when = datetime.fromtimestamp(found.time_us / 1_000_000, UTC)
+    target = f"{found.method or 'no HTTP request'} {found.path}"
+    return f"{when:%Y-%m-%d %H:%M:%S.%f} {found.client} {target} {found.status} {dict(found.headers) or ''}".rstrip()
+
+
+def test_lines_become_records_or_say_why_not(texts: Callable[..., None]) -> None:
+    texts(SAMPLES.with_name("lines.txt"), "> ", shown)
+
+
+LONG = {
+    "[1] " + 'x [1] "' + "\\" * 50_000: "no request",
+    'x - - [1] "' + '" "' * 20_000: "it contains no",
+    changed(CADDY).replace("1715515200.25", "9" * 5_000): "not a valid JSON object",
+    '{"remote_addr":' + "[" * 30_000 + "]" * 30_000 + "}": "",
+}
+
+
+@pytest.mark.parametrize("line", LONG, ids=["backslashes", "quotes", "digits", "brackets"])
+def test_long_lines_without_an_end_are_unreadable(line: str) -> None:
+    found = PARSERS["caddy" if line.startswith("{") else "text"](line)
+    assert isinstance(found, str)
+    assert LONG[line] in found
+
+
+def test_a_line_cut_anywhere_is_unreadable_or_has_nothing_wrong() -> None:
+    line = f"www.example.org:443 {COMBINED}"
+    found = [parse_line(line[:end]) for end in range(len(line))]
+    records = [record for record in found if isinstance(record, AccessRecord)]
+    assert 0 < len(records) < len(found)
+    assert {record[:5] for record in records} == {RECORD[:5]}
+    assert {record.headers for record in records} == {()}
+
+
+@given(st.text(max_size=300))
+def test_no_text_raises(text: str) -> None:
+    assert isinstance(parse_line(text), (AccessRecord, str))
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+JSON_VALUES = st.recursive(
+    PLAIN | st.sampled_from(["192.0.2.7", "GET", "/", "200"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*CADDY, *CADDY_REQUEST]), inner),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from([CADDY, TRAEFIK, NGINX]), st.sampled_from([*PRESETS]), st.data())
+def test_no_json_value_in_any_field_raises(line: dict[str, Any], preset: Preset, data: st.DataObject) -> None:
+    names = st.sampled_from([*line, "request", "request_uri", "msec", "logger", "http_"])
+    odd = data.draw(st.dictionaries(names, JSON_VALUES, min_size=1))
+    found = line_parser(preset=preset)(json.dumps({**line, **odd}))
+    if isinstance(found, AccessRecord):
+        assert 0 <= found.time_us < 253_402_300_800_000_000
+        assert found.client
+        assert 0 <= found.status <= 999
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+S_US = 1_000_000
+START_US = 1_772_532_000 * S_US
+
+
+def line(second: float, client: str = "203.0.113.7", path: str = "/") -> str:
+    """Write a line `second` seconds after ten o'clock; up to thirteen hours."""
+    hours, rest = divmod(10 * 3_600 + int(second), 3_600)
+    time = f"{hours:02}:{rest // 60:02}:{rest % 60:02}"
+    return f'{client} - - [03/Mar/2026:{time} +0000] "GET {path} HTTP/1.1" 200 1 "-" "curl/8"\n'
+
+
+@given(seconds=st.lists(st.integers(0, 50), max_size=80), buffered=st.integers(1, 30), files=st.integers(1, 3))
+def test_records_within_the_buffer_are_sorted_and_none_is_lost(
+    seconds: list[int], buffered: int, files: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("order")
+    for part in range(files):
+        (directory / f"{part}.log").write_text("".join(map(line, seconds[part::files])))
+    logs = AccessLogs(sorted(map(str, directory.iterdir())))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logs_module, "BUFFERED", buffered * files)
+        found = [(record.time_us - START_US) // S_US for record in logs]
+    assert sorted(found) == sorted(seconds)
+    late = sum(map(int.__gt__, itertools.accumulate(found, max), found))
+    assert logs.late == late
+    orders = [sorted(range(len(part)), key=part.__getitem__) for part in (seconds[at::files] for at in range(files))]
+    if all(abs(position - before) <= buffered // 2 for order in orders for position, before in enumerate(order)):
+        assert found == sorted(seconds)
+
+
+ODD_LINES = [line(0).encode(), b"\xef\xbb\xbf" + line(1).encode(), line(2).encode()[:40], b'{"a":', b"a" * 70_000]
+ODD_LINES += [b"\0" * 9, b"\r", b"\n", b" ", b"\xff\xfe"]
+SOME_LINES = st.lists(st.binary(max_size=60) | st.sampled_from(ODD_LINES), max_size=12)
+
+
+@given(lines=SOME_LINES, joint=st.sampled_from([b"\n", b"\r\n", b""]))
+def test_every_line_is_counted_once(lines: list[bytes], joint: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    content = joint.join(lines)
+    if content.startswith(b"\x1f\x8b"):
+        return
+    logs, found = read(tmp_path_factory.mktemp("some"), content)
+    assert logs.lines == sum(bool(one.decode("utf-8-sig", "replace").strip()) for one in content.split(b"\n"))
+    assert logs.lines == len(found) + logs.unreadable.total()
+    assert bool(logs.example) == bool(logs.unreadable)
+    assert logs.example.isprintable()
+
+
+def test_the_first_unreadable_line_is_shown_escaped(tmp_path: Path) -> None:
+    logs, found = read(tmp_path, b"\n\x1b]0;owned\x07\xe2\x80\xae" + b"x" * 10_000 + b"\nodd\n")
+    assert logs.example.startswith(f"line 2 of '{tmp_path}/some.log': it contains no request")
+    assert ": \\x1b]0;owned\\x07\\u202exxx" in logs.example
+    assert len(logs.example) < 500
+    assert (found, logs.lines, logs.unreadable.total()) == ([], 2, 2)
+
+
+def test_the_rest_of_a_line_that_is_too_long_is_no_line(tmp_path: Path) -> None:
+    text = f"{COMMON} ".encode().ljust(65_536, b"a") + line(0, path="/forged").encode()
+    logs, found = read(tmp_path, text + line(0, path="/next").encode())
+    assert ([record.path for record in found], logs.lines) == (["/a?b=1", "/next"], 2)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_gzip_is_read_like_plain_text_whatever_the_name(tmp_path: Path, parts: int) -> None:
+    lines = (SAMPLES / "combined.log").read_bytes().splitlines(keepends=True)
+    texts = [b"".join(lines[part::parts]) for part in range(parts)]
+    assert read(tmp_path, b"".join(map(gzip.compress, texts)))[1] == list(logs_of("combined.log"))
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda data: data[: len(data) // 2],
+    "flipped": lambda data: data[: len(data) // 2] + bytes(64) + data[len(data) // 2 + 64 :],
+    "with a tail": lambda data: data + b"tail" * 9,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_gzip_is_read_up_to_the_damage(damage: str, tmp_path: Path) -> None:
+    text = "".join(line(second, path=f"/{second**3}") for second in range(10_000)).encode()
+    data = b"".join(gzip.compress(text[start : start + 100_000]) for start in range(0, len(text), 100_000))
+    logs, found = read(tmp_path, DAMAGES[damage](data))
+    assert len(found) == logs.lines - logs.unreadable.total() > 1_000
+    assert logs.unreadable
+    if damage != "flipped":  # else there are other odd lines before it
+        assert "the compressed data is damaged" in logs.example
+
+
+def test_a_gzip_bomb_of_one_line_takes_little_memory(tmp_path: Path) -> None:
+    member = gzip.compress(b"a" * 4_194_304)  # a gzip file may have several
+    tracemalloc.start()
+    try:
+        logs, found = read(tmp_path, member * 16 + gzip.compress(f"\n{line(0)}".encode()))
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (len(found), logs.unreadable.total()) == (1, 1)
+    assert peak_bytes < 20_000_000
+
+
+# -- the access logs that uvicorn, hypercorn and granian really write --------------------------------------------------
+
+
+APP = """
+async def app(scope, receive, send):
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+"""
+FORMAT = '%(asctime)s %(client_addr)s - "%(request_line)s" %(status_code)s'
+"""The format that the error about a log of uvicorn without times shows."""
+LOG_CONFIG = {
+    "version": 1,
+    "formatters": {"access": {"()": "uvicorn.logging.AccessFormatter", "fmt": FORMAT}},
+    "handlers": {"access": {"class": "logging.StreamHandler", "formatter": "access"}},
+    "loggers": {"uvicorn.access": {"handlers": ["access"], "level": "INFO"}},
+}
+COMMANDS = {
+    "uvicorn": ["uvicorn", "--port", "PORT"],
+    "uvicorn with times": ["uvicorn", "--port", "PORT", "--log-config", "log.json"],
+    "hypercorn": ["hypercorn", "--bind", "127.0.0.1:PORT", "--access-logfile", "-"],
+    "granian": ["granian", "--interface", "asgi", "--port", "PORT", "--access-log"],
+}
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("server", COMMANDS)
+def test_the_access_log_of_a_server_is_read_or_lacks_its_time(server: str, tmp_path: Path) -> None:
+    before_us = (int(time.time()) - 1) * 1_000_000
+    (tmp_path / "served_app.py").write_text(APP)
+    (tmp_path / "log.json").write_text(json.dumps(LOG_CONFIG))
+    port, out = free_port(), tmp_path / "out"
+    module, *arguments = (word.replace("PORT", str(port)) for word in COMMANDS[server])
+    command = [sys.executable, "-m", module, "served_app:app", *arguments]
+
+    def is_logged() -> bool:
+        with suppress(httpx.TransportError):  # it does not listen yet
+            httpx.get(f"http://127.0.0.1:{port}/seen", headers={"user-agent": 'odd "agent"'}, timeout=BOUND_S)
+        return "/seen" in out.read_text()
+
+    with out.open("w") as file, subprocess.Popen(command, cwd=tmp_path, stdout=file, stderr=file) as process:
+        try:
+            until(is_logged, "the server logs a request")
+        finally:
+            process.terminate()
+    found = [parse_line(text) for text in out.read_text().splitlines() if "/seen" in text]
+    assert found
+    for record in found:
+        if server == "uvicorn":
+            assert record == NO_TIME
+            continue
+        assert isinstance(record, AccessRecord), record
+        assert (record.client, record.method, record.path, record.status) == ("127.0.0.1", "GET", "/seen", 404)
+        if time.localtime().tm_gmtoff == 0 or server != "uvicorn with times":  # uvicorn logs local time without a zone
+            assert before_us <= record.time_us <= (time.time() + 1) * 1_000_000
+
+
+# -- a replay decides as the live middleware does at the same times; a report has the numbers of the log ---------------
+
+
 CLIENTS = ("192.0.2.7", "192.0.2.8", "192.0.2.70", "198.51.100.3", "2001:db8::7", "2001:db8::8", "203.0.113.9")
 PATHS = ("/", "/login", "/items/7", "/items/8?a=b", "/.env", "/health", "/blocked", "/odd%20path")
 RULES = [

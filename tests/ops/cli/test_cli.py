@@ -1,5 +1,6 @@
-"""The command itself: subcommands, options, exit codes, output streams and texts."""
+"""The command in this process and as a process of its own, and the stores that it is used with."""
 
+import asyncio
 import contextlib
 import errno
 import gzip
@@ -13,11 +14,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import lmdb
 import pytest
@@ -25,16 +28,113 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import slidegate as package
-from slidegate import Limiter
+from slidegate import Limiter, RateLimitMiddleware, Rule, header
 from slidegate.ops.cli import check, run
 from slidegate.ops.cli.main import table
 from slidegate.ops.rows import span_of
 
-from ...redis_servers import RedisServer, needs_redis
+from ...asgi import PEER, hello, statuses
+from ...redis_servers import RedisServer, needs_redis, until
 from ...web import frameworks
-from ..replay.test_logs import line
+from ...workers import ask, serving
+from ..replay.test_replay import line
 from . import apps
-from .command import HANG_S, ROOT, Command, ban_many, create_store, environment, use_store
+
+T = TypeVar("T")
+
+ROOT = Path(__file__).resolve().parents[3]
+HANG_S = 120
+
+
+class Ended(NamedTuple):
+    """The end of a command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[Any]:
+        """The output of a command with ``--json``."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Command = Callable[..., Ended]
+"""Runs the command with some arguments: the fixture `slidegate`."""
+
+
+def environment(**more: str) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return {**inherited, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))), **more}
+
+
+def use_store(url: str, work: Callable[[Limiter], Awaitable[T]]) -> T:
+    """Use a store like an application, and close it."""
+
+    async def used() -> T:
+        async with Limiter.from_url(url, deadline="60s") as limiter:
+            return await work(limiter)
+
+    return asyncio.run(used())
+
+
+def create_store(url: str) -> str:
+    """Create an empty store, and return its address."""
+    use_store(url, lambda limiter: limiter.peek("nobody", "1/minute"))
+    return url
+
+
+async def ban_many(limiter: Limiter, count: int) -> None:
+    now_us = 1_700_000_000_000_000
+    rows = ['{"slidegate": "bans", "version": 4}']
+    for n in range(count):
+        key = f"user:{n}" if n % 3 else f"10.{n >> 16 & 255}.{n >> 8 & 255}.{n & 255}"
+        rows.append(
+            f'{{"key": "{key}", "reason": "scan {n % 7}", "by": "{("abuse", "manual")[n % 2]}", "level": 0, '
+            f'"since_us": {now_us}, "until_us": null}}'
+        )
+    await limiter.import_bans(rows)
+
+
+@pytest.fixture
+def slidegate(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command in this process."""
+
+    def ran(*words: str) -> Ended:
+        capsys.readouterr()
+        code = run(words)
+        return Ended(code, *capsys.readouterr())
+
+    return ran
+
+
+@pytest.fixture(params=["lmdb", pytest.param("redis", marks=needs_redis)])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of an existing, empty store."""
+    if request.param == "lmdb":
+        return create_store(f"lmdb://{tmp_path}/store")
+    server = request.getfixturevalue("server")
+    server.command("FLUSHALL")
+    return create_store(str(server.url))
+
+
+@pytest.fixture
+def lmdb_url(tmp_path: Path) -> str:
+    """The address of an existing, empty LMDB store."""
+    return create_store(f"lmdb://{tmp_path}/store")
+
+
+@pytest.fixture(scope="module")
+def lmdb_store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of an LMDB store for all examples of a property."""
+    return create_store(f"lmdb://{tmp_path_factory.mktemp('of_examples')}/store")
+
+
+@pytest.fixture(autouse=True)
+def _no_store_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unset the store of the developer's environment."""
+    monkeypatch.delenv("SLIDEGATE_STORE", raising=False)
+
 
 OPTIONS = {
     "bans add": "by for json reason store value",
@@ -384,3 +484,154 @@ def test_20_000_lines_take_a_few_seconds(command: Sequence[str], log: Path, slid
     start = time.process_time()
     assert slidegate(*command, str(log), "--json").rows[0]["requests"] == 20_000
     assert time.process_time() - start < 8  # a quarter of it where nothing else runs
+
+
+# -- the command as operators see it: every line of transcripts, on real stores, with exit codes and errors ------------
+
+
+WORKERS = 2
+Texts = Callable[..., None]
+TRANSCRIPTS = Path(__file__).with_name("transcripts")
+TIMES = re.compile(r"\b(20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d)Z|\b(1[6-9]\d{8}\.\d+)")
+UNSTEADY = (
+    (r"\b359\d\.\d+", "3600.0"),
+    (r"\b59 min( \d+ s)?", "1 h"),
+    (r"\b23 h 59 min", "1 d"),
+    (r" {3,}", "  "),
+    (r" at 0x\w+", ""),
+)
+"""What depends on the moment of a test besides times, and what stands for it in a transcript."""
+
+
+def since_now(found: re.Match[str]) -> str:
+    """Return a time as the minutes from now, rounded to five, unless it is that of a log."""
+    unix_s = datetime.fromisoformat(f"{found[1]}Z").timestamp() if found[1] else float(found[2])
+    minutes = 5 * round((unix_s - time.time()) / 300)
+    return found[0] if minutes < -60 else f"NOW{minutes:+}m" if minutes else "NOW"
+
+
+class Terminal:
+    """Runs the lines of a transcript in a directory of its own."""
+
+    def __init__(self, slidegate: Command, directory: Path, monkeypatch: pytest.MonkeyPatch, url: str = "") -> None:
+        self.slidegate, self.home, self.url, self.monkeypatch = slidegate, directory / "home", url, monkeypatch
+        self.servers, self.address = ExitStack(), ""
+        self.home.mkdir()
+        monkeypatch.chdir(self.home)
+        monkeypatch.setenv("LOGNAME", "operator")
+        monkeypatch.setenv("COLUMNS", "1000")
+        if url:
+            monkeypatch.setenv("SLIDEGATE_STORE", url)
+
+    def answer(self, line: str) -> str:
+        """Return what a command prints."""
+        program, *words = shlex.split(line.replace("DIR", str(self.home)))
+        words = [word.encode().decode("unicode_escape") if "\\" in word else word for word in words]
+        shown: str = getattr(self, f"_{program}")(*words) or ""
+        shown = TIMES.sub(since_now, shown.replace(str(self.home), "DIR"))
+        for pattern, steady in UNSTEADY:
+            shown = re.sub(pattern, steady, shown)
+        return shown
+
+    def _slidegate(self, *words: str) -> str:
+        if "<" in words:
+            self.monkeypatch.setattr("sys.stdin", io.StringIO(f"{words[-1]}\n"))
+            words = words[:-2]
+        ended = self.slidegate(*words)
+        errors = [f"! {line}" for line in ended.err.splitlines() if line and not line.startswith(("Usage:", "Try "))]
+        assert all(line.isprintable() for line in errors)
+        return "\n".join([ended.out.rstrip("\n"), *errors, f"exit {ended.code}" if ended.code else ""]).strip("\n")
+
+    def _hit(self, key: str, times: str, rule: str, cost: str = "1") -> str:
+        name, _, limits = rule.partition("=")
+        kind, _, value = key.partition("=")
+        who = header(kind.removeprefix("header:")).of(value) if value else key
+
+        async def hit(limiter: Limiter) -> str:
+            decided = [await limiter.hit(who, limits, rule=name, cost=int(cost)) for _ in range(int(times))]
+            return ", ".join(str(decision.reason) for decision in decided)
+
+        return use_store(self.url, hit)
+
+    def _requests(self, rules: str, times: str) -> str:
+        """Send requests to a worker that starts and ends."""
+
+        async def send(limiter: Limiter) -> str:
+            name, _, limits = rules.partition("=")
+            app: Any = (
+                RateLimitMiddleware(hello, rules=[Rule("*", limits, name=name)], limiter=limiter)
+                if limits
+                else RateLimitMiddleware.from_file(hello, rules, limiter=limiter)
+            )
+            await limiter.overrides()
+            await limiter.reset(PEER)
+            return " ".join(map(str, await statuses(app, int(times))))
+
+        return use_store(self.url, send)
+
+    def _serve(self) -> None:
+        """Start two workers, after those of before have ended."""
+        self.servers.close()
+        serve = serving("tests.served_by_workers", self.url, WORKERS, SLIDEGATE_SECRET="0123456789abcdef")
+        self.address = self.servers.enter_context(serve)
+
+    def _stop(self) -> None:
+        self.servers.close()
+
+    def _until(self, amount: str) -> None:
+        policy = None if amount == "off" else f'"api";q={amount};w=1'
+
+        def is_there() -> bool:
+            answers = [answer for _ in range(10) if (answer := ask(self.address)) is not None]
+            policies = {answer.json()["pid"]: answer.headers.get("ratelimit-policy") for answer in answers}
+            return len(policies) == WORKERS and {*policies.values()} == {policy}
+
+        until(is_there, f"both workers answer by {amount}")
+
+    def _reset(self, key: str) -> None:
+        assert use_store(self.url, lambda limiter: limiter.reset(key))
+
+    def _create(self, url: str) -> None:
+        create_store(url)
+
+    def _write(self, name: str, *lines: str) -> None:
+        """Write a file, or add to it if the name begins with a plus."""
+        with (self.home / name.lstrip("+")).open("a" if name.startswith("+") else "w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
+    def _log(self, name: str, count: str, *settings: str) -> None:
+        chosen = {"client": "203.0.113.7", "path": "/", "prefix": "", "pace": "1", "second": "{second}"}
+        chosen |= dict(setting.split("=", 1) for setting in settings)
+        form = '{prefix}{client} - - [{at}] "GET {path} HTTP/1.1" 200 1 "-" "curl/8"'
+        lines = []
+        for n in range(int(count)):
+            second = int(chosen["second"].format(second=int(n * float(chosen["pace"]))))
+            at = f"03/Mar/2020:{10 + second // 3600}:{second // 60 % 60:02}:{second % 60:02} +0000"
+            lines.append(form.format(at=at, **{part: text.format(n=n, second=second) for part, text in chosen.items()}))
+        self._write(name, *lines)
+
+    def _mkdir(self, name: str) -> None:
+        (self.home / name).mkdir()
+
+    def _env(self, *variables: str) -> None:
+        for variable in variables:
+            self.monkeypatch.setenv(*variable.split("=", 1))
+
+    def _ls(self) -> str:
+        return "\n".join(sorted(path.name for path in self.home.iterdir()))
+
+
+@pytest.mark.parametrize("name", ["bans", "limits", "explain", pytest.param("workers", marks=pytest.mark.all)])
+def test_operators_read_and_change_a_store(
+    name: str, url: str, slidegate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: Texts
+) -> None:
+    terminal = Terminal(slidegate, tmp_path, monkeypatch, url)
+    with terminal.servers:
+        texts(TRANSCRIPTS / f"{name}.txt", "$ ", terminal.answer)
+
+
+@pytest.mark.parametrize("name", ["usage", pytest.param("check", marks=needs_redis), "simulate"])
+def test_commands_without_a_store_and_errors_are_whole_sentences(
+    name: str, slidegate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: Texts
+) -> None:
+    texts(TRANSCRIPTS / f"{name}.txt", "$ ", Terminal(slidegate, tmp_path, monkeypatch).answer)

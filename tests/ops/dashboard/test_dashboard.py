@@ -1,31 +1,61 @@
 """Only users read and change; changes come from pages of the same origin; whatever is sent gets an answer."""
 
+import asyncio
 import json
+import os
 import re
+import shlex
+import socket
+import time
 from collections import Counter
-from functools import cache
-from itertools import product
+from collections.abc import AsyncIterator, Callable
+from functools import cache, partial
+from itertools import groupby, pairwise, product
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urljoin
+from xml.etree import ElementTree as ET
 
 import anyio
+import anyio.lowlevel
 import pytest
+import tree_sitter_javascript
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 from starlette.types import Message
+from tree_sitter import Language, Parser
 
-from slidegate import RateLimitMiddleware, Rule, SlidegateError
-from slidegate.core import parse_duration_us
+from slidegate import BanPolicy, Limiter, Networks, RateLimitMiddleware, Rule, SlidegateError, __version__, client_ip
+from slidegate.core import Ban, Quota, parse_duration_us
+from slidegate.core.bans.rows import to_rows
+from slidegate.dashboard import Dashboard
+from slidegate.ops.dashboard import charts
 from slidegate.ops.dashboard.app import MAX_BODY
+from slidegate.ops.dashboard.page import rate
 from slidegate.ops.dashboard.service import WINDOWS
+from slidegate.ops.statistics import Statistics
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ...asgi import call, hello, scope_of, send_scope, statuses
+from ...asgi import call, hello, page, scope_of, send_scope, statuses
 from ...redis_servers import free_port
 from ...virtual_time import VirtualTime
-from .site import HOST, HOSTILE, NOW_US, TOKEN, VIEWS, Page, Site, basic
+from .site import HOST, HOSTILE, NOW_US, SECRET, TOKEN, VIEWS, Page, Site, basic
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """A fake clock, which is also the system's."""
+    clock = FakeClock(NOW_US)
+    monkeypatch.setattr(time, "time", lambda: clock.now_us / 1_000_000)
+    return clock
+
+
+@pytest.fixture
+def site(clock: FakeClock) -> Site:
+    return Site(clock)
+
 
 BODY = b'{"key": "user:1", "duration": "1h"}'
 BY_SCRIPT = {"host": HOST, "authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
@@ -64,16 +94,6 @@ async def test_wrong_tokens_are_logged_each_minute_and_not_shown(site: Site, cap
         await site.get("", authorization="Bearer wrong-token-0123456789")
     assert "wrong-token-0" not in caplog.text
     assert caplog.text.count("wrong token") == 1
-
-
-@pytest.mark.parametrize("token", [TOKEN, None])
-async def test_dashboard_that_only_shows_has_no_forms(token: Any, clock: FakeClock) -> None:
-    site = Site(clock, token=token, changes=False)
-    await site.limiter.ban("user:2", "1h")
-    for view in VIEWS:
-        page = await site.page(view)
-        assert {*page.names("input", "value")} & {"ban", "unban", "change", "restore"} == set()
-        assert "Read-only" in page.text
 
 
 # -- which requests may change something -------------------------------------------------------------------------------
@@ -270,15 +290,6 @@ async def test_statistics_count_the_requests_of_the_application(window: str, sit
     assert last_at - found["step_s"] <= NOW_US / 1_000_000 <= last_at
 
 
-async def test_a_limits_function_shows_its_fallback() -> None:
-    rule = Rule("/api", lambda request: "5/minute", fallback_limits="2/minute", name="plan")
-    site = Site(middleware={"rules": [rule]})
-    await site.visit("/api", client="192.0.2.1")
-    await site.limiter.hit("192.0.2.3", "2/minute", rule="plan")  # as when its function has failed
-    found = await read(site, "client", key="192.0.2.3")
-    assert [window["amount"] for window in found["windows"]] == [2]
-
-
 @pytest.mark.parametrize("key", [*HOSTILE, "x" * 64])
 async def test_keys_of_any_characters_are_found_lifted_and_shown_as_text_in_every_view(key: str, site: Site) -> None:
     await site.limiter.hit(key, "5/minute", rule="all")
@@ -360,3 +371,305 @@ async def test_whatever_a_form_has_it_leads_on_or_says_why_not(view: str, do: st
     answer = await shared_site().submit(view, do=do, **fields)
     assert answer.status in (303, 400, 404)
     assert answer.status == 303 or [*filter(None, Page(answer).alerts)]
+
+
+# -- pages: charts, sizes, the policy that browsers enforce, texts of clients as text, secrets, and numbers ------------
+
+
+async def test_page_of_a_view_is_small_and_asks_no_other_place(site: Site) -> None:
+    for number in range(30):
+        await site.visit("/articles/a", times=number % 12, client=f"198.51.100.{number}")
+    files = {"static/page.js": 5_000, "static/style.css": 14_000, "static/icon.svg": 1_000}
+    for name, most in [*files.items(), *((view, 30_000) for view in VIEWS)]:
+        body = (await site.get(name)).body
+        assert len(body) <= most, name
+        text = body.decode()
+        assert {*re.findall(r"https?://[^\s\"'`)<]+", text)} <= {"http://www.w3.org/2000/svg"}
+        assert not re.search(r"""(?:src|href|from|import)\s*=?\s*["'(]//""", text)
+    script = (await site.get("static/page.js")).body
+    assert not Parser(Language(tree_sitter_javascript.language())).parse(script).root_node.has_error
+
+
+@pytest.fixture
+def reads(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is read from the statistics, while others come in between."""
+    reads, statistics = list[str](), Statistics.of(site.limiter)
+
+    async def noted(name: str, *given: Any, **more: Any) -> Any:
+        reads.append(name)
+        await anyio.lowlevel.checkpoint()
+        return await getattr(Statistics, name)(statistics, *given, **more)
+
+    for name in ("read", "clients", "events"):
+        monkeypatch.setattr(statistics, name, partial(noted, name))
+    return reads
+
+
+async def test_viewers_share_what_is_read_from_the_store(site: Site, reads: list[str]) -> None:
+    async with anyio.create_task_group() as group:
+        for _ in range(20):
+            for view in ("", "clients", "bans"):
+                group.start_soon(site.page, view)
+    assert sorted(reads) == ["clients", "events", "read"]
+
+
+@pytest.mark.parametrize(("window", "interval_us"), [("5m", 2_000_000), ("1h", 10_000_000)])
+async def test_a_snapshot_is_shared_for_two_seconds_or_ten(
+    window: str, interval_us: int, site: Site, reads: list[str]
+) -> None:
+    for pause_us, times in ((0, 1), (0, 1), (interval_us - 1, 1), (1, 2)):
+        site.clock.advance(us=pause_us)
+        await site.page(f"?window={window}")
+        assert (await site.get(f"api/statistics?window={window}")).status == 200
+        assert reads.count("read") == times
+
+
+async def test_a_change_is_shown_though_another_viewer_still_reads(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, changed = anyio.Event(), anyio.Event()
+
+    async def bans() -> AsyncIterator[Ban]:
+        for ban in [one async for one in Limiter.bans(site.limiter)]:
+            yield ban
+        read.set()
+        await changed.wait()
+
+    monkeypatch.setattr(site.limiter, "bans", bans)
+    async with anyio.create_task_group() as group:
+        group.start_soon(site.page, "bans")
+        await read.wait()
+        assert (await site.submit("bans", do="ban", value="198.51.100.1", duration="1h")).status == 303
+        changed.set()
+    assert "198.51.100.1 0" in (await site.page("bans")).names("tr", "data-key")
+
+
+async def test_a_refused_change_of_a_client_shows_it_again_and_a_refused_search_shows_nobody(site: Site) -> None:
+    answer = await site.submit("clients", do="ban", value="198.51.100.1", duration="soon")
+    assert (answer.status, Page(answer).lines.count("198.51.100.1")) == (400, 1)
+    answer = await site.submit("clients", do="find", value="198.51.100.O")
+    assert (answer.status, Page(answer).lines.count("198.51.100.O")) == (400, 0)
+
+
+async def test_dashboard_without_a_middleware_shows_empty_views(site: Site) -> None:
+    dashboard = Dashboard(Limiter(), token=TOKEN)
+    for view in VIEWS:
+        assert (await call(dashboard, f"/{view}", headers={"authorization": basic(TOKEN)})).status == 200
+
+
+async def test_limits_of_one_name_and_bans_of_one_key_are_rows_of_their_own(site: Site) -> None:
+    _inner = RateLimitMiddleware(page, limiter=site.limiter, rules=[Rule("*", "9/hour", name="all")])
+    _tried = RateLimitMiddleware(
+        page, limiter=site.limiter, rules=[Rule("*", "9/hour", name="all", shadow=True)], name="tried"
+    )
+    bans = [Ban("203.0.113.0/24", "", by, level, 0, None) for level, by in enumerate(("ann", "abuse"))]
+    await site.limiter.import_bans(map(json.dumps, to_rows(bans)))
+    rows = {view: (await site.page(view)).names("tr", "data-key") for view in ("bans", "configuration")}
+    assert len({key for key in rows["bans"] if key.startswith("203.0.113.0/24")}) == 2
+    assert len({key for key in rows["configuration"] if key.startswith("all")}) == 3
+    twins = [RateLimitMiddleware(hello, limiter=site.limiter, limits="9/hour") for _ in range(2)]
+    assert [await statuses(twin, 1, client=("192.0.2.9", 1)) for twin in twins] == [[200], [200]]
+    assert (await site.page("clients?key=192.0.2.9")).names("section", "data-key") == ["192.0.2.9"]  # no window's
+
+
+# -- charts are well-formed, stay inside their place, and show the numbers that they are made of -----------------------
+
+
+COUNTS = ("passed", "limited", "banned", "blocked")
+STEPS = st.lists(
+    st.fixed_dictionaries(
+        {
+            **dict.fromkeys(COUNTS, st.integers(0, 10**9)),
+            **dict.fromkeys(("p50_ms", "p95_ms"), st.none() | st.floats(0.001, 10**6)),
+        }
+    ),
+    max_size=80,
+)
+STEP_S = st.sampled_from([5.0, 60.0, 300.0, 1_200.0])
+
+
+def stats(steps: list[dict[str, Any]], step_s: float = 5.0) -> dict[str, Any]:
+    return {"steps": steps, "step_s": step_s, "start_at": 1_800_000_000.0}
+
+
+def points(path: str) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML]([\d.e+-]+) ([\d.e+-]+)", path)]
+
+
+@given(STEPS, STEP_S)
+def test_chart_of_any_numbers_is_well_formed_and_inside_its_place(steps: list[dict[str, Any]], step_s: float) -> None:
+    for draw in (charts.requests, charts.times):
+        chart = draw(stats(steps, step_s), rate)
+        done = steps[:-1]
+        tree = ET.fromstring(f"<div>{chart.drawing}</div>")
+        lines = tree[1]
+        wide, high = (float(one) for one in lines.attrib["viewBox"].split()[2:])
+        assert wide == max(len(done), 1)
+        for path in lines.iter("path"):
+            for x, y in points(path.attrib["d"]):
+                assert 0 <= x <= wide
+                assert -0.01 <= y <= high
+        titles = [title.text or "" for title in lines.iter("title")]
+        assert len(titles) == len(chart.rows) == len(done)
+        for title, (when, texts) in zip(titles, chart.rows, strict=True):
+            legend = [f"{name} {text}" for name, text in zip(chart.names, texts, strict=True)]
+            said = [one for one in legend if not one.endswith((" 0", f" {charts.NOTHING}"))]
+            assert title == f"{when}: {', '.join(said) or 'none'}"
+        labels = list(tree[2].iter("text"))
+        assert len(labels) <= charts.MAX_TICKS
+        assert "nan" not in chart.drawing
+
+
+@given(STEPS.filter(lambda steps: len(steps) > 1))
+def test_areas_are_stacked_in_the_order_of_the_legend(steps: list[dict[str, Any]]) -> None:
+    chart = charts.requests(stats(steps), rate)
+    tops: dict[str, list[float]] = {}
+    for path in ET.fromstring(f"<div>{chart.drawing}</div>")[1].iter("path"):
+        if path.attrib["class"].startswith("line"):
+            tops[path.attrib["class"].split()[1]] = [y for _, y in points(path.attrib["d"])]
+    drawn = [tops[f"s{index}"] for index in range(len(COUNTS)) if f"s{index}" in tops]
+    assert {f"s{index}" for index, name in enumerate(COUNTS) if any(step[name] for step in steps[:-1])} == {*tops}
+    for below, above in pairwise(drawn):
+        assert all(high <= low + 0.01 for low, high in zip(below, above, strict=True))
+
+
+@given(st.floats(0.001, 10**12))
+def test_axis_has_round_steps_and_reaches_the_largest_value(most: float) -> None:
+    step = {"p50_ms": None, "p95_ms": most}
+    chart = charts.times(stats([step, step]), rate)
+    ticks = [float(label.text or "") for label in ET.fromstring(f"<div>{chart.drawing}</div>")[0]]
+    assert 2 <= len(ticks) <= 6
+    assert ticks[0] == 0
+    assert ticks[-1] >= most * 0.99999
+    assert f"{ticks[1]:.0e}"[0] in "125"
+
+
+@given(st.integers(1, 10**9), st.integers(0, 2 * 10**9))
+def test_meter_is_amber_from_80_percent_and_red_when_nothing_is_left(amount: int, used: int) -> None:
+    drawing = ET.fromstring(str(charts.meter(used, amount)))
+    expected = "meter full" if used >= amount else "meter near" if used >= 0.8 * amount else "meter"
+    assert drawing.attrib["class"] == expected
+
+
+# -- the dashboard as users and scripts see it: what pages show, forms do and the API answers, line by line ------------
+
+
+TRANSCRIPTS = Path(__file__).with_name("transcripts")
+UNSTEADY = (
+    (r"[\w.-]+:\d+:[0-9a-f]{8}", "WORKER"),
+    (rf"{__version__}(, compiled)?, Python [\w.+]+", "VERSION"),
+    (rf"\b{socket.gethostname()} \| {os.getpid()}\b", "HOST | PID"),
+)
+"""What depends on the machine, and what stands for it."""
+NO_VALUES = re.compile("[0-9:]{8}( \\| [0\u2013])+")
+"""A row of a chart's table in which nothing happened."""
+
+
+class Visitor:
+    """Carries out the lines of a transcript: a verb and its words, some of them as ``name=value``."""
+
+    def __init__(self, clock: FakeClock, home: Path) -> None:
+        self.clock, self.home = clock, home
+        self.site = Site(clock)
+        self._kept: list[Any] = []
+
+    async def answer(self, line: str) -> str:
+        verb, _, rest = line.partition(" ")
+        shown: str = await getattr(self, f"_{verb}")(*([rest] if verb == "api" else shlex.split(rest))) or ""
+        shown = shown.replace(str(self.home), "DIR")
+        for pattern, steady in UNSTEADY:
+            shown = re.sub(pattern, steady, shown)
+        return shown
+
+    async def _site(self, name: str = "") -> None:
+        (self.home / "bad.netset").write_text("203.0.113.128/25\n198.51.100.0/24\n")
+        kinds = [
+            Rule(["/a", "/b"], "5/minute; 50/hour", methods=["POST"], name="forms", wait="1s"),
+            Rule("/plans", lambda request: "7/minute", name="plans"),
+            Rule("/old", block=True, status=410, name="old"),
+            Rule("/free", exempt=True, name="free"),
+        ]
+        plan = Rule("*", ["100/minute @7", "9/second", Quota("10/day")], concurrency=4, name="plan")
+        wide = Rule("*", "9/hour", key=client_ip(ipv4_prefix=16), name="wide")
+        fallback = Rule("/api", lambda request: "5/minute", fallback_limits="2/minute", name="plan")
+        options: dict[str, dict[str, Any]] = {
+            "networks": {
+                "middleware": {"client": client_ip(ipv4_prefix=25), "rules": [Rule("*", "3/minute", name="all"), wide]}
+            },
+            "": {},
+            "fallback": {"middleware": {"rules": [fallback]}},
+            "read-only": {"changes": False},
+            "read-only login": {"token": None, "changes": False},
+            "login": {"token": None},
+            "shadow": {"middleware": {"bans": BanPolicy("3/10m", "1h", name="harsh", shadow=True)}},
+            "plan": {"middleware": {"rules": [plan]}},
+            "kinds": {"middleware": {"rules": kinds, "blocklist": Networks.from_file(self.home / "bad.netset")}},
+        }
+        self.site = Site(self.clock, **options[name])
+
+    async def _file(self, name: str = "file", limit: str = "4/s") -> None:
+        """Add a middleware of a file, whose limit may have the name of another one."""
+        file = self.home / "slidegate.toml"
+        file.write_text(f'[[rules]]\npath = "/from/file"\nlimits = "{limit}"\nname = "{name}"\n')
+        self._kept.append(RateLimitMiddleware.from_file(hello, file, limiter=self.site.limiter))
+
+    async def _visit(self, path: str, *words: str) -> str:
+        more = dict(word.split("=", 1) for word in words)
+        statuses = await self.site.visit(path, int(more.pop("times", "1")), more.pop("client", "203.0.113.9"), **more)
+        return ", ".join(f"{len([*same])} x {status}" for status, same in groupby(statuses))
+
+    async def _hit(self, key: str, limits: str, rule: str) -> None:
+        await self.site.limiter.hit(key, limits, rule=rule)
+
+    async def _changes(self, view: str = "") -> str:
+        """Return what a view offers to change, or that nothing can be changed."""
+        page = await self.site.page(view)
+        found = sorted({*page.names("input", "value")} & {"ban", "unban", "change", "restore"})
+        return " ".join(found or re.findall("Read-only", page.text))
+
+    async def _advance(self, span: str) -> None:
+        """Advance the clock after everything that was counted is written."""
+        await Statistics.of(self.site.limiter).publish()
+        self.clock.advance(span)
+
+    async def _ban(self, key: str, duration: str, reason: str = "", by: str = "manual") -> None:
+        await self.site.limiter.ban(key, duration, reason=reason, by=by)
+
+    async def _strike(self, key: str, times: str) -> str:
+        policy = BanPolicy("3/10m", "1h", name="scanners")
+        return f"{await self.site.limiter.strike(key, policy, int(times)) is not None}"
+
+    async def _api(self, line: str) -> str:
+        method, path, said = [*line.split(" ", 2), ""][:3]
+        path, _, query = path.partition("?")
+        fields = dict(pair.split("=", 1) for pair in query.split("&")) if query else {}
+        status, found = await self.site.ask(method, path, json.loads(said) if said else None, **fields)
+        return f"{status} {json.dumps(found)}"
+
+    async def _send(self, method: str, path: str, *words: str) -> str:
+        """Send a request with header fields and a body, and return the status and which methods there are."""
+        fields: dict[str, Any] = dict(word.split("=", 1) for word in words)
+        body = fields.pop("body", "").encode()
+        answer = await self.site.send(method, path, body, **{name: value or None for name, value in fields.items()})
+        return f"{answer.status} {answer.headers.get('allow', '')}".strip()
+
+    async def _page(self, path: str = "") -> str:
+        lines = (await self.site.page(path)).lines
+        head = lines.index("[button=]Theme: system") + 1
+        return "\n".join(line for line in lines[head:] if not NO_VALUES.fullmatch(line))
+
+    async def _form(self, view: str, *words: str) -> str:
+        """Send a form, and return where it leads, or the alerts of the page that shows it again."""
+        answer = await self.site.submit(view, **dict(word.split("=", 1) for word in words))
+        return f"{answer.status} {answer.headers.get('location') or ' '.join(Page(answer).alerts)}".strip()
+
+
+@pytest.mark.parametrize("name", ["access", "api", "views", "forms"])
+def test_pages_forms_and_operations(
+    name: str, clock: FakeClock, tmp_path: Path, texts: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    with asyncio.Runner() as runner:
+        visitor = Visitor(clock, tmp_path)
+        texts(TRANSCRIPTS / f"{name}.txt", "> ", lambda line: runner.run(visitor.answer(line)))
+        for view in VIEWS:
+            runner.run(visitor.site.page(view))
+    assert SECRET not in caplog.text
