@@ -153,6 +153,18 @@ async def test_a_middleware_at_the_route_refuses_by_the_handlers_of_the_applicat
     assert await statuses(app, 2) == [200, 418]
 
 
+async def test_the_handler_of_a_status_answers_what_the_application_itself_raises() -> None:
+    def busy(request: Request) -> None:
+        if request.headers.get("x-busy"):
+            raise fastapi.HTTPException(429, "busy", {"Retry-After": "5"})
+
+    handlers = {429: rate_limit_exceeded}
+    app = of_fastapi(page, dependencies=[Depends(busy)], of_route=[RateLimit("1/hour")], exception_handlers=handlers)
+    answer = await call(RateLimitMiddleware(app, rules=[]), headers={"X-Busy": "1"})
+    assert (answer.status, answer.body, answer.headers["retry-after"]) == (429, b'{"detail":"busy"}', "5")
+    assert b"violated-policies" in (await refused(app)).body
+
+
 class Limited(HTTPEndpoint):
     @RateLimit("1/hour", name="it")
     async def get(self, request: Request) -> Response:

@@ -20,6 +20,7 @@ from starlette._utils import is_async_callable
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException, WebSocketException
 from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from ..core.arguments import unknown_option
@@ -341,12 +342,14 @@ async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
 
     Args:
         request: The request or websocket.
-        error: The `RateLimitExceeded`.
+        error: The `RateLimitExceeded`. Any other `HTTPException` is answered with its status and detail.
 
     Raises:
         ConfigurationError: There is no middleware around the application.
     """
     if not isinstance(error, RateLimitExceeded):
+        if isinstance(error, HTTPException):  # of the application, where this is the handler of a status
+            return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
         raise error
     decided: Decided = of_request(request, DECIDED_KEY, "rate_limit_exceeded")
     innermost, _ = decided[-1]
