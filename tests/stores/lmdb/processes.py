@@ -2,6 +2,7 @@
 
 import ctypes
 import fcntl
+import itertools
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import Any
+
+import lmdb
 
 from slidegate import Decision
 from slidegate.stores.lmdb import LmdbStore
@@ -156,6 +159,46 @@ def overwrite(data: Path, *pieces: tuple[int, bytes]) -> None:
 
 def overwrite_heads(data: Path) -> None:
     overwrite(data, *((page * 4_096 + 16, b"\xff" * 144) for page in range(2)))
+
+
+class Faulty:
+    """LMDB's objects, some of whose calls fail, as do those of the transactions and cursors that they return."""
+
+    def __init__(self, inner: Any, error: Exception, fails: Callable[[str], bool]) -> None:
+        self.inner, self.error, self.fails = inner, error, fails
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        return self._checked(found, name) if callable(found) else found
+
+    def __enter__(self) -> "Faulty":
+        self.inner.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        commits = isinstance(self.inner, lmdb.Transaction) and raised[0] is None
+        self._checked(self.inner.__exit__, "commit" if commits else "close")(*raised)
+
+    def __iter__(self) -> Any:
+        return iter(self.inner)
+
+    def _checked(self, call: Any, name: str) -> Any:
+        def checked(*given: Any, **named: Any) -> Any:
+            if self.fails(name):
+                if name == "commit":
+                    self.inner.abort()  # as LMDB does
+                raise self.error
+            answer = call(*given, **named)
+            returns_more = isinstance(answer, (lmdb.Transaction, lmdb.Cursor))
+            return Faulty(answer, self.error, self.fails) if returns_more else answer
+
+        return checked
+
+
+def at_call(number: int) -> Callable[[str], bool]:
+    """Let the call of one number fail."""
+    calls = itertools.count(1)
+    return lambda name: name not in ("abort", "close", "info", "readers") and next(calls) == number
 
 
 HERE_ALONE = ("strike", "ban", "unban", "load")

@@ -34,7 +34,9 @@ from ...hurry import at_once, hurried
 from ..conftest import Opened
 from .processes import (
     SMALL,
+    Faulty,
     actor,
+    at_call,
     child,
     counts_file,
     files_open_in,
@@ -285,45 +287,6 @@ def test_a_directory_is_made_where_its_parent_is_there_and_nothing_else_is_in_it
 FAULTS = [error for error in vars(lmdb).values() if isinstance(error, type) and issubclass(error, lmdb.Error)]
 
 
-class Faulty:
-    """LMDB's objects, of which the call of one number fails."""
-
-    def __init__(self, inner: Any, fails_at: int, error: Exception) -> None:
-        self.__dict__.update(inner=inner, left=[fails_at], error=error)
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.inner, name)
-        return self._counted(found, name) if callable(found) else found
-
-    def __enter__(self) -> "Faulty":
-        self.inner.__enter__()
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        commits = isinstance(self.inner, lmdb.Transaction) and raised[0] is None
-        self._counted(self.inner.__exit__, "commit" if commits else "close")(*raised)
-
-    def __iter__(self) -> Any:
-        return iter(self.inner)
-
-    def _counted(self, call: Any, name: str) -> Any:
-        def counted(*given: Any, **named: Any) -> Any:
-            self.left[0] -= name not in ("abort", "close", "info", "readers")
-            if not self.left[0]:
-                self.left[0] = -1
-                if name == "commit":
-                    self.inner.abort()  # as LMDB does
-                raise self.error
-            answer = call(*given, **named)
-            if not isinstance(answer, (lmdb.Transaction, lmdb.Cursor)):
-                return answer
-            made = Faulty(answer, 0, self.error)
-            made.__dict__["left"] = self.left
-            return made
-
-        return counted
-
-
 @pytest.mark.parametrize("ask", [pytest.param(ask, id=name) for name, ask in (QUESTIONS | SHARED_QUESTIONS).items()])
 def test_after_any_failed_call_the_next_is_answered(store: Any, ask: Callable[[Any], Any], rng: random.Random) -> None:
     failures: list[str] = []
@@ -332,13 +295,14 @@ def test_after_any_failed_call_the_next_is_answered(store: Any, ask: Callable[[A
         # From some of LMDB's own errors a store recovers by itself.
         fault = partial(OSError, 5) if fails_at == 1 else rng.choice(FAULTS)
         counts, inner = store._env.counts, store._env.counts.lmdb
-        counts.lmdb = faulty = Faulty(inner, fails_at, fault("as a fault"))
+        error = fault("as a fault")
+        counts.lmdb = Faulty(inner, error, at_call(fails_at))
         try:
             ask(store)
         except StoreUnavailable as raised:
             failures.append(str(raised))
         counts.lmdb = inner
-        assert store.hit(((CHECKS[0][0], "user:free", 1),)), (fails_at, faulty.error)
+        assert store.hit(((CHECKS[0][0], "user:free", 1),)), (fails_at, error)
         store.reset_all()
     assert failures
     assert all("as a fault" in failure for failure in failures), failures
@@ -460,7 +424,7 @@ def test_an_error_of_one_worker_keeps_counts(store: Any, observer: RecordingObse
     for _ in range(2):
         store.hit(CHECKS)
     counts, inner = store._env.counts, store._env.counts.lmdb
-    counts.lmdb = Faulty(inner, 2, fault("as a fault"))
+    counts.lmdb = Faulty(inner, fault("as a fault"), at_call(2))
     with pytest.raises(StoreUnavailable, match=r"as a fault|read"):
         store.hit(CHECKS)
     counts.lmdb = inner

@@ -9,8 +9,8 @@ import random
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,7 +33,8 @@ from ...contract.player import same, settle
 from ...contract.programs import HOUR_US, Choices, drawn
 from ...redis_servers import until
 from ...reference.ban_model import Made
-from .processes import SMALL, actor, child, keys_in, outcome
+from ..conftest import Opened
+from .processes import SMALL, Faulty, actor, child, keys_in, outcome
 
 CHECKS = ((Bucket("rule", parse_limits("5/hour")), "user:ann", 1),)
 POLICY = BanPolicy("1/minute", "1h", factor=2, forgive="400d")
@@ -42,26 +43,21 @@ POLICY = BanPolicy("1/minute", "1h", factor=2, forgive="400d")
 class Machine:
     """A machine that can be started again, and its stores, which tell what happens to them."""
 
-    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.path, self.boot, self.observer = path, "1", RecordingObserver()
-        self.wall, self.stores = FakeClock(10**15), list[Any]()
-        monkeypatch.setattr(opening, "boot_id", lambda: self.boot)
+    def __init__(self, path: Path, opened: Opened, observer: RecordingObserver) -> None:
+        self.path, self.opened, self.observer = path, opened, observer
+        self.boot, self.wall, self.stores = "1", FakeClock(10**15), list[Any]()
 
     def store(self, **options: Any) -> Any:
-        self.stores.append(LmdbStore(self.path, wall_clock=self.wall, **SMALL, **options))
-        self.stores[-1].observe(self.observer)
+        self.stores.append(self.opened(wall_clock=self.wall, **options))
         return self.stores[-1]
 
-    def close(self) -> None:
-        while self.stores:
-            self.stores.pop().close()
-
-    def restart(self, boot: str) -> Any:
+    def restart(self, boot: str, **options: Any) -> Any:
         """Restart it with another boot id, as it is seen; return a store."""
-        self.close()
+        for store in self.stores:
+            store.close()
         self.boot = boot
         self.observer.events.clear()
-        return self.store()
+        return self.store(**options)
 
     @property
     def files(self) -> list[str]:
@@ -69,10 +65,10 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    made = Machine(tmp_path / "lmdb", monkeypatch)
-    yield made
-    made.close()
+def machine(tmp_path: Path, opened: Opened, observer: RecordingObserver, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine(tmp_path / "store", opened, observer)
+    monkeypatch.setattr(opening, "boot_id", lambda: made.boot)
+    return made
 
 
 def test_the_boot_clock_and_boot_id_are_those_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -84,12 +80,11 @@ def test_the_boot_clock_and_boot_id_are_those_of_the_machine(monkeypatch: pytest
         monkeypatch.setattr(layout, "_BOOT_ID", missing)
         assert boot_id() == ""
 
-
-@pytest.mark.parametrize(("said", "known"), [("1B4E28BA-2FA1-11D2-883F-B9A761BDE3FB\n", True), ("", False)])
-def test_on_macos_the_boot_id_is_that_of_the_session(said: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout.sys, "platform", "darwin")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, stdout=said))
-    assert boot_id() == ("1b4e28ba2fa111d2883fb9a761bde3fb" if known else "")
+    monkeypatch.setattr(layout.sys, "platform", "darwin")  # where it is that of the session
+    for said, known in (("1B4E28BA-2FA1-11D2-883F-B9A761BDE3FB\n", "1b4e28ba2fa111d2883fb9a761bde3fb"), ("", "")):
+        ended = subprocess.CompletedProcess((), 0, stdout=said)
+        monkeypatch.setattr(subprocess, "run", lambda *_, ended=ended, **__: ended)
+        assert boot_id() == known
 
 
 def test_a_restart_of_the_workers_keeps_windows_and_a_reboot_begins_them_anew(machine: Machine) -> None:
@@ -173,18 +168,17 @@ def test_another_layout_is_refused_while_its_workers_live(machine: Machine, monk
 
 def test_whoever_only_reads_keeps_nobody_from_beginning_anew(machine: Machine) -> None:
     machine.store().hit(CHECKS)
-    machine.close()
-    reader = machine.store(read_only=True)
+    reader = machine.restart("1", read_only=True)
     assert reader.peek(CHECKS).remaining == 3
-    with child(lambda: _restarted(machine)):
+
+    def begin() -> Any:
+        environment._open.clear()  # the options of the parent are others
+        machine.boot = "2"
+        return LmdbStore(machine.path, **SMALL)
+
+    with child(begin):
         reader._env._examine_at_s = 0.0
         assert reader.peek(CHECKS).remaining == 4
-
-
-def _restarted(machine: Machine) -> Any:
-    environment._open.clear()  # the options of the parent are others
-    machine.boot = "2"
-    return LmdbStore(machine.path, **SMALL)
 
 
 def test_the_size_of_the_map_is_that_in_the_file_unless_who_is_alone_asks_for_more(tmp_path: Path) -> None:
@@ -274,11 +268,11 @@ def test_each_change_is_a_line_with_named_fields_and_a_version(machine: Machine)
     assert all_reset == {"v": 1, "reset_all": {}}
 
 
-def killed_at(act: Callable[[], object]) -> None:
-    """Do something in a process that is killed where the test has put `exits`."""
+def killed(machine: Machine, act: Callable[[Any], object]) -> None:
+    """Do something with a store of a process that is killed where the test has put `exits`."""
 
     def work(_: int) -> None:
-        act()
+        act(LmdbStore(machine.path, wall_clock=machine.wall, **SMALL))
 
     assert outcome(*actor(work))[1] == 9
 
@@ -291,36 +285,17 @@ def test_a_kill_between_journal_and_commit_acknowledges_and_loses_nothing(machin
     store = machine.store()
     ban(store, "user:eve", "user:bob")
 
-    def act(change: Callable[[Any], object]) -> None:
-        own: Any = LmdbStore(machine.path, wall_clock=machine.wall, max_map_size=1 << 24)
+    def cut_off(own: Any) -> Any:
         append = own._env.journal.append
         own._env.journal.append = lambda lines: (append(lines), exits())
-        change(own)
+        return own
 
-    killed_at(lambda: act(lambda own: ban(own, "user:mallory")))
-    killed_at(lambda: act(lambda own: own.bans.unban("user:bob", "ann")))
+    killed(machine, lambda own: ban(cut_off(own), "user:mallory"))
+    killed(machine, lambda own: cut_off(own).bans.unban("user:bob", "ann"))
     assert banned(store) == ["user:bob", "user:eve"]
     store.bans.unban("user:eve", "ann")
     ban(store, "user:zoe")
     assert {"user:zoe"} <= {*banned(machine.restart("2"))} <= {"user:bob", "user:mallory", "user:zoe"}
-
-
-class Failing:
-    """LMDB's environment, none of whose transactions can be committed."""
-
-    def __init__(self, inner: Any, error: type[Exception]) -> None:
-        self.inner = inner
-        self.error = error  # one of LMDB, or of a signal handler
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    @contextmanager
-    def begin(self, *given: Any, **named: Any) -> Iterator[Any]:
-        txn = self.inner.begin(*given, **named)
-        yield txn
-        txn.abort()
-        raise self.error("as a fault")
 
 
 def is_index_exact(transaction: Transaction) -> bool:
@@ -379,8 +354,8 @@ class Restarts(BanPlayer):
 
         with pytest.MonkeyPatch.context() as patched:
             if fits is None:
-                error = self.choices.pick((lmdb.DiskError, RuntimeError))
-                patched.setattr(counts, "lmdb", Failing(counts.lmdb, error))
+                error = self.choices.pick((lmdb.DiskError, RuntimeError))  # the second is one of a signal handler
+                patched.setattr(counts, "lmdb", Faulty(counts.lmdb, error("as a fault"), "commit".__eq__))
             else:
                 patched.setattr(journal.os, "write", full)
                 await super()._hit(self.clients[0], peeks=False)  # everybody else is answered
@@ -428,16 +403,13 @@ def test_what_was_acknowledged_outlives_restarts(tmp_path: Path, monkeypatch: py
         check()
 
 
-def test_the_bans_of_a_full_file_fit_into_that_after_a_restart(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, rng: random.Random
-) -> None:
-    monkeypatch.setitem(SMALL, "max_map_size", 1 << 20)
-    store = machine.store()
+def test_the_bans_of_a_full_file_fit_into_that_after_a_restart(machine: Machine, rng: random.Random) -> None:
+    store = machine.store(max_map_size=1 << 20)
     with suppress(StoreUnavailable):  # it is full
         while True:
             store.bans.ban(f"user:{rng.random()}", HOUR_US, "x" * rng.randrange(256), "ann")
     made = store.bans.count()
-    store = machine.restart("2")
+    store = machine.restart("2", max_map_size=1 << 20)
     assert store.bans.count() == made
     assert store.hit(CHECKS).remaining == 4
 
@@ -499,13 +471,12 @@ def test_a_kill_in_a_compaction_loses_nothing(machine: Machine, monkeypatch: pyt
     ban(store, "user:eve", "user:bob")
     store.bans.unban("user:bob", "ann")
 
-    def act() -> None:
-        own: Any = LmdbStore(machine.path, wall_clock=machine.wall, max_map_size=1 << 24)
+    def act(own: Any) -> None:
         where: Any = {"fsync": os, "replace": Path}.get(at, journal)
         monkeypatch.setattr(where, at, exits)
         compact(own)
 
-    killed_at(act)
+    killed(machine, act)
     ban(store, "user:zoe")
     compact(store)
     assert not (machine.path / f"{JOURNAL}.new").exists()
@@ -591,9 +562,8 @@ def test_a_quota_comes_back_to_the_end_of_its_period_and_no_longer(machine: Mach
     store = machine.restart("3")
     assert store.hit(checks).remaining == 4
     clock = FakeClock(10**9)
-    other = LmdbStore(machine.path, clock=clock, wall_clock=machine.wall, max_map_size=1 << 24)
+    other = machine.store(clock=clock)
     for _ in range(3):
         other.hit(CHECKS)
         clock.advance("1s")
     assert keys_in(other) == 2
-    other.close()
