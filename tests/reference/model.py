@@ -1,4 +1,16 @@
-"""The reference model of a store. Its windows, quotas and permits are in `model_window`."""
+"""The reference model of a store: all charges by their moment, and every answer computed from scratch.
+
+It stores only the moment by which each charge counts: no packed bytes, no running totals, no caches. That makes it
+slow, but easy to verify.
+
+* The moment of a charge is its own time if the amount is at most the resolution, else the last microsecond of its
+  slice. If the newest moment has not passed yet, the charge is added to that one.
+* A charge expires ``W`` after its moment if the amount is at most the resolution, else ``k`` slices after the end of
+  its slice.
+
+Each request touches its windows, even if it is refused: expired units are removed, then units ahead of a clock that
+stepped back are moved to now. A refund takes at most the units that are there under the moment of its charge. A window
+without units equals a new one."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -7,7 +19,203 @@ from typing import NamedTuple, TypeAlias
 from slidegate.core import AnyLimit, Bucket, Check, Decision, Limit, Quota, Reason
 from slidegate.core.limits import Identity
 
-from .model_window import OPEN_US, Answer, ModelPermits, ModelQuota, ModelWindow
+MAX_UNITS = 2**32 - 1
+
+
+class Answer(NamedTuple):
+    """The numbers of a `LimitState`, for one limit."""
+
+    remaining: int
+    retry_after_us: int | None
+    more_after_us: int
+    reset_after_us: int
+
+
+class ModelWindow:
+    """The charges of one window: units by their moment.
+
+    Args:
+        window_us: The length of the window in microseconds.
+        resolution: The resolution of the limit.
+    """
+
+    def __init__(self, window_us: int, resolution: int) -> None:
+        self.window_us = window_us
+        self.resolution = resolution
+        self.slice_us = -(-window_us // resolution)
+        self.slices = -(-window_us // self.slice_us)
+        self.amount = 0
+        self.exact = True
+        self.charges: dict[int, int] = {}
+
+    def moment_us(self, time_us: int) -> int:
+        """Return the moment of a charge at the given time."""
+        return time_us if self.exact else (time_us // self.slice_us + 1) * self.slice_us - 1
+
+    def leaves_us(self, moment_us: int) -> int:
+        """Return when a charge expires."""
+        return moment_us + self.window_us if self.exact else moment_us + self.slices * self.slice_us + 1
+
+    def touch(self, amount: int, now_us: int) -> None:
+        """Advance the window to `now_us`, and switch to the kind of ring that `amount` requires."""
+        self.amount = amount
+        self.exact = amount <= self.resolution
+        self.charges = {at_us: units for at_us, units in self.charges.items() if self.leaves_us(at_us) > now_us}
+        newest_us, latest_us = max(self.charges, default=-1), self.moment_us(now_us)
+        if newest_us - now_us >= (1 if self.exact else self.slice_us):
+            ahead = [at_us for at_us in self.charges if at_us > latest_us]
+            moved = sum(self.charges.pop(at_us) for at_us in ahead)
+            self.charges[latest_us] = self.charges.get(latest_us, 0) + moved
+
+    @property
+    def holds_units(self) -> bool:
+        """Whether any unit had not expired at the last touch."""
+        return bool(self.charges)
+
+    def spent(self, at_us: int) -> int:
+        """Return the units that count at a time that is not in the past."""
+        return sum(units for moment_us, units in self.charges.items() if at_us < self.leaves_us(moment_us))
+
+    def wait_us(self, amount: int, cost: int, now_us: int) -> int | None:
+        """Return how long a cost has to wait; None if it exceeds the amount."""
+        need = max(cost, 1)  # a cost of 0 passes only while a unit is left
+        if need > amount:
+            return None
+        moments = [now_us, *sorted(map(self.leaves_us, self.charges))]
+        return next(moment - now_us for moment in moments if self.spent(moment) + need <= amount)
+
+    def charge(self, now_us: int, cost: int) -> tuple[int, int]:
+        """Charge regardless of the limit; return the moment and the number of refundable units."""
+        kept = min(cost, MAX_UNITS - self.spent(now_us))
+        newest_us = max(self.charges, default=-1)
+        moment_us = newest_us if newest_us >= now_us else self.moment_us(now_us)
+        if not kept:
+            return moment_us, 0
+        self.charges[moment_us] = self.charges.get(moment_us, 0) + kept
+        if self.spent(now_us) > self.amount and len(self.charges) > 2 * self.resolution + 1:
+            oldest_us, second_us, *_ = sorted(self.charges)
+            self.charges[second_us] += self.charges.pop(oldest_us)
+        return moment_us, kept
+
+    def refund(self, moment_us: int, units: int) -> bool:
+        """Refund units of one moment, as many as are still counted; units of one moment are interchangeable."""
+        there = self.charges.get(moment_us, 0)
+        if not (there and units):
+            return False
+        self.charges[moment_us] = max(there - units, 0)
+        self.charges = {at_us: left for at_us, left in self.charges.items() if left}
+        return True
+
+    def reset(self) -> None:
+        """Remove all charges."""
+        self.charges = {}
+
+    def answer(self, amount: int, wait_us: int | None, now_us: int) -> Answer:
+        """Return the state of the window now."""
+        leaving = [self.leaves_us(moment_us) - now_us for moment_us in self.charges]
+        remaining = max(amount - sum(self.charges.values()), 0)
+        return Answer(remaining, wait_us, min(leaving, default=0), max(leaving, default=0))
+
+
+# -- a quota: the units of one period, identified by its end -----------------------------------------------------------
+
+
+class ModelQuota:
+    """The units that one key has spent under one quota; the interface is that of `ModelWindow`.
+
+    Args:
+        quota: The quota, which defines the periods.
+    """
+
+    def __init__(self, quota: Quota) -> None:
+        self.calendar = quota.calendar
+        self.end_us = self.spent = 0
+
+    def touch(self, amount: int, now_us: int) -> None:
+        """Begin the period of `now_us`, unless the clock has stepped back: units of a newer period go on counting."""
+        end_us = self.calendar.period_at(now_us).end_us
+        if end_us > self.end_us or not self.spent:
+            self.end_us, self.spent = end_us, 0
+
+    @property
+    def holds_units(self) -> bool:
+        """Whether any unit is spent in the period of the last touch."""
+        return self.spent > 0
+
+    def wait_us(self, amount: int, cost: int, now_us: int) -> int | None:
+        """Return how long a cost has to wait; None if it exceeds the amount."""
+        need = max(cost, 1)
+        if need > amount:
+            return None
+        return 0 if self.spent + need <= amount else self.end_us - now_us
+
+    def charge(self, now_us: int, cost: int) -> tuple[int, int]:
+        """Charge regardless of the quota; return the end of the period and the number of refundable units."""
+        kept = min(cost, MAX_UNITS - self.spent)
+        self.spent += kept
+        return self.end_us, kept
+
+    def refund(self, moment_us: int, units: int) -> bool:
+        """Refund units of the current period, as many as are still counted."""
+        if moment_us != self.end_us or not (units and self.spent):
+            return False
+        self.spent = max(self.spent - units, 0)
+        return True
+
+    def reset(self) -> None:
+        """Remove all charges."""
+        self.spent = 0
+
+    def answer(self, amount: int, wait_us: int | None, now_us: int) -> Answer:
+        """Return the state of the quota now."""
+        left_us = self.end_us - now_us if self.spent else 0
+        return Answer(max(amount - self.spent, 0), wait_us, left_us, left_us)
+
+
+# -- permits: a number, which only those change who take them and hand them back ---------------------------------------
+
+
+OPEN_US = 2**63
+"""The wait for a permit, which nobody knows: longer than any other."""
+
+
+class ModelPermits:
+    """The permits of one key under one concurrency limit; the interface is that of `ModelWindow`."""
+
+    holds_units = False
+    """A reset finds nothing here, because requests are still under way."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def touch(self, amount: int, now_us: int) -> None:
+        """Do nothing: permits have no time."""
+
+    def reset(self) -> None:
+        """Do nothing."""
+
+    def wait_us(self, amount: int, cost: int, now_us: int) -> int | None:
+        """Return how long a cost has to wait; None if it exceeds the amount."""
+        need = max(cost, 1)
+        if need > amount:
+            return None
+        return 0 if self.taken + need <= amount else OPEN_US
+
+    def charge(self, now_us: int, cost: int) -> tuple[int, int]:
+        """Take permits regardless of the limit; return a moment of no meaning, and how many can be handed back."""
+        kept = min(cost, MAX_UNITS - self.taken)
+        self.taken += kept
+        return 0, kept
+
+    def refund(self, moment_us: int, units: int) -> bool:
+        """Hand permits back."""
+        self.taken -= units
+        return units > 0
+
+    def answer(self, amount: int, wait_us: int | None, now_us: int) -> Answer:
+        """Return the state now."""
+        return Answer(max(amount - self.taken, 0), None if wait_us == OPEN_US else wait_us, 0, 0)
+
 
 Window: TypeAlias = ModelWindow | ModelQuota | ModelPermits
 

@@ -28,7 +28,7 @@ from slidegate.web.file_watcher import read_whole, version_of
 from slidegate.web.lists import ListFile, read_entries
 
 from ..asgi import PEER, call, hello, statuses
-from ..core.test_networks import Network, neighbours
+from ..core.bans.test_bans import Network, neighbours
 from ..hurry import hurried
 from .middlewares import FollowedFiles, end_of_looks
 from .network_files import TENCENT, written
