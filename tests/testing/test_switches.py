@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from slidegate import BanPolicy, Limiter, Quota, RateLimitMiddleware, Rule
 from slidegate.core import Reason, StoreUnavailable
-from slidegate.events import Outcome
 from slidegate.limiter.engine import Engine
 from slidegate.stores.system_clock import SystemClock, monotonic_us, system_us
 from slidegate.testing import FakeClock, RecordingObserver, limits_clock, limits_off, reset_limits
@@ -26,6 +25,7 @@ from slidegate.testing import FakeClock, RecordingObserver, limits_clock, limits
 from ..asgi import call, hello, statuses
 from ..hurry import at_once, hurried
 from ..remote_stores import SickStore
+from ..web.middlewares import Listener
 
 MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
 DAY_US = 24 * HOUR_US
@@ -96,13 +96,7 @@ def test_a_clock_that_fails_before_it_is_read_leaves_the_time_as_it_was() -> Non
 
 @pytest.mark.parametrize("is_new", [False, True])
 async def test_the_clock_gives_every_time_that_a_limiter_states(is_new: bool) -> None:
-    outcomes: list[Outcome] = []
-
-    class Watcher:
-        def request(self, outcome: Outcome) -> None:
-            outcomes.append(outcome)
-
-    limiter = Limiter(observers=[Watcher()])
+    limiter = Limiter(observers=[listener := Listener()])
     with limits_clock(FakeClock(NOON_US)) as clock:
 
         async def take_2_s(scope: Any, receive: Any, send: Any) -> None:
@@ -110,14 +104,13 @@ async def test_the_clock_gives_every_time_that_a_limiter_states(is_new: bool) ->
             clock.advance("2s")
 
         if is_new:
-            limiter = Limiter(observers=[Watcher()])
+            limiter = Limiter(observers=[listener])
         assert await limiter.now_us() == NOON_US
         rules = [Rule("*", Quota("9/day", name="plan"))]
         answer = await call(RateLimitMiddleware(take_2_s, rules=rules, limiter=limiter, headers="legacy"))
         assert int(answer.headers["x-ratelimit-reset"]) * 1_000_000 == NOON_US + DAY_US // 2
-        assert [outcome.began_us for outcome in outcomes] == [NOON_US]
-        view = await limiter.inspect("peer:203.0.113.9")
-        assert view.unix_us == NOON_US + 2_000_000
+        assert [outcome.began_us for outcome in listener.outcomes] == [NOON_US]
+        assert (await limiter.inspect("peer:203.0.113.9")).unix_us == NOON_US + 2_000_000
 
 
 async def test_the_local_counts_of_a_failed_store_go_by_the_clock() -> None:

@@ -78,22 +78,17 @@ def test_a_file_of_networks_is_opened_once_for_bans_keys_and_conditions(file: Pa
 # -- what goes before what ---------------------------------------------------------------------------------------------
 
 
-def address_of(middleware: RateLimitMiddleware) -> int:
-    """Return what tells the stores of these tests apart."""
-    store = middleware.limiter.store
-    assert isinstance(store, MemoryStore)
-    return store.max_keys
-
-
 def test_code_goes_before_the_file_and_that_before_the_environment(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def max_keys(text: str, **code: Any) -> int:  # tells the stores of this test apart
+        return middleware(file, text, **code).limiter.store.max_keys  # type: ignore[attr-defined,no-any-return]
+
     plain = 'limits = "1/hour"\n'
     written = f'store = "memory://?max_keys=22"\n{plain}'
     monkeypatch.setenv("SLIDEGATE_STORE", "memory://?max_keys=11")
-    assert address_of(middleware(file, plain)) == 11
-    assert address_of(middleware(file, written)) == address_of(middleware(file, written, limiter=None)) == 22
-    assert address_of(middleware(file, written, store="memory://?max_keys=44")) == 44
-    mine = Limiter(MemoryStore(max_keys=33))
-    assert middleware(file, plain, limiter=mine).limiter is mine
+    assert max_keys(plain) == 11
+    assert max_keys(written) == max_keys(written, limiter=None) == 22
+    assert max_keys(written, store="memory://?max_keys=44") == 44
+    assert max_keys(plain, limiter=Limiter(MemoryStore(max_keys=33))) == 33
 
 
 async def test_a_function_in_code_answers_beside_the_file(file: Path) -> None:

@@ -51,23 +51,22 @@ from .stage import expanded
 @pytest.mark.parametrize("of_a_file", [False, True])
 @pytest.mark.parametrize("kind", ["lifespan", "foo"])
 async def test_other_scope_types_pass_unchanged(kind: str, of_a_file: bool, tmp_path: Path) -> None:
-    seen: list[Any] = []
+    came, sent = list[Any](), list[Any]()
     message = {"type": f"{kind}.startup.complete"}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.extend([scope, receive])
+        came.extend([scope, receive])
         await send(message)
 
     async def send(message: Any) -> None:
-        seen.append(message)
+        sent.append(message)
 
-    receive: Any = object()
-    scope = {"type": kind, "state": {}}
-    file = tmp_path / "slidegate.toml"
+    scope, file = {"type": kind, "state": {}}, tmp_path / "slidegate.toml"
     file.write_text('limits = "1/hour"')
     made: Any = RateLimitMiddleware.from_file(app, file) if of_a_file else RateLimitMiddleware(app, limits="1/hour")
-    await made(scope, receive, send)
-    assert [*map(id, seen)] == [id(scope), id(receive), id(message)]
+    given = scope, object()
+    await made(*given, send)
+    assert [*map(id, [*came, *sent])] == [*map(id, [*given, message])]
     assert scope == {"type": kind, "state": {}}
 
 
