@@ -2,11 +2,15 @@
 
 import asyncio
 import math
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 from anyio.to_thread import current_default_thread_limiter
+from hypothesis.stateful import RuleBasedStateMachine
 
 from slidegate.testing import FakeClock
+
+T = TypeVar("T")
 
 
 class VirtualTime:
@@ -37,6 +41,25 @@ class VirtualTime:
         self.loop_us += span_us
         self.clock.advance(us=span_us)
         return ready
+
+
+async def use_virtual_time(clock: FakeClock | None = None) -> VirtualTime:
+    """Make the running event loop go by a clock."""
+    return VirtualTime(clock)
+
+
+class OnALoop(RuleBasedStateMachine):
+    """A state machine with an event loop of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+
+    def run(self, work: Awaitable[T]) -> T:
+        return self.loop.run_until_complete(work)  # type: ignore[no-any-return, call-overload]
+
+    def teardown(self) -> None:
+        self.loop.close()
 
 
 async def turns(count: int = 20) -> None:

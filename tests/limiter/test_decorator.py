@@ -17,7 +17,7 @@ import anyio
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from slidegate import Decision, Limiter, MemoryStore, parse_limits
 from slidegate.core import Bucket, Check, Concurrency, Reason
@@ -26,7 +26,7 @@ from slidegate.testing import FakeClock
 
 from ..redis_servers import until
 from ..remote_stores import SlowStore
-from ..virtual_time import VirtualTime, turns
+from ..virtual_time import OnALoop, VirtualTime, turns, use_virtual_time
 from .test_limiter import ran
 
 
@@ -133,7 +133,7 @@ class Waiting:
     ended_s: float | None = None
 
 
-class Line(RuleBasedStateMachine):
+class Line(OnALoop):
     """Requests for permits, and for units of a window, that share one queue.
 
     The model is a list of those who wait. Who asks is always the oldest of them, or of the tenant with the fewest
@@ -142,36 +142,26 @@ class Line(RuleBasedStateMachine):
 
     @initialize(units=st.integers(1, 4), permits=st.integers(1, 3), is_fair=st.booleans())
     def begin(self, units: int, permits: int, is_fair: bool) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.run(self._begin(units, permits))
-        self.is_fair = is_fair
+        self.time = self.run(use_virtual_time())
+        self.store, self.queues = MemoryStore(clock=self.time.clock), Queues()
+        self.buckets = Bucket(NAME[0], parse_limits(f"{units}/s")), Bucket(NAME[0], [Concurrency(permits)])
+        self.units, self.is_fair = units, is_fair
         self.line: list[Waiting] = []
         self.inside: list[Waiting] = []
         self.removed: list[Waiting] = []
         self.failures: list[BaseException] = []
 
-    async def _begin(self, units: int, permits: int) -> None:
-        self.time = VirtualTime()
-        self.store = MemoryStore(clock=self.time.clock)
-        self.queues = Queues()
-        buckets = Bucket(NAME[0], parse_limits(f"{units}/s")), Bucket(NAME[0], [Concurrency(permits)])
-        self.buckets = buckets
-        self.units = units
-
     def checks(self, cost: int) -> list[Check]:
         return [(self.buckets[0], KEY, min(cost, self.units)), (self.buckets[1], KEY, 1)]
-
-    def run(self, work: Any) -> Any:
-        return self.loop.run_until_complete(work)
 
     async def refund(self, reservations: Any) -> None:
         self.store.refund(reservations)
         self.queues.refunded(one.check for one in reservations)
 
     def teardown(self) -> None:
-        if hasattr(self, "loop"):
+        if hasattr(self, "line"):
             self.run(self._end())
-            self.loop.close()
+        super().teardown()
 
     async def _end(self) -> None:
         while self.inside:
@@ -344,8 +334,6 @@ class Line(RuleBasedStateMachine):
 
     @invariant()
     def everything_holds(self) -> None:
-        if not hasattr(self, "loop"):
-            return
         if self.failures:
             raise self.failures[0]
         assert self.queues.waiting == len(self.line) <= WAIT_MAX

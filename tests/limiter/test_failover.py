@@ -8,12 +8,13 @@ from contextlib import suppress
 from functools import partial
 from threading import Thread
 from typing import Any, TypeVar
+from unittest.mock import Mock
 
 import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from slidegate import BanPolicy, Decision, Limit, Limiter, MemoryStore, RateLimitMiddleware, StoreError, parse_limits
 from slidegate.core import Bucket, Concurrency, ConfigurationError, Event, Reason, StoreUnavailable
@@ -27,7 +28,7 @@ from ..contract.programs import SECOND_US
 from ..hurry import race
 from ..questions import hit_all
 from ..remote_stores import SickStore
-from ..virtual_time import VirtualTime, turns
+from ..virtual_time import OnALoop, VirtualTime, turns, use_virtual_time
 
 T = TypeVar("T")
 START_US = 10**12
@@ -57,11 +58,6 @@ class Setup:
     async def hit(self, limits: str = "3/hour", cost: int = 1) -> Decision:
         async with asyncio.timeout(LONG):
             return await self.limiter.hit("ann", limits, cost)
-
-
-@pytest.fixture(params=[False, True], ids=["awaited", "inline"])
-def inline(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
 
 
 AMOUNT = 3
@@ -116,13 +112,13 @@ class Model:
         return allowed, "ok" if allowed else "limited", where
 
 
-class Outages(RuleBasedStateMachine):
+class Outages(OnALoop):
     """A limiter whose store is well, fails, is late or refuses connections, beside the model."""
 
     @initialize(on_error=st.sampled_from(CHOICES[1:]), inline=st.booleans())
     def begin(self, on_error: str, inline: bool) -> None:
-        self.loop, self.setup = asyncio.new_event_loop(), Setup(on_error, inline=inline, deadline="100ms")
-        self.run(self._use_virtual_time())
+        self.setup = Setup(on_error, inline=inline, deadline="100ms")
+        self.run(use_virtual_time(self.setup.clock))
         self.clock, self.store, self.limiter = self.setup.clock, self.setup.store, self.setup.limiter
         engine: Any = self.limiter.engine
         self.questions = {
@@ -132,12 +128,6 @@ class Outages(RuleBasedStateMachine):
         }
         self.model, self.weather = Model(on_error), "well"
         self.decisions: list[tuple[Decision, str, list[str]]] = []
-
-    async def _use_virtual_time(self) -> None:
-        VirtualTime(self.setup.clock)
-
-    def run(self, work: Awaitable[T]) -> T:
-        return self.loop.run_until_complete(work)  # type: ignore[no-any-return, call-overload]
 
     def ask(self, question: Awaitable[T], ends: str = "") -> tuple[T, bool]:
         """Return the answer of the limiter, and whether it is that of the store."""
@@ -255,8 +245,6 @@ class Outages(RuleBasedStateMachine):
 
     @invariant()
     def what_is_counted_and_reported_is_what_was(self) -> None:
-        if not hasattr(self, "model"):
-            return
         for where, store in (("store", self.store.inner), ("here", self.setup.failover.local)):
             left = [store.peek([(BUCKETS[name, None], "ann", 0)]).remaining for name in "ab"]
             assert left == [max(AMOUNT - self.model.spent[where][name], 0) for name in "ab"], where
@@ -266,10 +254,6 @@ class Outages(RuleBasedStateMachine):
         kinds = [event.kind for event in events]
         assert kinds == ["store_failed", "store_recovered"] * (len(kinds) // 2) + ["store_failed"] * is_open
         assert {event.details["on_error"] for event in events[::2]} <= {self.model.on_error}
-
-    def teardown(self) -> None:
-        if hasattr(self, "loop"):
-            self.loop.close()
 
 
 TestOutages = pytest.mark.interpreted("a clock of a compiled class cannot be replaced")(Outages.TestCase)
@@ -403,10 +387,11 @@ async def test_a_request_cancelled_as_its_answer_comes_has_no_permit(ends: str, 
     )
 
 
+@pytest.mark.parametrize("inline", [False, True], ids=["awaited", "inline"])
 @pytest.mark.parametrize(("on_error", "status"), [("deny", 503), ("allow", 200), ("local", 403)])
 async def test_a_strike_without_an_answer_does_not_mean_no_ban(on_error: str, status: int, inline: bool) -> None:
     setup = Setup(on_error, inline=inline)
-    setup.store.bans.strike = gone
+    setup.store.bans.strike = Mock(side_effect=StoreUnavailable("gone"))
     trap = BanPolicy("5/10m", "1h", signals={"/trap": "ban"}, name="trap")
     app = RateLimitMiddleware(hello, limiter=setup.limiter, bans=trap)
     for _ in range(2):
@@ -415,10 +400,6 @@ async def test_a_strike_without_an_answer_does_not_mean_no_ban(on_error: str, st
     if on_error == "deny":
         with pytest.raises(StoreUnavailable, match="strike"):
             await setup.limiter.strike("ann", trap)
-
-
-def gone(*arguments: object) -> None:
-    raise StoreUnavailable("gone")
 
 
 @pytest.mark.parametrize("on_error", ["local", "allow", "deny"])

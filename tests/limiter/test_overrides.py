@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Coroutine
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,7 @@ import httpx
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitExceeded
 from slidegate.core import Bucket, StatsRow, StoreUnavailable
@@ -29,7 +28,7 @@ from slidegate.testing import RecordingObserver
 
 from ..contract.programs import SECOND_US
 from ..ops.shared_rows import SharedRows
-from ..virtual_time import turns
+from ..virtual_time import OnALoop, turns
 
 T = TypeVar("T")
 LIMITS = {
@@ -151,7 +150,7 @@ UNREADABLE = [(number, json.dumps({**row, field: odd}).encode()) for number, row
 UNREADABLE += [(number, bad) for number in (0, 1) for bad in (b"", b"\xff", b"[]", b"[" * 100_000, b'{"version": 2}')]
 
 
-class Changes(RuleBasedStateMachine):
+class Changes(OnALoop):
     """Workers that come and go, operators who change limits, and a store that fails or is slow, beside a model.
 
     The model is what the store has, and what each worker has read of it last.
@@ -159,8 +158,7 @@ class Changes(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.loop, self.rows = asyncio.new_event_loop(), Rows()
-        self.patches, self.logged, self.is_odd = pytest.MonkeyPatch(), list[str](), False
+        self.rows, self.patches, self.logged, self.is_odd = Rows(), pytest.MonkeyPatch(), list[str](), False
         self.patches.setattr(overrides, "monotonic", lambda: self.rows.clock() / SECOND_US)
         self.patches.setattr(overrides.logger, "exception", self.logged.append)
         self.stored = dict[str, Override]()
@@ -174,10 +172,7 @@ class Changes(RuleBasedStateMachine):
         for *_, returns, task in self.slow:
             returns.set()
             self.run(task)
-        self.loop.close()
-
-    def run(self, work: Coroutine[Any, Any, T] | asyncio.Task[T]) -> T:
-        return self.loop.run_until_complete(work)
+        super().teardown()
 
     # -- the model -----------------------------------------------------------------------------------------------------
 
