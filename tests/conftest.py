@@ -6,6 +6,7 @@ import random
 import re
 import sys
 from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,11 +17,11 @@ from starlette.convertors import CONVERTOR_TYPES, StringConvertor
 from slidegate.core.store import Event
 from slidegate.testing import FakeClock
 
-from .events_page import details
 from .redis_servers import RedisCluster, RedisServer
 from .texts import answered, compare
 
 POSIX_ALONE = re.compile(r"LmdbStore needs POSIX|No module named '(?:fcntl|grp|pty|pwd|resource|termios|tty)'")
+METRICS = Path(__file__).resolve().parents[1] / "docs" / "guides" / "metrics.md"
 FORKING = ("stores/test_forks.py", "stores/lmdb/")
 """The tests that fork most."""
 
@@ -89,6 +90,15 @@ def clock() -> FakeClock:
 
 
 os.environ.pop("SLIDEGATE_SECRET", None)  # that of the developer would change every digest
+
+
+@cache
+def details() -> dict[str, set[str]]:
+    """Return the names of the details of each kind of events; nothing without the page, as in a copy of the tests."""
+    text = METRICS.read_text("utf-8") if METRICS.exists() else ""
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]*) \|$", text, re.MULTILINE)
+    return {kind: set(re.findall("`([^`]+)`", named)) for kind, named in rows}
+
 
 odd_events: list[str] = []
 """Events of the package whose fields differ from those of docs/guides/metrics.md, or whose messages break off."""

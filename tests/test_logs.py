@@ -19,13 +19,13 @@ from slidegate import BanPolicy, Limiter, RateLimitMiddleware, Rule, strike
 from slidegate.core.logs import MAX_CHARS, MAX_SUBJECTS, Throttle, escaped
 from slidegate.core.store import Event
 from slidegate.limiter.aio import to_the_end
-from slidegate.testing import RecordingObserver
+from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.decided import Decided
 from slidegate.web.exchange import Exchange
 from slidegate.web.waiting import Peeked
 
 from .asgi import call, hello, scope_of
-from .remote_stores import RemoteStore
+from .remote_stores import SickStore
 from .virtual_time import turns
 
 EVIL = "x\r\nERROR root: you are hacked\x1b[2J\x1b]0;title\x07\u202e\u2028\x85\x00\udcff" + "A" * 9_000
@@ -111,14 +111,10 @@ async def test_bans_strikes_and_shadows(caplog: pytest.LogCaptureFixture) -> Non
     assert all(event.message.isprintable() for event in observer.events if event.kind != "store_reset")
 
 
-class Sick(RemoteStore):
-    def answer(self, question: Callable[..., Any], *arguments: object) -> Any:
-        raise Evil(RAISED)
-
-
 async def test_a_store_that_fails(caplog: pytest.LogCaptureFixture) -> None:
-    observer = RecordingObserver()
-    middleware = RateLimitMiddleware(hello, limits="9/hour", limiter=Limiter(Sick(), observers=[observer]))
+    store, observer = SickStore(FakeClock()), RecordingObserver()
+    store.error = Evil(RAISED)
+    middleware = RateLimitMiddleware(hello, limits="9/hour", limiter=Limiter(store, observers=[observer]))
     for _ in range(4):
         await call(middleware)
     check(caplog, "store_failed")

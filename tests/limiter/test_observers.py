@@ -3,16 +3,18 @@
 import logging
 import threading
 from dataclasses import FrozenInstanceError
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware
-from slidegate.events import KINDS, Event, Observer, Outcome
+from slidegate.events import KINDS, Event, Outcome
 from slidegate.limiter.observers import FAILURE_EVERY_S
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import call, hello
-from ..events_page import details
+from ..conftest import details
 from ..hurry import at_once
 
 
@@ -62,19 +64,11 @@ def test_events_are_given_the_unix_time_of_the_limiter() -> None:
         given.time_us = 1  # type: ignore[misc]
 
 
-class Requests(Observer):
-    def __init__(self) -> None:
-        self.outcomes: list[Outcome] = []
-
-    def request(self, outcome: Outcome, /) -> None:
-        self.outcomes.append(outcome)
-
-
 async def test_an_observer_that_was_removed_hears_nothing_and_outcomes_are_made_only_for_somebody() -> None:
-    removed, requests, other = RecordingObserver(), Requests(), RecordingObserver()
+    removed, outcomes, other = RecordingObserver(), list[Outcome](), RecordingObserver()
     limiter = Limiter(observers=[other])
     assert not limiter.engine.observers.requests, "it has the method of the base class alone"
-    subscriptions = [limiter.observe(observer) for observer in (removed, requests)]
+    subscriptions = [limiter.observe(observer) for observer in (removed, SimpleNamespace(request=outcomes.append))]
     emit(limiter, 1)
     await call(RateLimitMiddleware(hello, limiter=limiter))
     for subscription in subscriptions * 2:
@@ -82,7 +76,7 @@ async def test_an_observer_that_was_removed_hears_nothing_and_outcomes_are_made_
     emit(limiter, 3, first=1)
     await call(RateLimitMiddleware(hello, limiter=limiter))
     assert (numbers(removed.events), numbers(other.events)) == ([0], [0, 1, 2, 3])
-    assert (len(requests.outcomes), limiter.engine.observers.requests) == (1, [])
+    assert (len(outcomes), limiter.engine.observers.requests) == (1, [])
 
 
 def test_threads_that_emit_at_once_lose_and_repeat_nothing_and_each_is_heard_in_order_in_its_thread() -> None:
@@ -99,23 +93,16 @@ def test_threads_that_emit_at_once_lose_and_repeat_nothing_and_each_is_heard_in_
     assert len(emitted) == 6 * 500
 
 
-class Failing(Observer):
-    def event(self, event: Event, /) -> None:
-        raise RuntimeError("no pager")
-
-    def request(self, outcome: Outcome, /) -> None:
-        raise RuntimeError("no span")
-
-
 async def test_an_observer_that_raises_silences_no_other(caplog: pytest.LogCaptureFixture, now_s: list[float]) -> None:
-    failing, events, requests = Failing(), list[Event](), Requests()
-    limiter = Limiter(observers=[failing, events.append, requests])
+    failing = Mock(event=Mock(side_effect=RuntimeError("no pager")), request=Mock(side_effect=RuntimeError("no span")))
+    events, outcomes = list[Event](), list[Outcome]()
+    limiter = Limiter(observers=[failing, events.append, SimpleNamespace(request=outcomes.append)])
     app = RateLimitMiddleware(hello, limits="2/day", limiter=limiter)
     for first, count in ((0, 50), (50, 1)):
         emit(limiter, count, first)
         assert (await call(app)).status == 200, "the decision stands"
         now_s[0] += FAILURE_EVERY_S
-    assert (numbers(events), len(requests.outcomes)) == (list(range(51)), 2)
+    assert (numbers(events), len(outcomes)) == (list(range(51)), 2)
     failures = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     begins = f"slidegate: observer {failing!r} failed"
     assert failures == [begins, f"{begins}, 50 times more since the last report"]
@@ -165,13 +152,10 @@ async def test_the_log_has_a_line_a_second_for_a_kind_and_rule(
     ]
 
 
-class Indifferent(RecordingObserver):
-    refused_events = False
-
-
 def test_refusals_make_events_only_where_somebody_hears_them(caplog: pytest.LogCaptureFixture) -> None:
-    indifferent, everything = Indifferent(), RecordingObserver()
-    limiter = Limiter(observers=[indifferent, Requests()])
+    indifferent, everything = RecordingObserver(), RecordingObserver()
+    indifferent.refused_events = False
+    limiter = Limiter(observers=[indifferent, SimpleNamespace(request=print)])
     logging.getLogger("slidegate").setLevel(logging.NOTSET)
     assert not limiter.engine.observers.wants("refused")
     with caplog.at_level(logging.INFO, logger="slidegate"):

@@ -105,13 +105,12 @@ async def test_on_a_running_loop_it_says_what_to_write(limiter: Limiter) -> None
         with limited:
             raise AssertionError
 
-    hit, threads = partial(limiter.sync.hit, "user:1", "5/minute"), threading.enumerate()
+    hit, before = partial(limiter.sync.hit, "user:1", "5/minute"), threads()
     for call in (hit, limiter.sync.bans, limiter.sync.close, function, block):
         with pytest.raises(ConfigurationError, match=r"`await limiter\.hit\(\.\.\.\)`, .* `async with` or `async def`"):
             call()
     assert (await limiter.peek("user:1", "5/minute")).remaining == 4, "nothing was charged"
-    started = {*threading.enumerate()} - {*threads}
-    assert "slidegate-loop" not in [thread.name for thread in started]
+    assert threads() == before
 
     async def main() -> None:
         with pytest.raises(ConfigurationError, match="event loop"):
@@ -529,12 +528,11 @@ def test_a_question_is_cancelled_when_its_caller_leaves(method: str, error: type
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_portal_whose_loop_was_ended_by_what_it_ran_is_replaced() -> None:
-    class Exiting(SlowStore):
-        async def peek(self, checks: Any, subjects: Any = ()) -> Any:
-            raise SystemExit(3)
-
-    with Limiter(Exiting(), deadline="60s").sync as limiter:
+    store = SickStore(FakeClock())
+    with Limiter(store, deadline="60s").sync as limiter:
+        store.error = SystemExit(3)
         with pytest.raises(SystemExit):
             limiter.peek("user:1", "5/minute")
         until(lambda: not threads(), "the thread ends")
+        store.error = None
         assert limiter.hit("user:1", "5/minute")

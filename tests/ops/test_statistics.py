@@ -287,23 +287,17 @@ async def test_a_request_counts_once_for_each_rule_that_decides_and_for_its_clie
 # -- the observer ------------------------------------------------------------------------------------------------------
 
 
-def test_a_limiter_has_one_statistics_which_lives_as_long() -> None:
+def test_a_limiter_has_one_statistics_of_its_requests_alone_which_lives_as_long() -> None:
     limiter = Limiter()
     statistics = Statistics.of(limiter)
     assert Statistics.of(limiter) is statistics
     assert Statistics.of(Limiter()) is not statistics
+    assert [bool(limiter.sync.hit("user:1", "1/minute")) for _ in range(2)] == [True, False]
+    assert counts(asyncio.run(statistics.read()).total) == {}, "calls without HTTP are not counted"
     gone = weakref.ref(limiter)
     del limiter, statistics
     gc.collect()
     assert gone() is None
-
-
-async def test_calls_without_http_are_not_counted() -> None:
-    limiter = Limiter()
-    statistics = Statistics.of(limiter)
-    await limiter.hit("user:1", "1/minute")
-    await limiter.hit("user:1", "1/minute")
-    assert counts((await statistics.read()).total) == {}
 
 
 def test_threads_lose_no_request_and_write_at_the_end_and_series_are_bounded(

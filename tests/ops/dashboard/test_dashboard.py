@@ -166,7 +166,11 @@ async def test_body_is_an_object_of_json_and_has_at_most_64_kib(body: bytes, sit
     assert await changed(site) == (BODIES[body] == 200)
 
 
-async def test_client_that_disconnects_gets_no_answer_and_changes_nothing(site: Site) -> None:
+async def test_what_is_no_whole_request_is_answered_as_a_server_wants_it_and_changes_nothing(site: Site) -> None:
+    with TestClient(site.dashboard):  # a lifespan
+        pass
+    handshake = await send_scope(site.dashboard, scope_of("/", type="websocket", headers={"host": HOST}))
+    assert handshake.messages == [{"type": "websocket.close", "code": 1000, "reason": ""}]
     leaves = anyio.Event()
     leaves.set()
     scope = scope_of("/api/bans", "PUT", headers=BY_SCRIPT)
@@ -187,18 +191,6 @@ async def test_head_has_the_headers_of_a_get_and_no_body(site: Site) -> None:
     for path in ("static/page.js", "api/limits", "shadow", "nothing"):
         get, head = [await site.send(method, path) for method in ("GET", "HEAD")]
         assert (head.status, head.body, head.headers["content-length"]) == (get.status, b"", str(len(get.body)))
-
-
-def test_server_that_serves_the_dashboard_alone_starts_and_stops(site: Site) -> None:
-    with TestClient(site.dashboard):
-        pass
-
-
-async def test_websocket_is_refused(site: Site) -> None:
-    scope = scope_of("/", type="websocket", headers={"host": HOST})
-    assert (await send_scope(site.dashboard, scope)).messages == [
-        {"type": "websocket.close", "code": 1000, "reason": ""}
-    ]
 
 
 @pytest.mark.parametrize("root", ["", "/slidegate", "/a/b/c"])
