@@ -11,10 +11,11 @@ it. The methods of a store may return results or awaitables. Tests of abilities 
 
 import asyncio
 import pickle
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 from threading import Barrier
 from typing import Any, Final
 
@@ -43,7 +44,6 @@ from .ban_player import BanPlayer
 from .harness import CHECKS, QUESTIONS, StoreHarness, bucket, in_threads, play_to, with_store
 from .player import Player, same, settle
 from .programs import (
-    DAY_US,
     HOUR_US,
     SECOND_US,
     YEAR_2100_US,
@@ -62,77 +62,33 @@ from .programs import (
 )
 
 
-def _known(moves: Sequence[Move], limits: str | Quota = "5/minute") -> Program:
-    return Program(YEAR_2100_US, (parse_limits(limits),), (False,), [*moves])
+def _move(word: str, *given: str) -> Move:
+    """Return a move of ``known.txt``: a word and numbers, or keys."""
+    match word:
+        case "ask" | "patient" | "look":
+            question = ((0, given[1] if given[1:] else "ann", int(given[0])),)
+            return Look(question) if word == "look" else Ask(question, patient=word == "patient")
+        case "reset":
+            return Reset(*given)
+        case "amount":
+            return Change(0, 0, int(given[0]))
+    moves: dict[str, Callable[..., Move]] = {"align": Align, "refund": Refund, "step": Step}
+    return moves[word](*map(int, given))
 
 
-def _ask(cost: int, key: str = "ann", patient: bool = False) -> Ask:
-    return Ask(((0, key, cost),), patient)
+def _known() -> Iterator[tuple[str, Program]]:
+    """Read ``known.txt``; "3x ask 1" are three moves."""
+    for text in Path(__file__).with_name("known.txt").read_text("utf-8").split("\n\n")[1:]:
+        name, limit, *lines = map(str.strip, text.splitlines())
+        moves = list[Move]()
+        for move in " ".join(lines).split(", "):
+            times, _, words = move.rpartition("x ")
+            moves += [_move(*words.split())] * int(times or 1)
+        rule = parse_limits(Quota(limit.removeprefix("quota ")) if limit.startswith("quota ") else limit)
+        yield name, Program(YEAR_2100_US, (rule,), (False,), moves)
 
 
-KNOWN: Final = {
-    "moments: the wait of a refusal is exact": _known([_ask(1)] * 5 + [_ask(1, patient=True)]),
-    "slices: the wait of a refusal is exact": _known([_ask(50), _ask(50), _ask(1, patient=True)], "100/minute"),
-    "quotas: a charge of the period before is not refunded": _known(
-        [_ask(2), Step(DAY_US), _ask(3), Refund(1), _ask(1)], Quota("9/day")
-    ),
-    "quotas: a clock that is set back goes on counting in the newer period": _known(
-        [Align(DAY_US, SECOND_US), _ask(1), Step(-10 * SECOND_US), _ask(1), _ask(1, patient=True)], Quota("2/day")
-    ),
-    "a charge after a reset is refunded also under a changed amount": _known(
-        [
-            *(_ask(1, "bob"), Change(0, 0, 100), _ask(1), Step(SECOND_US), Reset("ann")),
-            *(_ask(2), _ask(1), Refund(1), _ask(1)),
-        ],
-        "1/10s @2",
-    ),
-    "a look before the clock steps back changes no refund": _known(
-        [Look(((0, "ann", 1),)), Step(-10 * SECOND_US), _ask(1), Refund(0)], "1/10s"
-    ),
-    "a refusal from before a step back of the clock is not repeated": _known(
-        [_ask(1), _ask(1), Step(-1), Step(1), _ask(1)], "1/10s"
-    ),
-    **{
-        f"a reset finds the last unit after the amount {before} has become {after}": _known(
-            [
-                *(Align(3_333_334, 0), _ask(0), Change(0, 0, after), _ask(1), Step(left_us - 1), Reset("ann")),
-                *(_ask(1), Step(left_us), Reset("ann")),
-            ],
-            f"{before}/10s @3",
-        )
-        for before, after, left_us in ((1, 100, 13_333_336), (100, 1, 10_000_000))
-    },
-    "a refund takes what is left of a charge after a reset": _known(
-        [Align(6 * SECOND_US, 0), _ask(3), Reset("ann"), _ask(2), Refund(1), _ask(1)], "100/minute @10"
-    ),
-    "a refund empties the newest slice after the oldest has expired": _known(
-        [
-            *(_ask(1), Step(30 * SECOND_US), _ask(1), Step(30 * SECOND_US), _ask(1)),
-            *(Step(6 * SECOND_US), Refund(0), Look(((0, "ann", 0),))),
-        ],
-        "20/minute @10",
-    ),
-    "under a lowered amount a cost of 0 waits for the units of two slices": _known(
-        [
-            *(Change(0, 0, 99), _ask(0), Change(0, 0, 100)),
-            *(move for cost in (1, 1, 98) for move in (_ask(cost), Step(6 * SECOND_US))),
-            *(_ask(1), Change(0, 0, 99), _ask(0)),
-        ],
-        "100/minute @10",
-    ),
-    **{
-        f"a known refusal ends when a window of {amount} changes": _known(
-            [
-                *([_ask(1)] * (amount - 1) + [_ask(2)] * 2 + [_ask(1)] * 3),
-                *(Refund(2), _ask(1)),
-                *(_ask(1), _ask(1), Change(0, 0, amount + 2), _ask(1), Change(0, 0, amount), _ask(1), _ask(1)),
-                *(Change(0, 0, amount + 2), _ask(1), _ask(1), Reset("ann"), _ask(1)),
-            ],
-            f"{amount}/day @9",
-        )
-        for amount in (6, 60)
-    },
-}
+KNOWN: Final = dict(_known())
 """Programs that once failed, by what they show."""
 
 
