@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from slidegate import MemoryStore
+from slidegate.testing import RecordingObserver
 
 from ..contract.player import settle
 from ..redis_servers import VALKEY, RedisServer
@@ -26,7 +27,15 @@ async def opened(kind: str, opened_as: Opened) -> Opened:
 
 
 @pytest.fixture
-async def opened_as(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Opened]:
+def observer() -> RecordingObserver:
+    """What the stores of a test tell."""
+    return RecordingObserver()
+
+
+@pytest.fixture
+async def opened_as(
+    tmp_path: Path, observer: RecordingObserver, request: pytest.FixtureRequest
+) -> AsyncIterator[Opened]:
     """Open stores, given their kind and their options; all are closed at the end of the test."""
     made: list[Any] = []
 
@@ -41,6 +50,7 @@ async def opened_as(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIter
             options["clock"] = options.pop("wall_clock", options.get("clock"))  # the server has one clock
             server = request.getfixturevalue("server" if kind == "redis" else kind)
             made.append(store_of(server, **{"prefix": f"{tmp_path.name}-{name}", **options}))
+        made[-1].observe(observer)
         return made[-1]
 
     yield opened_as

@@ -1,30 +1,17 @@
 """LMDB stores: those of one test at one path are those of one process."""
 
+from functools import partial
 from typing import Any
 
 import pytest
-
-from slidegate.testing import RecordingObserver
 
 from ..conftest import Opened
 
 
 @pytest.fixture
-def observer() -> RecordingObserver:
-    """What the stores of a test tell."""
-    return RecordingObserver()
-
-
-@pytest.fixture
-def opened(opened_as: Opened, observer: RecordingObserver) -> Opened:
+def opened(opened_as: Opened) -> Opened:
     """Open LMDB stores; all are closed at the end of the test."""
-
-    def opened(name: str = "store", **options: Any) -> Any:
-        store = opened_as("lmdb", name, **options)
-        store.observe(observer)
-        return store
-
-    return opened
+    return partial(opened_as, "lmdb")
 
 
 @pytest.fixture

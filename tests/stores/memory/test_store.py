@@ -8,9 +8,10 @@ import threading
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 
@@ -25,10 +26,33 @@ from slidegate.testing import FakeClock, RecordingObserver
 from ...asgi import call, hello
 from ...contract import StoreContract
 from ...contract.harness import bucket
-from ...contract.programs import HOUR_US, SECOND_US
+from ...contract.programs import HOUR_US, SECOND_US, YEAR_2100_US
 from ...hurry import at_once, hurried
+from ..conftest import Opened
 
 COMMON = Bucket("everyone", parse_limits("1000000/hour"))
+LIMITED = bucket("5/minute")
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def wall() -> FakeClock:
+    return FakeClock(YEAR_2100_US)
+
+
+@pytest.fixture
+def opened(clock: FakeClock, wall: FakeClock, opened_as: Opened) -> Opened:
+    """Make stores whose windows go by `clock`, and bans by `wall`."""
+    return partial(opened_as, "memory", clock=clock, wall_clock=wall)
+
+
+@pytest.fixture
+def store(opened: Opened) -> Any:
+    return opened()
 
 
 class TestContract(StoreContract):
@@ -84,37 +108,19 @@ def test_a_clock_that_fails_leaves_the_store_free() -> None:
         assert ask(), "and the next one does not wait for it"
 
 
-def test_a_flood_of_one_hit_keys_stays_within_max_keys_and_is_told() -> None:
-    clock, observer = FakeClock(), RecordingObserver()
-    store, limited = MemoryStore(max_keys=1_000, clock=clock), bucket("5/minute")
-    store.observe(observer)
-    admitted: Counter[str] = Counter()
+def test_a_flood_of_one_hit_keys_stays_within_max_keys_and_is_told(opened: Opened, observer: RecordingObserver) -> None:
+    store, admitted = opened(max_keys=1_000), Counter[str]()
     for number in range(120_000):
         key = f"client-{number}"
-        if store.hit(((limited, key, 1),)) and number >= 1_000:
+        if store.hit(((LIMITED, key, 1),)) and number >= 1_000:
             admitted[cell_of(key, store._secret)] += 1
     assert (store.key_count(), repr(store)) == (1_000, "<MemoryStore 1000 of 1000 keys>"), "without shared cells"
     assert max(admitted.values()) == 5  # strangers who meet in a cell share its bound, and nobody gets past it
     assert observer.kinds == ["keys_shared"]
-    assert "all 1000 keys are in use" in observer.events[0].message
-    assert dict(observer.events[0].details) == {"max_keys": 1_000}
 
 
-@pytest.mark.parametrize("limit", [Limit(1_000, "1ms"), Concurrency(1_000)])
-def test_that_keys_are_shared_is_told_once_a_minute(limit: AnyLimit) -> None:
-    clock, observer = FakeClock(), RecordingObserver()
-    store, limited = MemoryStore(max_keys=1, clock=clock), Bucket("rule", [limit])
-    store.observe(observer)
-    assert store.hit(((limited, "ann", 1),))
-    for number in range(200):
-        assert store.hit(((limited, f"client-{number}", 1), (limited, "ann", 1)))
-        clock.advance("500ms")
-    assert observer.kinds == ["keys_shared"] * 2
-
-
-def test_a_sweep_lets_no_live_window_go_where_the_clock_ran_back() -> None:
-    clock = FakeClock()
-    store, limited = MemoryStore(clock=clock), bucket("1/10s")
+def test_a_sweep_lets_no_live_window_go_where_the_clock_ran_back(store: MemoryStore, clock: FakeClock) -> None:
+    limited = bucket("1/10s")
     store.hit(((limited, "first", 1),))
     clock.advance("18s")
     keys = [f"client-{number}" for number in range(100)]
@@ -161,13 +167,12 @@ def test_idle_keys_of_a_long_window_go_although_a_short_one_empties_again_and_ag
         assert store.key_count() == 0
 
 
-def test_looking_and_handing_back_make_no_windows() -> None:
-    store, limited = MemoryStore(clock=FakeClock(0)), bucket("5/minute")
-    store.peek(((limited, "ann", 1),))
-    assert store.refund(store.hit(((limited, "bob", 9),)).begin_refund()) is False, "it was refused"
+def test_looking_and_handing_back_make_no_windows(store: MemoryStore) -> None:
+    store.peek(((LIMITED, "ann", 1),))
+    assert store.refund(store.hit(((LIMITED, "bob", 9),)).begin_refund()) is False, "it was refused"
     assert store.reset("eve") is False
     assert store.key_count() <= 1
-    assert store.refund(store.hit(((limited, "bob", 1),)).begin_refund()) is True, "also what is charged at time zero"
+    assert store.refund(store.hit(((LIMITED, "bob", 1),)).begin_refund()) is True, "also what is charged at time zero"
 
 
 def test_steps_of_the_wall_clock_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,8 +223,7 @@ def test_no_hit_looks_at_many_keys_to_find_those_that_go(limit: AnyLimit) -> Non
 
 def test_questions_keep_no_windows_that_were_swept_or_reset(rng: random.Random) -> None:
     clock = FakeClock()
-    store = MemoryStore(clock=clock)
-    bucket = Bucket("rule", parse_limits("64/hour"))
+    store, limited = MemoryStore(clock=clock), bucket("64/hour")
     keys = [f"client-{rng.random()}" for _ in range(1_000)]
 
     def held() -> int:
@@ -230,12 +234,12 @@ def test_questions_keep_no_windows_that_were_swept_or_reset(rng: random.Random) 
         for key in keys:
             for _ in range(10):
                 clock.advance(us=1)
-                store.hit(((bucket, key, 1),))
+                store.hit(((limited, key, 1),))
         return held()
 
     tracemalloc.start()
     try:
-        questions = [store.prepare(((bucket, key, 1),)) for key in keys]
+        questions = [store.prepare(((limited, key, 1),)) for key in keys]
         for question in questions:
             store.ask(question)
         store.reset_all()
@@ -244,7 +248,7 @@ def test_questions_keep_no_windows_that_were_swept_or_reset(rng: random.Random) 
         store.reset_all()
         assert held() - before < spent / 10
         assert spend() - before > spent / 2
-        other = Bucket("other", bucket.limits)
+        other = Bucket("other", limited.limits)
         for _ in range(200):
             clock.advance("1h")
             store.hit(((other, "bob", 1),))
@@ -253,18 +257,16 @@ def test_questions_keep_no_windows_that_were_swept_or_reset(rng: random.Random) 
         tracemalloc.stop()
     assert store.key_count() < 9, "its table is gone"
     assert [store.ask(question).remaining for question in questions] == [63] * len(questions)
-    assert {store.hit(((bucket, key, 1),)).remaining for key in keys} == {62}
+    assert {store.hit(((limited, key, 1),)).remaining for key in keys} == {62}
 
 
 # -- short scenes; random programs seldom come to where they lead ------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["hit", "charge"])
-def test_a_new_table_wakes_the_sweep(way: str) -> None:
+def test_a_new_table_wakes_the_sweep(store: MemoryStore, clock: FakeClock, way: str) -> None:
     """The windows of a rule that comes later are not left to the rules that are there already."""
-    clock = FakeClock()
-    store, slow, quick = MemoryStore(clock=clock), bucket("99/day", "slow"), bucket("5/second", "quick")
-    ask = getattr(store, way)
+    ask, slow, quick = getattr(store, way), bucket("99/day", "slow"), bucket("5/second", "quick")
     ask(((slow, "ann", 1),))
     clock.advance("1s")
     ask(((quick, "ann", 1),))
@@ -290,8 +292,7 @@ def test_a_rule_that_is_idle_and_used_again_leaves_no_tables_behind(rng: random.
 
 
 @pytest.mark.parametrize("limits", ["10/minute", "1000/minute"])
-def test_huge_debts_and_endless_hammering_need_no_memory(limits: str) -> None:
-    store = MemoryStore(clock=FakeClock())
+def test_huge_debts_and_endless_hammering_need_no_memory(store: MemoryStore, limits: str) -> None:
     counting = bucket(limits, count_denied=True)
     store.charge(((counting, "ann", 10**30),))
     tracemalloc.start()
@@ -308,12 +309,8 @@ def test_huge_debts_and_endless_hammering_need_no_memory(limits: str) -> None:
 # -- bans, and that no keys of one hash fill a dict --------------------------------------------------------------------
 
 
-NEW_YEAR_US = 4_102_444_800 * SECOND_US
-
 AT_ONCE = BanPolicy("1/minute", "10m")
-BUCKET = Bucket("rule", parse_limits("5/minute"))
 PROGRAM = type, FunctionType, MethodType, BuiltinMethodType, ModuleType
-Opened: TypeAlias = Callable[..., MemoryStore]
 
 
 def reached_from(*roots: object) -> Iterator[Any]:
@@ -332,28 +329,6 @@ def tracked_below(*roots: object) -> Counter[str]:
     for _ in range(3):
         gc.collect()  # tuples are left out from then on, those in others first
     return Counter(type(one).__name__ for one in reached_from(*roots) if gc.is_tracked(one))
-
-
-@pytest.fixture
-def wall() -> FakeClock:
-    return FakeClock(NEW_YEAR_US)
-
-
-@pytest.fixture
-def observer() -> RecordingObserver:
-    return RecordingObserver()
-
-
-@pytest.fixture
-def opened(wall: FakeClock, observer: RecordingObserver) -> Opened:
-    """Make stores whose bans go by `wall`."""
-
-    def opened(**options: int) -> MemoryStore:
-        store = MemoryStore(clock=FakeClock(), wall_clock=wall, **options)
-        store.observe(observer)
-        return store
-
-    return opened
 
 
 def active(store: MemoryStore) -> list[str]:
@@ -381,16 +356,14 @@ def test_a_flood_of_bans_pushes_none_out_and_is_bounded(opened: Opened, observer
     store.bans.ban("192.0.2.7", HOUR_US, "", "eve")
     assert len(active(store)) == most + 2
     assert {"user:first", "user:last", "192.0.2.7", networks[0]} <= {*active(store)}
-    assert not store.hit(((BUCKET, networks[0], 1),))
-    unbanned = [store.hit(((BUCKET, networks[-1], 1),)).reason for _ in range(6)]
+    assert not store.hit(((LIMITED, networks[0], 1),))
+    unbanned = [store.hit(((LIMITED, networks[-1], 1),)).reason for _ in range(6)]
     assert unbanned == [Reason.OK] * 5 + [Reason.LIMITED]
     kinds = Counter(observer.kinds)
     assert kinds == {"banned": most + 2, "bans_full": 1, "strikes_dropped": 1, "keys_shared": 1}
 
 
-def test_bans_come_and_go_while_threads_ask(opened: Opened, observer: RecordingObserver) -> None:
-    store = opened()
-
+def test_bans_come_and_go_while_threads_ask(store: MemoryStore, observer: RecordingObserver) -> None:
     def work(thread: int) -> None:
         for number in range(300):
             key = f"192.0.2.{number % 16}"
@@ -398,7 +371,7 @@ def test_bans_come_and_go_while_threads_ask(opened: Opened, observer: RecordingO
                 store.bans.ban(key, None, "", "eve")
                 store.bans.unban(key, "eve")
             else:
-                store.hit(((BUCKET, key, 1),))
+                store.hit(((LIMITED, key, 1),))
                 json.dumps([*to_rows(store.bans.active())])
 
     with hurried(collecting=False):
@@ -406,21 +379,37 @@ def test_bans_come_and_go_while_threads_ask(opened: Opened, observer: RecordingO
     assert (observer.kinds, active(store)) == (["banned", "unbanned"] * 300, [])
 
 
+def strike(store: MemoryStore, key: str, policy: BanPolicy = AT_ONCE) -> None:
+    store.bans.strike(policy, key, 1, "why")
+
+
+def fill(store: MemoryStore, key: str, limit: AnyLimit) -> None:
+    """Hit with a key, beside others that leave it no room for a window of its own."""
+    limited = Bucket("rule", [limit])
+    assert store.hit([(limited, name, 1) for name in (key, *"abcde")])
+
+
 @pytest.mark.parametrize(
-    ("kind", "most", "policy"),
-    [("bans_full", "max_bans", AT_ONCE), ("strikes_dropped", "max_keys", BanPolicy("3/hour", "10m"))],
+    ("kind", "most", "act"),
+    [
+        ("bans_full", "max_bans", strike),
+        ("strikes_dropped", "max_keys", partial(strike, policy=BanPolicy("3/hour", "10m"))),
+        ("keys_shared", "max_keys", partial(fill, limit=Limit(1_000, "1ms"))),
+        ("keys_shared", "max_keys", partial(fill, limit=Concurrency(1_000))),
+    ],
 )
 def test_that_there_is_no_room_is_told_once_a_minute(
-    opened: Opened, wall: FakeClock, observer: RecordingObserver, kind: str, most: str, policy: BanPolicy
+    opened: Opened, clock: FakeClock, wall: FakeClock, observer: RecordingObserver, kind: str, most: str, act: Any
 ) -> None:
     store = opened(**{most: 5})
     for number in range(300):
-        store.bans.strike(policy, f"user:{number}", 1, "why")
+        act(store, f"user:{number}")
+        clock.advance("500ms")
         wall.advance("500ms")  # two and a half minutes
     wall.advance(us=-24 * HOUR_US)
-    store.bans.strike(policy, "user:later", 1, "why")
+    act(store, "user:later")
     first, *others = [event for event in observer.events if event.kind == kind]
-    assert len(others) == 3, "also where the clock is set back"
+    assert len(others) == (2 if kind == "keys_shared" else 3), "also where the clock is set back"
     assert first.details[most] == 5
     assert first.message.startswith(f"all 5 {most[4:]} are in use")
     assert first.message.endswith(f"raise {most}")
@@ -456,21 +445,15 @@ def most_of_one_hash(root: object) -> int:
     return max(max(Counter(map(hash, held)).values()) for held in large)
 
 
-def test_the_addresses_have_one_hash_as_integers() -> None:
+def test_no_dictionary_of_a_memory_store_holds_many_keys_of_one_hash(store: MemoryStore) -> None:
     parsed = [parse_address(text.removesuffix("/128")) for text in crafted(0)]
-    assert len({hash(address[1]) for address in parsed if address is not None}) == 1
-
-
-def test_no_dictionary_of_a_memory_store_holds_many_keys_of_one_hash() -> None:
-    store = MemoryStore(clock=FakeClock())
-    bucket = Bucket("rule", parse_limits("5/minute"))
-    policy = BanPolicy("1/minute", "10m")
+    assert len({hash(address[1]) for address in parsed if address is not None}) == 1, "as integers they have one hash"
     for shift in (0, 16, 40):
         for text in crafted(shift):
             address = parse_address(text.split("/")[0])
             assert address is not None
-            store.hit(((bucket, text, 1),), (address,))
-            store.bans.strike(policy, text, 1, "")
+            store.hit(((LIMITED, text, 1),), (address,))
+            store.bans.strike(AT_ONCE, text, 1, "")
             store.bans.ban(text, None, "", "test")
     assert most_of_one_hash(store) <= 3
 
