@@ -27,7 +27,8 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
                                               `close`; one whose client is `gone=yes` by the time of a close
     > GET /a times=5 show=retry-after         the same five times, and a field of the last answer
     > +30s                                    time goes by, or back
-    > outage                                  the store of a `site remote=True` fails, or `stalls`, until it `recovers`
+    > outage                                  the store of a `site remote=True` fails, `breaks` or `stalls`, until it
+                                              `recovers`; `site remote=True, inline=True` has one that is not awaited
     > come GET /a times=3                     requests that may wait; `ended` and `all` say when each is answered
     > leave 1                                 the second of their clients leaves, or its server cancels it: `cancel 1`
     > slow                                    those that come stay under way, until they `end`
@@ -177,14 +178,16 @@ class Stage:
         """Return the answer to each of some lines."""
         return [await self.answer(line) for line in lines]
 
-    def _limiter(self, remote: bool = False, **options: Any) -> Limiter:
+    def _limiter(self, remote: bool = False, inline: bool = False, **options: Any) -> Limiter:
+        self.remote.inline = inline
         store = self.remote if remote else MemoryStore(clock=self.clock, wall_clock=self.clock)
         return Limiter(store, observers=[self.observer], deadline="60s", **options)
 
     # -- how the site is made ------------------------------------------------------------------------------------------
 
     def _site(self, remote: bool = False, **options: Any) -> None:
-        of_limiter = {name: options.pop(name) for name in ("networks", "on_error", "secret") if name in options}
+        known = ("networks", "on_error", "secret", "inline")
+        of_limiter = {name: options.pop(name) for name in known if name in options}
         self.options, self.limiter = options, self._limiter(remote, **of_limiter)
 
     def _everywhere(self, limits: Any, exception_handlers: Any = None, middleware: Any = None, **options: Any) -> None:
@@ -494,6 +497,10 @@ class Stage:
         ban = await self.limiter.banned(key)
         return ban.key if ban else "no"
 
+    async def _inspect(self, key: str, *limits: Any) -> str:
+        found = await self.limiter.inspect(key, *limits)
+        return "\n".join(f"{one.rule}: {one.used} of {one.limit}".partition(" from ")[0] for one in found.windows)
+
     async def _hit(self, name: str, key: str = PEER) -> None:
         rule = next(one for one in self.app.rules if one.label == name)
         self.charged = await self.limiter.hit(key, rule.limits, rule=name)
@@ -540,6 +547,9 @@ class Stage:
     def _outage(self, said: str = "gone", concerns: Any = "server") -> None:
         self.remote.error = StoreUnavailable(said, concerns=concerns)
 
+    def _breaks(self) -> None:
+        self.remote.error = ConfigurationError("no such store")
+
     async def outage_begins(self) -> None:
         self._outage()
 
@@ -577,5 +587,5 @@ class Stage:
 
 LIFTED = ("restore", "unban", "reset")
 """Verbs that are methods of the limiter, and say whether there was something."""
-AS_IN_CODE = ("site", "everywhere", "forms", "rule", "around", "application", "endpoint", "socket")
+AS_IN_CODE = ("site", "everywhere", "forms", "rule", "around", "application", "endpoint", "socket", "inspect")
 """Verbs of which the rest is written as in code."""

@@ -18,7 +18,7 @@ from starlette.background import BackgroundTask
 from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Host, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
@@ -30,11 +30,9 @@ from slidegate import (
     Limiter,
     MemoryStore,
     MessageLimits,
-    Quota,
     RateLimit,
     RateLimitMiddleware,
     Rule,
-    header,
 )
 from slidegate.testing import FakeClock, limits_clock
 from slidegate.web.callbacks import whole_cost
@@ -43,7 +41,7 @@ from ..asgi import PEER, attempt, call, hello, page, statuses
 from ..remote_stores import SlowStore
 from ..test_wrong_arguments import WRONG
 from ..virtual_time import turns
-from .middlewares import counted, limited, wrapping
+from .middlewares import counted, wrapping
 from .sockets import BYE, Client, listening, texts
 from .stage import expanded
 
@@ -144,26 +142,6 @@ def test_what_a_function_returns_is_taken_or_refused_with_what_was_expected(read
     for returned in WRONG:
         with suppress(ConfigurationError):  # and nothing else, of which the log would have a traceback
             bound.with_limits(returned) if read == "limits" else whole_cost(returned)
-
-
-CUSTOMER = header("X-API-Key")
-PLANS: dict[str, Any] = {"k-ann": "5/minute", "k-eve": ["3/minute", Quota("100/month")]}
-SHOWN = {"k-ann": ["5/1m"], "k-eve": ["3/1m", "100/month"]}
-
-
-@pytest.mark.parametrize("at", ["rule", "decorator"])
-async def test_a_customer_is_shown_the_fall_back_of_its_plan_and_the_plan_that_is_passed(at: str) -> None:
-    def plan(request: HTTPConnection) -> Any:
-        return PLANS[request.headers["X-API-Key"]]
-
-    limiter = Limiter()
-    app = limited(at, plan, limiter=limiter, key=CUSTOMER, fallback_limits="2/minute", name="plan")
-    for customer in PLANS:
-        await call(app, headers={"X-API-Key": customer})
-        for plans, shown in ((None, ["2/1m"]), ({"plan": PLANS[customer]}, SHOWN[customer])):
-            windows = (await limiter.inspect(CUSTOMER.of(customer), plans)).windows
-            assert [str(window.limit).partition(" from ")[0] for window in windows] == shown
-        assert [window.used for window in windows] == [1] * len(shown)
 
 
 # -- default_limits: each route by itself; exemptions and limits at the endpoint take the place of defaults ------------

@@ -20,7 +20,6 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from slidegate import (
-    ConfigurationError,
     Limiter,
     MemoryStore,
     RateLimit,
@@ -30,16 +29,15 @@ from slidegate import (
     header,
 )
 from slidegate.core import Bucket, Concurrency
-from slidegate.events import Observer, Outcome
 from slidegate.testing import FakeClock
 from slidegate.web.waiting import Peeked
 
 from ..asgi import Answer, call, hello, scope_of, send_scope, statuses
 from ..questions import hit_all
 from ..redis_servers import AT_REDIS, BOUND_S, needs_redis
-from ..remote_stores import SickStore, SlowStore
+from ..remote_stores import SlowStore
 from ..virtual_time import VirtualTime, turns
-from .middlewares import limited
+from .middlewares import Listener
 from .stage import Stage
 
 FAIR = 'key=everyone, wait="30s", fair=header("X-Tenant"), name="held"'
@@ -110,18 +108,6 @@ async def test_a_server_that_loses_messages_when_a_read_is_cancelled_loses_none(
             *(middleware(scope_of("/", "POST", type=kind), server.receive, server.send) for server in servers)
         )
     assert [(server.received, server.lost) for server in servers] == [(b"ab", 0)] * 4
-
-
-@pytest.mark.parametrize("at", ["rule", "decorator"])
-async def test_an_exception_of_the_store_while_a_request_waits_comes_as_it_is(at: str, virtual: VirtualTime) -> None:
-    store = SickStore(virtual.clock, inline=True)
-    app = limited(at, "1/10s", limiter=Limiter(store), wait="1m")
-    assert await statuses(app, 1) == [200]
-    waiting = asyncio.create_task(call(app))
-    await turns()
-    store.error = ConfigurationError("no such store")
-    with pytest.raises(ConfigurationError, match="no such store"):
-        await waiting
 
 
 async def stays(scope: Scope, receive: Receive, send: Send) -> None:
@@ -255,6 +241,11 @@ KEYS = ("ann", "bob", "eve")
 AMOUNTS = {"all": 3, "http": 2, "queued": 2, "own": 2, "sockets": 2}
 OWN = RateLimit(concurrency=AMOUNTS["own"], key=header("X-Key"), name="own", wait="50ms")
 """The limit at an endpoint."""
+STARTS = {
+    "http": {"type": "http.response.start", "status": 200, "headers": []},
+    "websocket": {"type": "websocket.accept"},
+}
+ENDS = {"http": {"type": "http.response.body", "body": b"."}, "websocket": {"type": "websocket.close", "code": 1000}}
 
 
 class Broken(Exception):
@@ -301,26 +292,18 @@ async def serve(kind: str, how: str, steps: int, receive: Receive, send: Send, l
         return
     if how == "raise":
         raise Broken
-    if kind == "websocket":
-        await send({"type": "websocket.accept"})
-        await turns(steps)
-        if how == "disconnect":
-            assert [(await receive())["type"] for _ in range(2)] == ["websocket.connect", "websocket.disconnect"]
-            return
-        leave()
-        await send({"type": "websocket.close", "code": 1000})
-    else:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        if how == "disconnect":
-            assert [(await receive())["type"] for _ in range(2)] == ["http.request", "http.disconnect"]
-            return
-        for _ in range(steps if how == "stream" else 0):
-            await send({"type": "http.response.body", "body": b"x", "more_body": True})
-            await turns(1)
-        if how == "late":
-            raise Broken
-        leave()
-        await send({"type": "http.response.body", "body": b"."})
+    await send(STARTS[kind])
+    if how == "disconnect":
+        kinds = [(await receive())["type"].rpartition(".")[2] for _ in range(2)]
+        assert kinds == ["request" if kind == "http" else "connect", "disconnect"]
+        return
+    for _ in range(steps if how == "stream" else 0):
+        await (turns(1) if kind == "websocket" else send({**ENDS[kind], "more_body": True}))
+        await turns(1)
+    if how == "late":
+        raise Broken
+    leave()
+    await send(ENDS[kind])
     await turns(steps)  # background tasks
 
 
@@ -386,9 +369,8 @@ async def play(limiter: Limiter, chance: random.Random) -> Application:
     """Let random visitors come, and return the application, which has seen no more under way than there may be."""
     app = Application()
     front = middleware(limiter, app)
-    kept: list[Outcome] = []  # so that no permit is handed back by the garbage collector
     if chance.random() < 0.5:
-        limiter.observe(type("Keeps", (Observer,), {"request": lambda self, outcome: kept.append(outcome)})())
+        limiter.observe(Listener())  # keeps outcomes, so that no permit is handed back by the garbage collector
     async with asyncio.TaskGroup() as tasks:
         for _ in range(400):
             tasks.create_task(visit(front, app, chance))
