@@ -42,7 +42,7 @@ def one(number: int = 1) -> int:
     return number
 
 
-def test_the_function_looks_as_before(limiter: Limiter) -> None:
+def test_the_function_looks_as_before() -> None:
     def plain(first: int, /, *rest: str, last: bool = False) -> str:
         """Do something."""
         return ""
@@ -50,7 +50,7 @@ def test_the_function_looks_as_before(limiter: Limiter) -> None:
     async def awaited() -> None: ...
 
     for function in (plain, awaited):
-        wrapped: Any = limiter.limited("5/second", key="all")(function)
+        wrapped: Any = Limiter().limited("5/second", key="all")(function)
         assert inspect.signature(wrapped) == inspect.signature(function)
         assert [wrapped.__name__, wrapped.__doc__] == [function.__name__, function.__doc__]
         assert wrapped.__wrapped__ is function

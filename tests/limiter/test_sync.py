@@ -97,7 +97,9 @@ def test_it_decides_as_the_asynchronous_way_does(kind: str, calls: list[Any]) ->
             assert [*done.value.value, shown(limiter.bans())] == expected
 
 
-async def test_on_a_running_loop_it_says_what_to_write(limiter: Limiter) -> None:
+@pytest.mark.parametrize("store", [MemoryStore, SlowStore])
+async def test_on_a_running_loop_it_says_what_to_write(store: Any) -> None:
+    limiter = Limiter(store(), deadline="60s")
     limited = limiter.limited("5/minute", key="user:1", rule="hit")
     function = limited(lambda: True)
 

@@ -43,7 +43,7 @@ from ..served_by_workers import AMOUNT, NAME
 from ..virtual_time import VirtualTime, turns
 from ..workers import PATIENCE_S, ask, serving
 from .shared_rows import SharedRows, worker_of
-from .site import Samples, parsed
+from .test_metrics import Samples, parsed
 
 SECOND_US = 1_000_000
 EVERYONE = "everyone"

@@ -511,7 +511,11 @@ def since_now(found: re.Match[str]) -> str:
 
 
 class Terminal:
-    """Runs the lines of a transcript in a directory of its own."""
+    """Runs the lines of a transcript in a directory of its own.
+
+    A transcript has ``$ slidegate ...`` and a few programs of its own, such as ``$ hit KEY TIMES RULE``. The word after
+    ``<`` is stdin. Lines of stderr begin with ``! ``, and an exit code other than 0 stands in the last line.
+    """
 
     def __init__(self, slidegate: Command, directory: Path, monkeypatch: pytest.MonkeyPatch, url: str = "") -> None:
         self.slidegate, self.home, self.url, self.monkeypatch = slidegate, directory / "home", url, monkeypatch
