@@ -13,6 +13,7 @@ from slidegate import BanPolicy, Decision, Limiter, StoreError
 from slidegate.core import BanSubject, Bucket, Reason, parse_address
 from slidegate.core.addresses import Address
 from slidegate.stores.redis import RedisStore
+from slidegate.stores.redis.batch import MAX_IN_CALL, MAX_SENDERS
 from slidegate.stores.redis.script import strikes_field
 
 from ...contract.harness import bucket
@@ -73,6 +74,13 @@ async def workers_at(server: Any, many: int, **options: Any) -> AsyncIterator[li
     finally:
         for store in stores:
             await store.close()
+
+
+async def all_connected(store: RedisStore) -> None:
+    """Come back when a store has opened all its connections, of which each has polled for changes."""
+    async with asyncio.timeout(PLENTY_S):
+        while len(store.batcher()._idle) < MAX_SENDERS:
+            await asyncio.gather(*(hit(store, "warm", cost=0) for _ in range(MAX_SENDERS * MAX_IN_CALL)))
 
 
 def address(text: str) -> Address:

@@ -12,15 +12,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from itertools import count
+from math import inf
 from typing import Any, Final
 
 import pytest
+from redis.asyncio import Redis
 from starlette.types import Receive, Scope, Send
 
 from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Rule, StoreError, parse_limits
 from slidegate.core import Bucket, Event, Reason, StoreUnavailable
 from slidegate.limiter import breaker, failover
-from slidegate.stores.redis import RedisStore
+from slidegate.stores.redis import RedisStore, batch
 from slidegate.stores.redis.batch import MAX_SENDERS
 from slidegate.testing import RecordingObserver
 
@@ -28,9 +30,9 @@ from ...asgi import call, hello
 from ...contract.player import settle
 from ...fault_proxy import FaultProxy
 from ...questions import hit_all
-from ...redis_servers import BOUND_S, ReplicaPair, free_port, needs_redis
+from ...redis_servers import BOUND_S, RedisServer, ReplicaPair, free_port, needs_redis
 from .faults import DEPLOYMENTS, FAULTS, Deployment
-from .stores import eventually, fresh_prefix, store_at, struck, ticks_until_served
+from .stores import all_connected, eventually, fresh_prefix, hit, store_at, struck, ticks_until_served, workers_at
 
 pytestmark = needs_redis
 
@@ -173,11 +175,35 @@ async def test_a_connection_that_leads_to_a_replica_now_is_given_up_for_one_to_t
             site = Site(f"redis://127.0.0.1:{address_that_moves.port}", "deny")
             async with site.limiter:
                 assert await site.hits(2) == [PASSED] * 2
-                pair.wait_copied()
+                await asyncio.to_thread(pair.wait_copied)  # while what else was asked is answered
                 pair.fail_over()
                 address_that_moves.target = pair.master.port
                 assert await site.hits(1) == [CLOSED]
                 assert await site.hits(2) == [PASSED, LIMITED]
+
+
+async def test_a_worker_is_well_with_the_one_connection_that_a_server_lets_it_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch, "RETRY_S", inf)
+    monkeypatch.setattr(batch, "REST_S", 0.1)
+    with RedisServer() as server:
+        async with Redis.from_url(server.url) as operator, workers_at(server, 3) as workers, store_at(server) as other:
+
+            async def flood() -> None:
+                hits = (hit(store, f"user:{number}", "12/hour") for store in workers for number in range(100))
+                assert all(await asyncio.gather(*hits))
+
+            await asyncio.gather(*(hit(store, cost=0) for store in workers))
+            await operator.config_set("maxclients", 1 + len(workers))
+            for _ in range(3):
+                await flood()
+            rejected = (await operator.info("stats"))["rejected_connections"]
+            assert 0 < rejected <= len(workers) * (MAX_SENDERS - 1), "none tries all the time"
+            await operator.config_set("maxclients", 100)
+            await all_connected(other)
+            await eventually(lambda: server.info("clients")["connected_clients"] == 2 + len(workers) + 1)
+            await flood()
 
 
 async def test_no_event_or_log_line_has_the_password(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:

@@ -28,7 +28,7 @@ from ...questions import hit_all
 from ...redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
 from ...virtual_time import turns
 from .faults import Deployment
-from .stores import PLENTY, address, eventually, fresh_prefix, hit, store_at, store_of, usual, workers_at
+from .stores import PLENTY, address, all_connected, eventually, fresh_prefix, hit, store_at, store_of, usual, workers_at
 from .test_clients import METHODS
 
 pytestmark = needs_redis
@@ -211,7 +211,7 @@ async def test_strikes_share_calls_and_a_ban_is_one_call_more(store: RedisStore,
         made = await store.bans.strike(policy, "user:eve", 1, "why")
         assert (made.level, made.reason) == (1, "why")
 
-    await hit(store, "warm")
+    await all_connected(store)
     assert await counted(server, flood) == -(-99 // MAX_IN_CALL)
     assert await counted(server, ban) == 2
     assert observer.kinds == ["banned"]

@@ -4,6 +4,9 @@ Each event loop has a batcher. At most `MAX_SENDERS` tasks send what is queued, 
 one call after another; when the queue is full, further requests fail. A request that is cancelled before it is sent is
 dropped; a hit that is admitted when nobody awaits it any more is refunded.
 
+A sender connects before it takes requests, and one that cannot leaves them to the others: where a server allows few
+connections, one of each event loop is enough.
+
 A sender goes on when the request that it serves is cancelled, so that the next one finds the connection open; the
 limiter's circuit breaker decides when that is.
 """
@@ -39,6 +42,10 @@ MAX_IN_CALL: Final = 32
 """A request takes the server about 13 us, and a call blocks its other clients. Of 64 requests, the server decides half
 while this process reads the answers to the others."""
 MAX_SENDERS: Final = 4
+REST_S: Final = 10.0
+"""How long a connection may be idle before it is closed, unless it is the only one."""
+RETRY_S: Final = 1.0
+"""How long no further connection is opened after one could not be."""
 RENEWED_AT_ONCE: Final = 64
 """How many rows of permits are renewed at once, so that requests of clients are sent in between."""
 
@@ -64,7 +71,7 @@ class Batcher:
         self._scheduled = False
         self._idle: list[asyncio.Future[None]] = []
         self._senders: set[asyncio.Task[None]] = set()
-        self._news_s = 0.0
+        self._news_s = self._alone_until_s = 0.0
         self._failures = 0
 
     def add(self, request: Request) -> None:
@@ -135,13 +142,12 @@ class Batcher:
             idle = self._idle.pop()
             if not idle.done():  # else the event loop ends, which has cancelled its sender
                 idle.set_result(None)
-        elif len(self._senders) < MAX_SENDERS:
+        elif len(self._senders) < (MAX_SENDERS if monotonic() >= self._alone_until_s else 1):
             sender = self.loop.create_task(self._send())
             self._senders.add(sender)
-            sender.add_done_callback(self._senders.discard)
 
     async def _send(self) -> None:
-        """Send what is queued until the store is closed or the event loop ends.
+        """Send what is queued until the store is closed or the event loop ends, or others are left to do it.
 
         It is sent over one connection of redis-py, or by its client for a cluster, which is this sender's own: while a
         slot is migrating, ASKING must go over the connection of the command that follows.
@@ -150,20 +156,56 @@ class Batcher:
         line = client if isinstance(client, RedisCluster) else client.connection_pool.make_connection()
         task = asyncio.current_task()
         assert task is not None
+        failures = -1
         try:
-            failures = self._failures
             while not task.cancelling():  # asyncio may lose the exception of a cancellation, see `wait_for` in 3.11
-                if self._queue:
-                    if failures != self._failures:  # of any sender: a new connection may lead to a healthy server
-                        failures = self._failures
-                        await _close(line)
+                if not self._queue:
+                    await self._rest(task)
+                elif failures == self._failures:
                     await self._serve(line)
-                else:
-                    idle = self.loop.create_future()
-                    self._idle.append(idle)
-                    await idle
+                else:  # of any sender: a new connection may lead to a healthy server
+                    failures = self._failures
+                    await _close(line)
+                    if not await self._connect(line):
+                        return
         finally:
+            self._senders.discard(task)
             await _close(line)
+
+    async def _rest(self, sender: asyncio.Task[None]) -> None:
+        """Wait until there is something to send; not for long, unless this sender is the only one."""
+        idle = self.loop.create_future()
+        self._idle.append(idle)
+        timer = self.loop.call_later(REST_S, self._dismiss, sender, idle) if len(self._senders) > 1 else None
+        await idle
+        if timer is not None:
+            timer.cancel()
+
+    def _dismiss(self, sender: asyncio.Task[None], idle: asyncio.Future[None]) -> None:
+        """End a sender that is still idle, but for the last one."""
+        if len(self._senders) > 1 and not idle.done():
+            self._idle.remove(idle)
+            self._senders.remove(sender)
+            sender.cancel()
+
+    async def _connect(self, line: Any) -> bool:
+        """Poll for changes over a new connection, before requests are taken; return whether the sender goes on.
+
+        One that cannot connect leaves the requests to the others, and fails them only if it is the last.
+        """
+        try:
+            await self._hear(line)
+        except Exception as error:
+            failed = store_error(error)
+            if failed.concerns != "server":
+                return True
+            if len(self._senders) > 1:
+                self._alone_until_s = monotonic() + RETRY_S
+                self._go()
+                return False
+            self._fail(self._queue, failed)
+            self._queue.clear()
+        return True
 
     async def _serve(self, line: Any) -> None:
         """Send the requests of a call, and give each its answer or an error. Poll for changes once a second."""
