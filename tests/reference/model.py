@@ -117,7 +117,11 @@ class ModelWindow:
         return Answer(remaining, wait_us, min(leaving, default=0), max(leaving, default=0))
 
 
-# -- a quota: the units of one period, identified by its end -----------------------------------------------------------
+# -- a quota: the units of one period, identified by its end; and permits, which only those change who have them -------
+
+
+OPEN_US = 2**63
+"""The wait for a permit, which nobody knows: longer than any other."""
 
 
 class ModelQuota:
@@ -172,21 +176,14 @@ class ModelQuota:
         return Answer(max(amount - self.spent, 0), wait_us, left_us, left_us)
 
 
-# -- permits: a number, which only those change who take them and hand them back ---------------------------------------
-
-
-OPEN_US = 2**63
-"""The wait for a permit, which nobody knows: longer than any other."""
-
-
-class ModelPermits:
-    """The permits of one key under one concurrency limit; the interface is that of `ModelWindow`."""
+class ModelPermits(ModelQuota):
+    """The permits of one key under one concurrency limit: a quota whose period has no time."""
 
     holds_units = False
     """A reset finds nothing here, because requests are still under way."""
 
     def __init__(self) -> None:
-        self.taken = 0
+        self.end_us = self.spent = 0
 
     def touch(self, amount: int, now_us: int) -> None:
         """Do nothing: permits have no time."""
@@ -196,28 +193,17 @@ class ModelPermits:
 
     def wait_us(self, amount: int, cost: int, now_us: int) -> int | None:
         """Return how long a cost has to wait; None if it exceeds the amount."""
-        need = max(cost, 1)
-        if need > amount:
-            return None
-        return 0 if self.taken + need <= amount else OPEN_US
-
-    def charge(self, now_us: int, cost: int) -> tuple[int, int]:
-        """Take permits regardless of the limit; return a moment of no meaning, and how many can be handed back."""
-        kept = min(cost, MAX_UNITS - self.taken)
-        self.taken += kept
-        return 0, kept
-
-    def refund(self, moment_us: int, units: int) -> bool:
-        """Hand permits back."""
-        self.taken -= units
-        return units > 0
+        return super().wait_us(amount, cost, now_us=-OPEN_US)
 
     def answer(self, amount: int, wait_us: int | None, now_us: int) -> Answer:
         """Return the state now."""
-        return Answer(max(amount - self.taken, 0), None if wait_us == OPEN_US else wait_us, 0, 0)
+        return Answer(max(amount - self.spent, 0), None if wait_us == OPEN_US else wait_us, 0, 0)
 
 
-Window: TypeAlias = ModelWindow | ModelQuota | ModelPermits
+# -- the store: every key's windows, quotas and permits ---------------------------------------------------------------
+
+
+Window: TypeAlias = ModelWindow | ModelQuota
 
 
 class Verdict(NamedTuple):
@@ -255,7 +241,7 @@ class Model:
 
     def permits_held(self) -> int:
         """Return how many permits are taken."""
-        return sum(window.taken for window in self._windows.values() if isinstance(window, ModelPermits))
+        return sum(window.spent for window in self._windows.values() if isinstance(window, ModelPermits))
 
     def hit(self, checks: Sequence[Check], now_us: int) -> tuple[Verdict, list[Note]]:
         """Charge every check or none; return the verdict, and the charges for `refund`."""

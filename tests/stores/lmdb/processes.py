@@ -10,8 +10,8 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
-from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import Any
 
@@ -203,50 +203,38 @@ def at_call(number: int) -> Callable[[str], bool]:
 
 HERE_ALONE = ("strike", "ban", "unban", "load")
 """What emits an event, or takes what cannot be sent."""
+_stores: dict[str, tuple[LmdbStore, FakeClock]] = {}
+"""The stores of the other process, by path."""
 
 
-class Stores:
-    """The stores of the other process, by path."""
-
-    def __init__(self) -> None:
-        self.stores: dict[str, tuple[LmdbStore, FakeClock]] = {}
-
-    def open(self, path: str) -> None:
+def answer_there(path: str, now_us: int, name: str, arguments: Any) -> Any:
+    """Answer in the other process, from a store that it opens at the first question."""
+    if path not in _stores:
         clock = FakeClock()
-        self.stores[path] = LmdbStore(path, clock=clock, **SMALL), clock
-
-    def answer(self, path: str, now_us: int, name: str, arguments: Any) -> Any:
-        store, clock = self.stores[path]
-        clock.set(now_us)
-        answer = getattr(store.bans if name in ("find", "active") else store, name)(*arguments)
-        # A pickled decision has nothing to hand back.
-        return (answer, answer.reservations) if isinstance(answer, Decision) else answer
-
-    def close(self, path: str) -> None:
-        self.stores.pop(path)[0].close()
-
-
-class OtherProcess(BaseManager):
-    """A process with an object of each class that is registered here."""
-
-
-OtherProcess.register("Stores", Stores)
+        _stores[path] = LmdbStore(path, clock=clock, **SMALL), clock
+    store, clock = _stores.pop(path) if name == "close" else _stores[path]
+    clock.set(now_us)
+    answer = getattr(store.bans if name in ("find", "active") else store, name)(*arguments)
+    # A pickled decision has nothing to hand back.
+    return (answer, answer.reservations) if isinstance(answer, Decision) else answer
 
 
 class TwoProcesses(RemoteStore):
     """A store here and one over there, which take turns."""
 
-    def __init__(self, path: str, there: Any, clock: FakeClock) -> None:
+    def __init__(self, path: str, there: Executor, clock: FakeClock) -> None:
         super().__init__(inner=LmdbStore(path, clock=clock, **SMALL))
         self.path, self.there, self.clock, self.calls = path, there, clock, 0
-        there.open(path)
+
+    def ask_there(self, name: str, *arguments: Any) -> Any:
+        return self.there.submit(answer_there, self.path, self.clock.now_us, name, arguments).result()
 
     def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
         name = question.__name__
         self.calls += name not in HERE_ALONE
         if name in HERE_ALONE or self.calls % 2:
             return question(*arguments)
-        answer = self.there.answer(self.path, self.clock.now_us, name, arguments)
+        answer = self.ask_there(name, *arguments)
         if name not in ("hit", "peek", "charge"):
             return answer
         decision, decision.reservations = answer
@@ -260,4 +248,4 @@ class TwoProcesses(RemoteStore):
 
     def close(self) -> None:
         self.inner.close()
-        self.there.close(self.path)
+        self.ask_there("close")

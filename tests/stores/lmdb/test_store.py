@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import product
@@ -37,7 +37,6 @@ from ...virtual_time import VirtualTime, turns
 from ..conftest import Opened
 from .processes import (
     SMALL,
-    OtherProcess,
     TwoProcesses,
     counts_file,
     files_open_in,
@@ -78,8 +77,7 @@ class TestContract(InFiles, StoreContract):
 class TestContractOverTwoProcesses(InFiles, RandomContract):
     @pytest.fixture(autouse=True)
     def _there(self) -> Iterator[None]:
-        with OtherProcess(ctx=get_context("fork")) as process:
-            self.there = process.Stores()  # type: ignore[attr-defined]
+        with ProcessPoolExecutor(1, get_context("fork")) as self.there:
             yield
 
     def make_store(self, clock: FakeClock) -> Any:
