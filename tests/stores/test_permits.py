@@ -2,11 +2,11 @@
 
 import asyncio
 import gc
-import os
 import random
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
@@ -28,7 +28,7 @@ from ..contract.programs import YEAR_2100_US, Choices
 from ..redis_servers import AT_REDIS, BOUND_S, RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..virtual_time import turns
 from .conftest import Opened
-from .lmdb.processes import actor, gate_held, outcome
+from .lmdb.processes import Faulty, gate_held
 from .redis.stores import PLENTY_S, until_answered, workers_at
 
 TWO = Bucket("render", [Concurrency(2)])
@@ -193,32 +193,19 @@ def short(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {"permit_lease": "100ms"}
 
 
-async def assert_refused_over_a_lease(workers: Workers, other: Any) -> None:
-    """Leases are renewed by the event loop's time. The clock moves no faster, and waits for the store's answers."""
-    for _ in range(30):
-        await asyncio.sleep(0.005)
-        workers.clock.advance(us=5_000)
-        assert not await take(other)
-
-
 @pytest.mark.parametrize("way", ["hit", "charge"])
 async def test_a_lease_is_renewed_without_being_asked(way: str, crew: Workers, short: dict[str, str]) -> None:
+    """Also that of who had to wait longer than to its renewal, as one does whose hits find the files held."""
     holds, other = (crew.hire(**short) for _ in range(2))
-    held = [await settle(getattr(holds, way)(((TWO, "ann", 1),))) for _ in range(2)]
-    await assert_refused_over_a_lease(crew, other)
-    assert await leave(holds, *held) == [True, True]
-
-
-async def test_the_lease_of_who_waited_longer_than_to_its_renewal_is_renewed(
-    in_file: Workers, short: dict[str, str]
-) -> None:
-    holds, other = (in_file.hire(**short) for _ in range(2))
     holds.keep_deadline(PLENTY_S)
-    with gate_held(holds):
-        taking = [asyncio.ensure_future(take(holds)) for _ in range(2)]
+    with gate_held(holds) if isinstance(holds, LmdbStore) and way == "hit" else nullcontext():
+        taking = [asyncio.ensure_future(settle(getattr(holds, way)(((TWO, "ann", 1),)))) for _ in range(2)]
         await asyncio.sleep(0.05)
-    held = [await one for one in taking]
-    await assert_refused_over_a_lease(in_file, other)
+    held = await asyncio.gather(*taking)
+    for _ in range(30):  # by the event loop's time; the clock moves no faster, and waits for the store's answers
+        await asyncio.sleep(0.005)
+        crew.clock.advance(us=5_000)
+        assert not await take(other)
     assert await leave(holds, *held) == [True, True]
 
 
@@ -252,30 +239,6 @@ def take_now(store: LmdbStore, key: str = "ann") -> Decision:
     return decision
 
 
-def test_a_child_holds_no_permits_of_its_parent(in_file: Workers) -> None:
-    store = in_file.hire()
-    held = [take_now(store), take_now(store)]
-
-    def take_one(writing: int) -> None:
-        mine = take_now(store)
-        os.write(writing, f"{mine.allowed}, {store.permits_held()} held".encode())
-
-    assert outcome(*actor(take_one)) == (b"False, 0 held", 0)
-    assert [store.refund(decision.begin_refund()) for decision in held] == [True, True]
-
-
-async def together(store: LmdbStore, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Ask for several things in one transaction, and return the answers, or the errors."""
-
-    async def ask(job: Callable[[], Any]) -> Any:
-        return await settle(job())
-
-    with gate_held(store):
-        answers = [asyncio.ensure_future(ask(job)) for job in jobs]
-        await turns(10)
-    return await asyncio.gather(*answers, return_exceptions=True)
-
-
 async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amount_is_held(
     in_file: Workers, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +246,8 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
     is_failing, held = [False], list[Decision]()
     # No quota is counted without a clock of the system.
     store = in_file.hire(wall_clock=lambda: YEAR_2100_US // (not is_failing[-1]))
-    day, runs = Bucket("day", (Quota("1000/day"),)), store._env.run
+    day, counts, full = Bucket("day", (Quota("1000/day"),)), store._env.counts, False
+    disk = Faulty(counts.lmdb, OSError("the disk is full"), lambda call: full and call == "commit")
 
     def fail() -> Any:
         return store.hit(((day, "ann", 1),))
@@ -291,16 +255,7 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
     def leave() -> Any:
         return store.refund(held.pop().begin_refund()) if held else True
 
-    def run(work: Callable[[Any], Any]) -> Any:
-        def failing(txn: Any) -> Any:
-            done = work(txn)
-            if full:
-                raise OSError("the disk is full")
-            return done
-
-        return runs(failing)
-
-    monkeypatch.setattr(store._env, "run", run)
+    monkeypatch.setattr(counts, "lmdb", disk)
     for _ in range(250):
         full = False
         store.renew_permits()
@@ -309,13 +264,16 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
         jobs = [lambda: store.hit(((TWO, "ann", 1),)), store.renew_permits, leave, fail]
         chosen, full = rng.choices(jobs, weights=(4, 2, 1, 2), k=rng.randint(2, 6)), rng.random() < 0.2
         is_failing.append(True)
-        answers = await together(store, chosen)
+        with gate_held(store):  # so that all are asked in one transaction
+            asked = [asyncio.ensure_future(settle(job())) for job in chosen]
+            await turns(10)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
         is_failing.pop()
         for job, answer in zip(chosen, answers, strict=True):
             assert job is not fail or type(answer) in (ZeroDivisionError, StoreUnavailable)
         held += [answer for answer in answers if isinstance(answer, Decision) and answer.allowed]
         if full:
-            del answers, answer
+            del answers, answer, asked
             gc.collect(0)
         assert len(held) <= 2
         assert store.permits_held() == len(held)

@@ -354,15 +354,6 @@ def test_files_that_become_unusable_are_an_error(store_path: Path, store: Any, b
     assert are_open[0] == are_open[2]
 
 
-def test_a_file_of_another_gate_is_begun_anew(store_path: Path, opened: Opened, observer: RecordingObserver) -> None:
-    (store_path / "gate").rename(store_path / "old")  # somebody may still be behind it
-    store = opened()
-    assert observer.kinds == ["counts_restarted"]
-    assert "was used behind another gate" in observer.events[0].message
-    assert store.hit(CHECKS).remaining == 4
-    assert len(store.bans.active()) == 2
-
-
 # -- damage, and errors that are none ----------------------------------------------------------------------------------
 
 
@@ -408,13 +399,17 @@ def test_whatever_page_is_damaged_every_question_is_answered_again_and_no_file_s
         assert not [name for name in files_open_in(store_path) if "counts-" in name]
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 4_096, b"not a database\n", bytes(4_096), bytes(100_000)])
-def test_a_foreign_file_is_begun_anew(
-    store_path: Path, opened: Opened, observer: RecordingObserver, content: bytes
+@pytest.mark.parametrize("content", [None, b"", b"x" * 4_096, b"not a database\n", bytes(4_096), bytes(100_000)])
+def test_a_foreign_file_and_one_of_another_gate_are_begun_anew(
+    store_path: Path, opened: Opened, observer: RecordingObserver, content: bytes | None
 ) -> None:
-    counts_file(store_path).write_bytes(content)
+    if content is None:
+        (store_path / "gate").rename(store_path / "old")  # somebody may still be behind it
+    else:
+        counts_file(store_path).write_bytes(content)
     store = opened()
     assert observer.kinds == ([] if content == b"" else ["counts_restarted"])
+    assert content is not None or "was used behind another gate" in observer.events[0].message
     assert store.hit(CHECKS).remaining == 4
     assert len(store.bans.active()) == 2
 
@@ -538,12 +533,12 @@ def test_a_child_stays_before_the_gate_of_its_parent_and_takes_permits_of_its_ow
             store.hit(permits)
         os.write(writing, b"waits")
         store.keep_deadline(30.0)
-        assert store.hit(permits)
+        assert [store.permits_held(), *map(bool, (store.hit(permits), store.hit(permits)))] == [0, True, False]
 
     assert store._env._enter()
     pid, reading = actor(work, way)
     assert os.read(reading, 5) == b"waits"
     store._env._leave()
     assert outcome(pid, reading) == (b"", 0)
-    assert mine
     assert not store.hit(permits), "those of the child are taken until their lease ends"
+    assert store.refund(mine.begin_refund()) is True
