@@ -40,6 +40,7 @@ from ..virtual_time import VirtualTime, turns
 
 URL = "http://api.example.com/"
 KEY = "to:api.example.com"
+ANSWERING = httpx.MockTransport(lambda request: httpx.Response(200))
 Answer: TypeAlias = tuple[int, Mapping[str, str]]
 
 
@@ -254,8 +255,7 @@ def test_what_clients_send_and_get(file: str, texts: Callable[..., None], scene:
 
 
 def test_threads_wait_for_room() -> None:
-    inner = httpx.MockTransport(lambda request: httpx.Response(200))
-    transport = SyncLimitedTransport(limits="5/200ms", limiter=Limiter(), transport=inner)
+    transport = SyncLimitedTransport(limits="5/200ms", limiter=Limiter(), transport=ANSWERING)
     with httpx.Client(transport=transport) as client, ThreadPoolExecutor(8) as pool:
         began_s = monotonic()
         assert set(pool.map(lambda _: client.get(URL).status_code, range(16))) == {200}
@@ -283,8 +283,7 @@ def test_trio_runs_it() -> None:
     async def run() -> float:
         store = MemoryStore(clock=lambda: round(trio.current_time() * 1_000_000))
         began_s = trio.current_time()
-        inner = httpx.MockTransport(lambda request: httpx.Response(200))
-        transport = LimitedTransport(limits="2/second", limiter=Limiter(store), transport=inner)
+        transport = LimitedTransport(limits="2/second", limiter=Limiter(store), transport=ANSWERING)
         async with httpx.AsyncClient(transport=transport) as client:
             for _ in range(5):
                 await client.get(URL)
@@ -295,8 +294,7 @@ def test_trio_runs_it() -> None:
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_blocking_client_works_in_threads_that_anyio_takes_for_its_own(backend: str) -> None:
-    inner = httpx.MockTransport(lambda request: httpx.Response(200))
-    client = httpx.Client(transport=SyncLimitedTransport(limits="9/second", transport=inner))
+    client = httpx.Client(transport=SyncLimitedTransport(limits="9/second", transport=ANSWERING))
     to_thread: Any = asyncio.to_thread if backend == "asyncio" else trio.to_thread.run_sync
     assert anyio.run(to_thread, client.get, URL, backend=backend).status_code == 200
 
@@ -366,33 +364,25 @@ NOW_S = 1_700_000_000.0
 """Tue, 14 Nov 2023 22:13:20 GMT."""
 
 
-def read_s(fields: dict[str, str], status: int = 429) -> float | None:
-    pause_us = read_pause_us(status, fields, NOW_S)
-    return None if pause_us is None else pause_us / 1_000_000
-
-
 def pause_of(response: str) -> str:
     """Return the pause of a response: its status and fields, between bars."""
     status, *fields = response.split(" | ")
-    pause_s = read_s(dict(field.split(": ", 1) for field in fields), int(status))
-    return "no pause" if pause_s is None else f"{pause_s:g} s"
+    pause_us = read_pause_us(int(status), dict(field.split(": ", 1) for field in fields), NOW_S)
+    return "no pause" if pause_us is None else f"{pause_us / 1_000_000:g} s"
 
 
-def test_responses_ask_for_pauses(texts: Callable[..., None]) -> None:
-    texts(Path(__file__).with_name("pauses.txt"), "> ", pause_of)
-    assert read_s({"ratelimit": ", ".join(['"a";r=0;t=12'] * 5_000)}) is None
-
-
-def test_dates_are_in_utc_wherever_the_process_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not hasattr(time, "tzset"):
-        pytest.skip("Windows has no time.tzset")
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+def test_responses_ask_for_pauses(zone: str, texts: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dates are in UTC wherever the process runs."""
+    set_zone = getattr(time, "tzset", lambda: None)  # which Windows has not
     try:
         with monkeypatch.context() as changed:
-            changed.setenv("TZ", "America/New_York")
-            time.tzset()
-            assert read_s({"retry-after": "Tue Nov 14 22:14:20 2023"}) == 60
+            changed.setenv("TZ", zone)
+            set_zone()
+            texts(Path(__file__).with_name("pauses.txt"), "> ", pause_of)
+            assert pause_of("429 | ratelimit: " + ", ".join(['"a";r=0;t=12'] * 5_000)) == "no pause"
     finally:
-        time.tzset()
+        set_zone()
 
 
 NAMES = ("retry-after-ms", "retry-after", "ratelimit", "ratelimit-reset", "ratelimit-remaining", "date")

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from slidegate import BanPolicy
 from slidegate.stores.memory.store import MemoryStore
 
 from ..contract.ban_player import BanPlayer
@@ -42,15 +41,10 @@ def test_the_fixtures_do_what_they_say() -> None:
 
 
 def test_the_plugin_imports_the_package_on_first_use() -> None:
-    code = """
-import sys, pytest
-before = set(sys.modules)
-import slidegate_pytest
-print(sorted(set(sys.modules) - before))
-"""
+    code = "import sys, pytest; old = {*sys.modules}; import slidegate_pytest; print({*sys.modules} - old)"
     paths = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=paths)
-    assert ended.stdout.strip() == "['slidegate_pytest']"
+    assert ended.stdout.strip() == "{'slidegate_pytest'}"
 
 
 def test_the_tests_on_the_page_pass(tmp_path: Path) -> None:
@@ -80,11 +74,6 @@ def test_the_contract_of_stores_runs_where_it_is_copied_to(tmp_path: Path) -> No
 
 
 # -- what the contract of stores finds in a wrong one ------------------------------------------------------------------
-
-
-SECOND_US = 1_000_000
-MINUTE_US = 60 * SECOND_US
-POLICY = BanPolicy("3/60s", "10s", factor=2, forgive="100s")
 
 
 def played(drawn: bytes) -> list[str]:

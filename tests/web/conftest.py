@@ -6,7 +6,7 @@ import pytest
 
 from slidegate.web import file_watcher
 
-from ..stores.conftest import opened_as  # noqa: F401 - a fixture
+from ..stores.conftest import observer, opened_as  # noqa: F401 - fixtures
 
 
 @pytest.fixture(autouse=True)

@@ -25,12 +25,7 @@ class Client:
     """
 
     def __init__(
-        self,
-        *sent: Message,
-        address: str = PEER,
-        strict: bool = False,
-        gone: bool = False,
-        method: str | None = None,
+        self, *sent: Message, address: str = PEER, strict: bool = False, gone: bool = False, **more: object
     ) -> None:
         """Make a client.
 
@@ -39,11 +34,9 @@ class Client:
             address: Its address.
             strict: Whether the server sends no close code but 1000 and those of applications, as daphne does.
             gone: Whether it has gone by the time of a close.
-            method: The method that the server names, as NGINX Unit did.
+            more: What else is in its scope, such as a method, as NGINX Unit named it.
         """
-        self.scope = scope_of("/", type="websocket", client=(address, 1))
-        if method is not None:
-            self.scope["method"] = method
+        self.scope = scope_of("/", type="websocket", client=(address, 1)) | more
         self.strict, self.gone = strict, gone
         self.came: list[Message] = []
         self.coming: asyncio.Queue[Message] = asyncio.Queue()

@@ -139,9 +139,7 @@ def around(hostile: Any, position: int) -> tuple[Any, dict[str, Any]]:
 
 @pytest.mark.parametrize("options", ANY, ids=str)
 @given(seed=st.integers(0, 10_000), position=st.integers(0, 4))
-async def test_an_application_that_breaks_when_looked_at_is_served_and_counted(
-    options: dict[str, Any], seed: int, position: int
-) -> None:
+async def test_what_breaks_when_looked_at_is_served_and_counted(options: Any, seed: int, position: int) -> None:
     app, more = around(Hostile(str(seed)), position)
     middleware = RateLimitMiddleware(app, **options)
     found = [(await send_scope(middleware, {**scope_of("/items/5"), **more})).status for _ in range(3)]

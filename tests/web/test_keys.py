@@ -91,9 +91,7 @@ SAME: list[tuple[list[dict[str, Any]], str]] = [
 
 
 @pytest.mark.parametrize(("requests", "key"), SAME)
-async def test_one_user_has_one_key_however_the_application_names_it(
-    requests: list[Any], key: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_one_user_has_one_key_however_it_is_named(requests: list[Any], key: str, caplog: Any) -> None:
     limiter = Limiter()
     assert {await key_of(user, limiter, **more) for more in requests} == {key}
     assert caplog.text.count("reading the user failed") == (key == PEER), "one line for all requests"
@@ -370,9 +368,7 @@ class Model:
 
 
 @given(OPTIONS, st.lists(SCOPES, max_size=12))
-async def test_a_request_without_a_peer_is_one_bucket_unless_its_connection_must_be_gone(
-    options: dict[str, Any], connections: list[tuple[str | None, Any, bool, str | None]]
-) -> None:
+async def test_requests_without_a_peer_are_one_bucket_unless_they_must_be_gone(options: Any, connections: Any) -> None:
     limiter, model = Limiter(MemoryStore(clock=FakeClock())), Model(options)
     app = RateLimitMiddleware(hello, limits=f"{AMOUNT}/hour", limiter=limiter, **options)
     for client, server, mentioned, forwarded in connections:

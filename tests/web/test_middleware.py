@@ -233,11 +233,11 @@ async def test_a_route_with_a_pattern_of_its_own_is_asked_all_the_same() -> None
 
 @given(
     st.lists(st.tuples(st.sampled_from(["192.0.2.1", "192.0.2.2"]), st.integers(0, 4), st.integers(0, 2)), max_size=8),
-    st.sampled_from([None, "GET", "CONNECT"]),
+    st.sampled_from([{}, {"method": "GET"}, {"method": "CONNECT"}]),
     st.sampled_from([None, "100/hour"]),
 )
 def test_the_messages_of_all_websockets_of_a_client_are_admitted_as_the_limiter_admits(
-    connections: list[tuple[str, int, int]], method: str | None, limits: str | None
+    connections: list[tuple[str, int, int]], method: dict[str, str], limits: str | None
 ) -> None:
     async def run() -> None:
         clock = FakeClock(10**9)
@@ -245,7 +245,7 @@ def test_the_messages_of_all_websockets_of_a_client_are_admitted_as_the_limiter_
         app = RateLimitMiddleware(listening, limits=limits, messages=MessageLimits("5/2s"), limiter=limiter)
         for address, sent, later_s in connections:
             clock.advance(us=later_s * 1_000_000)
-            client = await Client(*texts(sent), BYE, address=address, method=method).run(app)
+            client = await Client(*texts(sent), BYE, address=address, **method).run(app)
             admitted = 0
             while admitted < sent and (await model.hit(address, "5/2s")).allowed:
                 admitted += 1
