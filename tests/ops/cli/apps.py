@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Host, Mount, Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slidegate import Limiter, RateLimitMiddleware, Rule
 from tests.asgi import page
@@ -57,16 +58,18 @@ async def no_database(app: Starlette) -> AsyncIterator[None]:
 failing = Starlette(routes=ROUTES, lifespan=no_database)
 
 
-async def no_lifespan(scope: object, receive: object, send: object) -> None:
-    raise AssertionError("this application knows no lifespan")
+def raises(error: BaseException) -> ASGIApp:
+    async def raising(scope: Scope, receive: Receive, send: Send) -> None:
+        raise error
+
+    return raising
+
+
+no_lifespan, exiting = raises(AssertionError("this application knows no lifespan")), raises(SystemExit("no settings"))
 
 
 async def printing(scope: object, receive: object, send: object) -> None:
     sys.stdout.write("starting\n")
-
-
-async def exiting(scope: object, receive: object, send: object) -> None:
-    raise SystemExit("no settings")
 
 
 def printing_factory() -> object:
@@ -96,10 +99,10 @@ router.routes.append(Mount("/v1", limited(frameworks.bare)))
 of_a_router.include_router(router)
 
 
-def of_a_closure() -> Any:
+def of_a_closure() -> ASGIApp:
     inside = limited(frameworks.bare)
 
-    async def wrapped(scope: Any, receive: Any, send: Any) -> None:
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
         await inside(scope, receive, send)
 
     return wrapped
@@ -123,12 +126,8 @@ shop, bare_shop = FastAPI(), FastAPI()
 
 
 @shop.get("/items/{id}")
-def item(id: int) -> None:
-    raise AssertionError("the endpoint is called")
-
-
 @shop.post("/login")
-def login() -> None:
+def endpoint(id: int = 0) -> None:
     raise AssertionError("the endpoint is called")
 
 
