@@ -4,7 +4,10 @@ Where a test is not about tasks or threads, it runs with a client that awaits an
 """
 
 import asyncio
+import copy
+import pickle
 import re
+import socket
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +35,7 @@ from trio.testing import MockClock
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, SlidegateError
 from slidegate.core import StoreUnavailable
-from slidegate.httpx import GITHUB_STATUSES, LimitedTransport, SyncLimitedTransport, read_pause_us
+from slidegate.httpx import GITHUB_STATUSES, LimitedTransport, SyncLimitedTransport, TurnTimeout, read_pause_us
 from slidegate.limiter.aio import answer_of
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -402,3 +405,58 @@ VALUES = st.binary(max_size=60) | WRITTEN.map(str.encode)
 def test_no_bytes_raise_and_no_pause_is_negative(status: int, headers: list[tuple[bytes, bytes]]) -> None:
     pause_us = read_pause_us(status, httpx.Headers(headers), NOW_S)
     assert pause_us is None or pause_us >= 0
+
+
+# -- httpx2, a client with the interface of httpx, works with the transports too ---------------------------------------
+
+
+@pytest.fixture(params=["httpx", "httpx2"])
+def library(request: pytest.FixtureRequest) -> Any:
+    return pytest.importorskip(request.param)  # httpx2 is not among the lowest versions
+
+
+async def test_the_default_transport_is_one_of_the_client_s_library(library: Any) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        writer.close()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    async with await asyncio.start_server(answer, sock=listener) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        async with library.AsyncClient(transport=LimitedTransport(limits="9/second")) as client:
+            assert (await client.get(url)).status_code == 204
+
+        def get() -> int:
+            with library.Client(transport=SyncLimitedTransport(limits="9/second")) as client:
+                return int(client.get(url).status_code)
+
+        assert await asyncio.to_thread(get) == 204
+
+
+async def test_errors_are_those_of_the_client_s_library(library: Any, kind: str) -> None:
+    answers = [library.Response(429, headers={"Retry-After": "0"}), library.Response(200)]
+    options: Any = {"limits": "2/hour", "transport": library.MockTransport(lambda request: answers.pop(0))}
+    client = library.AsyncClient(transport=LimitedTransport(**options))
+    send = client.request
+    if kind == "sync":
+        client = library.Client(transport=SyncLimitedTransport(**options))
+        send = partial(asyncio.to_thread, client.request)
+    assert (await send("POST", URL, json={"a": 1})).status_code == 200
+    with pytest.raises(library.PoolTimeout) as caught:
+        await send("GET", URL)
+    for error in (caught.value, copy.copy(caught.value), pickle.loads(pickle.dumps(caught.value))):
+        assert isinstance(error, TurnTimeout)
+        assert type(error) is type(caught.value)
+        assert (str(error), error.key) == (str(caught.value), "to:api.example.com")
+        assert error.retry_after_us == caught.value.retry_after_us
+        assert error.request.url == URL
+
+
+async def test_a_transport_that_the_client_cannot_use_is_one_sentence(library: Any) -> None:
+    other = pytest.importorskip("httpx2" if library is httpx else "httpx")
+    transport = LimitedTransport(limits="3/minute", transport=other.AsyncHTTPTransport())
+    expected = rf"^transport: expected {library.__name__}\.AsyncHTTPTransport\(\), not <"
+    async with library.AsyncClient(transport=transport) as asking:
+        with pytest.raises(ConfigurationError, match=expected):
+            await asking.post(URL, json={"a": 1})

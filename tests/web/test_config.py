@@ -173,13 +173,12 @@ def test_what_is_shown_is_accepted(text: str) -> None:
     assert accepts(tomllib.loads(text))
 
 
-@pytest.mark.parametrize(
-    "text", [text for text in mistaken_files() if parsed(text) is not None], ids=lambda text: ascii(text[:30])
-)
-def test_what_the_editor_accepts_is_wrong_by_the_meaning_of_a_value(text: str | bytes, tmp_path: Path) -> None:
+MISTAKEN = [(text, document) for text in mistaken_files() if (document := parsed(text)) is not None]
+
+
+@pytest.mark.parametrize(("text", "document"), MISTAKEN, ids=[ascii(text[:30]) for text, _ in MISTAKEN])
+def test_what_the_editor_accepts_is_wrong_by_the_meaning_of_a_value(text: Any, document: Any, tmp_path: Path) -> None:
     """A wrong type, an unknown key, and keys that exclude each other, the editor shows."""
-    document = parsed(text)
-    assert document is not None
     said = refusal(text if isinstance(text, bytes) else text.encode(), tmp_path)
     about_shape = re.compile(
         "unknown option|not an option|is missing|everyone> does not|expected (a table|True or False|one of header)"

@@ -326,9 +326,7 @@ async def test_no_lookup_waits_for_a_file_that_is_read(files: FollowedFiles, mon
     assert app.lists["blocklist"] is networks, "it has its file for who looks at the configuration"
 
 
-async def test_a_request_that_cannot_start_a_thread_is_answered_all_the_same(
-    files: FollowedFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_without_a_thread_a_request_is_answered(files: FollowedFiles, monkeypatch: Any, caplog: Any) -> None:
     networks = Networks.from_file(files.write("a.netset", f"{PEER}\n"))
     app = following(files, networks)
 

@@ -8,6 +8,7 @@ import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, Final, Literal
 
 import httpx
@@ -70,10 +71,6 @@ async def with_uvicorn(app: Any, port: int, stop: asyncio.Event, http: Literal["
     await serving
 
 
-async def with_httptools(app: Any, port: int, stop: asyncio.Event) -> None:
-    await with_uvicorn(app, port, stop, "httptools")
-
-
 async def with_hypercorn(app: Any, port: int, stop: asyncio.Event) -> None:
     config = hypercorn.config.Config()
     config.bind = [f"127.0.0.1:{port}"]
@@ -127,8 +124,8 @@ def host() -> Iterator[str]:
         yield host
 
 
-OTHERS: Final = [pytest.param(serve, marks=pytest.mark.all) for serve in (with_httptools, with_hypercorn, with_granian)]
-SERVERS: Final = [with_uvicorn, *OTHERS]
+OTHERS = {"hypercorn": with_hypercorn, "granian": with_granian, "httptools": partial(with_uvicorn, http="httptools")}
+SERVERS = [with_uvicorn, *(pytest.param(serve, id=name, marks=pytest.mark.all) for name, serve in OTHERS.items())]
 REQUEST: Final = b"GET /plain HTTP/1.1\r\nhost: app.test\r\nx-forwarded-for: 198.51.100.%d\r\n"
 HANDSHAKE: Final = (
     b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n"
