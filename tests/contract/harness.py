@@ -8,12 +8,15 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import SearchStrategy
 
 from slidegate import BanPolicy
 from slidegate.core import (
     Ban,
     BanSubject,
     Bucket,
+    Check,
     Decision,
     LimitState,
     Quota,
@@ -89,17 +92,13 @@ class StoreHarness:
         assert self.raw.shared_stats is not None
         return self.raw.shared_stats
 
-    async def hit(self, *checks: tuple[Bucket, str, int]) -> Decision:
+    async def hit(self, *checks: Check) -> Decision:
         """Charge all checks or none."""
         return await settle(self.raw.hit(checks))
 
-    async def peek(self, *checks: tuple[Bucket, str, int]) -> Decision:
+    async def peek(self, *checks: Check) -> Decision:
         """Decide without charging."""
         return await settle(self.raw.peek(checks))
-
-    async def charge(self, *checks: tuple[Bucket, str, int]) -> Decision:
-        """Charge regardless of the limits."""
-        return await settle(self.raw.charge(checks))
 
     async def refund(self, decision: Decision, index: int | None = None) -> bool:
         """Refund what a decision has charged, or one check of it."""
@@ -147,6 +146,18 @@ class StoreHarness:
 def bucket(limits: str | Quota, rule: str = "rule", *, count_denied: bool = False) -> Bucket:
     """Return the limit set of a rule."""
     return Bucket(rule, parse_limits(limits), count_denied=count_denied)
+
+
+def with_examples(drawn: SearchStrategy[T], play: Callable[[T], Coroutine[Any, Any, None]], fewer: int = 1) -> None:
+    """Play as many examples of a strategy as Hypothesis is told to, or so many times fewer, on one event loop."""
+    with asyncio.Runner() as runner:
+
+        @settings(deadline=None, max_examples=settings().max_examples // fewer)
+        @given(drawn)
+        def check(example: T) -> None:
+            runner.run(play(example))
+
+        check()
 
 
 async def in_threads(job: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:

@@ -20,7 +20,6 @@ from threading import Barrier
 from typing import Any, Final
 
 import pytest
-from hypothesis import given, settings
 
 from slidegate import BanPolicy, MemoryStore
 from slidegate.core import (
@@ -41,7 +40,7 @@ from slidegate.core import (
 from slidegate.testing import FakeClock
 
 from .ban_player import BanPlayer
-from .harness import CHECKS, QUESTIONS, StoreHarness, bucket, in_threads, play_to, with_store
+from .harness import CHECKS, QUESTIONS, StoreHarness, bucket, in_threads, play_to, with_examples, with_store
 from .player import Player, same, settle
 from .programs import (
     HOUR_US,
@@ -101,33 +100,15 @@ class RandomContract:
 
     def test_answers_are_those_of_the_reference(self) -> None:
         """The same questions at the same times get the same decisions, and every window expires as shown."""
-        with asyncio.Runner() as runner:
-
-            @settings(deadline=None)
-            @given(programs())
-            def check(program: Program) -> None:
-                runner.run(self.play(program))
-
-            check()
+        with_examples(programs(), self.play)
 
     def test_bans_are_those_of_the_reference(self) -> None:
         """Levels, ends and strikes match for any order of strikes, requests, bans, waits and restarts."""
-        with asyncio.Runner() as runner:
-
-            @settings(deadline=None)
-            @given(drawn(150, 600))
-            def check(choices: Choices) -> None:
-                runner.run(BanPlayer(self.make_store, choices).play())
-
-            check()
+        with_examples(drawn(150, 600), lambda choices: BanPlayer(self.make_store, choices).play())
 
     async def play(self, program: Program) -> None:
         """Play a program to a new store and to the reference."""
-
-        async def play(store: StoreHarness) -> None:
-            await Player(store.raw, store.clock, program).play()
-
-        await play_to(self, program.start_us, play)
+        await play_to(self, program.start_us, lambda store: Player(store.raw, store.clock, program).play())
 
 
 WORKERS: Final = b"ann00000", b"bob00000"
@@ -140,14 +121,8 @@ class StatsContract:
 
     def test_rows_are_those_of_all_workers_until_their_time_is_over(self) -> None:
         """Each is that of its worker, rollup and number, who replaces it or, with no time, takes it back."""
-        with asyncio.Runner() as runner:
-
-            @settings(deadline=None, max_examples=settings().max_examples // 4)
-            @given(drawn(60, 200))
-            def check(choices: Choices) -> None:
-                runner.run(play_to(self, YEAR_2100_US, partial(_play_rows, choices)))
-
-            check()
+        play = partial(play_to, self, YEAR_2100_US)
+        with_examples(drawn(60, 200), lambda choices: play(partial(_play_rows, choices)), fewer=4)
 
 
 async def _play_rows(choices: Choices, store: StoreHarness) -> None:
@@ -416,15 +391,9 @@ class StoreContract(RandomContract, StatsContract):
         assert await store.banned() == before
 
     @with_store
-    async def test_a_thousand_tasks_that_cross_the_threshold_make_one_ban(self, store: StoreHarness) -> None:
-        made = await asyncio.gather(*(store.strike("user:eve") for _ in range(1_000)))
-        assert [ban.level for ban in made if ban is not None] == [1]
-        assert store.observer.kinds == ["banned"]
-
-    @with_store
-    async def test_threads_that_cross_the_threshold_make_one_ban(self, store: StoreHarness) -> None:
+    async def test_tasks_of_threads_that_cross_the_threshold_make_one_ban(self, store: StoreHarness) -> None:
         async def strike() -> list[Ban]:
-            made = [await store.strike("user:eve") for _ in range(200)]
+            made = await asyncio.gather(*(store.strike("user:eve") for _ in range(200)))
             return [ban for ban in made if ban is not None]
 
         made = [ban for bans in await in_threads(strike) for ban in bans]

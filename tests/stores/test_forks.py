@@ -12,7 +12,7 @@ import pytest
 
 from slidegate import MemoryStore, Quota
 from slidegate.core import Bucket, Concurrency, parse_address
-from slidegate.stores.forks import InChild, ProcessLock
+from slidegate.stores.forks import InChild
 from slidegate.stores.memory import store as memory
 from slidegate.testing import FakeClock
 from slidegate.web import file_watcher
@@ -35,13 +35,6 @@ def forked(answer: Callable[[], object]) -> None:
         answer()
 
     assert outcome(*actor(work))[1] == 0
-
-
-def test_a_child_has_a_new_lock_and_its_parent_the_old_one() -> None:
-    lock = ProcessLock()
-    with lock:
-        forked(lock.__enter__)
-        assert lock._lock.locked()
 
 
 def test_what_belongs_to_the_parent_alone_begins_anew_in_a_child_as_long_as_it_lives() -> None:

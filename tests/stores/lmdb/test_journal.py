@@ -1,6 +1,5 @@
 """The journal, and a file for each start of the machine: what a restart of it forgets, and what it keeps."""
 
-import asyncio
 import errno
 import json
 import math
@@ -17,7 +16,6 @@ from typing import Any
 
 import lmdb
 import pytest
-from hypothesis import given, settings
 
 from slidegate import BanPolicy, ConfigurationError, Quota, parse_limits
 from slidegate.core import Bucket, StoreUnavailable
@@ -29,6 +27,7 @@ from slidegate.stores.lmdb.transaction import Transaction
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract.ban_player import HAND, BanPlayer
+from ...contract.harness import with_examples
 from ...contract.player import same, settle
 from ...contract.programs import HOUR_US, Choices, drawn
 from ...redis_servers import until
@@ -390,17 +389,14 @@ class Restarts(BanPlayer):
 def test_what_was_acknowledged_outlives_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing else does: a change that failed has changed nothing, and what was lifted or reset stays away."""
     monkeypatch.setattr(opening, "_AT_ONCE", 3)  # rows are written into a new file in parts
-    with asyncio.Runner() as runner:
 
-        @settings(deadline=None)
-        @given(drawn(150, 600))
-        def check(choices: Choices) -> None:
-            with TemporaryDirectory(dir=tmp_path) as path:
-                player = Restarts(Path(path), choices)
-                monkeypatch.setattr(opening, "boot_id", lambda: f"{player.boot}")
-                runner.run(player.play())
+    async def play(choices: Choices) -> None:
+        with TemporaryDirectory(dir=tmp_path) as path:
+            player = Restarts(Path(path), choices)
+            monkeypatch.setattr(opening, "boot_id", lambda: f"{player.boot}")
+            await player.play()
 
-        check()
+    with_examples(drawn(150, 600), play)
 
 
 def test_the_bans_of_a_full_file_fit_into_that_after_a_restart(machine: Machine, rng: random.Random) -> None:
