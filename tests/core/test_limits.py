@@ -15,10 +15,9 @@ from slidegate.core.calendar import Anchor, Calendar
 from slidegate.core.concurrency import ENTRY, PermitCounter, apart, entry, in_force
 from slidegate.core.limits import MAX_AMOUNT, MAX_WINDOW_US
 
-from ..contract.programs import DAY_US, SECOND_US
+from ..contract.programs import DAY_US, MINUTE_US, SECOND_US
 from ..hurry import at_once
 
-MINUTE_US = 60_000_000
 NAMES = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E, exclude_characters=":;"), min_size=1, max_size=64)
 
 

@@ -1,41 +1,23 @@
 """What a store of one's own has from `Store`, and what it has to say itself."""
 
-from collections.abc import Sequence
-
 import pytest
 
-from slidegate import ConfigurationError, Decision, Limiter, MemoryStore, RateLimitMiddleware, Rule
-from slidegate.core import BanStore, BanSubject, Check, Event, Store
+from slidegate import ConfigurationError, Limiter, RateLimitMiddleware, Rule
+from slidegate.core import BanStore, Event, Store
 from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock
 
 from ..asgi import hello
+from ..remote_stores import RemoteStore
 
 METHODS = ("charge", "hit", "inspect", "peek", "refund", "reset", "reset_all")
 BAN_METHODS = ("active", "ban", "find", "load", "strike", "unban")
 
 
-class Smallest(Store):
+class Smallest(RemoteStore):
     """Answers what every store has to answer, and nothing else."""
 
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__()
-        self.inner = MemoryStore(clock=clock)
-        self.inner.observe(self.observers.tell)
-        self.bans = self.inner.bans
-
-    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        refusal = self.bans.decide(checks, subjects)
-        return self.inner.hit(checks) if refusal is None else refusal
-
-    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        refusal = self.bans.decide(checks, subjects)
-        return self.inner.peek(checks) if refusal is None else refusal
-
-    charge, refund, reset, reset_all, inspect = (
-        lambda self, *arguments, name=name: getattr(self.inner, name)(*arguments)  # type: ignore[misc]
-        for name in ("charge", "refund", "reset", "reset_all", "inspect")
-    )
+    permits_held, close = Store.permits_held, Store.close  # type: ignore[assignment]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ..contract.harness import bucket
 from ..contract.player import Player, same, settle, views_of
-from ..contract.programs import SECOND_US, Move, Program, Question, Step, programs
+from ..contract.programs import MINUTE_US, SECOND_US, Move, Program, Question, Step, programs
 from ..redis_servers import AT_REDIS
 from .conftest import Opened
 
@@ -186,7 +186,6 @@ async def test_as_many_levels_are_kept_as_bans_and_no_others(opened: Opened) -> 
 # -- shared cells ------------------------------------------------------------------------------------------------------
 
 
-MINUTE_US = 60 * SECOND_US
 Small = Callable[[FakeClock, int], Any]
 """Makes a store of so many windows."""
 

@@ -23,7 +23,7 @@ from slidegate.testing import FakeClock
 
 from ..contract.harness import bucket
 from ..contract.player import settle
-from ..contract.programs import DAY_US, HOUR_US, SECOND_US, YEAR_2100_US
+from ..contract.programs import DAY_US, HOUR_US, MINUTE_US, SECOND_US, YEAR_2100_US
 from ..fault_proxy import FaultProxy
 from ..hurry import PATIENCE_S, at_once
 from ..redis_servers import AT_REDIS, BOUND_S, RedisServer, needs_redis
@@ -191,7 +191,6 @@ async def test_the_server_chooses_the_period_of_a_worker_whose_clock_is_off(serv
 # -- rows of stats -----------------------------------------------------------------------------------------------------
 
 
-MINUTE_US = 60_000_000
 CHECKS = ((Bucket("rule", parse_limits("1000/hour")), "ann", 1),)
 ANN = b"ann00000"
 

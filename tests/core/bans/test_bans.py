@@ -20,9 +20,7 @@ from slidegate.core.bans.rows import from_rows, to_rows
 from slidegate.core.bans.strikes import Level, next_ban
 from slidegate.core.ring import entries
 
-from ...contract.programs import DAY_US, HOUR_US, SECOND_US
-
-MINUTE_US = 60 * SECOND_US
+from ...contract.programs import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 
 
 class Struck:

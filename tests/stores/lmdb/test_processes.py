@@ -29,17 +29,12 @@ def hits(amount: int, key: str = "user:ann") -> Any:
     return ((Bucket("rule", parse_limits(f"{amount}/hour")), key, 1),)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "lmdb"
-
-
 @pytest.mark.all
 @pytest.mark.parametrize("rounds", [60, pytest.param(400, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_processes_that_start_at_once_make_one_environment(path: Path, is_damaged: bool, rounds: int) -> None:
+def test_processes_that_start_at_once_make_one_environment(tmp_path: Path, is_damaged: bool, rounds: int) -> None:
     for turn in range(rounds):
-        directory = path.with_name(f"lmdb-{turn}")
+        directory = tmp_path / f"{turn}"
         if is_damaged:
             LmdbStore(directory).close()
             overwrite_heads(counts_file(directory))
@@ -76,7 +71,7 @@ def ban_in_turn(path: Path, number: int, writing: int) -> None:
 @pytest.mark.all
 @pytest.mark.parametrize("kills", [15, pytest.param(500, marks=pytest.mark.deep)])
 def test_over_kills_and_compactions_no_ban_that_was_acknowledged_is_lost_and_none_comes_back(
-    path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:
     monkeypatch.setattr(journal, "MIN_BYTES", 2_000)
     monkeypatch.setattr(environment, "HOUSEKEEP_EVERY_S", 0.0)
@@ -85,7 +80,7 @@ def test_over_kills_and_compactions_no_ban_that_was_acknowledged_is_lost_and_non
 
     def start() -> None:
         number = max(actors, default=-1) + 1
-        actors[number] = actor(partial(ban_in_turn, path, number))
+        actors[number] = actor(partial(ban_in_turn, tmp_path, number))
 
     def kill(number: int) -> None:
         pid, reading = actors.pop(number)
@@ -97,7 +92,7 @@ def test_over_kills_and_compactions_no_ban_that_was_acknowledged_is_lost_and_non
         start()
     while (compactions < 50 or max(actors) < 3 + kills) and time.monotonic() < until_s:
         with suppress(FileNotFoundError):
-            if (there := (path / journal.JOURNAL).stat().st_ino) != inode:
+            if (there := (tmp_path / journal.JOURNAL).stat().st_ino) != inode:
                 compactions, inode = compactions + 1, there
         time.sleep(0.0005)
         if max(actors) < 3 + kills and chance.random() < 0.03:
@@ -109,7 +104,7 @@ def test_over_kills_and_compactions_no_ban_that_was_acknowledged_is_lost_and_non
     assert len(acknowledged) > 100
     for boot in (opening.boot_id(), "another"):  # before and after the machine starts again
         monkeypatch.setattr(opening, "boot_id", lambda boot=boot: boot)
-        store: Any = LmdbStore(path, **MANY_BANS)
+        store: Any = LmdbStore(tmp_path, **MANY_BANS)
         banned = {ban.key for ban in store.bans.active()}
         store.close()
         assert acknowledged <= banned
@@ -135,10 +130,9 @@ def mounted(mount: str) -> tuple[str, ...]:
 
 
 @pytest.mark.all
-def test_on_a_full_disk_known_keys_keep_their_limits_and_nobody_is_killed(path: Path) -> None:
-    path.mkdir()
+def test_on_a_full_disk_known_keys_keep_their_limits_and_nobody_is_killed(tmp_path: Path) -> None:
     code = f"from {__name__} import fill_a_disk; fill_a_disk(path)"
-    python(code, path, before=mounted(f"mount -t tmpfs -o size={25 << 19} none {shlex.quote(str(path))}"))
+    python(code, tmp_path, before=mounted(f"mount -t tmpfs -o size={25 << 19} none {shlex.quote(str(tmp_path))}"))
 
 
 def fill_a_disk(path: str) -> None:
@@ -173,16 +167,16 @@ def fill_a_disk(path: str) -> None:
 
 
 @pytest.mark.all
-def test_processes_in_process_namespaces_of_their_own_count_together(path: Path) -> None:
+def test_processes_in_process_namespaces_of_their_own_count_together(tmp_path: Path) -> None:
     before = in_a_namespace("--pid", "--fork")
-    LmdbStore(path).close()
+    LmdbStore(tmp_path).close()
     code = """
         asked = ((Bucket("rule", parse_limits("400/hour")), "user:ann", 1),)
         store = LmdbStore(path)
         print(sum(bool(store.hit(asked)) for _ in range(300)))
     """
     with ThreadPoolExecutor(3) as pool:
-        assert sum(int(said) for said in pool.map(lambda _: python(code, path, before=before), range(3))) == 400
+        assert sum(int(said) for said in pool.map(lambda _: python(code, tmp_path, before=before), range(3))) == 400
 
 
 class Processes:
@@ -251,8 +245,10 @@ class Processes:
     ("processes", "rounds", "seed"),
     [(4, 12, 1), *(pytest.param(8, 60, seed, marks=pytest.mark.deep) for seed in range(4))],
 )
-def test_after_faults_every_process_answers_from_the_store(path: Path, processes: int, rounds: int, seed: int) -> None:
-    crew, done = Processes(path, processes, random.Random(seed)), []
+def test_after_faults_every_process_answers_from_the_store(
+    tmp_path: Path, processes: int, rounds: int, seed: int
+) -> None:
+    crew, done = Processes(tmp_path, processes, random.Random(seed)), []
     for _ in range(rounds):
         time.sleep(crew.chance.uniform(0.02, 0.2))
         done.append(crew.fault("kill", "kill", "stop", "stop", "gate", "users", "counts", "head"))
@@ -269,12 +265,12 @@ def test_after_faults_every_process_answers_from_the_store(path: Path, processes
 
 
 @pytest.mark.parametrize(("kills", "amount"), [(25, 5_000), pytest.param(400, 100_000, marks=pytest.mark.deep)])
-def test_killed_processes_never_let_more_in(path: Path, kills: int, amount: int) -> None:
-    crew = Processes(path, 4, random.Random(kills), amount, new=0)
+def test_killed_processes_never_let_more_in(tmp_path: Path, kills: int, amount: int) -> None:
+    crew = Processes(tmp_path, 4, random.Random(kills), amount, new=0)
     for _ in range(kills):
         time.sleep(crew.chance.uniform(0.001, 0.03))
         crew.fault("kill")
     assert crew.leave() == []
-    counted = amount - LmdbStore(path).peek(crew.checks).remaining  # type: ignore[union-attr]
+    counted = amount - LmdbStore(tmp_path).peek(crew.checks).remaining  # type: ignore[union-attr]
     # Who was killed between its transaction and its word was counted, and let nobody in.
     assert crew.admitted <= counted <= crew.admitted + kills + 4

@@ -29,9 +29,9 @@ from slidegate.stores.lmdb.transaction import Transactions
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract import RandomContract, StoreContract
-from ...contract.harness import bucket
+from ...contract.harness import CHECKS, bucket
 from ...contract.player import settle
-from ...contract.programs import SECOND_US
+from ...contract.programs import MINUTE_US, SECOND_US
 from ...hurry import PATIENCE_S, at_once, hurried
 from ...virtual_time import VirtualTime, turns
 from ..conftest import Opened
@@ -44,8 +44,6 @@ from .processes import (
     in_another_process,
     keys_in,
 )
-
-MINUTE_US = 60_000_000
 
 
 class InFiles:
@@ -111,10 +109,7 @@ def test_a_refusal_writes_nothing(opened: Opened, limits: Any) -> None:
     assert store._env.counts.lmdb.info()["last_txnid"] == written
 
 
-FIVE = ((bucket("5/hour"), "ann", 1),)
-
-
-async def waited(store: Any, checks: Any = FIVE) -> Decision:
+async def waited(store: Any, checks: Any = CHECKS) -> Decision:
     decision: Decision = await settle(store.hit(checks))
     return decision
 
@@ -132,7 +127,7 @@ async def test_a_clock_that_fails_in_any_way_holds_nobody_else_up(opened: Opened
     wall = Ended(10**15)
     store, quota = opened(wall_clock=wall), ((Bucket("quota", [Quota("5/day")]), "ann", 1),)
     with gate_held(store):
-        waiting = [asyncio.ensure_future(waited(store, checks)) for checks in (FIVE, quota, FIVE)]
+        waiting = [asyncio.ensure_future(waited(store, checks)) for checks in (CHECKS, quota, CHECKS)]
         await asyncio.sleep(0)
         wall.ends = True
     await asyncio.wait(waiting, timeout=60)
@@ -148,16 +143,16 @@ def test_who_asks_within_a_transaction_as_a_signal_handler_may_leaves_its_gate_c
     def clock() -> int:
         if asks.pop() if asks else False:
             with pytest.raises(StoreTimeout):
-                store.hit(FIVE)
+                store.hit(CHECKS)
             with (store._env.path / "gate").open() as gate, pytest.raises(BlockingIOError):
                 fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return 10**15
 
     store = opened(clock=clock)
     store.keep_deadline(0.02)
-    store.hit(FIVE)
+    store.hit(CHECKS)
     asks.append(True)
-    assert [store.hit(FIVE).remaining for _ in range(2)] == [3, 2]
+    assert [store.hit(CHECKS).remaining for _ in range(2)] == [3, 2]
 
 
 def fill(store: Any, keys: Sequence[int], limits: str = "5/hour") -> list[bool]:
@@ -210,7 +205,7 @@ async def test_a_closed_store_opens_its_files_no_more_and_leaves_its_path_to_oth
     def ask() -> None:
         for on_loop in (False, True):
             with pytest.raises(StoreUnavailable, match=f"<LmdbStore {str(path)!r}> was closed"):
-                asyncio.run(waited(store)) if on_loop else store.hit(FIVE)
+                asyncio.run(waited(store)) if on_loop else store.hit(CHECKS)
 
     await waited(store)
     assert files_open_in(path)
@@ -220,7 +215,7 @@ async def test_a_closed_store_opens_its_files_no_more_and_leaves_its_path_to_oth
     assert files_open_in(path) == []
     other = opened(max_map_size=1 << 21)
     await asyncio.to_thread(ask)
-    assert other.hit(FIVE).remaining == 3
+    assert other.hit(CHECKS).remaining == 3
     other._env.journal.sync = [].pop
     with pytest.raises(IndexError):  # as a signal handler may raise
         other.close()
@@ -237,7 +232,7 @@ def test_a_file_with_more_keys_than_allowed_takes_no_others(opened: Opened, obse
 
 
 async def test_files_that_have_to_be_opened_again_wait_for_another_process_as_a_hit_does(store: Any) -> None:
-    store.hit(FIVE)
+    store.hit(CHECKS)
     store._env.close_files()  # as after a fork, or where the files were replaced
     with gate_held(store):
         waiting = asyncio.ensure_future(waited(store))
@@ -247,11 +242,11 @@ async def test_files_that_have_to_be_opened_again_wait_for_another_process_as_a_
 
 
 async def test_a_question_without_a_deadline_is_given_up_after_half_a_minute(store: Any) -> None:
-    virtual, question = VirtualTime(), ((bucket("5/hour"), "ann", 1),)
+    virtual = VirtualTime()
     with gate_held(store), pytest.raises(StoreTimeout, match=r"another process has held the files for 30 s"):
-        await settle(store.hit(question))
+        await settle(store.hit(CHECKS))
     assert 30 <= virtual.passed_s < 31
-    assert (await settle(store.hit(question))).remaining == 4
+    assert (await settle(store.hit(CHECKS))).remaining == 4
 
 
 @pytest.mark.parametrize("deadlines", [("20ms", "4s"), ("4s", "20ms")])
