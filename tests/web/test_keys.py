@@ -345,16 +345,16 @@ OPTIONS = st.fixed_dictionaries(
 class Model:
     """The ruling in a few lines: who is refused as gone, and which bucket counts everybody else."""
 
+    named = False
+
     def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
-        self.looks_at_peers = "blocklist" in options or bool(options.get("bans"))
-        self.named = False
-        self.counts: Counter[str] = Counter()
+        self.options, self.counts = options, Counter[str]()
 
     def status(self, client: str | None, server: Any, forwarded: str | None) -> int:
         self.named = self.named or client is not None
         on_a_port = server is not None and server[1] is not None
-        if client is None and self.looks_at_peers and self.named and on_a_port:
+        looks_at_peers = "blocklist" in self.options or self.options.get("bans")
+        if client is None and looks_at_peers and self.named and on_a_port:
             return 403
         if client is None and "client" in self.options and not on_a_port:
             client = forwarded

@@ -286,21 +286,14 @@ async def test_each_tool_of_a_real_server_has_its_own_limit() -> None:
 
 async def test_a_lying_call_is_rejected_by_the_server_and_counted_under_the_tool_that_it_names() -> None:
     tools = mcp_tool("search", "export", validated=True)
-    lie = {
-        "jsonrpc": "2.0",
-        "id": 1,
-        "method": "tools/call",
-        "params": {
-            "name": "export",
-            "arguments": {"rows": 1},
-            "_meta": {
-                "io.modelcontextprotocol/protocolVersion": NOW,
-                "io.modelcontextprotocol/clientInfo": {"name": "test", "version": "1"},
-                "io.modelcontextprotocol/clientCapabilities": {},
-            },
-        },
-    }
-    truth = lie | {"params": {**lie["params"], "name": "search", "arguments": {"text": "a"}}}  # type: ignore[dict-item]
+    about = {"protocolVersion": NOW, "clientInfo": {"name": "test", "version": "1"}, "clientCapabilities": {}}
+    meta = {f"io.modelcontextprotocol/{name}": value for name, value in about.items()}
+
+    def called(name: str, **arguments: object) -> dict[str, Any]:
+        params = {"name": name, "arguments": arguments, "_meta": meta}
+        return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+
+    lie, truth = called("export", rows=1), called("search", text="a")
     sent = {"accept": "application/json, text/event-stream", "mcp-protocol-version": NOW, "mcp-method": "tools/call"}
     encoded = f"=?base64?{b64encode(b'search').decode()}?="
     async with served(Rule("/mcp", "2/hour", key=tools)) as url, httpx.AsyncClient() as client:
