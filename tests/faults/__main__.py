@@ -11,13 +11,12 @@ any wait. Wrong are hits that passed beyond a limit of 1,000 an hour, or in spit
 import argparse
 import asyncio
 import logging
-import os
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,7 +26,7 @@ from slidegate.core import Reason
 from slidegate.stores.lmdb import LmdbStore
 
 from ..redis_servers import ReplicaPair, Sentinel, until
-from ..stores.lmdb.processes import actor, end
+from ..stores.lmdb.processes import child
 from ..stores.redis.faults import FAULTS, Deployment, on_a_cluster, on_a_server
 
 KEYS = [f"user:{number}" for number in range(16)]
@@ -119,23 +118,18 @@ async def play(scene: Scene) -> Record:
 # -- LMDB: other workers of the host -----------------------------------------------------------------------------------
 
 
-async def writer(path: str, stands_s: float, *signals: signal.Signals) -> None:
+async def writer(path: str, stands_s: float, ends_by: signal.Signals = signal.SIGCONT) -> None:
     """Fork a worker that begins a transaction and stands still for a while, and then kill it."""
 
-    def begin(writing: int) -> None:
-        environment, begun = LmdbStore(path)._env, None
-        while begun is None:
-            begun = environment.begin()
-        os.write(writing, b"x")
-        signal.pause()
+    def begin() -> object:
+        own = LmdbStore(path)
+        while not own._env._enter():
+            time.sleep(TICK_S)
+        return own
 
-    pid, reading = actor(begin)
-    await asyncio.to_thread(os.read, reading, 1)
-    os.close(reading)
-    for number in signals:
-        os.kill(pid, number)
-    await asyncio.sleep(stands_s)
-    end(pid)
+    with ExitStack() as stack:
+        await asyncio.to_thread(stack.enter_context, child(begin, ends_by))
+        await asyncio.sleep(stands_s)
 
 
 async def writers_that_are_killed(path: str) -> None:

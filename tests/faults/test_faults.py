@@ -14,3 +14,4 @@ def test_no_decision_amid_faults_is_wrong(name: str) -> None:
     record = asyncio.run(played(name))
     assert record.wrong == 0
     assert record.hits > len(record.undecided_s)
+    assert record.undecided_s or name == "LMDB: 20 writers killed", "the fault did nothing, so this shows nothing"
