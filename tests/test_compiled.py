@@ -25,14 +25,10 @@ CHOSEN = {module_of(file) for file in compile_wheel.chosen(LISTS)}
 MODULES = [module_of(file) for file in compile_wheel.PACKAGE.rglob("*.py") if "contract" not in file.parts]
 
 
-def test_the_package_says_whether_it_is_compiled() -> None:
-    assert slidegate.core.compiled is COMPILED_RUN
-    assert slidegate.__compiled__ is COMPILED_RUN
-
-
-def test_exactly_the_chosen_modules_are_compiled() -> None:
+def test_exactly_the_chosen_modules_are_compiled_and_the_package_says_whether_they_are() -> None:
     assert "slidegate.core.decide" in CHOSEN
     assert slidegate.core.compiled is COMPILED_RUN
+    assert slidegate.__compiled__ is COMPILED_RUN
     for name in MODULES:
         path = importlib.import_module(name).__file__ or ""
         assert path.endswith(tuple(EXTENSION_SUFFIXES)) == (COMPILED_RUN and name in CHOSEN), path

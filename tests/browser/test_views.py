@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Locator, Page, Route, expect
+from playwright.sync_api import Locator, Page, expect
 
 from ..redis_servers import AT_REDIS, until
 from ..workers import PATIENCE_S, ROOT
@@ -192,17 +192,13 @@ def test_theme_is_chosen_and_kept(site: Site, opened: OpenPage) -> None:
     assert page.evaluate(ground) != light
 
 
-def failing(status: int) -> Callable[[Route], None]:
-    return lambda route: route.fulfill(status=status)
-
-
 def test_page_says_when_it_fails_and_goes_on_but_not_after_a_wrong_token(site: Site, opened: OpenPage) -> None:
     page, refreshed = opened(site, TOKEN, expected="status of "), re.compile("/slidegate/$")
-    page.route(refreshed, failing(500))
+    page.route(refreshed, lambda route: route.fulfill(status=500))
     expect(page.locator("#state")).to_have_text("Failed (500)")
     page.unroute(refreshed)
     expect(page.locator("#state")).to_have_text("Live")
-    page.route(refreshed, failing(401))
+    page.route(refreshed, lambda route: route.fulfill(status=401))
     expect(page.locator("#state")).to_have_text("Signed out")
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
