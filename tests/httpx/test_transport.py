@@ -66,23 +66,15 @@ class Scene(httpx.AsyncBaseTransport, httpx.BaseTransport):
     Time passes by their clock, in threads that sleep, too.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        monkeypatch: pytest.MonkeyPatch,
-        *answers: Answer,
-        delay_s: float = 0,
-        ban: Any = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, kind: str, monkeypatch: pytest.MonkeyPatch, *answers: Answer, **options: Any) -> None:
         """Make them; the server takes `delay_s`, and `ban` stands in the place of the store's method."""
-        self.kind, self.answers, self.delay_s = kind, list(answers), delay_s
+        self.kind, self.answers, self.delay_s = kind, list(answers), options.pop("delay_s", 0)
         self.clock = FakeClock(10**12)
         self.time = VirtualTime(self.clock)
         self.observer = RecordingObserver(without=["refused"])
         self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.observer])
-        if ban is not None:
-            monkeypatch.setattr(self.limiter.store.bans, "ban", ban)
+        if "ban" in options:
+            monkeypatch.setattr(self.limiter.store.bans, "ban", options.pop("ban"))
         self.sent_s, self.bodies, self.responses = list[float](), list[bytes](), list[Body]()
         self.tasks, self.scopes = list[asyncio.Task[str]](), list[anyio.CancelScope]()
         self.use_client(**options)
@@ -127,12 +119,11 @@ class Scene(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
     async def call(self, name: str, *arguments: Any, of: Any = None, **options: Any) -> Any:
         """Call a method of the client, or of another object: in a thread if it blocks."""
-        method = partial(
-            getattr(of or self.client, name if self.kind == "async" else name.removeprefix("a")), *arguments, **options
-        )
+        own_name = name if self.kind == "async" else name.removeprefix("a")
+        method = partial(getattr(of or self.client, own_name), *arguments, **options)
         return await (run_sync(method) if self.kind == "sync" else method())
 
-    # -- the words of sent.txt -----------------------------------------------------------------------------------------
+    # -- the words of sent.txt and tasks.txt ---------------------------------------------------------------------------
 
     async def play(self, line: str) -> str:
         """Return what an expression gives, of these methods, the tasks and their scopes, and what operators write."""

@@ -120,10 +120,8 @@ class Hostile:
 
 def around(hostile: Any, position: int) -> tuple[Any, dict[str, Any]]:
     """Return an application with something hostile in it, and what else is in the scope of its requests."""
-    if position == 0:
-        return hostile, {}
-    if position == 1:
-        return hello, {"app": hostile, "router": hostile}
+    if position < 2:
+        return [(hostile, {}), (hello, {"app": hostile, "router": hostile})][position]
     if position == 2:
         return Starlette(routes=[Mount("/", hostile)]), {}
     if position == 3:
