@@ -146,7 +146,7 @@ async def endpoint(request: Request) -> Response:
         assert_type(await charge(request, 1_200, rule="tokens"), Decision)
         assert_type(await settle(request, 900), bool)
     except StoreError as error:
-        assert_type(error.concerns, Literal["server", "key"])
+        assert_type(error.concerns, Literal["key", "writes", "server"])
     return PlainTextResponse("try again")
 
 

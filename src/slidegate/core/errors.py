@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_QUOTED: Final = 80
 _LONGEST_WORD: Final = 100
 
-Concerns: TypeAlias = Literal["key", "server"]
+Concerns: TypeAlias = Literal["key", "writes", "server"]
 
 
 class SlidegateError(Exception):
@@ -55,7 +55,8 @@ class StoreError(SlidegateError):
     Args:
         message: The failure, in words.
         concerns: The scope of the failure: one ``"key"`` while the others are served, for example a value
-            of a foreign type or a file without room for new keys; or the ``"server"``, whose circuit breaker may open.
+            of a foreign type or a file without room for new keys; all ``"writes"``, while questions that need none are
+            answered; or the ``"server"``. With the last two the circuit breaker may open.
     """
 
     def __init__(self, message: str = "", *, concerns: Concerns = "server") -> None:

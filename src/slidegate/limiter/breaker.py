@@ -8,7 +8,8 @@ late answer leaves open are one late call. An outage begins with
 * a refused connection; or
 * half of at least `MIN_CALLS` calls that ended within a second, of the last `KEPT_CALLS`.
 
-During an outage the store is not asked, but for one probe a second::
+During an outage the store is not asked, but for one probe a second. While it refuses writes alone, a probe that needed
+none says nothing, and the next question is the probe::
 
     closed ---- outage ----> open ---- 1 s ----> half open: one probe ---- answered ----> closed
                               ^                     |
@@ -118,6 +119,7 @@ class Breaker:
         self._in_a_row = self._ended_us = 0
         self._undecided: Exception | None = None
         self._began_us = self._failures_before = self._probe_us = 0
+        self._refuses_writes = False
         self._throttle = Throttle(REPORT_EVERY_US)
         self._lock = ProcessLock()  # several threads may find that an outage begins or ends
         self._is_reporting_end = False
@@ -144,16 +146,20 @@ class Breaker:
                 loop.call_soon(self._end_iteration)
         return call
 
-    def answered(self, call: Call | None) -> None:
+    def answered(self, call: Call | None, *, wrote: bool = True) -> None:
         """Count an answer, which may end an outage.
 
         Args:
             call: The call; None if it was answered at once.
+            wrote: Whether the store has written for it.
         """
         if call is not None and call.has_ended:
             return
         now_us = self._clock()
         is_probe = self._is_probe(call)
+        if is_probe and self._refuses_writes and not wrote:
+            self.forget(call)
+            return
         self._ended_us, self._in_a_row, took_us = now_us, 0, 0
         if call is not None:
             call.end()
@@ -193,11 +199,13 @@ class Breaker:
             error: Its error.
         """
         now_us = self._clock()
-        if isinstance(error, StoreError) and error.concerns != "server":  # the server answered
+        if isinstance(error, StoreError) and error.concerns == "key":  # the server answered
             self.forget(call)
             self.failures += 1
-            self._report(error, f"failed for a {error.concerns}", now_us)
-        elif self._begins(call or self.call(), now_us, is_refused=_is_refused(error)):
+            self._report(error, "failed for a key", now_us)
+            return
+        self._refuses_writes = isinstance(error, StoreError) and error.concerns == "writes"
+        if self._begins(call or self.call(), now_us, is_refused=_is_refused(error)):
             self._throttle.left_out((self._began_us,), now_us)
             self._emit(self._failure("store_failed", "failed", error))
         elif not self.open_until_us:

@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Rule, StoreError, parse_limits
 from slidegate.core import Bucket, Event, Reason, StoreUnavailable
 from slidegate.limiter import breaker, failover
-from slidegate.stores.redis import RedisStore, batch
+from slidegate.stores.redis import RedisStore, batch, refusals
 from slidegate.stores.redis.batch import MAX_SENDERS
 from slidegate.testing import RecordingObserver
 
@@ -135,6 +135,28 @@ async def test_a_fault_has_its_stated_outcome_and_ends_with_its_cause(name: str,
         for site in sites:
             await site.recovered()
             assert await site.hits(AMOUNT + 1, "new") == [PASSED] * AMOUNT + [LIMITED]
+
+
+@pytest.mark.parametrize("name", ["OOM", "READONLY"])
+async def test_refused_writes_are_one_outage_whatever_is_answered_that_needs_none(
+    name: str, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "TRUST_US", 0)  # so that the store is asked for each refusal
+    site = Site(deployment.url, "allow", PLENTY_S)
+    async with site.limiter as limiter:
+        assert await site.hits(AMOUNT + 1, "spent") == [PASSED] * AMOUNT + [LIMITED]
+        async with FAULTS[name][0](deployment):
+            assert await site.hits(breaker.FAILURES_TO_OPEN) == [OPENED] * breaker.FAILURES_TO_OPEN
+            for _ in range(5):
+                await asyncio.sleep(breaker.OPEN_US / 1_000_000)
+                assert (await limiter.peek("key", LIMIT)).reason is Reason.OK
+                assert await limiter.engine.failover.find(("key",)) is None
+                assert await site.hits(2, "spent") == [LIMITED] * 2
+                assert await site.hits(2) == [OPENED] * 2
+            assert site.observer.kinds == ["store_failed"]
+        await site.recovered()
+        assert site.observer.kinds == ["store_failed", "store_recovered"]
+        assert await site.hits(AMOUNT + 1, "new") == [PASSED] * AMOUNT + [LIMITED]
 
 
 # -- Redis comes later than the application ----------------------------------------------------------------------------

@@ -197,7 +197,7 @@ class Batcher:
             await self._hear(line)
         except Exception as error:
             failed = store_error(error)
-            if failed.concerns != "server":
+            if failed.concerns == "key":
                 return True
             if len(self._senders) > 1:
                 self._alone_until_s = monotonic() + RETRY_S
@@ -238,7 +238,7 @@ class Batcher:
 
     def _fail(self, requests: Iterable[Request], error: StoreError) -> None:
         """Raise an error in the tasks that still await these requests."""
-        self._failures += error.concerns == "server"
+        self._failures += error.concerns != "key"
         for request in requests:
             if not request.future.done():
                 request.future.set_exception(error)

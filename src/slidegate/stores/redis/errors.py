@@ -1,4 +1,4 @@
-"""The errors of a Redis store: which one to raise for an error of redis-py, and whether it concerns one key."""
+"""The errors of a Redis store: which one to raise for an error of redis-py, and what it concerns."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ...core.errors import Concerns, StoreError, StoreTimeout, StoreUnavailable, quoted
 
 CLOSED: Final = "redis: the store is closed; create a new one"
-_OF_A_KEY: Final = ("WRONGTYPE", "data string too short")
-"""What the script says when another program's value, or a damaged one, is at a key."""
+_SIGNS: Final[dict[Concerns, tuple[str, ...]]] = {
+    "key": ("WRONGTYPE", "data string too short"),
+    "writes": ("OOM ", "READONLY ", "MISCONF ", "NOREPLICAS "),
+}
+"""What is in an error about another program's value, or a damaged one, at a key; and in those of a server that is full,
+a replica, cannot save, or lacks replicas.
+"""
 
 
 def refusal(text: str) -> StoreUnavailable:
     """Return the exception for what Redis says instead of an answer."""
-    concerns: Concerns = "key" if any(sign in text for sign in _OF_A_KEY) else "server"
+    concerns: Concerns = next((what for what, signs in _SIGNS.items() if any(sign in text for sign in signs)), "server")
     return StoreUnavailable(f"redis: {text}", concerns=concerns)
 
 
