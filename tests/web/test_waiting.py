@@ -19,15 +19,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from slidegate import (
-    Limiter,
-    MemoryStore,
-    RateLimit,
-    RateLimitExceeded,
-    RateLimitMiddleware,
-    Rule,
-    header,
-)
+from slidegate import Limiter, MemoryStore, RateLimit, RateLimitExceeded, RateLimitMiddleware, Rule, header
 from slidegate.core import Bucket, Concurrency
 from slidegate.testing import FakeClock
 from slidegate.web.waiting import Peeked
@@ -44,13 +36,8 @@ FAIR = 'key=everyone, wait="30s", fair=header("X-Tenant"), name="held"'
 
 
 @pytest.fixture
-async def virtual() -> VirtualTime:
-    return VirtualTime()
-
-
-@pytest.fixture
-async def stage(virtual: VirtualTime, tmp_path: Path) -> AsyncIterator[Stage]:
-    async with Stage(virtual, tmp_path) as made:
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    async with Stage(VirtualTime(), tmp_path) as made:
         yield made
 
 
@@ -129,8 +116,8 @@ async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back
     await asyncio.gather(request, return_exceptions=True)
 
 
-async def test_a_request_that_is_cancelled_as_it_hands_its_permit_back_is_read_no_more(virtual: VirtualTime) -> None:
-    store, entered, reading = SlowStore(virtual.clock), list[Scope](), set[int]()
+async def test_a_request_that_is_cancelled_as_it_hands_its_permit_back_is_read_no_more() -> None:
+    store, entered, reading = SlowStore(VirtualTime().clock), list[Scope](), set[int]()
     middleware = RateLimitMiddleware(stays, limiter=Limiter(store), rules=[Rule("*", concurrency=1, wait="10s")])
 
     async def visit(number: int) -> None:
