@@ -24,7 +24,7 @@ from slidegate.events import Outcome
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web import file_watcher
 
-from ..asgi import call, scope_of, send_scope
+from ..asgi import Answer, call, scope_of, send_scope
 
 WRITTEN_NS = 1_800_000_000_000_000_000
 
@@ -48,6 +48,17 @@ async def counted(app: ASGIApp, path: str, method: str = "GET", **more: Any) -> 
 def fields(value: str) -> list[tuple[str, dict[str, Any]]]:
     """Return the items of a structured field, each with its parameters."""
     return [(item, dict(params)) for item, params in http_sf.parse(value.encode(), tltype="list")] if value else []
+
+
+def check_fields(answer: Answer) -> None:
+    """Check that both fields name the same limits, and tell of no more units and time than each of them has."""
+    policy, shown = (fields(answer.headers.get(name, "")) for name in ("ratelimit-policy", "ratelimit"))
+    assert [name for name, _ in policy] == [name for name, _ in shown]
+    for (_, limit), (_, left) in zip(policy, shown, strict=True):
+        assert 0 <= left["r"] <= limit["q"]
+        length_s = limit.get("w", 366 * 86_400)
+        # Of an amount above the resolution the running slice is kept as well.
+        assert 0 <= left.get("t", 0) <= length_s - -length_s // 64
 
 
 def end_of_looks() -> None:

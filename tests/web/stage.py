@@ -4,6 +4,7 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
 ``everywhere``, which is also a rule of them::
 
     > site bans=BanPolicy("3/10m", "1h")      the options of the middleware
+    > site observers=[]                       without an observer, until one comes: `observe`
     > rule "/a", "2/hour", name="a"           one of its rules
     > endpoint /a RateLimit("1/hour")         an endpoint, what decorates it, and what it depends=[...] on
     > around limits="9/hour"                  a middleware around the others; `around other, ...` has its own limiter
@@ -14,6 +15,7 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > GET /a leaves=1                         one whose client leaves when so many messages have come
     > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule; X-Settle settles a cost
     > GET /a X-Strike=2,abuse                 one whose endpoint strikes its client under a policy
+    > GET /a X-Takes=+30ms                   one whose endpoint takes that long
     > GET /a X-Late=1                         one whose endpoint fails behind its answer
     > GET /a X-Limited=1/hour                 one whose endpoint is a caller of `limiter.limited` as well
     > mount /v1 /a                            an endpoint of a mounted application; `mount /v1 /a unknown` has no routes
@@ -81,9 +83,9 @@ from slidegate.testing import FakeClock, limits_clock
 from ..asgi import PEER, Answer, scope_of, send_scope
 from ..remote_stores import SickStore
 from ..virtual_time import VirtualTime, turns
-from . import sockets
+from . import middlewares, sockets
 from .frameworks import with_root
-from .middlewares import FORMS, METHODS, FollowedFiles, Listener, Log, answer, charged, checks, item, page, starlette
+from .middlewares import FORMS, METHODS, FollowedFiles, Listener, Log, check_fields, item, page, starlette
 from .model import fails, written
 from .network_files import countries, operators
 
@@ -181,14 +183,14 @@ class Stage:
     def _limiter(self, remote: bool = False, inline: bool = False, **options: Any) -> Limiter:
         self.remote.inline = inline
         store = self.remote if remote else MemoryStore(clock=self.clock, wall_clock=self.clock)
-        return Limiter(store, observers=[self.observer], deadline="60s", **options)
+        return Limiter(store, **{"observers": [self.observer], "deadline": "60s", **options})
 
     # -- how the site is made ------------------------------------------------------------------------------------------
 
     def _site(self, remote: bool = False, **options: Any) -> None:
-        known = ("networks", "on_error", "secret", "inline")
-        of_limiter = {name: options.pop(name) for name in known if name in options}
-        self.options, self.limiter = options, self._limiter(remote, **of_limiter)
+        of_limiter = options.keys() & {"networks", "observers", "on_error", "secret", "inline"}
+        self.limiter = self._limiter(remote, **{name: options.pop(name) for name in of_limiter})
+        self.options = options
 
     def _everywhere(self, limits: Any, exception_handlers: Any = None, middleware: Any = None, **options: Any) -> None:
         if self.position == "rule":
@@ -237,7 +239,9 @@ class Stage:
             except asyncio.CancelledError:
                 self.under_way.remove(own)
                 raise
-        made = answer(request)
+        if "x-takes" in request.headers:
+            await self.answer(request.headers["x-takes"])
+        made = middlewares.answer(request)
         if "x-late" in request.headers:
             made.background = BackgroundTask(fails)
         if "x-limited" in request.headers:
@@ -461,7 +465,10 @@ class Stage:
         if not given.messages:
             return "nothing"
         kind = given.messages[0]["type"].removeprefix("websocket.")
-        return kind if kind in ("accept", "close") else str(given.status)
+        if kind in ("accept", "close"):
+            return kind
+        check_fields(given)
+        return str(given.status)
 
     def _counted(self, statuses: list[str]) -> Iterator[str]:
         for status, same in groupby(statuses):
@@ -470,9 +477,9 @@ class Stage:
 
     def _shown(self, name: str, given: Answer, scope: Scope) -> str:
         if name == "charged":
-            return f"charged: {', '.join(charged(scope)) or 'none'}"
+            return f"charged: {', '.join(middlewares.charged(scope)) or 'none'}"
         if name == "keys":
-            return f"keys: {', '.join(key for _, key, _ in checks(scope))}"
+            return f"keys: {', '.join(key for _, key, _ in middlewares.checks(scope))}"
         if name == "body":
             return given.body.decode()
         if name == "decision":
@@ -527,12 +534,17 @@ class Stage:
             for event in said
         )
 
-    def _outcomes(self) -> str:
+    def _observe(self) -> None:
+        self.limiter.observe(self.observer)
+
+    def _outcomes(self, times: str = "") -> str:
         said = []
         for one in self.observer.outcomes:
             reason, rules = one.reason if one.decisions else f"undecided ({one.reason})", ", ".join(one.rules) or "none"
             shadows = f", shadows {', '.join(one.shadow_rules)}" if one.shadow_rules else ""
-            said.append(f"{reason} by {rules}, {one.route}, {one.status}, {one.ended}{shadows}")
+            keys = {state.key for decision in one.decisions for state in decision.states}
+            when = f", at {one.began_us} for {one.duration_us} us, of {', '.join(keys)}" if times else ""
+            said.append(f"{reason} by {rules}, {one.route}, {one.status}, {one.ended}{shadows}{when}")
         self.observer.outcomes.clear()
         return "\n".join(said)
 

@@ -204,20 +204,6 @@ async def test_an_accepted_websocket_is_closed_with_try_again_later_or_as_a_bann
     assert observer.kinds == (["refused"] if banned else ["exceeded", "refused"]), "it strikes and is reported"
 
 
-async def test_a_cancelled_request_is_not_answered() -> None:
-    limit = RateLimit("1/hour")
-
-    async def page(request: Request) -> Response:
-        try:
-            await limit.check(request)
-        except RateLimitExceeded:
-            raise asyncio.CancelledError from None
-        return PlainTextResponse("page")
-
-    with pytest.raises(asyncio.CancelledError):
-        await refused(Starlette(routes=[Route("/", page)]))
-
-
 # -- functions may read the body in any way, and the endpoint reads it again in any way --------------------------------
 
 

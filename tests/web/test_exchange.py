@@ -12,6 +12,7 @@ from asyncio import CancelledError
 from collections import UserDict
 from collections.abc import Callable
 from contextlib import suppress
+from decimal import Decimal
 from http import HTTPStatus
 from itertools import cycle
 from pathlib import Path
@@ -19,7 +20,8 @@ from typing import Any, Final
 
 import anyio
 import pytest
-from hypothesis import given, settings
+from fastapi import Depends, FastAPI
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
@@ -28,7 +30,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from slidegate import (
@@ -36,42 +38,29 @@ from slidegate import (
     Limiter,
     MemoryStore,
     Networks,
+    Quota,
     RateLimit,
+    RateLimitExceeded,
     RateLimitMiddleware,
     Rule,
     everyone,
+    header,
     settle,
 )
 from slidegate.events import Outcome
-from slidegate.testing import FakeClock
+from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import PEER, Answer, attempt, call, hello, page, scope_of, send_scope, statuses
 from ..remote_stores import SlowStore
 from ..virtual_time import turns
 from .middlewares import FORMS, Listener, limited, starlette
+from .sockets import greet
 
 OURS: Final = {b"ratelimit", b"ratelimit-policy", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"}
 
 
-class Status(int):
-    """A whole number of another class, as frameworks have them."""
-
-
-class Number:
-    """Equals a whole number and is none, as the integers of numpy."""
-
-    def __hash__(self) -> int:
-        return hash(404)
-
-    def __eq__(self, other: object) -> bool:
-        return other == 404
-
-    def __int__(self) -> int:
-        return 404
-
-
-NO_INTS: Final = (Number(), 404.0, "404", b"404", True, 0, None)
-"""Statuses that some servers take."""
+NO_INTS: Final = (Decimal(404), 404.0, "404", b"404", True, 0, None)
+"""Statuses that some servers take; some equal a whole number and are none, as the integers of numpy."""
 
 
 def made(kinds: list[Any], *parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -86,7 +75,7 @@ def messages(type: str, given: dict[str, Any], **optional: Any) -> st.SearchStra
 BYTES: Final[list[Any]] = [bytes, bytearray, memoryview]
 NAMES: Final = made(BYTES, st.sampled_from([b"x-a", b"Content-Type", b"x", b"", b"x" * 99]))
 VALUES: Final = made(BYTES, st.binary(max_size=5))
-STATUSES: Final = st.sampled_from([200, HTTPStatus.CREATED, Status(204), 599, 99, 1_000, *NO_INTS])
+STATUSES: Final = st.sampled_from([200, HTTPStatus.CREATED, 204, 599, 99, 1_000, *NO_INTS])
 STARTS: Final = messages(
     "http.response.start",
     {"status": STATUSES},
@@ -112,10 +101,17 @@ OPTIONS: Final = st.fixed_dictionaries({
 CLIENTS: Final = st.sampled_from([(PEER, 1), [PEER, 1], (PEER, None), [PEER, "1"]])
 
 
-async def played(messages: list[Any], options: dict[str, Any], client: Any, judge: Any) -> tuple[list[Message], bool]:
-    """Return what goes out when an application sends some messages for the second time, and whether that bans."""
+async def played(
+    messages: list[Any], late: list[Any], options: dict[str, Any], client: Any, judge: Any
+) -> tuple[list[Message], bool]:
+    """Return what goes out when an application sends some messages for the second time, and whether that bans.
+
+    Of the second time it sends some more when it has ended.
+    """
+    kept: list[Send] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        kept.append(send)
         for message in messages:
             await send(message)
 
@@ -123,21 +119,31 @@ async def played(messages: list[Any], options: dict[str, Any], client: Any, judg
     rule = Rule("*", "99/hour", count_if=judge)
     middleware = RateLimitMiddleware(app, rules=[rule], limiter=own, bans=bans, **options)
     answers = [await send_scope(middleware, scope_of("/", client=client)) for _ in range(2)]
+    for message in late:
+        await kept[1](message)
     return answers[1].messages, await own.banned(PEER) is not None
 
 
 @settings(deadline=None)
-@given(st.lists(OTHERS, max_size=2), STARTS, st.lists(BODIES | OTHERS, max_size=3), OPTIONS, CLIENTS, st.booleans())
+@given(
+    before=st.lists(OTHERS, max_size=2),
+    start=STARTS,
+    after=st.lists(BODIES | OTHERS, max_size=3),
+    late=st.lists(BODIES | STARTS, max_size=2),
+    options=OPTIONS,
+    client=CLIENTS,
+    is_judged=st.booleans(),
+)
 def test_an_answer_goes_out_as_it_came_whatever_it_is_made_of(
-    before: list[Any], start: Any, after: list[Any], options: dict[str, Any], client: Any, is_judged: bool
+    before: list[Any], start: Any, after: list[Any], late: list[Any], options: Any, client: Any, is_judged: bool
 ) -> None:
     given_fields = list(start.get("headers", ()))
     judged = list[Any]()
     judge = judged.append if is_judged else None
-    out, banned = asyncio.run(played([*before, start, *after], options, client, judge))
+    out, banned = asyncio.run(played([*before, start, *after], late, options, client, judge))
     index = len(before)
     others = out[:index] + out[index + 1 :]
-    assert all(sent is message for sent, message in zip(others, [*before, *after], strict=True))
+    assert all(sent is message for sent, message in zip(others, [*before, *after, *late], strict=True))
     start_sent = dict(out[index])
     assert list(start.get("headers", ())) == given_fields, "a message that is sent again collects no fields"
     fields = list(start_sent.pop("headers", ()))
@@ -280,23 +286,6 @@ async def test_a_request_is_freed_without_the_garbage_collector(options: dict[st
         gc.enable()
 
 
-async def test_what_an_application_sends_after_its_end_goes_to_the_server_as_it_is() -> None:
-    kept: list[Send] = []
-
-    async def page(scope: Scope, receive: Receive, send: Send) -> None:
-        kept.append(send)
-        await hello(scope, receive, send)
-
-    answer = await call(RateLimitMiddleware(page, limits="9/hour"))
-    late = [
-        {"type": "http.response.body", "body": b"late"},
-        {"type": "http.response.start", "status": 200, "headers": []},
-    ]
-    for message in late:
-        await kept[0](dict(message))
-    assert answer.messages[2:] == late
-
-
 # -- limits that meet on the way of one request ------------------------------------------------------------------------
 
 
@@ -400,21 +389,6 @@ async def test_what_a_task_charges_or_refunds_is_carried_out_though_it_is_cancel
 TIGHT: Any = RateLimit("1/hour", name="tight")
 
 
-@pytest.mark.parametrize(("passed_us", "took_us"), [(30_000, 30_000), (-1, 0)], ids=["ahead", "back"])
-async def test_an_outcome_says_when_a_request_began_how_long_it_took_and_its_key(passed_us: int, took_us: int) -> None:
-    clock, ear = FakeClock(10**15), Listener()
-
-    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
-        clock.advance(us=passed_us)
-        await hello(scope, receive, send)
-
-    limiter = Limiter(MemoryStore(clock=clock), observers=[ear])
-    assert await statuses(RateLimitMiddleware(slow, limits="3/hour", limiter=limiter), 2) == [200, 200]
-    times = [(one.began_us, one.duration_us) for one in ear.outcomes]
-    assert times == [(10**15 + count * passed_us - took_us, took_us) for count in (1, 2)]
-    assert {state.key for one in ear.outcomes for decision in one.decisions for state in decision.states} == {PEER}
-
-
 START, BODY, COPY = ({"type": f"http.response.{name}"} for name in ("start", "body", "zerocopysend"))
 MESSAGES: dict[str, Any] = {
     "start": {**START, "status": 200, "headers": []},
@@ -458,6 +432,10 @@ async def ends(words: list[str]) -> str:
         for word in words:
             if word == "limited":
                 await TIGHT.check(Request(scope))
+            if word == "caught":
+                with pytest.raises(RateLimitExceeded):
+                    await TIGHT.check(Request(scope))
+                continue
             if isinstance(MESSAGES[word], BaseException):
                 raise MESSAGES[word]
             await send(MESSAGES[word])
@@ -516,19 +494,6 @@ async def test_an_http_exception_that_passes_has_the_status_of_its_answer(status
     assert [(one.status, one.ended) for one in outermost.outcomes] == [(500, "exception")]
 
 
-async def test_an_observer_that_comes_while_a_request_is_under_way_hears_of_the_next_one() -> None:
-    limiter, ear = Limiter(), Listener()
-
-    async def attaching(scope: Scope, receive: Receive, send: Send) -> None:
-        limiter.observe(ear)
-        await hello(scope, receive, send)
-
-    await call(RateLimitMiddleware(attaching, limits="9/hour", limiter=limiter))
-    assert ear.outcomes == []
-    await call(RateLimitMiddleware(hello, limits="9/hour", limiter=limiter))
-    assert [one.reason for one in ear.outcomes] == ["ok"]
-
-
 async def test_an_endpoint_of_two_applications_has_the_route_of_the_one_that_was_asked() -> None:
     applications = {path: Starlette(routes=[Route(path, page)]) for path in ("/a", "/b")}
 
@@ -540,3 +505,112 @@ async def test_an_endpoint_of_two_applications_has_the_route_of_the_one_that_was
     for path in paths:
         await call(middleware, path)
     assert [one.route for one in ear.outcomes] == [f"GET {path}" for path in paths]
+
+
+# -- the fields of an answer -------------------------------------------------------------------------------------------
+
+
+@given(
+    st.sampled_from(["5/2s", "5/1500ms", "7/2s @2", Quota("5/day")]),
+    st.lists(st.integers(1, 900_000), min_size=1, max_size=5),
+)
+async def test_at_the_reset_of_the_older_fields_everything_spent_has_left(limits: Any, pauses_us: list[int]) -> None:
+    clock = FakeClock(1_800_000_000_000_000)
+    app = RateLimitMiddleware(hello, limits=limits, limiter=Limiter(MemoryStore(clock=clock)), headers="legacy")
+    for pause_us in pauses_us:
+        clock.advance(us=pause_us)
+        answer = await call(app)
+    reset_us = int(answer.headers["x-ratelimit-reset"]) * 1_000_000
+    assert clock.now_us < reset_us
+    clock.set(reset_us)
+    answer = await call(app)
+    assert int(answer.headers["x-ratelimit-remaining"]) == int(answer.headers["x-ratelimit-limit"]) - 1
+
+
+OWN = [b"RateLimit", b"RateLimit-Policy", b"X-RateLimit-Limit", b"X-RateLimit-Remaining", b"X-RateLimit-Reset"]
+OF_REFUSALS = [b"Retry-After", b"Cache-Control"]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("case", [bytes.lower, bytes.upper])
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+async def test_fields_of_our_names_that_the_application_writes_stay(kind: Any, case: Any, refused: bool) -> None:
+    headers = [(kind(case(name)), b"theirs") for name in (*OWN, *OF_REFUSALS)]
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if refused:
+            with suppress(RateLimitExceeded):
+                await TIGHT.check(Request(scope, receive))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    middleware = RateLimitMiddleware(app, limits="9/hour", headers=("draft", "legacy"))
+    await call(middleware)
+    answer = await call(middleware)
+    assert answer.status == 200
+    assert answer.start["headers"][: len(headers)] == headers
+    added = {bytes(name).decode() for name, _ in answer.start["headers"][len(headers) :]}
+    assert added == {"ratelimit", "ratelimit-policy"}, "of the others, one value"
+
+
+# -- whoever is refused is told when it is let in again ----------------------------------------------------------------
+
+
+DENIAL = {"websocket.http.response": {}}
+
+
+def site(limits: str, policy: BanPolicy, at: str, limiter: Limiter) -> ASGIApp:
+    """Return an application with a page and a websocket, and a limit somewhere."""
+    limit = RateLimit(limits)
+    dependencies = [Depends(limit)] if at == "dependency" else []
+    decorate: Callable[[Any], Any] = limit if at == "decorator" else lambda endpoint: endpoint
+    app = FastAPI()
+    app.get("/", dependencies=dependencies)(decorate(page))
+    app.websocket("/", dependencies=dependencies)(decorate(greet))
+    rules = [Rule("*", limits)] if at in ("rule", "inner") else []
+    if at == "inner":
+        inner = RateLimitMiddleware(app, limiter=limiter, rules=rules)
+        return RateLimitMiddleware(inner, limiter=limiter, rules=[], bans=policy)
+    return RateLimitMiddleware(app, limiter=limiter, rules=rules, bans=policy)
+
+
+POSITIONS = st.sampled_from(["rule", "inner", "dependency", "decorator"])
+KINDS = st.sampled_from(["http", "websocket"])
+LIMITS = st.builds("{}/{}s".format, st.integers(1, 4), st.sampled_from([2, 5, 60]))
+BANS = st.builds(
+    lambda strikes, length, by_key: BanPolicy(
+        f"{strikes}/10m", f"{length}s", factor=1, key=header("X-API-Key") if by_key else None
+    ),
+    st.integers(1, 4),
+    st.sampled_from([1, 3, 30, 3600]),
+    st.booleans(),
+)
+
+
+@given(LIMITS, BANS, POSITIONS, KINDS, st.lists(st.integers(0, 3), max_size=12))
+async def test_a_limits_refusal_says_when_the_client_is_let_in_again_also_if_its_strike_bans(
+    limits: str, policy: BanPolicy, at: str, kind: str, waits: list[int]
+) -> None:
+    note(f"{limits} {policy} {policy.key} {at} {kind} {waits}")
+
+    async def played(*then_s: int) -> Any:
+        """Return the last answer and its events, or, so much later, whether another request passes."""
+        clock, observer = FakeClock(), RecordingObserver()
+        app = site(limits, policy, at, Limiter(MemoryStore(clock=clock), observers=[observer]))
+        for wait_s in (0, *waits, *then_s):
+            clock.advance(us=wait_s * 1_000_000)
+            observer.events.clear()
+            answer = await send_scope(app, scope_of(type=kind, headers={"X-API-Key": "k1"}, extensions=DENIAL))
+        first = answer.messages[0]
+        passes = first["type"] == "websocket.accept" or first.get("status") == 200
+        return passes if then_s else (passes, answer, observer.events)
+
+    passes, answer, events = await played()
+    if passes:
+        return
+    retry_s = int(answer.headers["retry-after"])
+    (refused,) = [event for event in events if event.kind == "refused"]
+    assert refused.details["retry_after_s"] == retry_s
+    assert not await played(retry_s - 1)
+    if refused.details["reason"] == "limited":  # a banned client is told of the ban alone
+        assert await played(retry_s)
