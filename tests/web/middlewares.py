@@ -124,6 +124,41 @@ class FollowedFiles:
         await self.look(app)
 
 
+# -- functions of the user's -------------------------------------------------------------------------------------------
+
+
+def fails(*given: Any) -> Any:
+    raise LookupError("no such country")
+
+
+class Odd:
+    """A function that equals everything and cannot be hashed, as an instance of a data class may."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *given: Any) -> Any:
+        return self.function(*given)
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def written(function: Callable[..., Any], how: str) -> Callable[..., Any]:
+    """Return a function as some user might write it."""
+
+    def plain(*given: Any) -> Any:
+        return function(*given)
+
+    async def later(*given: Any) -> Any:
+        return function(*given)
+
+    made: dict[str, Callable[..., Any]] = {"plain": plain, "later": later, "odd": Odd(function)}
+    return made[how]
+
+
 # -- one limit in a rule of the middleware, or at an endpoint in each of its forms -------------------------------------
 
 

@@ -85,8 +85,7 @@ from ..remote_stores import SickStore
 from ..virtual_time import VirtualTime, turns
 from . import middlewares, sockets
 from .frameworks import with_root
-from .middlewares import FORMS, METHODS, FollowedFiles, Listener, Log, check_fields, item, page, starlette
-from .model import fails, written
+from .middlewares import FORMS, METHODS, FollowedFiles, Listener, Log, check_fields, fails, item, page, starlette
 from .network_files import countries, operators
 
 PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "GET"}
@@ -102,7 +101,7 @@ async def current_user(connection: HTTPConnection) -> None:
 
 
 NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "other": True}
-NAMES |= {"Text": PlainTextResponse, "fails": fails, "fails_later": written(fails, "later")}
+NAMES |= {"Text": PlainTextResponse, "fails": fails, "fails_later": middlewares.written(fails, "later")}
 NAMES |= {
     "never": lambda *given: asyncio.Event().wait(),
     "in_a_second": lambda *given: asyncio.sleep(1, "late"),

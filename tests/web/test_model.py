@@ -1,13 +1,23 @@
-"""Middlewares around each other and limits at an endpoint decide, count and tell as the model does, in every worker."""
+"""Middlewares around each other and limits at an endpoint decide, count and tell as the model does, in every worker.
+
+`Model` is the middleware in plain words: which rules count a request, what each window has counted, and what is told of
+it. It knows middlewares around each other, limits at an endpoint, functions of the user's that may fail, overrides, and
+workers that share a store. It knows no time but whole days: a window is full until it is over.
+"""
 
 import asyncio
 import logging
 import re
 from collections import Counter
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from fractions import Fraction
+from operator import index
+from typing import Any, TypeAlias
 
 from fastapi import APIRouter, Depends, FastAPI
-from hypothesis import note, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from starlette.requests import Request
@@ -25,14 +35,476 @@ from slidegate import (
     RateLimitMiddleware,
     Rule,
     client_ip,
+    everyone,
     header,
 )
 from slidegate.testing import FakeClock
 
-from ..asgi import Answer, attempt, scope_of
+from ..asgi import PEER, Answer, attempt, scope_of
 from ..ops.shared_rows import SharedRows
-from .middlewares import Listener, Log, answer, class_of, fields
-from .model import HONEYPOT, METHODS, PATHS, PROGRAMS, REQUESTS, WORKERS, Expected, Model, Program, Sent
+from .middlewares import METHODS, Listener, Log, answer, check_fields, class_of, fails, fields, written
+
+HOUR, DAY = 3_600, 86_400
+PATHS = ("/a", "/b", "/c")
+HONEYPOT = "/b"
+WORKERS = 2
+Windows: TypeAlias = dict[int, int]
+"""Amounts by the length of their window in seconds."""
+
+
+def spelled(windows: Windows) -> str:
+    made = [f"{amount}/{'hour' if length == HOUR else 'day'}" for length, amount in windows.items()]
+    return "; ".join(made) or "unlimited"
+
+
+# -- functions of the user's -------------------------------------------------------------------------------------------
+
+FALLBACK = {HOUR: 3}
+PLANS = {"free": "2/hour", "pro": "4/hour; 6/day", "staff": "unlimited"}
+SPELLED: dict[str, Windows] = {spelled(one): one for one in ({HOUR: 2}, {HOUR: 4, DAY: 6}, {}, FALLBACK)}
+
+
+def flagged(request: Request) -> bool:
+    return "x" in request.headers["x-flags"]
+
+
+def tenant(request: Request) -> str | None:
+    return request.headers.get("x-tenant")
+
+
+class Index:
+    """A whole number of another kind, as numpy has them."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __index__(self) -> int:
+        return self.number
+
+
+def cost(request: Request) -> Any:
+    """Return a whole number of the kind that a request names."""
+    kind, number = request.headers["x-cost"].split()
+    return {"int": int, "bool": bool, "index": lambda text: Index(int(text))}[kind](number)
+
+
+def plan(request: Request) -> str:
+    return PLANS[request.headers["x-plan"]]
+
+
+def is_wrong(status: int) -> bool:
+    return status == 401
+
+
+def is_failure(status: int) -> bool:
+    return status == 500
+
+
+def never(status: int) -> bool:
+    return False
+
+
+WRONG: dict[str, tuple[Any, ...]] = {
+    "limits": (None, "nobody", "5/minut", "0/minute", "5/minute; 0/hour", ["9/day", "0/minute"], 5, [], {"limit": 3}),
+    "key": (42, b"k"),
+    "cost": ("7", b"7", [7], None, 7.0, 7.5, -1, float("nan"), float("inf"), Decimal(7), Fraction(7)),
+}
+"""What a function may answer that cannot be used: as if it had failed."""
+
+# -- rules and limits at endpoints -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Given:
+    """A function of the user's as an option: what it does, and how it is written."""
+
+    function: Callable[..., Any]
+    how: str
+    fails: bool = False
+
+    def option(self) -> Callable[..., Any]:
+        return written(self.function, self.how)
+
+
+@dataclass(frozen=True)
+class Limited:
+    """A rule, or a limit at an endpoint in one of its forms."""
+
+    name: str
+    kind: str = "limit"
+    path: str = "*"
+    methods: tuple[str, ...] | None = None
+    limits: tuple[tuple[int, int], ...] | Given = ((HOUR, 2),)
+    key: Given | str | None = None
+    cost: Given | None = None
+    when: Given | None = None
+    count_if: Callable[[int], bool] | None = None
+    form: str = "dependency"
+
+    @property
+    def windows(self) -> Windows | None:
+        """Its amounts; None where a function returns them or it has none."""
+        return None if isinstance(self.limits, Given) or self.kind in ("exempt", "block") else dict(self.limits)
+
+    def options(self) -> dict[str, Any]:
+        """Return what a user writes."""
+        given: dict[str, Any] = {"name": self.name, "methods": self.methods, "when": self.when and self.when.option()}
+        if self.kind != "limit":
+            given[self.kind] = True
+        if self.kind in ("exempt", "block"):
+            return given
+        given |= {"count_if": self.count_if, "cost": self.cost.option() if self.cost else 1}
+        given["key"] = self.key.option() if isinstance(self.key, Given) else KEYS[self.key]
+        if isinstance(self.limits, Given):
+            return {**given, "limits": self.limits.option(), "fallback_limits": spelled(FALLBACK)}
+        return {**given, "limits": spelled(dict(self.limits))}
+
+    def is_about(self, path: str, method: str) -> bool:
+        taken = set(map(str.upper, self.methods or METHODS))
+        return self.path in (path, "*", "/{rest:path}") and (method in taken or (method == "HEAD" and "GET" in taken))
+
+
+KEYS = {None: None, "user": header("X-User"), "everyone": everyone}
+HOW = st.sampled_from(["plain", "later", "odd"])
+
+
+def given_or_wrong(what: str, function: Callable[..., Any]) -> st.SearchStrategy[Given]:
+    wrong = [fails, *(lambda *given, answer=answer: answer for answer in WRONG.get(what, ()))]
+    return st.builds(Given, st.just(function), HOW) | st.builds(Given, st.sampled_from(wrong), HOW, st.just(True))
+
+
+FIXED = st.sampled_from([*(((HOUR, amount),) for amount in (1, 2, 3, 5)), ((HOUR, 3), (DAY, 4))])
+LIMITED = st.builds(
+    Limited,
+    name=st.sampled_from("abcdefgh"),
+    kind=st.sampled_from([*["limit"] * 4, "shadow", "shadow", "final", "exempt", "block"]),
+    path=st.sampled_from(["*", "*", "*", "/{rest:path}", "/a"]),
+    methods=st.sampled_from([None, None, None, ("POST",), ("get", "PUT")]),
+    limits=FIXED | FIXED | FIXED | given_or_wrong("limits", plan),
+    key=st.none() | st.none() | st.sampled_from(["user", "everyone"]) | given_or_wrong("key", tenant),
+    cost=st.none() | st.none() | given_or_wrong("cost", cost),
+    when=st.none() | st.none() | given_or_wrong("when", flagged),
+    count_if=st.sampled_from([None, None, is_wrong, is_failure, never, fails]),
+    form=st.sampled_from(["dependency", "router", "decorator"]),
+)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A middleware: its rules, and the number of the limiter that it counts with."""
+
+    rules: tuple[Limited, ...]
+    limiter: int = 0
+
+
+def as_rule(one: Limited) -> Limited:
+    return replace(one, count_if=None) if one.kind == "shadow" else one
+
+
+RULES = st.lists(LIMITED.map(as_rule), max_size=3, unique_by=lambda one: one.name).map(tuple)
+ENDPOINT_KINDS = {"final": "limit", "exempt": "limit", "block": "shadow"}
+AT_ENDPOINT = LIMITED.map(lambda one: as_rule(replace(one, kind=ENDPOINT_KINDS.get(one.kind, one.kind), path="*")))
+
+
+@dataclass(frozen=True)
+class Program:
+    """Middlewares, the innermost first, and limits of the endpoint in the order in which they are asked."""
+
+    layers: tuple[Layer, ...]
+    endpoint: tuple[Limited, ...] = ()
+    endpoint_kind: str = "async"
+    """A function, sync or not, or the method of a class, which has decorators alone."""
+    beside: bool = False
+    """Whether the middlewares have lists and the like too, which no request meets, and a honeypot that only reports."""
+
+    @property
+    def limits_in_order(self) -> list[Limited]:
+        order = ["router", "dependency", "decorator"]
+        if self.endpoint_kind == "class":
+            return [replace(one, form="decorator") for one in self.endpoint]
+        return sorted(self.endpoint, key=lambda one: order.index(one.form))
+
+
+PROGRAMS = st.builds(
+    Program,
+    st.lists(st.builds(Layer, RULES, st.sampled_from([0, 0, 1])), min_size=1, max_size=3).map(tuple),
+    st.lists(AT_ENDPOINT, max_size=2).map(tuple),
+    st.sampled_from(["async", "sync", "class"]),
+    st.booleans(),
+)
+
+
+REQUESTS = st.fixed_dictionaries(
+    {
+        "path": st.sampled_from(PATHS),
+        "method": st.sampled_from(METHODS),
+        "client": st.sampled_from([(PEER, 1), (PEER, 2), ("192.0.2.1", 1)]),
+        "headers": st.fixed_dictionaries(
+            {
+                "x-flags": st.sampled_from(["", "x", "xy", "y"]),
+                "x-plan": st.sampled_from(["free", "free", "pro", "pro", "staff"]),
+                "x-cost": st.sampled_from(["int 1", "int 1", "int 2", "int 0", "bool 1", "index 2"]),
+                "x-status": st.sampled_from(["200", "200", "401", "401", "500"]),
+            },
+            optional={"x-tenant": st.sampled_from(["", "a", "b"]), "x-user": st.sampled_from(["ann", "bob"])},
+        ),
+    }
+)
+"""The fields of scopes: what functions of the user's read in them, and the status; the endpoint raises for 500."""
+
+# -- what becomes of a request -----------------------------------------------------------------------------------------
+
+Window: TypeAlias = tuple[int, str, bool, str]
+"""The number of a limiter, a name, whether it only reports, and a key."""
+
+
+@dataclass
+class Check:
+    rule: Limited
+    window: Window
+    units: int
+    windows: Windows
+    left: Windows = field(default_factory=dict)
+    """What its windows had left when it was charged."""
+
+    @property
+    def limit(self) -> object:
+        """The same limits of a key are one, and are charged once."""
+        return self.window, *self.windows.items()
+
+
+@dataclass
+class Passed:
+    """What a middleware and the limits within have let a request pass so far."""
+
+    charged: dict[object, int] = field(default_factory=dict)
+    reported: dict[object, int] = field(default_factory=dict)
+    checks: list[Check] = field(default_factory=list)
+
+
+@dataclass
+class Expected:
+    """What becomes of a request, and what observers hear and the log says of it."""
+
+    status: int = 0
+    refused_by: set[str] = field(default_factory=set)
+    """The names of those rules of which one may be shown as what refuses: all with the longest wait."""
+    retry_after_s: int | None = None
+    policies: list[tuple[str, int, int, int]] = field(default_factory=list)
+    """Name, amount, window and what is left, of each middleware, the innermost first."""
+    events: list[tuple[str, str, str]] = field(default_factory=list)
+    limiters: set[int] = field(default_factory=set)
+    """Those whose observers hear of it once: of each middleware that it has come to."""
+    failed: set[tuple[object, ...]] = field(default_factory=set)
+
+
+class Refused(Exception):
+    def __init__(self, names: set[str], status: int) -> None:
+        self.names, self.status = names, status
+
+
+class Model:
+    """Counts as the stack of middlewares of each worker does."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.spent: Counter[tuple[Window, int]] = Counter()
+        self.changed: dict[tuple[int, str], int] = {}
+        self.exceeded: set[object] = set()
+        self.trapped: set[object] = set()
+        self.worker = 0
+
+    # -- operators and time --------------------------------------------------------------------------------------------
+
+    def changeable(self) -> list[tuple[int, str]]:
+        """Return the limiters and names of limits that can take another amount an hour."""
+        found: dict[tuple[int, str], bool] = {}
+        for number, one, is_rule in self._named():
+            fits = one.windows is not None and [*one.windows] == [HOUR]
+            known = found.get((number, one.name), True)
+            found[number, one.name] = known and fits and is_rule
+        return sorted(name for name, fits in found.items() if fits)
+
+    def _named(self) -> list[tuple[int, Limited, bool]]:
+        layers = [(layer.limiter, one, True) for layer in self.program.layers for one in layer.rules]
+        # Limits at endpoints are known when they are met.
+        ends = [(self.program.layers[0].limiter, one, False) for one in self.program.endpoint]
+        return [named for named in (*layers, *ends) if named[1].kind not in ("exempt", "block")]
+
+    def days_pass(self) -> None:
+        self.spent.clear()
+        self.exceeded.clear()
+        self.trapped.clear()
+        self.changed.clear()
+
+    # -- one request ---------------------------------------------------------------------------------------------------
+
+    def decide(self, request: Request, key_of: Callable[[str], str]) -> Expected:
+        self.expected, self.key_of = Expected(), key_of
+        status = int(request.headers["x-status"])
+        passed = [Passed() for _ in self.program.layers]
+        try:
+            for depth in reversed(range(len(self.program.layers))):
+                self._enter(depth, request, passed[depth])
+            for one in self.program.limits_in_order:
+                if one.is_about(request.url.path, request.method) and self._holds(0, one, request) is not False:
+                    report, ask = self._report, self._ask
+                    report(0, one, request, passed[0]) if one.kind == "shadow" else ask(0, [one], request, passed[0])
+        except Refused as refused:
+            status, self.expected.refused_by = refused.status, refused.names
+        for depth, within in enumerate(passed):
+            self._settle(depth, within, status)
+        self.expected.status = status
+        return self.expected
+
+    def _enter(self, depth: int, request: Request, passed: Passed) -> None:
+        self.expected.limiters.add(self.program.layers[depth].limiter)
+        counting, ends = self._counting(depth, request)
+        if self.program.beside and ends != "exempt" and request.url.path == HONEYPOT:
+            self._trap(depth, request)
+        if ends == "block":
+            raise Refused({counting.pop().name}, 403)
+        self._ask(depth, [one for one in counting if one.kind != "shadow"], request, passed)
+        for one in counting:
+            if one.kind == "shadow":
+                self._report(depth, one, request, passed)
+
+    def _trap(self, depth: int, request: Request) -> None:
+        """Note that the honeypot would ban the client; the store tells that once, to the limiters of all workers."""
+        assert request.client
+        trapped = self.program.layers[depth].limiter, request.client.host
+        if trapped not in self.trapped:
+            self.trapped.add(trapped)
+            self.expected.events += [("shadow_banned", "trap", request.client.host)] * WORKERS
+
+    def _counting(self, depth: int, request: Request) -> tuple[list[Limited], str]:
+        """Return the rules that count a request, the blocking one last, and the kind of that which ends the list."""
+        found: list[Limited] = []
+        for one in self.program.layers[depth].rules:
+            if not one.is_about(request.url.path, request.method):
+                continue
+            holds = self._holds(depth, one, request)
+            if holds is False or (holds is None and one.kind == "exempt"):
+                continue
+            if one.kind != "exempt":
+                found.append(one)
+            if one.kind in ("exempt", "block") or (one.kind == "final" and holds):
+                return found, one.kind
+        return found, ""
+
+    def _holds(self, depth: int, one: Limited, request: Request) -> bool | None:
+        """Return whether its condition holds; None where its function fails."""
+        return self._said(depth, "when", one, request, None) if one.when else True
+
+    def _said(self, depth: int, what: str, one: Limited, request: Request, otherwise: Any) -> Any:
+        """Return what a function of the user's says."""
+        given: Given = getattr(one, what)
+        if given.fails:
+            self.expected.failed.add((self.worker, depth, what, one.name))
+            return otherwise
+        return given.function(request)
+
+    def _check(self, depth: int, one: Limited, request: Request) -> Check | None:
+        """Return what is asked under a rule; None where it does not count the request."""
+        limiter = self.program.layers[depth].limiter
+        windows = one.windows or {}
+        if isinstance(one.limits, Given):
+            windows = SPELLED[self._said(depth, "limits", one, request, spelled(FALLBACK))]
+        elif (limiter, one.name) in self.changed:
+            windows = {HOUR: self.changed[limiter, one.name]}
+        if not windows:
+            return None
+        key: str | None = ""
+        if isinstance(one.key, str):
+            name = request.headers.get("x-user")
+            key = one.key if one.key == "everyone" else self.key_of(name) if name else ""
+        elif one.key is not None:
+            key = self._said(depth, "key", one, request, "")
+        if key is None:
+            return None
+        spent = index(self._said(depth, "cost", one, request, 1)) if one.cost else 1
+        assert request.client
+        spent = min([spent, *windows.values()])
+        window = limiter, one.name, one.kind == "shadow", key or request.client.host
+        return Check(one, window, spent, windows)
+
+    def _left(self, check: Check | None, charged: dict[object, int]) -> Check | None:
+        """Return what of a check is not charged yet: the same limits of a key count once, with the larger cost."""
+        if check is None:
+            return None
+        before = charged.get(check.limit)
+        if before is None or before < check.units:
+            return replace(check, units=check.units - (before or 0))
+        return None
+
+    def _full(self, check: Check) -> int:
+        """Return the longest of its windows in which it finds no room; 0 if there is none."""
+        return max(self._full_windows(check), default=0)
+
+    def _full_windows(self, check: Check) -> list[int]:
+        """Return the windows in which a check finds no room."""
+        spent = {length: self.spent[check.window, length] for length in check.windows}
+        return [
+            length
+            for length, amount in check.windows.items()
+            if spent[length] >= amount or spent[length] + check.units > amount
+        ]
+
+    def _ask(self, depth: int, limited: list[Limited], request: Request, passed: Passed) -> None:
+        """Charge all or none."""
+        spent = [self._left(self._check(depth, one, request), passed.charged) for one in limited]
+        checks = [check for check in spent if check is not None]
+        beyond = [check for check in checks if self._full(check)]
+        if beyond:
+            self._exceed(beyond)
+            longest = self.expected.retry_after_s = max(map(self._full, beyond))
+            raise Refused({check.rule.name for check in beyond if self._full(check) == longest}, 429)
+        for check in checks:
+            self._charge(check, passed.charged)
+        passed.checks += checks
+
+    def _charge(self, check: Check, charged: dict[object, int]) -> None:
+        charged[check.limit] = charged.get(check.limit, 0) + check.units
+        for length, amount in check.windows.items():
+            self.spent[check.window, length] += check.units
+            check.left[length] = amount - self.spent[check.window, length]
+
+    def _report(self, depth: int, one: Limited, request: Request, passed: Passed) -> None:
+        check = self._left(self._check(depth, one, request), passed.reported)
+        if check is None:
+            return
+        if not self._full(check):
+            self._charge(check, passed.reported)
+            return
+        passed.reported[check.limit] = passed.reported.get(check.limit, 0) + check.units
+        self.expected.events.append(("shadow_refused", one.name, check.window[3]))
+        self._exceed((check,))
+
+    def _exceed(self, checks: Sequence[Check]) -> None:
+        for check in checks:
+            for length in self._full_windows(check):
+                known = self.worker, check.window, length
+                if known not in self.exceeded:
+                    self.exceeded.add(known)
+                    self.expected.events.append(("exceeded", check.rule.name, check.window[3]))
+
+    def _settle(self, depth: int, passed: Passed, status: int) -> None:
+        for check in passed.checks:
+            judge = check.rule.count_if
+            if judge is fails:
+                self.expected.failed.add((self.worker, depth, "count_if", check.rule.name))
+            elif judge is not None and not judge(status):
+                for length in check.windows:
+                    self.spent[check.window, length] -= check.units
+                    check.left[length] += check.units
+        latest = {check.limit: check for check in passed.checks}
+        for check in latest.values():  # the same limits of a key are shown once
+            for length, amount in check.windows.items():
+                name = check.rule.name + (f"_{length}" if len(check.windows) > 1 else "")
+                self.expected.policies.append((name, amount, length, check.left[length]))
+
+
+# -- the middleware beside it ------------------------------------------------------------------------------------------
 
 
 def endpoint_of(program: Program) -> ASGIApp:
@@ -82,7 +554,6 @@ class Middleware(RuleBasedStateMachine):
 
     @initialize(program=PROGRAMS)
     def start(self, program: Program) -> None:
-        note(repr(program))
         self.model, self.listener, self.log = Model(program), Listener(), Log()
         self.failed: set[tuple[object, ...]] = set()
         logging.getLogger("slidegate").addHandler(self.log)
@@ -103,19 +574,19 @@ class Middleware(RuleBasedStateMachine):
         return app
 
     @rule(worker=st.integers(0, WORKERS - 1), requests=st.lists(REQUESTS, min_size=1, max_size=6))
-    def requests(self, worker: int, requests: list[Sent]) -> None:
+    def requests(self, worker: int, requests: list[dict[str, Any]]) -> None:
         for one in requests:
             self.request(worker, one)
 
-    def request(self, worker: int, sent: Sent) -> None:
+    def request(self, worker: int, sent: dict[str, Any]) -> None:
         self.listener.events.clear()
         self.listener.outcomes.clear()
         self.model.worker = worker
         key_of = self.workers[worker][0].key_for
-        request = Request(scope_of(**sent.fields()))
-        foreseen = self.model.decide(request, int(sent.status), lambda name: key_of(header("X-User").of(name)))
+        request = Request(scope_of(**sent))
+        foreseen = self.model.decide(request, lambda name: key_of(header("X-User").of(name)))
         self.failed |= foreseen.failed
-        found, error = self.runner.run(attempt(self.apps[worker], **sent.fields()))
+        found, error = self.runner.run(attempt(self.apps[worker], **sent))
         assert found.status == foreseen.status
         assert (error is None) is (foreseen.status != 500)
         self.check_fields(found, foreseen)
@@ -125,6 +596,7 @@ class Middleware(RuleBasedStateMachine):
         if foreseen.status in (403, 429):
             assert found.headers.get("retry-after") == (foreseen.retry_after_s and str(foreseen.retry_after_s))
             return
+        check_fields(found)
         policy, left = (fields(found.headers.get(name, "")) for name in ("ratelimit-policy", "ratelimit"))
         shown = [(name, one["q"], one["w"], rest["r"]) for (name, one), (_, rest) in zip(policy, left, strict=True)]
         # In the fields of one middleware the second and the third limit of a name have a number.
