@@ -1,10 +1,15 @@
-"""What looks wrong at the start is said once, and what cannot be made ends the start of its server."""
+"""What cannot work is refused where it is written, or ends the start of its server; what looks wrong is said once.
+
+messages.txt and file_messages.txt have each message whole, as its user reads it.
+"""
 
 import asyncio
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from signal import SIGINT
 from subprocess import DEVNULL, PIPE, STDOUT, Popen
@@ -16,16 +21,133 @@ from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
 from starlette.routing import Mount, Route
 from starlette.types import Scope
 
-from slidegate import ConfigurationError, Limiter, RateLimitMiddleware, Rule
+import slidegate
+from slidegate import BanPolicy, ConfigurationError, Limiter, MessageLimits, RateLimit, RateLimitMiddleware, Rule
+from slidegate.core import Store
+from slidegate.httpx import LimitedTransport
 from slidegate.web import file_watcher
 from slidegate.web.routes import layers
 
 from ..asgi import attempt, call, hello, page, scope_of, send_scope, statuses
 from ..redis_servers import until
-from .middlewares import FollowedFiles
+from ..remote_stores import RemoteStore
+from ..test_messages import message_of
+from .middlewares import FORMS, FollowedFiles
+from .network_files import operators
+
+MESSAGES = Path(__file__).with_name("messages.txt")
+FILE_MESSAGES = Path(__file__).with_name("file_messages.txt")
+TABLE = '[[rules]]\npath = "/a"\nlimits = "5/minute"\n'
+TABLES = {"RULE": TABLE, "NAMED": f'{TABLE}name = "x"\n', "BANS": "[bans.s]\n"}
+
+
+def mistaken_files() -> list[Any]:
+    """Return the contents of the files that are refused, as text or bytes."""
+    lines = FILE_MESSAGES.read_text("utf-8").splitlines()
+    return [eval(line.removeprefix("toml "), dict(TABLES)) for line in lines if line.startswith("toml ")]
+
+
+def middleware(**options: Any) -> RateLimitMiddleware:
+    return RateLimitMiddleware(hello, **options)
+
+
+def bans(**options: Any) -> RateLimitMiddleware:
+    return middleware(bans=BanPolicy(**options))
+
+
+async def never(status: int) -> bool:
+    return False
+
+
+async def rows() -> Any:
+    yield "a"
+
+
+class Application:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None: ...
+
+
+class Windows(RemoteStore):
+    """A store that counts no permits."""
+
+    permits_held = Store.permits_held  # type: ignore[assignment]
+
+
+OWN = [call, hello, middleware, bans, never, rows, page, Application, Windows, Starlette, FastAPI, LimitedTransport]
+OWN += [GZipMiddleware, Middleware, Mount, Route]
+NAMES = {
+    **{name: getattr(slidegate, name) for name in slidegate.__all__},
+    **{known.__name__: known for known in OWN},
+    "FORMS": FORMS,
+    "REQUEST": Request(scope_of()),
+    "run": asyncio.run,
+    "RULE": Rule("*", "5/minute"),
+    "TOOLS": slidegate.mcp_tool("search", "export", validated=True),
+}
+
+
+def test_each_value_that_cannot_work_is_refused_with_what_would(
+    tmp_path: Path, texts: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    operators(Path())
+    names = {**NAMES, "ASN": slidegate.network("asn.mmdb")}
+    texts(MESSAGES, ">>> ", lambda expression: message_of(expression, names))
+
+
+def test_a_mistake_in_a_file_is_named_with_what_was_expected(tmp_path: Path, texts: Callable[..., None]) -> None:
+    file = tmp_path / "slidegate.toml"
+    operators(tmp_path)
+    (tmp_path / "blocked.netset").write_text("192.0.2.0/24\n", "utf-8")
+
+    def read(written: str) -> str:
+        text = eval(written, dict(TABLES))
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        with pytest.raises(ConfigurationError) as caught:
+            RateLimitMiddleware.from_file(hello, file)
+        message = str(caught.value)
+        assert message.startswith(str(file))
+        assert message.count(str(file)) == 1, "a place is said once"
+        assert "\n" not in message
+        return re.sub(f"{re.escape(str(tmp_path))}/", "", message)
+
+    texts(FILE_MESSAGES, "toml ", read)
+
+
+async def plenty(first: object, second: object = None, *rest: object, more: object = None) -> None:
+    """Take one or more."""
+
+
+class Two:
+    def __call__(self, first: object, second: object = None) -> None:
+        """Take one or two."""
+
+
+FITTING = [lambda a: None, partial(lambda a, b: None, b=1), plenty, Two(), partial(plenty, more=1), lambda *a: a, print]
+OTHERS = [lambda: None, lambda a, b: None, lambda a, *, b: None, partial(lambda a, b, c: None, 1), lambda a, b, c: None]
+
+
+@pytest.mark.parametrize("make", [partial(Rule, "/a"), RateLimit], ids=["rule", "endpoint"])
+@pytest.mark.parametrize("option", ["limits", "key", "cost", "when"])
+def test_a_function_of_other_parameters_is_refused_at_once(option: str, make: Callable[..., object]) -> None:
+    for function in FITTING:
+        make(**{"limits": "5/minute", option: function})
+    for function in OTHERS:
+        with pytest.raises(ConfigurationError, match=f"^{option}: expected a function of .* which takes "):
+            make(**{"limits": "5/minute", option: function})
+
+
+def test_limits_are_shown_as_they_count() -> None:
+    assert repr(MessageLimits("10/second; 100/minute")) == "<MessageLimits 10/1s; 100/1m>"
+    assert str(RateLimit(limits="5/minute")) == str(RateLimit("5/minute")) == "<RateLimit 5/1m>"
+
+
+# -- what cannot be made ends the start of its server ------------------------------------------------------------------
+
 
 BOUND_S = 120
 """How long a hang may last; a server that starts on a busy machine takes some seconds."""
@@ -98,15 +220,6 @@ async def test_what_cannot_be_made_ends_the_start_or_each_request(what: str, fra
     assert part in said[0]["message"]
     assert error is not None
     assert str(error) in said[0]["message"]
-    add(served, what, tmp_path)
-    for target, path in ((served, "/"), (Starlette(routes=[Mount("/below", served)]), "/below/")) * 2:
-        with pytest.raises(ConfigurationError, match=re.escape(part)):
-            await send_scope(target, scope_of(path))
-
-
-async def test_a_request_after_a_start_that_failed_raises_the_same_error() -> None:
-    app = Starlette(middleware=[Middleware(RateLimitMiddleware, limits="ten/minute")])
-    _, error = await started(app)
     lengths = []
     for _ in range(3):
         with pytest.raises(ConfigurationError) as caught:
@@ -114,6 +227,10 @@ async def test_a_request_after_a_start_that_failed_raises_the_same_error() -> No
         assert caught.value is error
         lengths.append(len(caught.traceback))
     assert lengths[0] == lengths[-1], "each request makes the traceback longer"
+    add(served, what, tmp_path)
+    for target, path in ((served, "/"), (Starlette(routes=[Mount("/below", served)]), "/below/")) * 2:
+        with pytest.raises(ConfigurationError, match=re.escape(part)):
+            await send_scope(target, scope_of(path))
 
 
 async def test_options_without_their_names_end_the_start() -> None:
@@ -141,9 +258,6 @@ def test_a_server_with_a_broken_configuration_ends_with_its_message(server: str,
     ended = subprocess.run(command, cwd=tmp_path, stdout=PIPE, stderr=STDOUT, text=True, timeout=BOUND_S, check=False)
     assert ended.returncode != 0, ended.stdout
     assert "ten/minute" in ended.stdout
-
-
-# -- what looks wrong at start-up or in the first requests is said once, with a code -----------------------------------
 
 
 def codes(found: RateLimitMiddleware) -> list[str]:

@@ -27,7 +27,7 @@ from slidegate.web.reload import FileOptions, ReloadingMiddleware
 
 from ..asgi import hello, statuses
 from .network_files import operators
-from .test_messages import FILE_MESSAGES, mistaken_files
+from .test_checks import FILE_MESSAGES, mistaken_files
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERYTHING = ROOT / "examples" / "slidegate.toml"
