@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute, request_response
 from starlette.testclient import TestClient
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from slidegate import (
@@ -32,7 +32,7 @@ from slidegate import (
 )
 from slidegate.testing import RecordingObserver
 
-from ..asgi import PEER, Answer, call, page, scope_of, send_scope, statuses
+from ..asgi import PEER, call, page, scope_of, send_scope, statuses
 from .middlewares import FORMS, checks
 from .middlewares import fastapi as of_fastapi
 
@@ -63,17 +63,6 @@ def made(word: str) -> Any:
     return same_name
 
 
-async def other(request: Request) -> Response:
-    return PlainTextResponse("other")
-
-
-async def counts(app: ASGIApp, path: str, method: str = "GET") -> list[str]:
-    """Return the names of the counts that a request charges."""
-    scope = scope_of(path, method)
-    await send_scope(app, scope)
-    return [bucket.name for bucket, _, _ in checks(scope)]
-
-
 LIMITS = st.sampled_from(["7/hour", "8/hour", "9/hour", "9/minute"])
 ENDPOINTS = st.lists(st.tuples(st.lists(LIMITS, max_size=3), st.lists(LIMITS, max_size=2)), min_size=1, max_size=4)
 
@@ -98,9 +87,14 @@ def test_each_endpoint_has_one_count_for_each_of_its_limits_whatever_comes_first
             router.api_route("/x", methods=places[at].split()[:1], dependencies=depends(dependencies))(endpoint)
             (mounted if at == 3 else app).include_router(router, prefix="/included" if at == 2 else "")
         app.mount("/mounted", mounted)
-        found = {at: await counts(app, *reversed(places[at].split())) for at in order}
-        assert all(len(names) == len({*names}) for names in found.values()), "a limit that is met twice is charged once"
-        return {at: set(names) for at, names in found.items()}
+        found = dict[int, set[str]]()
+        for at in order:
+            method, path = places[at].split()
+            await send_scope(app, scope := scope_of(path, method))
+            names = [bucket.name for bucket, _, _ in checks(scope)]
+            found[at] = set(names)
+            assert len(names) == len(found[at]), "a limit that is met twice is charged once"
+        return found
 
     order = list(range(len(endpoints)))
     found = asyncio.run(all_counts(order))
@@ -113,7 +107,7 @@ def test_each_endpoint_has_one_count_for_each_of_its_limits_whatever_comes_first
 
 async def test_without_a_router_the_function_is_known_all_the_same() -> None:
     limit = RateLimit("1/hour")
-    one, two = request_response(limit(page)), request_response(limit(other))
+    one, two = request_response(limit(page)), request_response(limit(made("other")))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await (two if scope["path"] == "/two" else one)(scope, receive, send)
@@ -126,13 +120,6 @@ async def test_without_a_router_the_function_is_known_all_the_same() -> None:
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-async def refused(app: ASGIApp) -> Answer:
-    """Return the answer to the second request of two."""
-    middleware = RateLimitMiddleware(app, rules=[])
-    await call(middleware)
-    return await call(middleware)
-
-
 async def test_a_dependency_that_makes_another_answer_of_it_has_its_way() -> None:
     async def needed() -> AsyncIterator[None]:
         try:
@@ -140,16 +127,15 @@ async def test_a_dependency_that_makes_another_answer_of_it_has_its_way() -> Non
         except RateLimitExceeded:
             raise fastapi.HTTPException(503) from None
 
-    answer = await refused(of_fastapi(page, dependencies=[Depends(needed)], of_route=[RateLimit("1/hour")]))
-    assert (answer.status, answer.headers["cache-control"]) == (503, "no-store")
+    site = of_fastapi(page, dependencies=[Depends(needed)], of_route=[RateLimit("1/hour")])
+    app = RateLimitMiddleware(site, rules=[])
+    assert await statuses(app, 2) == [200, 503]
+    assert (await call(app)).headers["cache-control"] == "no-store"
 
 
 async def test_a_middleware_at_the_route_refuses_by_the_handlers_of_the_application() -> None:
-    async def handler(request: Request, error: Exception) -> Response:
-        return PlainTextResponse("mine", 418)
-
     route = Route("/", RateLimit("1/hour")(page), middleware=[Middleware(RateLimitMiddleware)])
-    app = Starlette(routes=[route], exception_handlers={429: handler})
+    app = Starlette(routes=[route], exception_handlers={429: lambda request, error: PlainTextResponse("mine", 418)})
     assert await statuses(app, 2) == [200, 418]
 
 
@@ -159,10 +145,12 @@ async def test_the_handler_of_a_status_answers_what_the_application_itself_raise
             raise fastapi.HTTPException(429, "busy", {"Retry-After": "5"})
 
     handlers = {429: rate_limit_exceeded}
-    app = of_fastapi(page, dependencies=[Depends(busy)], of_route=[RateLimit("1/hour")], exception_handlers=handlers)
-    answer = await call(RateLimitMiddleware(app, rules=[]), headers={"X-Busy": "1"})
+    site = of_fastapi(page, dependencies=[Depends(busy)], of_route=[RateLimit("1/hour")], exception_handlers=handlers)
+    app = RateLimitMiddleware(site, rules=[])
+    answer = await call(app, headers={"X-Busy": "1"})
     assert (answer.status, answer.body, answer.headers["retry-after"]) == (429, b'{"detail":"busy"}', "5")
-    assert b"violated-policies" in (await refused(app)).body
+    assert await statuses(app, 1) == [200]
+    assert b"violated-policies" in (await call(app)).body
 
 
 class Limited(HTTPEndpoint):
