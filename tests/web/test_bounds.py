@@ -7,8 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -33,6 +32,7 @@ from slidegate import (
     cookie,
     everyone,
     header,
+    mcp_tool,
     path_param,
     query,
 )
@@ -43,7 +43,7 @@ from slidegate.web.responses import Answer
 
 from ..asgi import hello, page, scope_of, send_scope, statuses
 from .middlewares import FollowedFiles
-from .route_trees import PLENTY
+from .route_trees import LITERALS, PLENTY, named, template
 
 TEXT = 60_000
 REQUESTS = 60
@@ -306,77 +306,60 @@ async def test_a_long_path_costs_hardly_more_than_a_short_one(length: int, optio
     assert await fewest(middleware, part, length) <= 4 * usual + apart
 
 
-MATCHING = """
-import sys
-from itertools import count
-from random import Random
-
-import anyio
-
-from slidegate import RateLimitMiddleware, Rule
-from tests.asgi import call, hello
-from tests.web.route_trees import LITERALS, PLENTY, named, template
-
 PARTS = ["1", "1_", "_", "-", "a", "a.", "5e", "0x", ".", "1.", "inf", " ", "11-", "+", "00_", *filter(None, LITERALS)]
 
 
-async def main() -> None:
+async def match_templates() -> None:
     for seed in range(60):
-        random = Random(seed)
-        written = named(template(random, 4), count())
+        dice = random.Random(seed)
+        written = named(template(dice, 4), count())
         app = RateLimitMiddleware(hello, rules=[Rule(written, PLENTY), Rule(written + "/end", exempt=True)])
         slashes = written.count("/")
         for _ in range(4):
-            part = random.choice(PARTS)
-            segments = [part * (2_048 // slashes // len(part) - 1) + end for end in random.choices("!5_", k=slashes)]
-            await call(app, ("/" + "/".join(segments))[:2_048], raw_path=b"/")
+            part = dice.choice(PARTS)
+            segments = [part * (2_048 // slashes // len(part) - 1) + end for end in dice.choices("!5_", k=slashes)]
+            await statuses(app, 1, ("/" + "/".join(segments))[:2_048], raw_path=b"/")
 
 
-anyio.run(main)
-"""
-
-
-READING = """
-from itertools import product
-
-from slidegate import Limiter, client_ip, cookie, header, mcp_tool, query
-from tests.asgi import scope_of
-
-PARTS = ['\\\\"', '"', "\\\\", ",", ";", "=", " ", "a", "&", "%2", ":", 'for="']
+FIELDS = ["authorization", "host", "cookie", "mcp-name", "x-forwarded-for", "forwarded"]
 KEYS = [header("Authorization"), header("Host"), cookie("a"), query("a"), mcp_tool("a", validated=True)]
 KEYS += [client_ip(1), client_ip(["203.0.113.0/24"], header="forwarded")]
-NAMES = ["authorization", "host", "cookie", "mcp-name", "x-forwarded-for", "forwarded"]
-
-for part, begin in product(PARTS, ["a", 'a="', "Basic "]):
-    value = f'{begin}{part * (400_000 // len(part))}"'.encode()
-    headers = [*[(name.encode(), value) for name in NAMES], (b"mcp-protocol-version", b"2026-07-28")]
-    scope = scope_of(method="POST", query_string=value, headers=[*headers, (b"mcp-method", b"tools/call")])
-    for key in KEYS:
-        key.find(scope, Limiter(), "client")
-"""
 
 
-@pytest.mark.parametrize("program", [MATCHING, READING], ids=["templates", "keys"])
-def test_no_text_takes_a_template_or_a_key_for_ever(program: str) -> None:
-    # A process can be ended while an expression goes back and forth. It takes a second or two.
-    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=BOUND_S, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
+async def read_keys() -> None:
+    parts = ['\\"', '"', "\\", ",", ";", "=", " ", "a", "&", "%2", ":", 'for="']
+    for part, begin in product(parts, ["a", 'a="', "Basic "]):
+        value = f'{begin}{part * (400_000 // len(part))}"'.encode()
+        headers = [*[(name.encode(), value) for name in FIELDS], (b"mcp-protocol-version", b"2026-07-28")]
+        scope = scope_of(method="POST", query_string=value, headers=[*headers, (b"mcp-method", b"tools/call")])
+        for key in KEYS:
+            key.find(scope, Limiter(), "client")
 
 
-def shops(count: int) -> list[BaseRoute]:
-    return [APIRoute(f"/shop{n}/{{x}}", page) for n in range(count)]
+@pytest.mark.parametrize("work", [match_templates, read_keys])
+def test_no_text_takes_a_template_or_a_key_for_ever(work: Any) -> None:
+    # A process can be ended while an expression goes back and forth. It takes some seconds.
+    program = f"import anyio; from {work.__module__} import {work.__name__} as work; anyio.run(work)"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=BOUND_S, check=True)
 
 
-@cache
-def site(kind: str, count: int) -> Silent:
-    if kind == "plain":
-        return Silent(routes=shops(count))
-    if kind == "mounted":
-        half = shops(count // 2)
-        return Silent(routes=[*half, Mount("/v1", routes=half), Mount("/", app=hello)])
+def shops(number: int) -> list[BaseRoute]:
+    return [APIRoute(f"/shop{n}/{{x}}", page) for n in range(number)]
+
+
+def plain(number: int) -> Silent:
+    return Silent(routes=shops(number))
+
+
+def included(number: int) -> Silent:
     app = Silent()
-    app.include_router(APIRouter(routes=shops(count)))
+    app.include_router(APIRouter(routes=shops(number)))
     return app
+
+
+def mounted(number: int) -> Silent:
+    half = shops(number // 2)
+    return Silent(routes=[*half, Mount("/v1", routes=half), Mount("/", app=hello)])
 
 
 PATHS = ("/shop3/{}", "/nope/{}", "/shop3/{}\n", "/shop3/{}" + "/../x" * 700, "/{}" + "/a;b/." * 600)
@@ -384,15 +367,16 @@ TWO = [Rule("/{x}/5", "9/hour"), Rule("/{x}/{rest:path}", "9/hour")]
 
 
 @pytest.mark.interpreted("what compiled functions do is not seen")
-@pytest.mark.parametrize("kind", ["plain", "mounted", "included"])
+@pytest.mark.parametrize("made_of", [plain, mounted, included])
 @pytest.mark.parametrize("options", [{"limits": "9/hour"}, {"rules": TWO}], ids=str)
-async def test_a_path_never_seen_costs_as_much_with_a_thousand_routes_as_with_ten(options: Any, kind: str) -> None:
+async def test_a_path_never_seen_costs_as_much_with_a_thousand_routes_as_with_ten(options: Any, made_of: Any) -> None:
     least: list[list[int]] = []
-    for count in (10, 1_000):
-        middleware = RateLimitMiddleware(site(kind, count), limiter=Limiter(observers=[lambda event: None]), **options)
+    for number in (10, 1_000):
+        limiter = Limiter(observers=[lambda event: None])
+        middleware = RateLimitMiddleware(made_of(number), limiter=limiter, **options)
         first = await statuses(middleware, 12, "/shop3//5", client=("192.0.2.1", 1))
         assert first == [200] * 9 + [429] * 3
-        seen = [[await steps(middleware, path.format(number)) for number in range(12)] for path in PATHS]
+        seen = [[await steps(middleware, path.format(n)) for n in range(12)] for path in PATHS]
         assert {status for each in seen for _, status in each} == {200, 429}
         # The least of them: now and then a request does what time asks for, such as sweeping the store.
         least.append([min(ran for ran, _ in each) for each in seen])

@@ -299,8 +299,7 @@ class Expected:
 
 
 class Refused(Exception):
-    def __init__(self, names: set[str], status: int) -> None:
-        self.names, self.status = names, status
+    """The names of the rules of which one refuses, and the status."""
 
 
 class Model:
@@ -318,18 +317,14 @@ class Model:
 
     def changeable(self) -> list[tuple[int, str]]:
         """Return the limiters and names of limits that can take another amount an hour."""
-        found: dict[tuple[int, str], bool] = {}
-        for number, one, is_rule in self._named():
-            fits = one.windows is not None and [*one.windows] == [HOUR]
-            known = found.get((number, one.name), True)
-            found[number, one.name] = known and fits and is_rule
-        return sorted(name for name, fits in found.items() if fits)
-
-    def _named(self) -> list[tuple[int, Limited, bool]]:
-        layers = [(layer.limiter, one, True) for layer in self.program.layers for one in layer.rules]
-        # Limits at endpoints are known when they are met.
-        ends = [(self.program.layers[0].limiter, one, False) for one in self.program.endpoint]
-        return [named for named in (*layers, *ends) if named[1].kind not in ("exempt", "block")]
+        layers = self.program.layers
+        named = [(layer.limiter, one, one.windows) for layer in layers for one in layer.rules]
+        named += [(layers[0].limiter, one, None) for one in self.program.endpoint]  # they are known when they are met
+        fit, others = set[tuple[int, str]](), set[tuple[int, str]]()
+        for number, one, windows in named:
+            if one.kind not in ("exempt", "block"):
+                (fit if [*(windows or ())] == [HOUR] else others).add((number, one.name))
+        return sorted(fit - others)
 
     def days_pass(self) -> None:
         self.spent.clear()
@@ -351,7 +346,7 @@ class Model:
                     report, ask = self._report, self._ask
                     report(0, one, request, passed[0]) if one.kind == "shadow" else ask(0, [one], request, passed[0])
         except Refused as refused:
-            status, self.expected.refused_by = refused.status, refused.names
+            self.expected.refused_by, status = refused.args
         for depth, within in enumerate(passed):
             self._settle(depth, within, status)
         self.expected.status = status
@@ -361,21 +356,16 @@ class Model:
         self.expected.limiters.add(self.program.layers[depth].limiter)
         counting, ends = self._counting(depth, request)
         if self.program.beside and ends != "exempt" and request.url.path == HONEYPOT:
-            self._trap(depth, request)
+            # The honeypot would ban the client; the store tells that once, to the limiters of all workers.
+            trapped = self.program.layers[depth].limiter, request.scope["client"][0]
+            self.expected.events += [("shadow_banned", "trap", trapped[1])] * WORKERS * (trapped not in self.trapped)
+            self.trapped.add(trapped)
         if ends == "block":
             raise Refused({counting.pop().name}, 403)
         self._ask(depth, [one for one in counting if one.kind != "shadow"], request, passed)
         for one in counting:
             if one.kind == "shadow":
                 self._report(depth, one, request, passed)
-
-    def _trap(self, depth: int, request: Request) -> None:
-        """Note that the honeypot would ban the client; the store tells that once, to the limiters of all workers."""
-        assert request.client
-        trapped = self.program.layers[depth].limiter, request.client.host
-        if trapped not in self.trapped:
-            self.trapped.add(trapped)
-            self.expected.events += [("shadow_banned", "trap", request.client.host)] * WORKERS
 
     def _counting(self, depth: int, request: Request) -> tuple[list[Limited], str]:
         """Return the rules that count a request, the blocking one last, and the kind of that which ends the list."""
@@ -575,22 +565,17 @@ class Middleware(RuleBasedStateMachine):
 
     @rule(worker=st.integers(0, WORKERS - 1), requests=st.lists(REQUESTS, min_size=1, max_size=6))
     def requests(self, worker: int, requests: list[dict[str, Any]]) -> None:
-        for one in requests:
-            self.request(worker, one)
-
-    def request(self, worker: int, sent: dict[str, Any]) -> None:
-        self.listener.events.clear()
-        self.listener.outcomes.clear()
-        self.model.worker = worker
-        key_of = self.workers[worker][0].key_for
-        request = Request(scope_of(**sent))
-        foreseen = self.model.decide(request, lambda name: key_of(header("X-User").of(name)))
-        self.failed |= foreseen.failed
-        found, error = self.runner.run(attempt(self.apps[worker], **sent))
-        assert found.status == foreseen.status
-        assert (error is None) is (foreseen.status != 500)
-        self.check_fields(found, foreseen)
-        self.check_events(foreseen)
+        self.model.worker, key_of = worker, self.workers[worker][0].key_for
+        for sent in requests:
+            self.listener.events.clear()
+            self.listener.outcomes.clear()
+            foreseen = self.model.decide(Request(scope_of(**sent)), lambda name: key_of(header("X-User").of(name)))
+            self.failed |= foreseen.failed
+            found, error = self.runner.run(attempt(self.apps[worker], **sent))
+            assert found.status == foreseen.status
+            assert (error is None) is (foreseen.status != 500)
+            self.check_fields(found, foreseen)
+            self.check_events(foreseen)
 
     def check_fields(self, found: Answer, foreseen: Expected) -> None:
         if foreseen.status in (403, 429):

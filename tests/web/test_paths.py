@@ -37,7 +37,6 @@ from slidegate import (
     query,
 )
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web.paths import RulePath
 
 from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
 from .middlewares import charged, checks, counted
@@ -74,8 +73,6 @@ async def test_a_number_counts_every_short_text_that_fastapi_takes_for_it() -> N
     odd = ["_inf", "+_inf", "1.5E_+0", "_nan", "i_nf", "1e-5", "-inf", "+nan"]
     assert await untaken(float, [*odd, *(text for text in texts if not text.strip(" +-").startswith("_"))]) == []
 
-
-async def test_a_number_counts_what_fastapi_takes_for_it_between_blanks() -> None:
     blanks = [chr(code) for code in range(0x3001) if chr(code).isspace()]
     for kind, text in ((int, "5"), (float, "5.5"), (float, "nan"), (float, "-Infinity")):
         assert await untaken(kind, [f"{blank}{text}{blank}" for blank in blanks]) == []
@@ -89,25 +86,6 @@ async def test_a_uuid_counts_every_spelling_that_fastapi_takes_for_it(spelled: l
             text = text[:at] + put + text[at:]
         texts.append(text)
     assert await untaken(UUID, texts) == []
-
-
-# -- a final slash -----------------------------------------------------------------------------------------------------
-
-
-LITERALS = st.sampled_from(["a", "b.json"])
-SEGMENTS = LITERALS | st.sampled_from(["{n}", "{n:int}", "{n:path}", "a{n:path}", "{n:path}.json"])
-
-
-@given(st.lists(SEGMENTS, max_size=4), st.sampled_from(["", "/"]), st.data())
-def test_a_final_slash_makes_no_difference_to_a_limit(made: list[str], end: str, data: st.DataObject) -> None:
-    pieces = [piece.replace("{n", f"{{n{at}") for at, piece in enumerate(made)]
-    given = {"path": ["", "1", "1/2"], "int": ["1"], "": ["1"]}
-    text = re.sub(r"{n\d:?(\w*)}", lambda found: data.draw(st.sampled_from(given[found[1]])), "/".join(["", *pieces]))
-    path = RulePath("/".join(["", *pieces]) + end or "/")
-    assert path.is_exactly(text + end or "/")
-    assert path.takes(f"{text}/")
-    if not made or "{" not in made[-1]:
-        assert path.takes(text)
 
 
 # -- requests that no server sends ------------------------------------------------------------------------------------
