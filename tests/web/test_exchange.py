@@ -56,9 +56,11 @@ from ..virtual_time import turns
 from .middlewares import FORMS, Listener, limited, starlette
 from .sockets import greet
 
-OURS: Final = {b"ratelimit", b"ratelimit-policy", b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"}
-
-
+DRAFT: Final = {b"ratelimit", b"ratelimit-policy"}
+LEGACY: Final = {b"x-ratelimit-limit", b"x-ratelimit-remaining", b"x-ratelimit-reset"}
+OURS: Final = {"draft": DRAFT, "legacy": LEGACY, ("draft", "legacy"): DRAFT | LEGACY, None: set[bytes]()}
+OF_REFUSALS: Final = {b"retry-after", b"cache-control"}
+TIGHT: Any = RateLimit("1/hour", name="tight")
 NO_INTS: Final = (Decimal(404), 404.0, "404", b"404", True, 0, None)
 """Statuses that some servers take; some equal a whole number and are none, as the integers of numpy."""
 
@@ -75,11 +77,19 @@ def messages(type: str, given: dict[str, Any], **optional: Any) -> st.SearchStra
 BYTES: Final[list[Any]] = [bytes, bytearray, memoryview]
 NAMES: Final = made(BYTES, st.sampled_from([b"x-a", b"Content-Type", b"x", b"", b"x" * 99]))
 VALUES: Final = made(BYTES, st.binary(max_size=5))
+THEIRS: Final = st.builds(
+    lambda names, case, kind: [(kind(case(name)), b"theirs") for name in sorted(names)],
+    st.sampled_from([set[bytes](), OF_REFUSALS, LEGACY, DRAFT | LEGACY | OF_REFUSALS]),
+    st.sampled_from([bytes.lower, bytes.upper]),
+    st.sampled_from(BYTES),
+)
+"""Fields of our names that an application has written."""
+FIELDS: Final = st.lists(made([tuple, list], st.tuples(NAMES, VALUES)), max_size=4)
 STATUSES: Final = st.sampled_from([200, HTTPStatus.CREATED, 204, 599, 99, 1_000, *NO_INTS])
 STARTS: Final = messages(
     "http.response.start",
     {"status": STATUSES},
-    headers=made([list, tuple], st.lists(made([tuple, list], st.tuples(NAMES, VALUES)), max_size=4)),
+    headers=made([list, tuple], st.builds(list.__add__, FIELDS, THEIRS)),
     trailers=st.sampled_from([False, True, 0, None]),
     unknown=st.just(object()),
 )
@@ -95,23 +105,26 @@ OTHERS: Final = st.sampled_from(
     ]
 )
 OPTIONS: Final = st.fixed_dictionaries({
-    "headers": st.sampled_from(["draft", "legacy", ("draft", "legacy"), None]),
+    "headers": st.sampled_from([*OURS]),
     "allowlist": st.sampled_from([None, Networks(["192.0.2.77"])]),
 })  # fmt: skip
 CLIENTS: Final = st.sampled_from([(PEER, 1), [PEER, 1], (PEER, None), [PEER, "1"]])
 
 
 async def played(
-    messages: list[Any], late: list[Any], options: dict[str, Any], client: Any, judge: Any
+    messages: list[Any], late: list[Any], is_limited: bool, options: dict[str, Any], client: Any, judge: Any
 ) -> tuple[list[Message], bool]:
     """Return what goes out when an application sends some messages for the second time, and whether that bans.
 
-    Of the second time it sends some more when it has ended.
+    Of the second time it catches the refusal of a limit, and sends some more when it has ended.
     """
     kept: list[Send] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         kept.append(send)
+        if is_limited:
+            with suppress(RateLimitExceeded):
+                await TIGHT.check(Request(scope, receive))
         for message in messages:
             await send(message)
 
@@ -124,7 +137,7 @@ async def played(
     return answers[1].messages, await own.banned(PEER) is not None
 
 
-@settings(deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     before=st.lists(OTHERS, max_size=2),
     start=STARTS,
@@ -132,15 +145,23 @@ async def played(
     late=st.lists(BODIES | STARTS, max_size=2),
     options=OPTIONS,
     client=CLIENTS,
+    is_limited=st.booleans(),
     is_judged=st.booleans(),
 )
 def test_an_answer_goes_out_as_it_came_whatever_it_is_made_of(
-    before: list[Any], start: Any, after: list[Any], late: list[Any], options: Any, client: Any, is_judged: bool
+    before: list[Any],
+    start: Any,
+    after: list[Any],
+    late: list[Any],
+    options: dict[str, Any],
+    client: Any,
+    is_limited: bool,
+    is_judged: bool,
 ) -> None:
     given_fields = list(start.get("headers", ()))
     judged = list[Any]()
     judge = judged.append if is_judged else None
-    out, banned = asyncio.run(played([*before, start, *after], late, options, client, judge))
+    out, banned = asyncio.run(played([*before, start, *after], late, is_limited, options, client, judge))
     index = len(before)
     others = out[:index] + out[index + 1 :]
     assert all(sent is message for sent, message in zip(others, [*before, *after, *late], strict=True))
@@ -149,13 +170,16 @@ def test_an_answer_goes_out_as_it_came_whatever_it_is_made_of(
     fields = list(start_sent.pop("headers", ()))
     assert fields[: len(given_fields)] == given_fields
     assert all(sent is own for sent, own in zip(fields, given_fields, strict=False))
-    assert {name for name, _ in fields[len(given_fields) :]} <= OURS
-    assert bool(fields[len(given_fields) :]) is (options["headers"] is not None)
+    known = {bytes(name).lower() for name, _ in given_fields}
+    # Of all but those of the draft there is one value.
+    expected = OURS[options["headers"]] - (LEGACY if b"x-ratelimit-limit" in known else set())
+    expected |= OF_REFUSALS - known if is_limited else set()
+    assert {name for name, _ in fields[len(given_fields) :]} == expected
     assert start_sent == {name: value for name, value in start.items() if name != "headers"}
     status = start["status"]
     assert start_sent["status"] is status
     assert judged == [status or 200] * 2 * is_judged
-    assert banned is (is_judged and status == 404), "a status of any type strikes as what it equals"
+    assert banned is (is_judged and status == 404 and not is_limited), "a status of any type strikes as what it equals"
 
 
 # -- a scope that is used twice, by a retry or a fallback further out, is two requests ---------------------------------
@@ -386,9 +410,6 @@ async def test_what_a_task_charges_or_refunds_is_carried_out_though_it_is_cancel
 # -- what observers hear of a request: its outcome, once, when its last byte is out, and one event if it is refused ----
 
 
-TIGHT: Any = RateLimit("1/hour", name="tight")
-
-
 START, BODY, COPY = ({"type": f"http.response.{name}"} for name in ("start", "body", "zerocopysend"))
 MESSAGES: dict[str, Any] = {
     "start": {**START, "status": 200, "headers": []},
@@ -525,32 +546,6 @@ async def test_at_the_reset_of_the_older_fields_everything_spent_has_left(limits
     clock.set(reset_us)
     answer = await call(app)
     assert int(answer.headers["x-ratelimit-remaining"]) == int(answer.headers["x-ratelimit-limit"]) - 1
-
-
-OWN = [b"RateLimit", b"RateLimit-Policy", b"X-RateLimit-Limit", b"X-RateLimit-Remaining", b"X-RateLimit-Reset"]
-OF_REFUSALS = [b"Retry-After", b"Cache-Control"]
-
-
-@pytest.mark.parametrize("refused", [False, True])
-@pytest.mark.parametrize("case", [bytes.lower, bytes.upper])
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-async def test_fields_of_our_names_that_the_application_writes_stay(kind: Any, case: Any, refused: bool) -> None:
-    headers = [(kind(case(name)), b"theirs") for name in (*OWN, *OF_REFUSALS)]
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if refused:
-            with suppress(RateLimitExceeded):
-                await TIGHT.check(Request(scope, receive))
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b""})
-
-    middleware = RateLimitMiddleware(app, limits="9/hour", headers=("draft", "legacy"))
-    await call(middleware)
-    answer = await call(middleware)
-    assert answer.status == 200
-    assert answer.start["headers"][: len(headers)] == headers
-    added = {bytes(name).decode() for name, _ in answer.start["headers"][len(headers) :]}
-    assert added == {"ratelimit", "ratelimit-policy"}, "of the others, one value"
 
 
 # -- whoever is refused is told when it is let in again ----------------------------------------------------------------
