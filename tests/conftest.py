@@ -1,5 +1,6 @@
 """What all tests share: how hard Hypothesis tries, random numbers that say where they come from, texts, servers."""
 
+import difflib
 import logging
 import os
 import random
@@ -18,7 +19,6 @@ from slidegate.core.store import Event
 from slidegate.testing import FakeClock
 
 from .redis_servers import RedisCluster, RedisServer
-from .texts import answered, compare
 
 POSIX_ALONE = re.compile(r"LmdbStore needs POSIX|No module named '(?:fcntl|grp|pty|pwd|resource|termios|tty)'")
 METRICS = Path(__file__).resolve().parents[1] / "docs" / "guides" / "metrics.md"
@@ -35,12 +35,38 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="write the texts that tests compare whole")
 
 
+# -- texts that tests compare whole ------------------------------------------------------------------------------------
+
+# Files of entries, each a line that begins with a prompt and what it gives. A blank line and comments may stand between
+# two entries. ``pytest --update`` writes what is given now into the files; read the diff before you commit it.
+BETWEEN = re.compile(r"\n(\n(?:#.*\n)*)\Z")
+"""What stands between two entries: one blank line, then comments."""
+
+
+def answered(text: str, prompt: str, answer: Callable[[str], str]) -> str:
+    """Return the text of a file with what each of its entries gives now."""
+    head, *entries = re.split(f"^{re.escape(prompt)}", text, flags=re.MULTILINE)
+    parts = [head]
+    for entry in entries:
+        question, _, told = entry.partition("\n")
+        between = BETWEEN.search(f"\n{told}")
+        given = answer(question).rstrip("\n")
+        parts += [f"{prompt}{question}\n", f"{given}\n" if given else "", between[1] if between is not None else ""]
+    return "".join(parts).rstrip("\n") + "\n"
+
+
 @pytest.fixture
 def texts(request: pytest.FixtureRequest) -> Callable[[Path, str, Callable[[str], str]], None]:
     """Checks what each entry of a file gives: the path, the prompt, and the function that answers an entry."""
 
     def check(path: Path, prompt: str, answer: Callable[[str], str]) -> None:
-        compare(path, answered(path.read_text("utf-8"), prompt, answer), update=request.config.getoption("--update"))
+        expected = path.read_text("utf-8")
+        text = answered(expected, prompt, answer)
+        if request.config.getoption("--update") and not os.environ.get("CI"):
+            path.write_text(text, "utf-8")
+        elif text != expected:
+            lines = difflib.unified_diff(expected.splitlines(), text.splitlines(), str(path), "now", n=1, lineterm="")
+            raise AssertionError("\n".join([*lines][:18]) + "\n(pytest --update writes the texts of now)")
 
     return check
 

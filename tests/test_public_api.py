@@ -72,14 +72,11 @@ def loaded_by(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize("module", ["slidegate", "slidegate.testing"])
-def test_importing_the_package_loads_nothing_optional(module: str) -> None:
-    assert {name.partition(".")[0] for name in loaded_by(f"import {module}")} & {*OPTIONAL.split()} == set()
-
-
-def test_importing_the_package_loads_nothing_that_few_applications_need() -> None:
+def test_importing_the_package_loads_nothing_optional_and_nothing_that_few_applications_need(module: str) -> None:
     few = "stores.lmdb", "stores.redis", "web.config", "stores.open_store"
     others = "csv", "decimal", "difflib", "tomllib", "anyio.lowlevel", "starlette.middleware.cors"
-    loaded = loaded_by("import slidegate")
+    loaded = loaded_by(f"import {module}")
+    assert {name.partition(".")[0] for name in loaded} & {*OPTIONAL.split()} == set()
     assert [name for name in loaded if name.startswith((*(f"slidegate.{name}" for name in few), *others))] == []
     assert {"slidegate.web.middleware", "slidegate.stores.memory.store"} <= loaded
 

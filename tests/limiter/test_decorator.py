@@ -38,10 +38,6 @@ def real(request: pytest.FixtureRequest) -> Iterator[Limiter]:
     made.sync.close()
 
 
-def one(number: int = 1) -> int:
-    return number
-
-
 def test_the_function_looks_as_before() -> None:
     def plain(first: int, /, *rest: str, last: bool = False) -> str:
         """Do something."""
@@ -58,8 +54,8 @@ def test_the_function_looks_as_before() -> None:
 
 
 def test_a_call_waits_for_its_turn_or_is_refused(real: Limiter) -> None:
-    assert ran(4, real.limited("1/50ms", key="all", wait="20s")(one)) == [1] * 4
-    hourly = ran(2, real.limited("1/hour", key="hourly", wait="20s")(one))
+    assert ran(4, real.limited("1/50ms", key="all", wait="20s")(lambda: 1)) == [1] * 4
+    hourly = ran(2, real.limited("1/hour", key="hourly", wait="20s")(lambda: 1))
     assert hourly == [1, pytest.approx(3600, abs=10)], "longer than it may wait"
 
 
@@ -92,7 +88,7 @@ async def test_a_call_overtakes_none_that_waits_though_there_is_room_for_it() ->
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers of POSIX")
 def test_a_thread_that_is_interrupted_in_its_wait_is_charged_nothing(real: Limiter) -> None:
-    waiting = real.limited("1/hour", key="all", wait="2h", rule="hourly")(one)
+    waiting = real.limited("1/hour", key="all", wait="2h", rule="hourly")(lambda: 1)
     waiting()
 
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)

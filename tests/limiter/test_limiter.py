@@ -133,11 +133,6 @@ async def test_the_question_of_a_call_is_prepared_once(limits: Any, monkeypatch:
 # -- what is read of it: windows of a customer, middlewares and limits, rows for all workers ---------------------------
 
 
-def labels(view: Any) -> list[tuple[str, int]]:
-    """Return the name and the units used of every window that holds anything."""
-    return [(shown.name, shown.used) for shown in view.windows if shown.used]
-
-
 async def test_the_rules_of_all_gates_endpoints_and_routes_are_asked(clock: FakeClock) -> None:
     limiter = Limiter(MemoryStore(clock=clock))
     limited = slidegate.RateLimit("7/minute", name="at_the_endpoint")(page)
@@ -157,7 +152,7 @@ async def test_the_rules_of_all_gates_endpoints_and_routes_are_asked(clock: Fake
         assert (await call(outer, "/limited")).status == 200
     view = await limiter.inspect(PEER)
     expected = ("at_the_endpoint", "both", "per_route_GET__limited", "plan", "shadow", "short_3600", "short_60")
-    assert sorted(labels(view)) == [(name, 2) for name in expected]
+    assert sorted((shown.name, shown.used) for shown in view.windows if shown.used) == [(name, 2) for name in expected]
     assert "elsewhere" in {shown.label for shown in view.windows if not shown.used}
     assert [shown.label for shown in view.windows if isinstance(shown.limit, Concurrency)] == ["both"]
     assert (view.key, view.now_us) == (PEER, clock.now_us)
@@ -207,7 +202,7 @@ async def test_a_thousand_rules_are_asked_a_part_at_a_time_and_the_rest_is_count
     rules = {f"rule-{number}": "5/minute" for number in range(5 * TOGETHER + 5)}
     view = await limiter.inspect("ann", rules)
     assert (len(view.windows), max(sizes)) == (5 * TOGETHER + 5, TOGETHER)
-    assert labels(view) == [("rule_0", 1)]
+    assert [(shown.name, shown.used) for shown in view.windows if shown.used] == [("rule_0", 1)]
 
 
 class TestRowsOfAStoreWithoutSharedOnes(StatsContract):
@@ -381,10 +376,6 @@ async def asks_on(limiter: Limiter) -> None:
 # -- what users do with bans -------------------------------------------------------------------------------------------
 
 
-async def keys(limiter: Limiter) -> list[str]:
-    return [ban.key async for ban in limiter.bans()]
-
-
 NAMES = """{word}y {word}y.example.com {word}@example.com {word}y.{word} v{n}.{n} tenant-{n} {word}y::{n} {n}-{n}
 user:{n} user:203.0.113.{word} key:l{n}.0.0.1 org/{word}/{n} acme.com oil.co id::42 lol 1O x:1:2:y::
 tenant/7 headers:x x:y:z"""
@@ -421,7 +412,7 @@ async def test_what_was_meant_as_an_address_is_refused_by_each_command(typed: st
     with pytest.raises(ConfigurationError) as raised:
         await command(limiter, typed)
     assert str(raised.value).startswith(f"ban: {typed!r} is not an address or network; ")
-    assert await keys(limiter) == []
+    assert await listed(limiter.bans()) == []
 
 
 @given(st.text("abcdefghijklmnopqrstuvwxyz", min_size=2, max_size=12), st.integers(0, 2**64), st.uuids())
@@ -503,7 +494,7 @@ async def test_what_a_client_sends_is_banned_by_its_digest_and_refused_if_it_is_
         assert value not in str(refused.value).replace(name, "")
         assert f"no request is counted as '{source}:{name}" in str(refused.value)
         assert f'{source.replace("path", "path_param")}("{name}' in str(refused.value)
-    assert await keys(limiter) == []
+    assert await listed(limiter.bans()) == []
 
 
 # -- what a limiter answers, call by call: calls.txt says it as a program of a user sees it ----------------------------

@@ -40,6 +40,7 @@ LIMITS = {
     "api-concurrency": (4, ""),
     "plans": (10, "/1m"),
 }
+WRITTEN = {name: f"{amount}{window}" for name, (amount, window) in LIMITS.items()}
 FIXED = {"plans"}
 SPELLED = {"/1d": "/day"}
 """How users write a window that is a word of quotas, too."""
@@ -78,7 +79,7 @@ class Worker:
             self.add(name)
 
     def add(self, name: str) -> None:
-        configured = parse_one(text_of(name))
+        configured = parse_one(WRITTEN[name])
         self.named.append(NamedLimit(name, configured.own(), configured, f"rule {name}", name not in FIXED))
         self.changes.register(self.named[-1:])
         self.began[name] = self.amount_of(name)
@@ -121,10 +122,6 @@ def amount_by(text: str, name: str) -> int | None:
         name in LIMITS and name not in FIXED and other in (window, window.partition(" @")[0], SPELLED.get(window))
     )
     return int(text.removesuffix(other)) if is_applied else None
-
-
-def text_of(name: str) -> str:
-    return "{}{}".format(*LIMITS[name])
 
 
 DUE = st.sampled_from(["", "looks_us", "writes_us", "ends_us", "differs_us"])
@@ -308,7 +305,7 @@ class Changes(OnALoop):
         assert len(workers) == len(self.others(one_worker))
         for secret, names in self.others(one_worker):
             fixed = [*names & FIXED]
-            assert (secret == one_worker.secret, {name: text_of(name) for name in names}, fixed) in workers
+            assert (secret == one_worker.secret, {name: WRITTEN[name] for name in names}, fixed) in workers
 
     @precondition(lambda self: self.rows.error is None)
     @rule(number=NUMBERS)
