@@ -4,6 +4,7 @@
         proxy.port                # connect here
         proxy.delay_s = 0.05      # every reply comes so much later, in its order
         proxy.cut_after(3)        # the next three bytes of replies, of all connections, get through; then each ends
+        proxy.cut_after(None)     # that is taken back, if it has not happened
         proxy.freeze()            # half-open: connections stay, new ones are accepted, nothing comes back
         proxy.thaw()              # what was held back comes now
         await proxy.refuse()      # connections are reset, new ones refused
@@ -43,12 +44,8 @@ class FaultProxy:
         self._links: dict[asyncio.Task[None], tuple[asyncio.StreamWriter, ...]] = {}
         self._server: asyncio.Server | None = None
 
-    def cut_after(self, count: int) -> None:
+    def cut_after(self, count: int | None) -> None:
         self._left = count
-
-    def cut_no_more(self) -> None:
-        """Take `cut_after` back, if it has not happened."""
-        self._left = None
 
     def freeze(self) -> None:
         self._flowing.clear()

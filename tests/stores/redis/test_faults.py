@@ -448,7 +448,7 @@ async def rage(deployment: Deployment, rng: random.Random, moves: int) -> None:
             for other in deployment.proxies:
                 other.thaw()
     for proxy in deployment.proxies:
-        proxy.cut_no_more()
+        proxy.cut_after(None)
         proxy.thaw()
         proxy.delay_s = 0.001
 
