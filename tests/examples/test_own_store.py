@@ -24,8 +24,7 @@ async def test_a_store_that_is_full_says_so() -> None:
         store.hit((((await limiter.peek("ann", "2/minute")).checks[0][0], "bob", 1),))
 
 
-async def test_a_full_store_refunds_no_expired_charge() -> None:
-    clock = FakeClock()
+async def test_a_full_store_refunds_no_expired_charge(clock: FakeClock) -> None:
     store = DictStore(clock=clock, most=1)
     limiter = Limiter(store)
     expired = await limiter.hit("ann", "1/minute")
@@ -36,8 +35,7 @@ async def test_a_full_store_refunds_no_expired_charge() -> None:
     assert await limiter.hit("bob", "1/minute")
 
 
-async def test_a_full_store_keeps_the_expired_windows_of_a_question() -> None:
-    clock = FakeClock()
+async def test_a_full_store_keeps_the_expired_windows_of_a_question(clock: FakeClock) -> None:
     store = DictStore(clock=clock, most=2)
     limiter = Limiter(store)
     (first,) = (await limiter.hit("ann", "1/minute", rule="first")).checks

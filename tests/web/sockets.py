@@ -65,11 +65,6 @@ class Client:
         return self.scope.get("received", [])  # type: ignore[no-any-return]
 
     @property
-    def kinds(self) -> list[str]:
-        """What the server has sent, without the part that all names share."""
-        return [message["type"].removeprefix("websocket.") for message in self.came]
-
-    @property
     def closes(self) -> list[tuple[int, str]]:
         return [(m["code"], m.get("reason", "")) for m in self.came if m["type"] == "websocket.close"]
 

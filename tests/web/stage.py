@@ -179,15 +179,15 @@ class Stage:
         """Return the answer to each of some lines."""
         return [await self.answer(line) for line in lines]
 
-    def _limiter(self, remote: bool = False, inline: bool = False, **options: Any) -> Limiter:
-        self.remote.inline = inline
+    def _limiter(self, remote: bool = False, **options: Any) -> Limiter:
         store = self.remote if remote else MemoryStore(clock=self.clock, wall_clock=self.clock)
         return Limiter(store, **{"observers": [self.observer], "deadline": "60s", **options})
 
     # -- how the site is made ------------------------------------------------------------------------------------------
 
-    def _site(self, remote: bool = False, **options: Any) -> None:
-        of_limiter = options.keys() & {"networks", "observers", "on_error", "secret", "inline"}
+    def _site(self, remote: bool = False, inline: bool = False, **options: Any) -> None:
+        self.remote.inline = inline
+        of_limiter = options.keys() & {"networks", "observers", "on_error", "secret"}
         self.limiter = self._limiter(remote, **{name: options.pop(name) for name in of_limiter})
         self.options = options
 
