@@ -256,7 +256,7 @@ async def test_the_messages_of_all_websockets_of_a_client_are_admitted_as_the_li
 async def test_no_message_is_lost_or_counted_twice_when_a_read_is_given_up(patience: list[int], what: str) -> None:
     """As with a timeout around a read, while a store is asked about its message, or counts a strike."""
     clock = FakeClock(10**9)
-    limiter = Limiter(SlowStore(clock))
+    limiter = Limiter(SlowStore(clock), deadline="60s")
 
     async def impatient(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
