@@ -12,6 +12,7 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,raises,left
     > GET /{./*3000}a method={x*9}          a path, or a method, that repeats a text so many times
     > GET /a client=none server=unix        one whose server listens on a socket of Unix
+    > GET /a user=ann with='{"user": 7}'      one with a user, or what else the application has put into its scope
     > GET /a leaves=1                         one whose client leaves when so many messages have come
     > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule; X-Settle settles a cost
     > GET /a X-Strike=2,abuse                 one whose endpoint strikes its client under a policy
@@ -48,12 +49,14 @@ from itertools import cycle, groupby
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import anyio
 import fastapi
 import pytest
 from fastapi import Depends, FastAPI
 from fastapi.exception_handlers import http_exception_handler
+from starlette import authentication
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -107,6 +110,9 @@ NAMES |= {
     "in_a_second": lambda *given: asyncio.sleep(1, "late"),
     "later": lambda value: asyncio.sleep(0, value),
     "http_exception_handler": http_exception_handler,
+    "SimpleNamespace": SimpleNamespace,
+    "UUID": UUID,
+    "authentication": authentication,
     "fastapi": fastapi,
     "HTTPException": HTTPException,
     "Middleware": Middleware,
@@ -360,11 +366,12 @@ class Stage:
         show = [name for name in given.pop("show", "").split(",") if name]
         clients = cycle(given.pop("client", PEER).split(","))
         more: dict[str, Any] = {name: given.pop(name) for name in ("root_path",) if name in given}
-        more |= {"query_string": query.encode(), "leaves_after": int(given.pop("leaves", 9)), "state": {}}
+        more |= {"query_string": query.encode(), "leaves_after": int(given.pop("leaves", 9))}
+        more |= eval(given.pop("with", "{}"), self.names)
         if given.pop("server", "") == "unix":
             more["server"] = ("/run/app.sock", None)
         if "user" in given:
-            more["state"]["user"] = given.pop("user")
+            more["state"] = {"user": given.pop("user")}
         found: list[Scope] = []
         for _, status, client in zip(range(times), cycle(statuses), clients, strict=False):
             headers = {**given, **(PREFLIGHT if method == "PREFLIGHT" else {}), "X-Status": status}

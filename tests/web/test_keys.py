@@ -8,10 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
-from uuid import UUID
 
 import pytest
 from fastapi import HTTPException
@@ -20,7 +18,6 @@ from granian.utils.proxies import wrap_asgi_with_proxy_headers
 from hypercorn.middleware import ProxyFixMiddleware
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.authentication import AuthCredentials, BaseUser, SimpleUser, UnauthenticatedUser
 from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
@@ -62,39 +59,8 @@ async def key_of(key: Any, limiter: Limiter | None = None, pattern: str = "*", *
     return found
 
 
-class Person(BaseUser):
-    is_authenticated, display_name, identity = True, "Pat", "u-7"
-
-
-class Lazy:
-    @property
-    def id(self) -> int:
-        raise OSError("the database is away")
-
-
 LINES = [(b"x-api-key", b"first"), *[(b"x-api-key", b"%d" % n) for n in range(99)], *[(b"x", b"y")] * 10_000]
 API_KEY = header("X-API-Key")
-
-
-def states(*users: object) -> list[dict[str, Any]]:
-    return [{"state": {"user": one}} for one in users]
-
-
-SAME: list[tuple[list[dict[str, Any]], str]] = [
-    ([{"user": Person(), "auth": AuthCredentials()}, *states({"sub": "u-7"}, "u-7")], "user:u-7"),
-    ([{"user": SimpleUser("pat")}], "user:pat"),
-    (states(SimpleNamespace(id=42), 42), "user:42"),
-    (states(UUID(int=7), SimpleNamespace(id=UUID(int=7))), "user:00000000-0000-0000-0000-000000000007"),
-    ([{"user": UnauthenticatedUser()}, {}, {"state": {}}, *states("", {}, object(), *[Lazy()] * 3)], PEER),
-]
-"""Requests of one user, and its key."""
-
-
-@pytest.mark.parametrize(("requests", "key"), SAME)
-async def test_one_user_has_one_key_however_it_is_named(requests: list[Any], key: str, caplog: Any) -> None:
-    limiter = Limiter()
-    assert {await key_of(user, limiter, **more) for more in requests} == {key}
-    assert caplog.text.count("reading the user failed") == (key == PEER), "one line for all requests"
 
 
 GIVEN = {"bearer": ["x", "X", "eyJh.b-_~+/=", "x y"], "basic": ["YW5uOng=", "YW!5uOng=", "YW5uOnk=", "YW5uOng"]}
