@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
-from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
@@ -41,7 +40,7 @@ from ..asgi import PEER, attempt, call, hello, page, statuses
 from ..remote_stores import SlowStore
 from ..test_wrong_arguments import WRONG
 from ..virtual_time import turns
-from .middlewares import counted, wrapping
+from .middlewares import class_of, counted, wrapping
 from .sockets import BYE, Client, listening, texts
 from .stage import expanded
 
@@ -160,16 +159,8 @@ def with_defaults(app: ASGIApp) -> RateLimitMiddleware:
     return RateLimitMiddleware(app, default_limits="2/minute", limiter=Limiter(MemoryStore(clock=FakeClock())))
 
 
-@RateLimit.exempt
-class Base(HTTPEndpoint):
-    async def get(self, request: Any) -> PlainTextResponse:
-        return PlainTextResponse("hi")
-
-
-class Child(Base):
-    pass
-
-
+Base = RateLimit.exempt(class_of(page))
+Child = type("Child", (Base,), {})
 API = Router([Route("/api", page)])
 INNER = [Route("/items/{item:int}", page), Route("/", health), Route("/free/", health), Route("/b/", page)]
 ROUTES = [

@@ -97,14 +97,12 @@ async def test_a_short_change_leaves_a_long_one(another: Any, clock: FakeClock, 
     assert int(server.command("PTTL", name)) > 29 * 86_400_000
 
 
-async def test_a_full_file_takes_changes_and_gives_them_back_as_it_takes_bans(opened_as: Opened) -> None:
+async def test_a_full_file_takes_changes_and_gives_them_back_as_it_takes_bans(opened_as: Opened, observer: Any) -> None:
     limiter = Limiter(opened_as("lmdb", max_map_size=1 << 20), deadline="20s")
     app = guarded(limiter, Rule("*", "9/minute", name="api"))
     await limiter.override("api", "5/minute", "1h")
-    full: list[str] = []
-    limiter.observe(lambda event: full.append(event.kind) if event.kind == "map_full" else None)
     number = 0
-    while not full:
+    while "map_full" not in observer.kinds:
         await limiter.hit(f"user:{(number := number + 1)}", "5/minute")
     await limiter.override("api", "2/minute", "1h")
     assert await passed(app, 3) == 2
