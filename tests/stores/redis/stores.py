@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cache
+from math import inf
 from struct import unpack_from
 from typing import Any, Final
 
@@ -77,10 +78,11 @@ async def workers_at(server: Any, many: int, **options: Any) -> AsyncIterator[li
 
 
 async def all_connected(store: RedisStore) -> None:
-    """Come back when a store has opened all its connections, of which each has polled for changes."""
+    """Come back when a store has opened all its connections; have it poll for changes no more."""
     async with asyncio.timeout(PLENTY_S):
         while len(store.batcher()._idle) < MAX_SENDERS:
             await asyncio.gather(*(hit(store, "warm", cost=0) for _ in range(MAX_SENDERS * MAX_IN_CALL)))
+    store.batcher()._news_s = inf
 
 
 def address(text: str) -> Address:

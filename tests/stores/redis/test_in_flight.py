@@ -6,7 +6,6 @@ import random
 import time
 from collections import deque
 from collections.abc import AsyncIterator
-from math import inf
 from time import monotonic_ns
 from typing import Any
 
@@ -46,7 +45,6 @@ async def store(server: RedisServer, clock: FakeClock) -> AsyncIterator[RedisSto
     """A store with all its connections, whose next requests wait for the end of their turn, and which does not poll."""
     async with store_at(server, clock=clock) as store:
         await all_connected(store)
-        store.batcher()._news_s = inf
         yield store
 
 

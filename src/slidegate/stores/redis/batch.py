@@ -160,6 +160,8 @@ class Batcher:
         try:
             while not task.cancelling():  # asyncio may lose the exception of a cancellation, see `wait_for` in 3.11
                 if not self._queue:
+                    if failures < 0:  # others were faster than this one could begin to connect
+                        return
                     await self._rest(task)
                 elif failures == self._failures:
                     await self._serve(line)
