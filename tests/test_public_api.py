@@ -45,16 +45,6 @@ def test_a_type_checker_reads_code_that_uses_each_name() -> None:
     assert imported & used == set(slidegate.__all__)
 
 
-def test_a_limiter_offers_these_words() -> None:
-    counting = "charge hit inspect peek refund reset reset_all"
-    bans = "ban banned bans export_bans import_bans strike unban"
-    changed = "override overrides restore"
-    tools = "deadline_us failures is_failing keep_row limits middlewares now_us on_error queued rows workers"
-    rest = "close digest from_url engine key_for limited observe store sync"
-    offered = {name for name in dir(slidegate.Limiter()) if not name.startswith("_")}
-    assert offered == {*counting.split(), *bans.split(), *changed.split(), *tools.split(), *rest.split()}
-
-
 def test_every_exception_has_one_root() -> None:
     names = [info.name for info in pkgutil.walk_packages(slidegate.__path__, "slidegate.")]
     for name, module in zip(names, map(importlib.import_module, names), strict=True):

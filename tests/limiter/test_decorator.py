@@ -1,7 +1,6 @@
 """Limits around functions and blocks, and requests that wait: who is refused, in which order, for how long."""
 
 import asyncio
-import inspect
 import os
 import signal
 import threading
@@ -36,21 +35,6 @@ def real(request: pytest.FixtureRequest) -> Iterator[Limiter]:
     made = Limiter(request.param(), deadline="60s")
     yield made
     made.sync.close()
-
-
-def test_the_function_looks_as_before() -> None:
-    def plain(first: int, /, *rest: str, last: bool = False) -> str:
-        """Do something."""
-        return ""
-
-    async def awaited() -> None: ...
-
-    for function in (plain, awaited):
-        wrapped: Any = Limiter().limited("5/second", key="all")(function)
-        assert inspect.signature(wrapped) == inspect.signature(function)
-        assert [wrapped.__name__, wrapped.__doc__] == [function.__name__, function.__doc__]
-        assert wrapped.__wrapped__ is function
-        assert inspect.iscoroutinefunction(wrapped) == inspect.iscoroutinefunction(function)
 
 
 def test_a_call_waits_for_its_turn_or_is_refused(real: Limiter) -> None:

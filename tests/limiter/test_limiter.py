@@ -1,6 +1,7 @@
 """The limiter: keys, addresses of stores, what is read of it, and its end."""
 
 import asyncio
+import copy
 import gc
 import inspect
 import pickle
@@ -525,7 +526,8 @@ def entered_on_a_loop(block: Any) -> int | None:
     return asyncio.run(enter())
 
 
-HELPERS = (ran, listed, entered, entered_on_a_loop, pickle, partial, FakeClock, Bucket, Concurrency)
+HELPERS: list[Any] = [ran, listed, entered, entered_on_a_loop, copy, pickle, partial, FakeClock, Bucket, Concurrency]
+HELPERS += [inspect.signature, inspect.iscoroutinefunction]
 
 
 def said_by(error: Exception) -> str:

@@ -306,20 +306,6 @@ def test_every_line_is_counted_once(lines: list[bytes], joint: bytes, tmp_path_f
     assert logs.example.isprintable()
 
 
-def test_the_first_unreadable_line_is_shown_escaped(tmp_path: Path) -> None:
-    logs, found = read(tmp_path, b"\n\x1b]0;owned\x07\xe2\x80\xae" + b"x" * 10_000 + b"\nodd\n")
-    assert logs.example.startswith(f"line 2 of '{tmp_path}/some.log': it contains no request")
-    assert ": \\x1b]0;owned\\x07\\u202exxx" in logs.example
-    assert len(logs.example) < 500
-    assert (found, logs.lines, logs.unreadable.total()) == ([], 2, 2)
-
-
-def test_the_rest_of_a_line_that_is_too_long_is_no_line(tmp_path: Path) -> None:
-    text = f"{COMMON} ".encode().ljust(65_536, b"a") + line(0, path="/forged").encode()
-    logs, found = read(tmp_path, text + line(0, path="/next").encode())
-    assert ([record.path for record in found], logs.lines) == (["/a?b=1", "/next"], 2)
-
-
 @pytest.mark.parametrize("parts", [1, 3])
 def test_gzip_is_read_like_plain_text_whatever_the_name(tmp_path: Path, parts: int) -> None:
     lines = (SAMPLES / "combined.log").read_bytes().splitlines(keepends=True)
@@ -488,11 +474,13 @@ def record(second: float, client: str = "192.0.2.7", path: str = "/", **more: An
 
 
 SHOWN: list[Any] = [count, ms, rate, share, span, scope_of, measure, span_of, record, admits, hello, asyncio.run]
-SHOWN += [Replay, RateLimitMiddleware, Rule, header]
+SHOWN += [Replay, RateLimitMiddleware, Rule, header, read, line]
 
 
-def test_numbers_are_shown_targets_read_and_records_replayed_as_the_text_says(texts: Callable[..., None]) -> None:
-    names = {one.__name__: one for one in SHOWN}
+def test_numbers_are_shown_lines_read_and_records_replayed_as_the_text_says(
+    texts: Callable[..., None], tmp_path: Path
+) -> None:
+    names = {"COMMON": COMMON, "DIR": tmp_path, **{one.__name__: one for one in SHOWN}}
     texts(SAMPLES.with_name("values.txt"), ">>> ", lambda line: repr(eval(line, dict(names))))
 
 
