@@ -18,6 +18,7 @@ from uuid import UUID
 
 import anyio
 import anyio.lowlevel
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ import slidegate
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitExceeded, RateLimitMiddleware, Rule, header
 from slidegate.core import Bucket, Concurrency, ConfigurationError, InvalidKey, Reason, StoreTimeout, StoreUnavailable
 from slidegate.events import Event, Observer
+from slidegate.httpx import SyncLimitedTransport
 from slidegate.limiter import MAX_KEY_BYTES
 from slidegate.limiter.aio import STEP
 from slidegate.limiter.inspect import TOGETHER
@@ -527,7 +529,7 @@ def entered_on_a_loop(block: Any) -> int | None:
 
 
 HELPERS: list[Any] = [ran, listed, entered, entered_on_a_loop, copy, pickle, partial, FakeClock, Bucket, Concurrency]
-HELPERS += [inspect.signature, inspect.iscoroutinefunction]
+HELPERS += [inspect.signature, inspect.iscoroutinefunction, gc, httpx, SyncLimitedTransport]
 
 
 def said_by(error: Exception) -> str:

@@ -4,14 +4,12 @@ import asyncio
 import json
 import re
 import threading
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
-import httpx
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,7 +18,6 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitExceeded
 from slidegate.core import Bucket, StatsRow, StoreUnavailable
 from slidegate.core.store import CHANGED_LIMITS
-from slidegate.httpx import LimitedTransport
 from slidegate.limiter import Override, overrides
 from slidegate.limiter.overrides import NamedLimit, parse_one
 from slidegate.stores.lmdb import LmdbStore
@@ -356,36 +353,6 @@ class Changes(OnALoop):
 
 TestChanges = Changes.TestCase
 TestChanges.settings = settings(max_examples=50)
-
-
-async def test_the_limits_of_functions_blocks_and_transports_are_changed_as_those_of_rules() -> None:
-    limiter = Limiter()
-
-    @limiter.limited("5/minute", key="k", rule="decorated")
-    async def decorated() -> None:
-        """Do nothing."""
-
-    block = limiter.limited("5/minute", key="k", rule="block")
-
-    async def enter() -> None:
-        async with block:
-            pass
-
-    answers = httpx.MockTransport(lambda _: httpx.Response(200))
-    transport = LimitedTransport(limits="5/minute", limiter=limiter, transport=answers, wait="1ms")
-    await enter()
-    assert {one.name for one in limiter.limits() if one.changeable} == {"decorated", "block", "outbound"}
-    for name in ("decorated", "block", "outbound"):
-        await limiter.override(name, "2/minute", "1h")
-    async with httpx.AsyncClient(transport=transport) as client:
-        for call, passes in ((decorated, 2), (enter, 1), (partial(client.get, "http://a.example/"), 2)):
-            for _ in range(passes):
-                await call()
-            with pytest.raises(Exception, match=r"limit|room"):
-                await call()
-    assert [str(one.limit) for one in limiter.limits()] == ["2/1m"] * 3
-    del decorated, call
-    assert "decorated" not in {one.name for one in limiter.limits()}
 
 
 def test_a_thread_without_an_event_loop_looks_when_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
