@@ -395,6 +395,8 @@ def test_what_means_more_than_an_address_never_becomes_one(files: FollowedFiles,
         return said[0]
 
     texts(Path(__file__).with_name("list_messages.txt"), "> ", message)
+    with pytest.raises(ConfigurationError, match="line 2: network: "):
+        Networks.from_file(files.write("a.netset", b"192.0.2.1\n\xff\xfe\x00\n"))
 
 
 @given(st.integers(0, len(PLAIN)))
@@ -402,11 +404,6 @@ def test_a_file_that_was_cut_off_is_never_read_as_something_else(length: int) ->
     found = entries(PLAIN[:length])
     # Nobody can tell that 192.0.2.1 was to be 192.0.2.17, but all before it is what it was.
     assert found[:-1] == entries(PLAIN)[: max(len(found) - 1, 0)]
-
-
-def test_a_line_of_other_bytes_is_named(files: FollowedFiles) -> None:
-    with pytest.raises(ConfigurationError, match="line 2: network: "):
-        Networks.from_file(files.write("a.netset", b"192.0.2.1\n\xff\xfe\x00\n"))
 
 
 def lines_of(networks: list[Network], pick: random.Random) -> str:

@@ -131,9 +131,6 @@ async def test_unnamed_limits_of_two_middlewares_are_numbered_or_an_error(tmp_pa
         assert RateLimitMiddleware(hello, limits="2/hour", limiter=limiter), "the other one is gone"
 
 
-# -- which requests a rule is about, and which limits: plans, quotas, and limits that nobody passes --------------------
-
-
 @pytest.mark.parametrize("read", ["limits", "cost"])
 def test_what_a_function_returns_is_taken_or_refused_with_what_was_expected(read: str) -> None:
     rule = Rule("*", lambda request: "5/minute", fallback_limits="5/minute")

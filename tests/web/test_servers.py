@@ -118,12 +118,6 @@ def serving(serve: Serve, app: Any) -> Iterator[str]:
         assert not thread.is_alive()
 
 
-@pytest.fixture
-def host() -> Iterator[str]:
-    with serving(with_uvicorn, site()) as host:
-        yield host
-
-
 OTHERS = {"hypercorn": with_hypercorn, "granian": with_granian, "httptools": partial(with_uvicorn, http="httptools")}
 SERVERS = [with_uvicorn, *(pytest.param(serve, id=name, marks=pytest.mark.all) for name, serve in OTHERS.items())]
 REQUEST: Final = b"GET /plain HTTP/1.1\r\nhost: app.test\r\nx-forwarded-for: 198.51.100.%d\r\n"
@@ -170,53 +164,52 @@ def test_aborted_requests_stay_within_the_limit(serve: Serve, most: int, forged:
 
 
 @pytest.mark.parametrize("serve", SERVERS)
-def test_an_endpoint_refuses_behind_every_server(serve: Serve) -> None:
-    with serving(serve, site()) as host, httpx.Client(timeout=BOUND_S) as client:
-        answers = [client.get(f"http://{host}/plain") for _ in range(3)]
-    assert [answer.status_code for answer in answers] == [200, 200, 429]
-    assert answers[0].headers["ratelimit"].endswith('plain";r=1;t=3600')
-    assert 3_000 < int(answers[2].headers["retry-after"]) <= 3_600
-    assert answers[2].headers["cache-control"] == "no-store"
+def test_limits_at_endpoints_and_on_messages_hold_behind_every_server(serve: Serve) -> None:
+    ended = threading.Event()
+    with serving(serve, site(ended)) as host:
+        with httpx.Client(timeout=BOUND_S) as client:
+            answers = [client.get(f"http://{host}/plain") for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert answers[0].headers["ratelimit"].endswith('plain";r=1;t=3600')
+        assert 3_000 < int(answers[2].headers["retry-after"]) <= 3_600
+        assert answers[2].headers["cache-control"] == "no-store"
+        with connect(f"ws://{host}/echo", open_timeout=BOUND_S) as websocket:
+            for text in "abcd":
+                websocket.send(text)
+            assert [websocket.recv(BOUND_S) for _ in range(3)] == ["a", "b", "c"]
+            with pytest.raises(ConnectionClosed) as closed:
+                websocket.recv(BOUND_S)
+            assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1013, "message limit exceeded")
+            assert ended.wait(BOUND_S), "it gets a disconnect"
 
 
-def test_a_refused_upload_gets_its_429_without_a_100_continue(host: str) -> None:
-    assert [httpx.get(f"http://{host}/plain", timeout=BOUND_S).status_code for _ in range(2)] == [200, 200]
+def test_a_refused_upload_gets_its_429_without_a_100_continue() -> None:
     request = b"GET /plain HTTP/1.1\r\nhost: app.test\r\nexpect: 100-continue\r\ncontent-length: 1073741824\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", int(host.rpartition(":")[2])), BOUND_S) as client:
-        client.sendall(request)
-        head = b""
-        while b"\r\n\r\n" not in head:
-            received = client.recv(65_536)
-            assert received, head
-            head += received
+    with serving(with_uvicorn, site()) as host:
+        assert [httpx.get(f"http://{host}/plain", timeout=BOUND_S).status_code for _ in range(2)] == [200, 200]
+        with socket.create_connection(("127.0.0.1", int(host.rpartition(":")[2])), BOUND_S) as client:
+            client.sendall(request)
+            head = b""
+            while b"\r\n\r\n" not in head:
+                received = client.recv(65_536)
+                assert received, head
+                head += received
     assert head.startswith(b"HTTP/1.1 429 ")
     assert b"retry-after: 3" in head
 
 
-def test_a_client_reads_the_429_of_a_refused_handshake(host: str) -> None:
-    for _ in range(2):
-        with connect(f"ws://{host}/echo", open_timeout=BOUND_S) as client:
-            client.send("hi")
-            assert client.recv(BOUND_S) == "hi"
-    with pytest.raises(InvalidStatus) as refused:
-        connect(f"ws://{host}/echo", open_timeout=BOUND_S)
+def test_a_client_reads_the_429_of_a_refused_handshake() -> None:
+    with serving(with_uvicorn, site()) as host:
+        for _ in range(2):
+            with connect(f"ws://{host}/echo", open_timeout=BOUND_S) as client:
+                client.send("hi")
+                assert client.recv(BOUND_S) == "hi"
+        with pytest.raises(InvalidStatus) as refused:
+            connect(f"ws://{host}/echo", open_timeout=BOUND_S)
     response = refused.value.response
     assert response.status_code == 429
     assert 3_000 < int(response.headers["retry-after"]) <= 3_600
     assert b"No more than 2 per 1h" in (response.body or b"")
-
-
-@pytest.mark.parametrize("serve", SERVERS)
-def test_a_message_limit_closes_a_websocket_for_its_client_and_the_application(serve: Serve) -> None:
-    ended = threading.Event()
-    with serving(serve, site(ended)) as host, connect(f"ws://{host}/echo", open_timeout=BOUND_S) as client:
-        for text in "abcd":
-            client.send(text)
-        assert [client.recv(BOUND_S) for _ in range(3)] == ["a", "b", "c"]
-        with pytest.raises(ConnectionClosed) as closed:
-            client.recv(BOUND_S)
-        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1013, "message limit exceeded")
-        assert ended.wait(BOUND_S), "it gets a disconnect"
 
 
 # -- tools of MCP servers: a field that lies, is repeated or left out buys nothing -------------------------------------
