@@ -38,7 +38,7 @@ from slidegate.limiter.inspect import TOGETHER
 from slidegate.stores.open_store import open_store
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..asgi import PEER, call, hello, page, statuses
+from ..asgi import hello, page, statuses
 from ..contract.player import settle
 from ..contract.programs import SECOND_US
 from ..contract.store_contract import StatsContract
@@ -134,60 +134,6 @@ async def test_the_question_of_a_call_is_prepared_once(limits: Any, monkeypatch:
 
 
 # -- what is read of it: windows of a customer, middlewares and limits, rows for all workers ---------------------------
-
-
-async def test_the_rules_of_all_gates_endpoints_and_routes_are_asked(clock: FakeClock) -> None:
-    limiter = Limiter(MemoryStore(clock=clock))
-    limited = slidegate.RateLimit("7/minute", name="at_the_endpoint")(page)
-    routes = Starlette(routes=[Route("/limited", limited)])
-    inner = RateLimitMiddleware(routes, default_limits="40/minute", limiter=limiter)
-    rules = [
-        Rule("/limited", "5/minute; 50/hour", name="short"),
-        Rule("*", slidegate.Quota("1000/day"), name="plan"),
-        Rule("*", "30/minute", concurrency=3, name="both"),
-        Rule("/never", "9/minute", name="elsewhere"),
-        Rule("*", "9/minute", shadow=True, name="shadow"),
-    ]
-    outer = RateLimitMiddleware(
-        inner, rules=rules, limiter=limiter, messages=slidegate.MessageLimits("9/minute"), name="outer"
-    )
-    for _ in range(2):
-        assert (await call(outer, "/limited")).status == 200
-    view = await limiter.inspect(PEER)
-    expected = ("at_the_endpoint", "both", "per_route_GET__limited", "plan", "shadow", "short_3600", "short_60")
-    assert sorted((shown.name, shown.used) for shown in view.windows if shown.used) == [(name, 2) for name in expected]
-    assert "elsewhere" in {shown.label for shown in view.windows if not shown.used}
-    assert [shown.label for shown in view.windows if isinstance(shown.limit, Concurrency)] == ["both"]
-    assert (view.key, view.now_us) == (PEER, clock.now_us)
-    windows = [shown for shown in view.windows if not isinstance(shown.limit, Concurrency)]
-    by_rule = {rule: [shown.limit for shown in windows if shown.rule == rule] for rule in {one.rule for one in windows}}
-    asked = await limiter.inspect(PEER, by_rule)
-    assert sorted((one.rule, one.used) for one in asked.windows) == sorted((one.rule, one.used) for one in windows)
-
-
-async def test_callers_are_asked_in_their_order_as_long_as_they_live() -> None:
-    limiter = Limiter()
-    first = RateLimitMiddleware(hello, limits="1/s", limiter=limiter)
-    second = RateLimitMiddleware(first, rules=[Rule("/a", "1/s", name="a")], limiter=limiter)
-    RateLimitMiddleware(hello, limits="1/s")  # on a limiter of its own
-    limited = limiter.limited("2/s", key="b", rule="function")(hello)
-    assert limiter.engine.callers()[:2] == [first, second] == [*limiter.middlewares]
-    assert [bound.rule.label for bound in second.rule_set.bound()] == ["a"]
-    buckets = [bucket for caller in limiter.engine.callers() for bucket in caller.buckets()]
-    assert buckets[-1].name == "function"
-    assert [window.rule for window in (await limiter.inspect(PEER)).windows] == [bucket.name for bucket in buckets]
-    del first, second, limited, buckets
-    gc.collect()
-    assert (limiter.engine.callers(), limiter.middlewares) == ([], ())
-    assert (await limiter.inspect(PEER)).windows == ()
-
-
-async def test_a_changed_amount_is_shown_once_with_the_newest(clock: FakeClock) -> None:
-    limiter = Limiter(MemoryStore(clock=clock))
-    for amount in (5, 9):
-        app = RateLimitMiddleware(hello, rules=[Rule("*", f"{amount}/minute", name="api")], limiter=limiter)
-        await call(app)
-    assert [(window.used, window.limit.amount) for window in (await limiter.inspect(PEER)).windows] == [(2, 9)]
 
 
 @pytest.mark.interpreted("a compiled class cannot be derived from")
@@ -530,6 +476,7 @@ def entered_on_a_loop(block: Any) -> int | None:
 
 HELPERS: list[Any] = [ran, listed, entered, entered_on_a_loop, copy, pickle, partial, FakeClock, Bucket, Concurrency]
 HELPERS += [inspect.signature, inspect.iscoroutinefunction, gc, httpx, SyncLimitedTransport]
+HELPERS += [Starlette, Route, hello, page, statuses]
 
 
 def said_by(error: Exception) -> str:
