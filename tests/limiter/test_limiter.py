@@ -173,15 +173,6 @@ async def test_a_worker_writes_its_own_rows_and_reads_those_of_all(tmp_path: Pat
         await worker.close()
 
 
-async def test_rows_of_a_memory_store_that_have_ended_take_no_room(clock: FakeClock) -> None:
-    limiter = Limiter(MemoryStore(clock=clock))
-    for number in range(9):
-        await limiter.keep_row("notes", number, b"", SECOND_US)
-        clock.advance("1s")
-    rows: Any = limiter.engine.rows._stats
-    assert len(rows.rows) == 1
-
-
 def test_observers_hear_of_resets_and_ends_if_they_derive_from_observer(caplog: pytest.LogCaptureFixture) -> None:
     calls = list[str]()
 
@@ -476,7 +467,7 @@ def entered_on_a_loop(block: Any) -> int | None:
 
 HELPERS: list[Any] = [ran, listed, entered, entered_on_a_loop, copy, pickle, partial, FakeClock, Bucket, Concurrency]
 HELPERS += [inspect.signature, inspect.iscoroutinefunction, gc, httpx, SyncLimitedTransport]
-HELPERS += [Starlette, Route, hello, page, statuses]
+HELPERS += [Starlette, Route, Event, asyncio.run, hello, page, statuses]
 
 
 def said_by(error: Exception) -> str:
@@ -507,7 +498,7 @@ class Program:
         try:
             found = eval(expression, self.names)
             found = asyncio.run(settle(found)) if inspect.isawaitable(found) else found
-        except (slidegate.SlidegateError, TypeError) as error:
+        except (slidegate.SlidegateError, AttributeError, TypeError) as error:
             return said_by(error)
         if name:
             self.names[name] = found

@@ -2,16 +2,15 @@
 
 import logging
 import threading
-from dataclasses import FrozenInstanceError
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
-from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitMiddleware
+from slidegate import BanPolicy, Limiter, RateLimitMiddleware
 from slidegate.events import KINDS, Event, Outcome
 from slidegate.limiter.observers import FAILURE_EVERY_S
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import RecordingObserver
 
 from ..asgi import call, hello
 from ..conftest import details
@@ -49,19 +48,6 @@ def test_observers_and_log_and_page_have_all_kinds(caplog: pytest.LogCaptureFixt
         *("list_reloaded", "list_rejected", "config_reloaded", "config_rejected")
     }, "logged where they are made"
     assert details().keys() == set(KINDS), "docs/guides/metrics.md"
-
-
-def test_events_are_given_the_unix_time_of_the_limiter() -> None:
-    wall, observer = FakeClock(1_700_000_000_000_000), RecordingObserver()
-    limiter = Limiter(MemoryStore(clock=FakeClock(5), wall_clock=wall), observers=[observer])
-    given = event(1)
-    limiter.engine.emit(given)
-    wall.advance("1s")
-    emit(limiter, 1)
-    assert [event.time_us for event in observer.events] == [1_700_000_000_000_000, 1_700_000_001_000_000]
-    assert given.time_us == 0  # another limiter on the same store has a time of its own
-    with pytest.raises(FrozenInstanceError):
-        given.time_us = 1  # type: ignore[misc]
 
 
 async def test_an_observer_that_was_removed_hears_nothing_and_outcomes_are_made_only_for_somebody() -> None:
