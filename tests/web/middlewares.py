@@ -26,6 +26,7 @@ from slidegate.web import file_watcher
 
 from ..asgi import Answer, call, scope_of, send_scope
 
+PLENTY = "1000000/minute"
 WRITTEN_NS = 1_800_000_000_000_000_000
 
 

@@ -42,8 +42,8 @@ from slidegate.web.client_ip import Client
 from slidegate.web.responses import Answer
 
 from ..asgi import hello, page, scope_of, send_scope, statuses
-from .middlewares import FollowedFiles
-from .route_trees import LITERALS, PLENTY, named, template
+from .middlewares import PLENTY, FollowedFiles
+from .test_paths import LITERALS, named, template
 
 TEXT = 60_000
 REQUESTS = 60

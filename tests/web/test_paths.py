@@ -3,26 +3,30 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import product
+from dataclasses import dataclass, field, replace
+from itertools import count, product
 from pathlib import Path
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import pytest
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI, params
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from starlette._utils import get_route_path
 from starlette.applications import Starlette
 from starlette.convertors import CONVERTOR_TYPES, StringConvertor
+from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route, compile_path
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Host, Mount, Route, Router, WebSocketRoute, compile_path
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from slidegate import (
     BanPolicy,
@@ -39,8 +43,9 @@ from slidegate import (
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import PEER, call, hello, scope_of, send_scope, statuses
-from .middlewares import charged, checks, counted
-from .route_trees import PLENTY, Location, Tree, filled, parameters
+from .frameworks import with_root
+from .middlewares import PLENTY, charged, checks, class_of, counted
+from .sockets import greet
 
 # -- what pydantic takes for a number or a UUID ------------------------------------------------------------------------
 
@@ -231,6 +236,297 @@ async def test_only_the_parameter_that_a_rule_counts_by_is_converted(monkeypatch
 
 # -- behind random trees of routes, whatever reaches a limited handler was charged, however its path was spelt ---------
 
+# Every handler notes that it ran and what the routers found for its parameters. So a test knows, without any matching
+# of its own, which path a request had for the routers that really served it.
+
+MOUNTS = ["/v1", "/a", "/static", "", "/", "/{}", "/a/{}", "/v1/v1"]
+PATHS = ["/login", "/", "/a", "/v1/login", "/{}", "/{}/{}", "/a/{}", "/{:int}", "/items/{:int}", "/{:path}", "/a\n"]
+TYPED_PATHS = ["/{:float}", "/{:uuid}", "/floats/{:float}"]
+KINDS = ["", ":str", ":int", ":float", ":uuid"]
+LITERALS = ["", "", "_", "-", ".", "v", "5", "x", "e", "+", "\u00e9", "0", "inf", "a-b", "(", " "]
+"""What stands beside parameters of a segment."""
+WORDS = ["login", "a", "v1", "static", "items", "x", "5", "b", "\u00e9", "A", "a.js"]
+MIXED_WORDS = [*WORDS, "a_b", "1_2", "v.1", "-", "_", "x5", "55", " ", "a b", "{", "5e5"]
+SOME_UUID = "0b4f2a9e-3c1d-4e5f-8a6b-7c8d9e0f1a2b"
+VALUES = {
+    "int": ["5", "05", "123", "5", "+5", "5.0", "-5", " 5", "0-5", "5_0"],
+    "float": ["5", "1.5", ".5", "5.", "1e5", "-1.5E+0", "+inf", "nan", "Infinity", " 5", "5_0.0", "0_5"],
+    "uuid": [SOME_UUID, SOME_UUID.replace("-", ""), SOME_UUID.upper(), f"{{{SOME_UUID}}}", f"urn:uuid:{SOME_UUID}"],
+}
+"""Texts for parameters of a kind, of which routers and pydantic take some."""
+PARAMETER = re.compile(r"\{(\w+)(?::(\w+))?\}")
+ODD_SIGNS = ["\n", "\r", "\0", "\t", "\x0b", "\u2028", "%2F", "%0A"]
+ODD_FLOATS = ["-1.5E_+0", "+_inf"]
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where something of a tree stands, such as a handler.
+
+    Attributes:
+        path: The whole path.
+        inner: The path below a mount that has a middleware.
+        is_mounted: Whether its application is mounted in another one.
+        reads_apart: Whether a mounted application around it has a root path of its own, and so reads another path.
+    """
+
+    path: str = ""
+    inner: str | None = None
+    is_mounted: bool = False
+    reads_apart: bool = False
+
+    def below(self, path: str) -> "Location":
+        return replace(self, path=self.path + path, inner=None if self.inner is None else self.inner + path)
+
+
+@dataclass
+class Tree:
+    """A random application; it notes who served the last request, and the values of its parameters.
+
+    Attributes:
+        roots: Whether applications in it may have a root path of their own.
+        mixed: Whether a segment may hold something beside a parameter.
+        dots: Whether spellings name the directory of the files behind two dots.
+        handlers: The places of the handlers by their names.
+        endpoints: The functions and classes of handlers by their names.
+        shared: The handlers that are one function with a limit of its own.
+    """
+
+    random: Random
+    files: Path
+    roots: bool = True
+    mixed: bool = False
+    dots: bool = False
+    handlers: dict[str, Location] = field(default_factory=dict)
+    endpoints: dict[str, Any] = field(default_factory=dict)
+    served: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    shared: set[str] = field(default_factory=set)
+    app: Any = None
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        @RateLimit(PLENTY)
+        async def shared(request: Request) -> Response:
+            # The names of the parameters tell apart the routes of one function; it is not noted where there are none.
+            values = dict(request.path_params)
+            wanted = [name for name in self.shared if parameters(self.handlers[name].path) == set(values) != set()]
+            self.served += [(name, values) for name in wanted if len(wanted) == 1]
+            return Response()
+
+        self._shared = shared
+        self.app = self._application(Location(), self.random.randint(0, 3 if self.mixed or self.dots else 12))
+
+    def _application(self, at: Location, depth: int) -> Any:
+        kinds = ["starlette", "fastapi", "fastapi", "router"] if at.is_mounted else ["starlette", "fastapi"]
+        kind, redirects = self.random.choice(kinds), self.random.random() < 0.6
+        if kind == "fastapi":
+            return self._fastapi(at, depth, redirects)
+        routes = self._routes(at, depth)
+        return Starlette(routes=routes) if kind == "starlette" else Router(routes, redirect_slashes=redirects)
+
+    def _fastapi(self, at: Location, depth: int, redirects: bool) -> FastAPI:
+        of_none = [""] * (8 if at.is_mounted else 3)  # an application that is mounted has seldom one of its own
+        app = with_root(self.random.choice([*of_none, "/api", "/v1"] if self.roots else [""]))
+        app.router.redirect_slashes = redirects
+        inside = replace(at, reads_apart=at.reads_apart or bool(app.root_path and at.is_mounted))
+        app.router.routes.extend(self._routes(inside, depth))
+        for _ in range(self.random.randint(0, 2)):
+            self._include(app, inside, self.random.randint(0, 3))
+        return app
+
+    def _include(self, app: Any, at: Location, depth: int) -> None:
+        prefix = self._named(self.random.choice(["", "/v1", "/a", "/{}"]))
+        router, inside = APIRouter(), at.below(prefix)
+        for _ in range(self.random.randint(1, 2)):
+            path = self._path([path for path in PATHS if path != "/a\n"])
+            router.add_api_route(path, self._page(self._add(inside.below(path))), methods=["GET", "POST"])
+        for kind in (int, float, UUID):
+            if self.random.random() < 0.3:
+                self._number(router, inside, kind)
+        if depth:
+            self._include(router, inside, depth - 1)
+        app.include_router(router, prefix=prefix)
+
+    def _number(self, router: APIRouter, at: Location, kind: type) -> None:
+        """Add a route that makes a number of a parameter itself, and is known to rules as one of a number."""
+        written = kind.__name__.lower()
+        path = self._named(f"/{written}s/{{}}")
+        name = self._add(at.below(path.replace("}", f":{written}}}")))
+        page = self._page(name)
+
+        async def numbered(request: Request, number: Any) -> Any:
+            return await page(request)
+
+        (parameter,) = parameters(path)
+        numbered.__annotations__["number"] = Annotated[kind, params.Path(alias=parameter)]
+        self.endpoints[name] = numbered
+        router.add_api_route(path, numbered)
+
+    def _routes(self, at: Location, depth: int) -> list[BaseRoute]:
+        routes = [self._route(at) for _ in range(self.random.randint(1, 3))]
+        if depth:
+            routes.insert(self.random.randint(0, len(routes)), self._mount(at, depth))
+        if depth and self.random.random() < 0.15:
+            host = self.random.choice(["{sub}.example.org", "api.example.org"])
+            routes.insert(0, Host(host, self._application(replace(at, is_mounted=True), min(depth - 1, 2))))
+        if self.random.random() < (0.6 if self.dots else 0.1):
+            routes.append(self._foreign(at, "/files", "/a.js", StaticFiles(directory=self.files)))
+        if self.random.random() < 0.1:
+            routes.append(self._foreign(at, "/other", "/x", unknown))
+        return routes
+
+    def _path(self, paths: Sequence[str]) -> str:
+        if self.mixed and self.random.random() < 0.5:
+            return self._named(template(self.random, 4))
+        return self._named(self.random.choice([*paths, *TYPED_PATHS]))
+
+    def _mount(self, at: Location, depth: int) -> Mount:
+        path = self._named(self.random.choice(MOUNTS))
+        inside = replace(at.below(path.rstrip("/")), is_mounted=True)
+        has_middleware = self.random.random() < 0.2 and at.inner is None
+        before = len(self.handlers)
+        below = self._application(replace(inside, inner="") if has_middleware else inside, depth - 1)
+        if not has_middleware:
+            return Mount(path, below)
+        handlers = [*self.handlers.items()][before:]
+        rules = [Rule(one.inner, PLENTY, name=f"inner_{name}") for name, one in handlers if one.inner]
+        return Mount(path, below, middleware=[Middleware(RateLimitMiddleware, rules=rules)])
+
+    def _foreign(self, at: Location, path: str, served: str, app: ASGIApp) -> Mount:
+        """Return a mount of an application without routes that serves one path, also with a slash behind it."""
+        name = self._add(at.below(path + served))
+
+        async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+            values = dict(scope["path_params"])
+
+            async def note(message: Message) -> None:
+                self.served += [(name, values)] * (message.get("status") == 200)
+                await send(message)
+
+            if scope["type"] == "http":  # older versions of what serves files fail at a websocket
+                await app(scope, receive, note)
+
+        return Mount(path, noting)
+
+    def _route(self, at: Location) -> BaseRoute:
+        path = self._path(PATHS)
+        is_websocket = self.random.random() < 0.15
+        name = self._add(at.below(path))
+        if is_websocket:
+            return WebSocketRoute(path, self._socket(name))
+        if self.random.random() < 0.2:
+            self.endpoints[name] = class_of(self._page(name))
+            return Route(path, self.endpoints[name])
+        if self.random.random() < 0.2:
+            self.shared.add(name)
+            return Route(path, self._shared)
+        return Route(path, self._page(name), methods=self.random.choice([["GET"], ["GET", "POST"]]))
+
+    def _named(self, path: str) -> str:
+        return named(path, self.numbers)
+
+    def _add(self, at: Location) -> str:
+        name = f"h{len(self.handlers)}"
+        self.handlers[name] = at
+        return name
+
+    def _page(self, name: str) -> Any:
+        async def page(request: Request) -> Response:
+            self.served.append((name, dict(request.path_params)))
+            return Response()
+
+        self.endpoints[name] = page
+        return page
+
+    def _socket(self, name: str) -> Any:
+        async def socket(websocket: WebSocket) -> None:
+            self.served.append((name, dict(websocket.path_params)))
+            await greet(websocket)
+
+        return socket
+
+    def spelling(self, changes: int | None = None) -> str:
+        """Return a path that is, or once was, one of the tree."""
+        random = self.random
+        handler = random.choice(list(self.handlers.values()))
+        path = PARAMETER.sub(lambda found: self._value(found[2]), handler.path)
+        if random.random() < 0.1:
+            path = "/" + "/".join(random.choices(WORDS, k=random.randint(1, 5)))
+        for _ in range(random.choice([0, 0, 1, 1, 1, 2, 2, 3, 4]) if changes is None else changes):
+            path = self._changed(path)
+        return path
+
+    def _value(self, kind: str | None) -> str:
+        if kind in VALUES:
+            return self.random.choice([*VALUES[kind], *(ODD_FLOATS if self.mixed and kind == "float" else ())])
+        words = self.random.choices(
+            MIXED_WORDS if self.mixed else WORDS, k=self.random.randint(1, 3) if kind == "path" else 1
+        )
+        return "/".join(words)
+
+    def _changed(self, path: str) -> str:
+        random = self.random
+        at = random.choice([index for index, sign in enumerate(path) if sign == "/"] or [0])
+        index = random.randint(0, len(path))
+        if self.dots and random.random() < 0.2:
+            return f"{path[:at]}/../{self.files.name}{path[at:]}"
+        return random.choice(
+            [
+                *[lambda: path + "\n"] * 3,
+                lambda: f"{path[:at]}/{path[at:]}",
+                lambda: f"{path[:at]}/{path[at:]}\n",
+                lambda: f"{path[:at]}//{path[at:]}",
+                lambda: f"{path[:at]}/.{path[at:]}",
+                lambda: f"{path[:at]}/x/..{path[at:]}",
+                lambda: f"{path[:at]}/..{path[at:]}",
+                lambda: f"{path[:at]};m=1{path[at:]}",
+                lambda: f"{path};m",
+                lambda: f"{path}/",
+                lambda: path[:index] + random.choice(ODD_SIGNS) + path[index:],
+                lambda: path[:at] + path,
+                lambda: path[at:],
+                lambda: path.swapcase(),
+                lambda: f"/{random.choice(WORDS)}{path}",
+            ]
+        )()
+
+
+async def unknown(scope: Scope, receive: Receive, send: Send) -> None:
+    await Response(status_code=200 if get_route_path(scope).rstrip("/") == "/x" else 404)(scope, receive, send)
+
+
+def template(random: Random, most: int) -> str:
+    """Return a random path in Starlette's syntax, with at most so many parameters without names in a segment."""
+    path = ""
+    for _ in range(random.randint(1, 3)):
+        segment = ""
+        for _ in range(random.randint(0, most)):
+            before, after = random.choices(LITERALS, k=2)
+            segment += f"{before}{{{random.choice(KINDS)}}}{after}"
+        path += f"/{segment or 'here'}"
+    path = path.replace(".+", ".")  # a rule takes it for a regular expression
+    return f"{path}/{{:path}}" if random.random() < 0.1 else path
+
+
+def named(path: str, numbers: Iterator[int]) -> str:
+    """Give the parameters of a path names of their own."""
+    return re.sub(r"\{(:\w+)?\}", lambda found: f"{{p{next(numbers)}{found[1] or ''}}}", path)
+
+
+def parameters(path: str) -> set[str]:
+    return {found[1] for found in PARAMETER.finditer(path)}
+
+
+def filled(path: str, values: dict[str, Any]) -> str:
+    """Return a path with values for its parameters."""
+
+    def text(found: re.Match[str]) -> str:
+        kind = CONVERTOR_TYPES[found[2] or "str"]
+        value = values[found[1]]
+        return kind.to_string(value) if isinstance(value, (int, float)) else str(value)
+
+    return PARAMETER.sub(text, path)
+
 
 AMBIGUOUS: Final = re.compile(r"\n|/\.\.(?:/|\Z)")
 """Paths that meet no exemption."""
@@ -270,46 +566,9 @@ def exactly(written: str, text: str) -> bool:
     return compile_path(written)[0].fullmatch(text) is not None
 
 
-class Sent(NamedTuple):
-    """A request, and the labels and keys by which limits counted it."""
-
-    kind: str
-    method: str
-    path: str
-    root: str
-    keys: list[tuple[str, str]]
-
-    @property
-    def counted(self) -> list[str]:
-        return [label for label, _ in self.keys]
-
-    def text(self, app: Any) -> str:
-        """Return the path that the application directly behind the middleware reads."""
-        return get_route_path({"path": self.path, "root_path": getattr(app, "root_path", "") or self.root})
-
-    def names(self, rule: Rule, method: str) -> bool:
-        """Tell whether a rule names its type and a method, as they are written."""
-        method = method if self.kind == "http" else "GET"
-        return rule.connection in (None, self.kind) and (rule.methods is None or method in rule.methods)
-
-    def is_free(self, rule: Rule, text: str, reached: str) -> bool:
-        """Tell whether a rule may end the list before it: as it stands, not as it could be read."""
-        named = self.names(rule, self.method) and rule.final and not AMBIGUOUS.search(text)
-        return named and exactly(rule.paths[0], text) and exactly(rule.paths[0], reached)
-
-
-def reads_apart(handler: Location, tree: Tree, sent: Sent) -> bool:
-    """Return whether the application of a handler reads another path than the one directly behind the middleware.
-
-    It does if it is mounted, and has a root path of its own, or the path does not begin with that of the server.
-    """
-    own = getattr(tree.app, "root_path", "") or sent.root
-    return handler.reads_apart or (handler.is_mounted and own != "" and not f"{sent.path}/".startswith(f"{own}/"))
-
-
 @dataclass
 class Judge:
-    """Looks for requests to a tree of routes that are counted otherwise than its routers say.
+    """Sends requests to a tree of routes, and looks for those that are counted otherwise than its routers say.
 
     Attributes:
         ran: How often handlers ran.
@@ -337,57 +596,80 @@ class Judge:
 
     async def judge(self, spellings: int) -> "Judge":
         for _ in range(spellings):
-            sent = await self.ask()
-            found = [(name, one) for name, values in self.tree.served for one in self.lacking(name, values, sent)]
-            if not self.tree.roots and sent.path.startswith(f"{sent.root}/") and not AMBIGUOUS.search(sent.path):
-                found += self.misread(sent.keys)
+            await self.ask()
+            found = [(name, one) for name, values in self.tree.served for one in self.lacking(name, values)]
+            if not self.tree.roots and self.path.startswith(f"{self.root}/") and not AMBIGUOUS.search(self.path):
+                found += self.misread()
             self.ran += len(self.tree.served)
+            sent = f"{self.kind} {self.method} {self.path!r}, root {self.root}, counted by {self.keys}"
             self.wrong += [f"{sent}: {self.tree.handlers.get(name)} {problem}" for name, problem in found]
         return self
 
-    async def ask(self) -> Sent:
+    async def ask(self) -> None:
+        """Send a request, and note the labels and keys by which limits counted it."""
         tree, random = self.tree, self.tree.random
         tree.served.clear()
-        path, root = tree.spelling(random.choice([0, 1, None])), random.choice(ROOTS)
-        path = root + path if random.random() < 0.6 else path
-        kind, method = "websocket" if random.random() < 0.15 else "http", random.choice(METHODS)
-        headers = {"host": random.choice(["api.example.org", "x.example.org"])}
-        scope = scope_of(path, method, raw_path=b"/", root_path=root, type=kind, headers=headers, subprotocols=[])
-        await send_scope(self.app, scope)
-        return Sent(kind, method, path, root, [(bucket.label, key) for bucket, key, _ in checks(scope)])
+        path, self.root = tree.spelling(random.choice([0, 1, None])), random.choice(ROOTS)
+        self.path = self.root + path if random.random() < 0.6 else path
+        self.kind, self.method = "websocket" if random.random() < 0.15 else "http", random.choice(METHODS)
+        more: dict[str, Any] = {"headers": {"host": random.choice(["api.example.org", "x.example.org"])}}
+        more |= {"raw_path": b"/", "root_path": self.root, "type": self.kind, "subprotocols": []}
+        await send_scope(self.app, scope := scope_of(self.path, self.method, **more))
+        self.keys = [(bucket.label, key) for bucket, key, _ in checks(scope)]
+        self.counted = [label for label, _ in self.keys]
+        self.own_root = getattr(tree.app, "root_path", "") or self.root
+        self.text = get_route_path({"path": self.path, "root_path": self.own_root})
+        """The path that the application directly behind the middleware reads."""
 
-    def lacking(self, name: str, values: dict[str, str], sent: Sent) -> list[str]:
+    def names(self, rule: Rule, method: str) -> bool:
+        """Tell whether a rule names the type of the request and a method, as they are written."""
+        method = method if self.kind == "http" else "GET"
+        return rule.connection in (None, self.kind) and (rule.methods is None or method in rule.methods)
+
+    def is_free(self, rule: Rule, reached: str) -> bool:
+        """Tell whether a rule may end the list before it: as it stands, not as it could be read."""
+        named = self.names(rule, self.method) and rule.final and not AMBIGUOUS.search(self.text)
+        return named and exactly(rule.paths[0], self.text) and exactly(rule.paths[0], reached)
+
+    def reads_apart(self, handler: Location) -> bool:
+        """Return whether the application of a handler reads another path than the one directly behind the middleware.
+
+        It does if it is mounted, and has a root path of its own, or the path does not begin with that of the server.
+        """
+        begins = self.own_root == "" or f"{self.path}/".startswith(f"{self.own_root}/")
+        return handler.reads_apart or (handler.is_mounted and not begins)
+
+    def lacking(self, name: str, values: dict[str, str]) -> list[str]:
         """Return the limits that a request which reached a handler was not counted on."""
-        tree, handler, counted, lacking = self.tree, self.tree.handlers[name], sent.counted, list[str]()
-        text = sent.text(tree.app)
+        handler, lacking = self.tree.handlers[name], list[str]()
         # A router reads 5 from 05: what it has read is written as it was spelled, if the spelling reveals it.
-        reached = text if exactly(handler.path, text) else filled(handler.path, values)
+        reached = self.text if exactly(handler.path, self.text) else filled(handler.path, values)
         at = next(index for index, rule in enumerate(self.rules) if rule.name == name)
-        ends = [sent.is_free(rule, text, reached) for rule in self.rules]
-        if sent.names(self.rules[at], sent.method.upper()) and name not in counted and not any(ends[:at]):
+        ends = [self.is_free(rule, reached) for rule in self.rules]
+        if self.names(self.rules[at], self.method.upper()) and name not in self.counted and not any(ends[:at]):
             lacking.append("its rule")
-        if handler.inner is not None and f"inner_{name}" not in counted:
+        if handler.inner is not None and f"inner_{name}" not in self.counted:
             lacking.append("the rule of a middleware within")
-        if lacking and reads_apart(handler, tree, sent):
+        if lacking and self.reads_apart(handler):
             self.apart, lacking = self.apart + 1, []
-        if name in tree.shared and not any(one.endswith("shared") for one in counted):
+        if name in self.tree.shared and not any(one.endswith("shared") for one in self.counted):
             lacking.append("the limit at the endpoint")
         # What a mounted application makes of the path is its own: a rule ends the list for the path that it is given.
-        is_free = handler.is_mounted and any(sent.is_free(rule, text, text) for rule in self.rules)
-        if not self.is_routed(name, sent, is_free or any(ends)):
+        is_free = handler.is_mounted and any(self.is_free(rule, self.text) for rule in self.rules)
+        if not self.is_routed(name, is_free or any(ends)):
             lacking.append("the limit of its route")
         return [f"is not counted on {one}" for one in lacking]
 
-    def is_routed(self, name: str, sent: Sent, is_ended: bool) -> bool:
+    def is_routed(self, name: str, is_ended: bool) -> bool:
         """Tell whether the default limits count a request once, as one to the route of a handler."""
-        routes = [label for label in sent.counted if label.startswith("per-route ")]
+        routes = [label for label in self.counted if label.startswith("per-route ")]
         if name in self.exempt:  # what readers make several texts of is no request to it
-            return routes == ["per-route *"] * bool(AMBIGUOUS.search(sent.path)) or (is_ended and routes == [])
+            return routes == ["per-route *"] * bool(AMBIGUOUS.search(self.path)) or (is_ended and routes == [])
         if routes == []:
             return is_ended
         return routes == [self.routes.setdefault(name, routes[0])] != ["per-route *"]
 
-    def misread(self, keys: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    def misread(self) -> list[tuple[str, str]]:
         """Return the handlers whose rule counted by another value of a parameter than the routers found."""
         found = []
         for name, values in self.tree.served:
@@ -395,7 +677,7 @@ class Judge:
             numbered = re.search(rf"{self.parameters.get(name)}:[fiu]", self.tree.handlers[name].path)
             if value == "" or (numbered and isinstance(value, str)):  # FastAPI makes a number of a text itself
                 continue
-            own = [key for label, key in keys if label == name]
+            own = [key for label, key in self.keys if label == name]
             expected = self.limiter.key_for(path_param(self.parameters[name]).of(value))
             found += [(name, f"with {values} is counted by {own}")] * (own not in ([], [expected]))
         return found
