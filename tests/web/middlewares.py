@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Scope
 
-from slidegate import Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
+from slidegate import RateLimit
 from slidegate.core.decision import Check
 from slidegate.events import Outcome
 from slidegate.testing import FakeClock, RecordingObserver
@@ -271,11 +271,3 @@ FORMS: dict[str, Callable[..., ASGIApp]] = {
     "mounted": lambda limit, endpoint, **options: Starlette(routes=[Mount("/", starlette(limit(endpoint), **options))]),
 }
 """All forms of a limit at an endpoint, which is at ``/``: each takes the limit and a function."""
-
-
-def limited(at: str, limits: Any = (), *, limiter: Limiter | None = None, **options: Any) -> RateLimitMiddleware:
-    """Return a middleware with one limit, in a rule or in one of these forms; its page is ``/``."""
-    limiter = limiter or Limiter(MemoryStore(clock=FakeClock()))
-    if at == "rule":
-        return RateLimitMiddleware(starlette(page), rules=[Rule("*", limits, **options)], limiter=limiter)
-    return RateLimitMiddleware(FORMS[at](RateLimit(limits=limits or None, **options), page), rules=[], limiter=limiter)

@@ -207,14 +207,6 @@ async def as_body(request: Request) -> str:
     return (await request.body()).decode()
 
 
-async def as_weight(request: Request) -> int:
-    return len(await request.body()) and 1
-
-
-async def as_json(request: Request) -> Any:
-    return await request.json()
-
-
 async def not_at_all(request: Request) -> str:
     return "nothing"
 
@@ -223,7 +215,7 @@ Read = Callable[[Request], Awaitable[Any]]
 FORM, JSON = b"who=ann&more=%20x", b'{"who": "ann"}'
 TEXTS: dict[bytes, tuple[str, dict[Read, Any]]] = {
     FORM: ("application/x-www-form-urlencoded", {as_form: {"who": "ann", "more": " x"}, as_body: FORM.decode()}),
-    JSON: ("application/json", {as_json: {"who": "ann"}, as_body: JSON.decode()}),
+    JSON: ("application/json", {Request.json: {"who": "ann"}, as_body: JSON.decode()}),
 }
 
 
@@ -295,7 +287,7 @@ async def how_many_messages(request: Request) -> int:
 @pytest.mark.parametrize("where", FORMS)
 @pytest.mark.parametrize("part", [b"", b"a"])
 async def test_what_is_kept_of_a_body_does_not_grow_with_the_number_of_its_parts(where: str, part: bytes) -> None:
-    limit = RateLimit("9/hour", key=as_body, cost=as_weight)
+    limit = RateLimit("9/hour", key=as_body, when=as_body)
     assert await post(served(where, limit, how_many_messages), "text/plain", [b"k", *[part] * 1_000]) == (200, 1)
 
 
@@ -309,7 +301,7 @@ async def by_json(account: Annotated[str, Body(embed=True)]) -> str:
 
 @pytest.mark.parametrize("where", ["dependency", "decorator"])
 @pytest.mark.parametrize(
-    ("endpoint", "read"), [(by_json, as_json), (by_form, as_form), (by_form, as_body), (by_form, as_json)]
+    ("endpoint", "read"), [(by_json, Request.json), (by_form, as_form), (by_form, as_body), (by_form, Request.json)]
 )
 def test_what_fastapi_has_read_is_read_again_but_a_form_as_a_form_alone(
     where: str, endpoint: Any, read: Read, caplog: pytest.LogCaptureFixture

@@ -53,7 +53,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from ..asgi import PEER, Answer, attempt, call, hello, page, scope_of, send_scope, statuses
 from ..remote_stores import SlowStore
 from ..virtual_time import turns
-from .middlewares import FORMS, Listener, limited, starlette
+from .middlewares import FORMS, Listener, starlette
 from .sockets import greet
 
 DRAFT: Final = {b"ratelimit", b"ratelimit-policy"}
@@ -95,15 +95,28 @@ STARTS: Final = messages(
 )
 MORE: Final = st.sampled_from([False, True, 0, 1, None, "", "yes"])
 BODIES: Final = messages("http.response.body", {}, body=VALUES, more_body=MORE)
-OTHERS: Final = st.sampled_from(
-    [
-        {"type": "http.response.debug", "info": {}},
-        {"type": "http.response.early_hint", "links": []},
-        {"type": "http.response.zerocopysend", "file": 3},
-        {"type": "http.response.pathsend", "path": "/x"},
-        {"type": "http.response.trailers", "headers": []},
-    ]
-)
+START, BODY, COPY = ({"type": f"http.response.{name}"} for name in ("start", "body", "zerocopysend"))
+MESSAGES: dict[str, Any] = {
+    "start": {**START, "status": 200, "headers": []},
+    "304": {**START, "status": 304, "headers": []},
+    "trailed": {**START, "status": 200, "headers": [], "trailers": True},
+    "hint": {"type": "http.response.early_hint", "links": []},
+    "last": BODY,
+    "more": {**BODY, "more_body": True},
+    "file": {"type": "http.response.pathsend", "path": "/x"},
+    "copy": {**COPY, "file": 3},
+    "copy-more": {**COPY, "file": 3, "more_body": True},
+    "trailers": {"type": "http.response.trailers", "headers": []},
+    **{name: {"type": f"websocket.{name}"} for name in ("accept", "send", "close")},
+    "raises": RuntimeError(),
+    "left": ClientDisconnect(),
+    "gone": WebSocketDisconnect(1001),
+    "cancelled": CancelledError(),
+}
+"""What an application sends or raises."""
+OTHERS: Final = st.sampled_from([
+    {"type": "http.response.debug", "info": {}}, *(MESSAGES[name] for name in ("hint", "copy", "file", "trailers"))
+])  # fmt: skip
 OPTIONS: Final = st.fixed_dictionaries({
     "headers": st.sampled_from([*OURS]),
     "allowlist": st.sampled_from([None, Networks(["192.0.2.77"])]),
@@ -332,22 +345,24 @@ async def test_a_middleware_that_has_returned_is_above_nothing_any_more() -> Non
     assert await statuses(app, 2, method="POST") == [429, 429]
 
 
-NAMING: dict[str, dict[str, Any]] = {
-    "named": {"limits": "2/minute", "name": "named"},
-    "unnamed": {"limits": "2/minute"},
-    "by a function": {"limits": lambda request: "2/minute"},
-    "everyone": {"limits": "2/minute", "key": everyone, "cost": lambda request: 1},
-}
+NAMING: Final[list[dict[str, Any]]] = [
+    {"limits": "2/minute", "name": "named"},
+    {"limits": "2/minute"},
+    {"limits": lambda request: "2/minute"},
+    {"limits": "2/minute", "key": everyone, "cost": lambda request: 1},
+]
 PAUSES = st.lists(st.sampled_from([1, 10, 30, 60]), max_size=4)
 
 
-@pytest.mark.parametrize("at", ["rule", "dependency", "checked"])
-@pytest.mark.parametrize("how", NAMING)
-@given(requests=st.lists(PAUSES, max_size=8))
-async def test_a_refused_request_that_asks_again_is_decided_again(at: str, how: str, requests: list[list[int]]) -> None:
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(["rule", "dependency", "checked"]), st.sampled_from(NAMING), st.lists(PAUSES, max_size=8))
+async def test_a_refused_request_that_asks_again_is_decided_again(at: str, options: Any, requests: Any) -> None:
     clock, spent, ear = FakeClock(), list[int](), Listener()
     limiter = Limiter(MemoryStore(clock=clock), observers=[ear])
-    within = limited(at, limiter=limiter, **NAMING[how]) if at == "rule" else FORMS[at](RateLimit(**NAMING[how]), page)
+    if at == "rule":
+        within: Any = RateLimitMiddleware(starlette(page), rules=[Rule("*", **options)], limiter=limiter)
+    else:
+        within = FORMS[at](RateLimit(**options), page)
     pauses: list[int] = []
 
     async def patient(scope: Scope, receive: Receive, send: Send) -> None:
@@ -408,27 +423,6 @@ async def test_what_a_task_charges_or_refunds_is_carried_out_though_it_is_cancel
 
 
 # -- what observers hear of a request: its outcome, once, when its last byte is out, and one event if it is refused ----
-
-
-START, BODY, COPY = ({"type": f"http.response.{name}"} for name in ("start", "body", "zerocopysend"))
-MESSAGES: dict[str, Any] = {
-    "start": {**START, "status": 200, "headers": []},
-    "304": {**START, "status": 304, "headers": []},
-    "trailed": {**START, "status": 200, "headers": [], "trailers": True},
-    "hint": {"type": "http.response.early_hint", "links": []},
-    "last": BODY,
-    "more": {**BODY, "more_body": True},
-    "file": {"type": "http.response.pathsend", "path": "/x"},
-    "copy": {**COPY, "file": 3},
-    "copy-more": {**COPY, "file": 3, "more_body": True},
-    "trailers": {"type": "http.response.trailers", "headers": []},
-    **{name: {"type": f"websocket.{name}"} for name in ("accept", "send", "close")},
-    "raises": RuntimeError(),
-    "left": ClientDisconnect(),
-    "gone": WebSocketDisconnect(1001),
-    "cancelled": CancelledError(),
-}
-"""What an application sends or raises."""
 
 
 class Brief(Listener):
@@ -557,15 +551,13 @@ DENIAL = {"websocket.http.response": {}}
 def site(limits: str, policy: BanPolicy, at: str, limiter: Limiter) -> ASGIApp:
     """Return an application with a page and a websocket, and a limit somewhere."""
     limit = RateLimit(limits)
-    dependencies = [Depends(limit)] if at == "dependency" else []
     decorate: Callable[[Any], Any] = limit if at == "decorator" else lambda endpoint: endpoint
-    app = FastAPI()
-    app.get("/", dependencies=dependencies)(decorate(page))
-    app.websocket("/", dependencies=dependencies)(decorate(greet))
+    app: Any = FastAPI(dependencies=[Depends(limit)] if at == "dependency" else [])
+    app.get("/")(decorate(page))
+    app.websocket("/")(decorate(greet))
     rules = [Rule("*", limits)] if at in ("rule", "inner") else []
     if at == "inner":
-        inner = RateLimitMiddleware(app, limiter=limiter, rules=rules)
-        return RateLimitMiddleware(inner, limiter=limiter, rules=[], bans=policy)
+        app, rules = RateLimitMiddleware(app, limiter=limiter, rules=rules), []
     return RateLimitMiddleware(app, limiter=limiter, rules=rules, bans=policy)
 
 
