@@ -21,7 +21,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -42,7 +41,7 @@ from slidegate.testing import FakeClock
 
 from ..asgi import PEER, Answer, attempt, scope_of
 from ..ops.shared_rows import SharedRows
-from .middlewares import METHODS, Listener, Log, answer, check_fields, class_of, fails, fields, written
+from .middlewares import METHODS, Listener, Log, answer, check_fields, class_of, fails, fields, page, written
 
 HOUR, DAY = 3_600, 86_400
 PATHS = ("/a", "/b", "/c")
@@ -244,13 +243,13 @@ REQUESTS = st.fixed_dictionaries(
                 "x-flags": st.sampled_from(["", "x", "xy", "y"]),
                 "x-plan": st.sampled_from(["free", "free", "pro", "pro", "staff"]),
                 "x-cost": st.sampled_from(["int 1", "int 1", "int 2", "int 0", "bool 1", "index 2"]),
-                "x-status": st.sampled_from(["200", "200", "401", "401", "500"]),
+                "x-status": st.sampled_from(["200", "200", "401", "401", "raises"]),
             },
             optional={"x-tenant": st.sampled_from(["", "a", "b"]), "x-user": st.sampled_from(["ann", "bob"])},
         ),
     }
 )
-"""The fields of scopes: what functions of the user's read in them, and the status; the endpoint raises for 500."""
+"""The fields of scopes: what functions of the user's read in them, and the status, or that the endpoint raises."""
 
 # -- what becomes of a request -----------------------------------------------------------------------------------------
 
@@ -336,7 +335,8 @@ class Model:
 
     def decide(self, request: Request, key_of: Callable[[str], str]) -> Expected:
         self.expected, self.key_of = Expected(), key_of
-        status = int(request.headers["x-status"])
+        written = request.headers["x-status"]
+        status = 500 if written == "raises" else int(written)
         passed = [Passed() for _ in self.program.layers]
         try:
             for depth in reversed(range(len(self.program.layers))):
@@ -504,7 +504,7 @@ def endpoint_of(program: Program) -> ASGIApp:
     def of(form: str) -> list[Any]:
         return [Depends(limit) for at, limit in limits if at == form]
 
-    endpoint: Any = sync_answer if program.endpoint_kind == "sync" else answering
+    endpoint: Any = answer if program.endpoint_kind == "sync" else page
     for form, limit in reversed(limits):
         endpoint = limit(endpoint) if form == "decorator" else endpoint
     app, router = FastAPI(), APIRouter(dependencies=of("router"))
@@ -515,16 +515,6 @@ def endpoint_of(program: Program) -> ASGIApp:
             router.api_route(path, methods=[*METHODS], dependencies=of("dependency"))(endpoint)
     app.include_router(router)
     return app
-
-
-def sync_answer(request: Request) -> Response:
-    if request.headers["x-status"] == "500":
-        raise LookupError("no such page")
-    return answer(request)
-
-
-async def answering(request: Request) -> Response:
-    return sync_answer(request)
 
 
 def beside() -> dict[str, Any]:
