@@ -67,18 +67,7 @@ from starlette.routing import Mount, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import slidegate
-from slidegate import (
-    ConfigurationError,
-    Limiter,
-    MemoryStore,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-    charge,
-    client_key,
-    settle,
-    strike,
-)
+from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, client_key
 from slidegate.core import StoreUnavailable
 from slidegate.core.durations import read_span_us
 from slidegate.testing import FakeClock, limits_clock
@@ -252,13 +241,13 @@ class Stage:
         if "x-limited" in request.headers:
             async with self.limiter.limited(request.headers["x-limited"], key="smtp"):
                 pass
-        for field, spend in (("x-charge", charge), ("x-settle", settle)):
+        for field, spend in (("x-charge", slidegate.charge), ("x-settle", slidegate.settle)):
             if field in request.headers:
                 units, _, rule = request.headers[field].partition(",")
                 made.headers[f"{field}d"] = str(bool(await spend(request, number_or_text(units), rule=rule or None)))
         if "x-strike" in request.headers:
             weight, _, policy = request.headers["x-strike"].partition(",")
-            ban = await strike(request, number_or_text(weight), "wrong\npassword", policy=policy or None)
+            ban = await slidegate.strike(request, number_or_text(weight), "wrong\npassword", policy=policy or None)
             made.headers["x-struck"] = f"{ban.by}, {ban.reason}" if ban else "no"
         return made
 
