@@ -105,7 +105,8 @@ async def stays(scope: Scope, receive: Receive, send: Send) -> None:
 async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back() -> None:
     """As a server does that ends its event loop with requests under way."""
     store, entered = SlowStore(FakeClock()), list[Scope]()
-    middleware: Any = RateLimitMiddleware(stays, limiter=Limiter(store), rules=[Rule("*", concurrency=1)])  # type: ignore[arg-type]
+    limiter = Limiter(store, deadline="60s")
+    middleware: Any = RateLimitMiddleware(stays, limiter=limiter, rules=[Rule("*", concurrency=1)])
     request: Any = asyncio.create_task(middleware(scope_of(entered=entered), anyio.sleep_forever, None))
     await turns()
     assert (len(entered), store.permits_held()) == (1, 1)
