@@ -1,7 +1,7 @@
 """Faults of Redis, done to a real server and the wire to it, and put right afterwards."""
 
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
@@ -11,6 +11,7 @@ import redis
 from slidegate import StoreError
 from slidegate.core import StoreTimeout, StoreUnavailable
 
+from ...contract.player import settle
 from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisCluster, RedisServer, Sentinel, until, version_of
 
@@ -73,18 +74,13 @@ def between(begins: Act, ends: Act) -> Fault:
 
     @asynccontextmanager
     async def fault(deployment: Deployment) -> AsyncIterator[None]:
-        await begun(begins(deployment))
+        await settle(begins(deployment))
         try:
             yield
         finally:
-            await begun(ends(deployment))
+            await settle(ends(deployment))
 
     return fault
-
-
-async def begun(answer: object) -> None:
-    if isinstance(answer, Awaitable):
-        await answer
 
 
 def late(deployment: Deployment, delay_s: float) -> None:

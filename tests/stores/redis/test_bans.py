@@ -55,28 +55,6 @@ async def test_requests_are_decided_while_bans_change_with_each(deployment: Depl
             task.cancel()
 
 
-@pytest.mark.parametrize("step_s", [-1, -3_600])
-async def test_a_server_clock_that_is_set_back_revives_no_ban(step_s: int, server: RedisServer) -> None:
-    clock = FakeClock(NOW_US)
-    async with workers_at(server, 2, clock=clock) as stores:
-
-        async def reasons() -> set[Reason]:
-            return {(await hit(store, "user:eve", WIDE, subjects=["user:eve"])).reason for store in stores}
-
-        await stores[0].bans.ban("user:eve", 6_000_000, "", "ann")
-        for _ in range(5):
-            clock.advance("1s")
-            assert await reasons() == {Reason.BANNED}
-        clock.advance(us=step_s * 1_000_000)
-        assert await reasons() == {Reason.BANNED}
-        clock.set(NOW_US + 5_999_999)
-        assert await reasons() == {Reason.BANNED}
-        clock.advance(us=1)
-        assert await reasons() == {Reason.OK}
-        clock.advance(us=-8_000_000)
-        assert await reasons() == {Reason.OK}
-
-
 async def test_many_bans_are_read_in_steps_between_which_others_go_on(server: RedisServer) -> None:
     many = 4_000
     async with workers_at(server, 2) as (one, other):
@@ -146,9 +124,6 @@ async def test_of_two_workers_that_find_the_strikes_full_at_once_one_bans(
         assert await struck is None
         assert [kind for kind in observer.kinds if kind.endswith("banned")].count(f"{'shadow_' * shadow}banned") == 1
         assert len(await fast.bans.active()) == (between == "nothing" and not shadow)
-
-
-pytestmark = needs_redis
 
 
 # -- values of others at keys of ours ----------------------------------------------------------------------------------

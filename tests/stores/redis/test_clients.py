@@ -15,7 +15,7 @@ from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel as RedisSentinel
 from redis.backoff import NoBackoff
-from redis.credentials import CredentialProvider
+from redis.credentials import CredentialProvider, UsernamePasswordCredentialProvider
 
 from slidegate import Decision, Limiter, StoreError
 from slidegate.core import Ban, Bucket, Concurrency, Reservation, Snapshot, StoreUnavailable
@@ -29,36 +29,33 @@ from ...redis_servers import BOUND_S, RedisServer, needs_redis
 from ...redis_servers import RedisCluster as ClusterServers
 from .stores import PLENTY, hit, store_at
 
-MANY = Retry(NoBackoff(), 5)
+CREDENTIALS: Final = UsernamePasswordCredentialProvider("ann", "pw")
+GIVEN: Final[dict[str, Any]] = {"username": "ann", "password": "pw", "retry": Retry(NoBackoff(), 5)}
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        lambda: Redis(retry=MANY, retry_on_error=[OSError], health_check_interval=1),
-        lambda: Redis(unix_socket_path="/s", retry=MANY),
-        lambda: RedisSentinel([("127.0.0.1", 1)], retry=MANY).master_for("mymaster", retry=MANY, ssl=True),
+        lambda: Redis(**GIVEN, retry_on_error=[OSError], health_check_interval=1),
+        lambda: Redis(**GIVEN, unix_socket_path="/s"),
+        lambda: RedisSentinel([("127.0.0.1", 1)]).master_for("mymaster", **GIVEN, ssl=True),
+        lambda: RedisCluster(**GIVEN, startup_nodes=[ClusterNode("127.0.0.1", 1)], ssl=True, ssl_cert_reqs="none"),
     ],
-    ids=["server", "socket", "sentinel"],
+    ids=["server", "socket", "sentinel", "cluster"],
 )
-def test_connections_have_the_stores_timeouts_and_no_retries(given: Callable[[], Redis]) -> None:
+def test_connections_are_as_given_but_for_the_stores_timeouts_and_no_retries(given: Callable[[], Any]) -> None:
     own: Any = clients.open_own(given(), 0.7)
-    connection = own.connection_pool.make_connection()
-    assert (connection.retry._retries, connection.retry_on_error, connection.health_check_interval) == (0, [], 0)
-    assert (connection.socket_timeout, connection.socket_connect_timeout) == (0.7, 0.7)
-    assert isinstance(connection, given().connection_pool.connection_class)
-
-
-def test_a_client_for_a_cluster_keeps_tls_and_credentials_and_has_no_retries() -> None:
-    nodes = [ClusterNode("127.0.0.1", 1)]
-    given = RedisCluster(startup_nodes=nodes, ssl=True, username="ann", password="pw", ssl_cert_reqs="none", retry=MANY)
-    own: Any = clients.open_own(given, 0.7)
-    assert getattr(own, "cluster_error_retry_attempts", own.retry._retries) == 0  # the first in redis-py 5
-    for node in (*own.nodes_manager.startup_nodes.values(), ClusterNode("127.0.0.1", 2, **own.connection_kwargs)):
-        connection = node.acquire_connection()
-        assert isinstance(connection, given.connection_kwargs["connection_class"])
-        assert (connection.username, connection.password, connection.socket_timeout) == ("ann", "pw", 0.7)
-        assert connection.retry._retries == 0
+    if isinstance(own, RedisCluster):
+        assert getattr(own, "cluster_error_retry_attempts", own.retry._retries) == 0  # the first in redis-py 5
+        nodes = *own.nodes_manager.startup_nodes.values(), ClusterNode("127.0.0.1", 2, **own.connection_kwargs)
+        kind, connections = given().connection_kwargs["connection_class"], [node.acquire_connection() for node in nodes]
+    else:
+        kind, connections = given().connection_pool.connection_class, [own.connection_pool.make_connection()]
+    for connection in connections:
+        assert isinstance(connection, kind)
+        assert (connection.username, connection.password) == ("ann", "pw")
+        assert (connection.retry._retries, connection.retry_on_error, connection.health_check_interval) == (0, [], 0)
+        assert (connection.socket_timeout, connection.socket_connect_timeout) == (0.7, 0.7)
 
 
 @pytest.mark.parametrize("kind", ["rediss", "rediss+cluster", "rediss+sentinel"])
@@ -87,19 +84,30 @@ async def test_a_listener_without_tls_sees_no_byte_of_the_password(kind: str) ->
     "client",
     [
         lambda server: Redis(unix_socket_path=str(server.socket)),
-        lambda server: Redis(host="127.0.0.1", port=server.port, decode_responses=True, encoding="latin-1"),
+        lambda server: Redis(port=server.port, decode_responses=True, encoding="latin-1"),
         lambda server: Redis(connection_pool=BlockingConnectionPool.from_url(server.url, max_connections=1)),
         lambda server: Redis.from_url(server.url, protocol=3, single_connection_client=True),
+        lambda server: Redis(port=server.port, db=5, username="ann", password="pw"),
+        lambda server: Redis(port=server.port, db=5, credential_provider=CREDENTIALS),
     ],
-    ids=["socket", "decoding", "blocking pool", "RESP3"],
+    ids=["socket", "decoding", "blocking pool", "RESP3", "password", "provider"],
 )
 async def test_a_client_of_any_settings_is_one_to_connect_as(server: RedisServer, client: Any) -> None:
+    server.command("ACL", "SETUSER", "ann", "reset", "on", ">pw", "~*", "&*", "+@all")
     async with client(server) as given:
+        settings = given.connection_pool.connection_kwargs
+        settings["client_name"] = "ours"
         async with store_at(given) as store:
             decisions = await asyncio.gather(*(hit(store, f"user:{number % 30}", "10/hour") for number in range(300)))
             assert all(decisions)
             await store.bans.ban("user:eve", None, "", "ann")
             assert [ban.key for ban in await store.bans.active()] == ["user:eve"]
+            user = b"ann" if settings.get("username") or settings.get("credential_provider") else b"default"
+            lines = [line for line in server.command("CLIENT", "LIST").splitlines() if b" name=ours " in line]
+            assert lines
+            for line in lines:
+                assert b" db=%d " % settings.get("db", 0) in line
+                assert b" user=%s " % user in line
         assert await given.ping(), "it stays open"
         await given.connection_pool.disconnect()
 

@@ -8,11 +8,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
-from redis.asyncio import Redis
-from redis.credentials import UsernamePasswordCredentialProvider
 
 from slidegate import BanPolicy, Limiter, parse_limits
 from slidegate.core import Bucket, Concurrency, Reason, StoreUnavailable
@@ -112,31 +111,25 @@ async def test_what_another_layout_wrote_is_neither_read_nor_touched(server: Red
         assert theirs == {name for name in theirs if server.command("HGET", name, "x") == b"theirs"}
 
 
-class Ahead:
-    """Clocks in the place of those of `time`, which go `ahead_s` before them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ahead_s = 0.0
-        clocks = {"monotonic": self.monotonic, "monotonic_ns": lambda: int(self.monotonic() * 1e9)}
-        ours = [module for name, module in sys.modules.items() if name.startswith("slidegate.stores.redis")]
-        found = [(module, name) for module in ours for name in clocks if name in vars(module)]
-        assert {name for _, name in found} == {*clocks}
-        for module, name in found:
-            monkeypatch.setattr(module, name, clocks[name])
-
-    def monotonic(self) -> float:
-        """Return the time in seconds."""
-        return time.monotonic() + self.ahead_s
-
-
 @pytest.fixture
-def ahead(monkeypatch: pytest.MonkeyPatch) -> Ahead:
-    return Ahead(monkeypatch)
+def ahead(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """By how many seconds, `by_s`, the clocks of stores go before those of `time`."""
+    ahead = SimpleNamespace(by_s=0.0)
+    clocks = {
+        "monotonic": lambda: time.monotonic() + ahead.by_s,
+        "monotonic_ns": lambda: time.monotonic_ns() + int(ahead.by_s * 1e9),
+    }
+    ours = [module for name, module in sys.modules.items() if name.startswith("slidegate.stores.redis")]
+    found = [(module, name) for module in ours for name in clocks if name in vars(module)]
+    assert {name for _, name in found} == {*clocks}
+    for module, name in found:
+        monkeypatch.setattr(module, name, clocks[name])
+    return ahead
 
 
 @pytest.mark.parametrize("banned", [False, True])
 async def test_a_known_refusal_costs_a_command_a_second_whatever_else_redis_is_asked_meanwhile(
-    server: RedisServer, workers: list[RedisStore], ahead: Ahead, banned: bool
+    server: RedisServer, workers: list[RedisStore], ahead: SimpleNamespace, banned: bool
 ) -> None:
     store, other = workers
     await hit(store, "ann", cost=5)
@@ -152,13 +145,13 @@ async def test_a_known_refusal_costs_a_command_a_second_whatever_else_redis_is_a
 
     async def flood_beside_others() -> None:
         for _ in range(10):
-            ahead.ahead_s += 0.3
+            ahead.by_s += 0.3
             assert not await hit(store, "ann")
             assert await settle(other.refund((await hit(other, "bob")).begin_refund()))
             assert await hit(store, "eve", cost=0)
 
     assert await counted(server, flood) == 0
-    ahead.ahead_s += 1.0  # not trusted any longer: one question, and then for a second again
+    ahead.by_s += 1.0  # not trusted any longer: one question, and then for a second again
     assert await counted(server, flood) <= 3  # they are read, and written where nobody was faster
     news = 2 * 4  # each worker asks once a second what has changed
     assert await counted(server, flood_beside_others) <= 10 * 3 + 4 + news
@@ -166,7 +159,7 @@ async def test_a_known_refusal_costs_a_command_a_second_whatever_else_redis_is_a
 
 @pytest.mark.parametrize("how", ["refund", "reset", "reset_all", "unban"])
 async def test_refunds_of_another_worker_are_known_in_a_second(
-    workers: list[RedisStore], ahead: Ahead, how: str
+    workers: list[RedisStore], ahead: SimpleNamespace, how: str
 ) -> None:
     store, other = workers
     charged = await hit(other, "ann", cost=1 if how == "unban" else 5)
@@ -182,7 +175,7 @@ async def test_refunds_of_another_worker_are_known_in_a_second(
     assert await ways[how]()
     assert await hit(other, "ann")  # its own it knows at once
     assert not await hit(store, "ann")
-    ahead.ahead_s += 1.0
+    ahead.by_s += 1.0
     assert await hit(store, "ann")
 
 
@@ -358,20 +351,3 @@ async def test_the_user_of_the_page_may_do_all_that_a_store_offers(server: Redis
         for name, ask in METHODS.items():
             answer = await settle(ask(store))
             assert answer or name not in ("read", "active"), name
-
-
-async def test_a_connection_is_made_as_the_client_says(server: RedisServer) -> None:
-    server.command("ACL", "SETUSER", "ann", "reset", "on", ">pw", "~*", "&*", "+@all")
-    provider = UsernamePasswordCredentialProvider("ann", "pw")
-    for how in ({"username": "ann", "password": "pw"}, {"credential_provider": provider}):
-        async with (
-            Redis(port=server.port, db=5, client_name="middleware-test", **how) as client,  # type: ignore[arg-type]
-            store_at(client) as store,
-        ):
-            await store.reset("user:ann")
-            (line,) = [row for row in server.command("CLIENT", "LIST").splitlines() if b"name=middleware-test" in row]
-            assert b" db=5 " in line
-            assert b" user=ann " in line
-    async with store_at(Redis(port=server.port, username="ann", password="no")) as wrong:
-        with pytest.raises(StoreUnavailable, match=r"WRONGPASS|invalid username"):
-            await wrong.reset("user:ann")
