@@ -409,56 +409,37 @@ class StoreContract(RandomContract, StatsContract):
         """
         return None
 
-    def test_processes_that_hit_at_once_admit_exactly_the_amount(self) -> None:
-        counts = self._in_two_processes(_admitted)
-        assert [sum(admitted) for admitted in zip(*counts, strict=True)] == [*LIMITS.values()], counts
-
-    def test_processes_that_strike_at_once_make_one_ban_and_only_when_both_have_struck(self) -> None:
-        made = self._in_two_processes(_struck)
-        assert [sum(bans) for bans in zip(*made, strict=True)] == [1] * len(POLICIES), made
-
-    def _in_two_processes(self, work: Callable[[Store], Awaitable[list[int]]]) -> list[list[int]]:
-        """Return what some work counts in each of two processes that start it at once."""
+    def test_processes_that_ask_at_once_get_exactly_the_amount_and_one_ban_when_both_have_struck(self) -> None:
         opens = self.opener()
         if opens is None:
             pytest.skip("the store lacks the ability: opener (processes that share it)")
         context = get_context("spawn")
-        start = context.Barrier(2)
-        with ProcessPoolExecutor(2, mp_context=context, initializer=_meet_at, initargs=(start,)) as pool:
-            return list(pool.map(_work_at_once, (opens, opens), (work, work)))
+        together = context.Barrier(2)
+        with ProcessPoolExecutor(2, mp_context=context, initializer=_meet_at, initargs=(together,)) as pool:
+            counts = list(pool.map(_ask_at_once, (opens, opens)))
+        assert [sum(both) for both in zip(*counts, strict=True)] == [*LIMITS.values(), *[1] * len(POLICIES)], counts
 
 
-def _meet_at(start: Barrier) -> None:
-    """Initialize a process with the barrier at which all processes wait."""
-    _barriers.append(start)
+def _meet_at(together: Barrier) -> None:
+    """Initialize a process with the barrier at which both wait."""
+    _barriers.append(together)
 
 
-def _work_at_once(opens: Callable[[], Store], work: Callable[[Store], Awaitable[list[int]]]) -> list[int]:
-    async def with_own_store() -> list[int]:
-        store = opens()
-        try:
-            return await work(store)
-        finally:
-            await settle(store.close())
+def _ask_at_once(opens: Callable[[], Store]) -> list[int]:
+    """Hit and then strike when the other process does; return what passed under each limit, and bans by each policy."""
+
+    async def ask() -> list[int]:
+        store, found = opens(), list[int]()
+        for limits, amount in LIMITS.items():
+            question = store.prepare(((bucket(limits, f"rule-{amount}"), "ann", 1),))
+            found.append(sum(await hits(store, question, amount)))
+        _barriers[0].wait(_START_S)
+        for policy in POLICIES:
+            times = policy.after.amount * 3 // 4  # of the strikes that make a ban
+            made = [await settle(store.bans.strike(policy, f"user:{policy.name}", 1, "")) for _ in range(times)]
+            found.append(sum(ban is not None for ban in made))
+        await settle(store.close())
+        return found
 
     _barriers[0].wait(_START_S)
-    return asyncio.run(with_own_store())
-
-
-async def _admitted(store: Store) -> list[int]:
-    """Return the hits that pass under each limit in this process, while another process hits too."""
-    admitted = []
-    for limits, amount in LIMITS.items():
-        question = store.prepare(((bucket(limits, f"rule-{amount}"), "ann", 1),))
-        admitted.append(sum(await hits(store, question, amount)))
-    return admitted
-
-
-async def _struck(store: Store) -> list[int]:
-    """Return the bans that this process makes under each policy by three quarters of the strikes of one."""
-    bans = []
-    for policy in POLICIES:
-        times = policy.after.amount * 3 // 4
-        made = [await settle(store.bans.strike(policy, f"user:{policy.name}", 1, "")) for _ in range(times)]
-        bans.append(sum(ban is not None for ban in made))
-    return bans
+    return asyncio.run(ask())

@@ -64,7 +64,11 @@ REDIS = (
 
 @pytest.fixture(params=["lmdb", *REDIS])
 def crew(request: pytest.FixtureRequest, opened_as: Opened) -> Workers:
-    return Workers(partial(opened_as, request.param))
+    workers = Workers(partial(opened_as, request.param))
+    if request.param != "lmdb":
+        running = request.getfixturevalue(request.param)
+        workers.servers = running.masters if isinstance(running, RedisCluster) else [running]
+    return workers
 
 
 @pytest.fixture
@@ -72,11 +76,7 @@ def in_file(opened_as: Opened) -> Workers:
     return Workers(partial(opened_as, "lmdb"))
 
 
-@pytest.fixture(params=REDIS)
-def in_redis(request: pytest.FixtureRequest, opened_as: Opened) -> Workers:
-    workers, running = Workers(partial(opened_as, request.param)), request.getfixturevalue(request.param)
-    workers.servers = running.masters if isinstance(running, RedisCluster) else [running]
-    return workers
+IN_REDIS = pytest.mark.parametrize("crew", REDIS, indirect=True)
 
 
 async def take(store: Any, key: str = "ann", *others: tuple[Bucket, str, int], bucket: Bucket = TWO) -> Decision:
@@ -350,16 +350,17 @@ def test_a_full_file_hands_permits_back_and_takes_them_again(in_file: Workers) -
     assert (take_now(store)).allowed
 
 
-async def test_a_foreign_value_stops_no_renewal_of_others(in_redis: Workers) -> None:
-    holds, other = (in_redis.hire(readable=True, prefix="foreign") for _ in range(2))
+@IN_REDIS
+async def test_a_foreign_value_stops_no_renewal_of_others(crew: Workers) -> None:
+    holds, other = (crew.hire(readable=True, prefix="foreign") for _ in range(2))
     held = [await take(holds, key) for key in ("ann", "bob", "eve")]
-    ((name, owner),) = [(name, at) for at in in_redis.servers for name in at.command("KEYS", "{foreign}:w:bob*")]
+    ((name, owner),) = [(name, at) for at in crew.servers for name in at.command("KEYS", "{foreign}:w:bob*")]
     owner.command("DEL", name)
     owner.command("SET", name, "of somebody else")
-    in_redis.clock.advance(us=LEASE_US - 1)
+    crew.clock.advance(us=LEASE_US - 1)
     with pytest.raises(StoreUnavailable):
         await renew(holds)
-    in_redis.clock.advance(us=LEASE_US - 1)
+    crew.clock.advance(us=LEASE_US - 1)
     assert [(await take(other, key)).remaining for key in ("ann", "eve")] == [0, 0]
     owner.command("DEL", name)
     await renew(holds)
@@ -367,19 +368,20 @@ async def test_a_foreign_value_stops_no_renewal_of_others(in_redis: Workers) -> 
     assert await leave(holds, *held) == [True, True, True]
 
 
-async def test_thousands_of_permits_are_renewed_in_a_few_calls(in_redis: Workers) -> None:
-    holds, other = (in_redis.hire(max_waiting=200) for _ in range(2))
+@IN_REDIS
+async def test_thousands_of_permits_are_renewed_in_a_few_calls(crew: Workers) -> None:
+    holds, other = (crew.hire(max_waiting=200) for _ in range(2))
     many = Bucket("many", [Concurrency(700)])
     held = [await take(holds, bucket=many) for _ in range(700)]
     for first in range(0, 1_000, 100):
         held += await asyncio.gather(*(take(holds, f"user:{number}") for number in range(first, first + 100)))
-    in_redis.clock.advance(us=LEASE_US - 1)
-    for server in in_redis.servers:
+    crew.clock.advance(us=LEASE_US - 1)
+    for server in crew.servers:
         server.command("CONFIG", "RESETSTAT")
     await renew(holds)
-    calls = sum(server.calls().get(name, 0) for server in in_redis.servers for name in ("eval", "evalsha"))
+    calls = sum(server.calls().get(name, 0) for server in crew.servers for name in ("eval", "evalsha"))
     assert calls <= -(-1_001 // MAX_IN_CALL) + 2, "and what has changed, once a second"
-    in_redis.clock.advance(us=LEASE_US - 1)
+    crew.clock.advance(us=LEASE_US - 1)
     assert not await take(other, bucket=many)
     assert (await take(other, "user:77")).remaining == 0
     assert holds.permits_held() == 1_700 == len(held)
@@ -389,7 +391,7 @@ async def test_thousands_of_permits_are_renewed_in_a_few_calls(in_redis: Workers
         await settle(holds.refund(decision.begin_refund()))
     await renewing
     assert (await take(other, bucket=many)).remaining == 699, "what was handed back meanwhile is not put back"
-    assert in_redis.seen[0].events == []
+    assert crew.seen[0].events == []
 
 
 def test_a_row_without_permits_is_renewed_once_more() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemoryStore, Quota, header, parse_limits
+from slidegate import BanPolicy, Decision, Limiter, MemoryStore, Quota, header, parse_limits
 from slidegate.core import AnyLimit, Bucket, StatsRow, StoreUnavailable
 from slidegate.stores.redis import RedisStore, script
 from slidegate.testing import FakeClock
@@ -49,16 +49,6 @@ async def test_exported_bans_are_imported_as_they_are(name: str) -> None:
             assert not await limiter.banned(key), key
         assert await limiter.banned(API_KEY)
         assert [line async for line in limiter.export_bans()] == [line + "\n" for line in lines]
-
-
-@pytest.mark.parametrize("on_error", ["local", "allow", "deny"])
-def test_a_file_of_layout_2_ends_the_start_and_says_how_its_bans_are_taken_along(tmp_path: Path, on_error: Any) -> None:
-    (tmp_path / "data.mdb").write_bytes((DATA / "data.mdb").read_bytes())
-    with pytest.raises(
-        ConfigurationError, match=r"contains data.mdb of .* an earlier slidegate; .*`limiter.export_bans\(\)` with the"
-    ):
-        Limiter.from_url(f"lmdb://{tmp_path}", on_error=on_error)
-    assert (tmp_path / "data.mdb").read_bytes().startswith((DATA / "data.mdb").read_bytes())
 
 
 # -- in Redis: every later version reads bans, levels and quotas; windows begin anew in another layout -----------------

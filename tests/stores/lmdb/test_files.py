@@ -448,19 +448,25 @@ def test_commands_whose_files_were_replaced_are_not_acknowledged(store_path: Pat
     in_another_process(store, lambda own: len(own.bans.active()) == 3)
 
 
-@pytest.mark.parametrize("name", ["gate", "users", "data.mdb"])
-def test_the_files_of_another_program_are_left_alone(tmp_path: Path, name: str) -> None:
-    if name == "data.mdb":
+@pytest.mark.parametrize("name", ["gate", "users", "data.mdb", "data.mdb of layout 2"])
+@pytest.mark.parametrize("on_error", ["local", "allow", "deny"])
+def test_files_of_another_program_or_version_are_left_alone(tmp_path: Path, name: str, on_error: Any) -> None:
+    """Whatever happens when a store fails: this ends the start, and says how the bans of layout 2 are taken along."""
+    file = tmp_path / name.removesuffix(" of layout 2")
+    if file.name != name:
+        shutil.copy(Path(__file__).parents[1] / "data" / "data.mdb", file)
+        refused = r"contains data.mdb of .* an earlier slidegate; .*`limiter.export_bans\(\)` with the"
+    elif name == "data.mdb":
         with lmdb.open(str(tmp_path), map_size=1 << 20) as other, other.begin(write=True) as txn:
             txn.put(b"theirs", b"1")
         refused = r"contains data.mdb of another program .*; choose another path"
     else:
-        (tmp_path / name).write_text("1234\n")
+        file.write_text("1234\n")
         refused = f"contains other data, such as .*{name}; choose a directory for slid"
-    before = (tmp_path / name).read_bytes()
+    before = file.read_bytes()
     with pytest.raises(ConfigurationError, match=refused):
-        LmdbStore(tmp_path, **SMALL)
-    assert (tmp_path / name).read_bytes() == before
+        Limiter.from_url(f"lmdb://{tmp_path}", on_error=on_error)
+    assert file.read_bytes() == before
 
 
 # -- whoever stands still behind the gate ------------------------------------------------------------------------------
