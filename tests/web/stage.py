@@ -8,6 +8,7 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > rule "/a", "2/hour", name="a"           one of its rules
     > endpoint /a RateLimit("1/hour")         an endpoint, what decorates it, and what it depends=[...] on
     > around limits="9/hour"                  a middleware around the others; `around other, ...` has its own limiter
+    > around twice                            an application of others, which uses each scope twice
     > application RateLimit("1/hour")         what the whole application inside depends on, and its options
     > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,raises,left
     > GET /{./*3000}a method={x*9}          a path, or a method, that repeats a text so many times
@@ -88,6 +89,20 @@ def copied(app: ASGIApp) -> ASGIApp:
     return lambda scope, receive, send: app({**scope}, receive, send)
 
 
+def twice(app: ASGIApp) -> ASGIApp:
+    """Return an application that uses each scope twice, as a retry does; the first use ends as X-First says."""
+
+    async def using(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["first"] = Request(scope).headers["x-first"]
+        first = asyncio.create_task(send_scope(app, scope))
+        await turns()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await app(scope, receive, send)
+
+    return using
+
+
 async def current_user(connection: HTTPConnection) -> None:
     connection.state.user = connection.headers.get("x-user", "")
 
@@ -106,10 +121,17 @@ NAMES |= {
     "HTTPException": HTTPException,
     "Middleware": Middleware,
     "current_user": current_user,
+    "twice": twice,
     "others": [
         Middleware(BaseHTTPMiddleware, dispatch=lambda request, call_next: call_next(request)),
         Middleware(copied),
     ],
+}
+FIRST_USES: dict[str, Any] = {
+    "raises": NAMES["fails_later"],
+    "hangs": NAMES["never"],
+    "503": PlainTextResponse("try again", 503),
+    "silent": lambda *given: asyncio.sleep(0),
 }
 METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "FOO", "get", "post", "SOCKET", "DENIAL", "PREFLIGHT"}
 
@@ -199,9 +221,9 @@ class Stage:
     def _rule(self, *given: Any, **options: Any) -> None:
         self.rules.append(Rule(*given, **options))
 
-    def _around(self, *other: bool, **options: Any) -> None:
+    def _around(self, other: Any = False, **options: Any) -> None:
         limiter = self._limiter() if other else self.limiter
-        self.around.append(partial(RateLimitMiddleware, limiter=limiter, **options))
+        self.around.append(other if callable(other) else partial(RateLimitMiddleware, limiter=limiter, **options))
 
     def _application(self, *limits: RateLimit, root_path: str = "", **options: Any) -> None:
         self.inside = with_root(root_path, dependencies=[*map(Depends, limits)], **options)
@@ -213,7 +235,9 @@ class Stage:
     async def _anything(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer on every path, and accept or deny every websocket."""
         status = HTTPConnection(scope).headers.get("x-status", "talks")
-        if scope["type"] == "http":
+        if first := scope.pop("first", ""):
+            await FIRST_USES[first](scope, receive, send)
+        elif scope["type"] == "http":
             await (await self._answer(Request(scope)))(scope, receive, send)
         elif status == "talks":
             await sockets.listening(scope, receive, send)
