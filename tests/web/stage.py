@@ -16,6 +16,7 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > GET /a user=ann with='{"user": 7}'      one with a user, or what else the application has put into its scope
     > GET /a leaves=1                         one whose client leaves when so many messages have come
     > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule; X-Settle settles a cost
+    > settle 3 api copy                       what a task settles when the request has ended, by a copy of its scope
     > GET /a X-Strike=2,abuse                 one whose endpoint strikes its client under a policy
     > GET /a X-Takes=+30ms                   one whose endpoint takes that long
     > GET /a X-Late=1                         one whose endpoint fails behind its answer
@@ -249,6 +250,7 @@ class Stage:
             await send({"type": "websocket.close", "code": 1008})
 
     async def _answer(self, request: Request) -> Response:
+        self.scopes = request.scope, {**request.scope}
         if self.is_slow and request.scope.get("comes"):
             own = request.headers.get("x-tenant", "nobody"), asyncio.Event()
             self.under_way.append(own)
@@ -530,6 +532,10 @@ class Stage:
     async def _hit(self, name: str, key: str = PEER) -> None:
         rule = next(one for one in self.app.rules if one.label == name)
         self.charged = await self.limiter.hit(key, rule.limits, rule=name)
+
+    async def _settle(self, used: str, rule: str, copy: str = "") -> str:
+        """Settle what the last request reserved, by its scope or a copy, as a task does that outlives its answer."""
+        return str(await slidegate.settle(Request(self.scopes[bool(copy)]), int(used), rule=rule))
 
     async def _refund(self) -> str:
         return "" if await self.limiter.refund(self.charged) else "there is none"

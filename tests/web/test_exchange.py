@@ -43,7 +43,6 @@ from slidegate import (
     Rule,
     everyone,
     header,
-    settle,
 )
 from slidegate.events import Outcome
 from slidegate.testing import FakeClock, RecordingObserver
@@ -184,30 +183,6 @@ async def test_an_answer_goes_out_as_it_came_whatever_it_is_made_of(
 
 
 # -- a scope that is used twice, by a retry or a fallback further out, is two requests ---------------------------------
-
-BOUND_S = 60
-
-
-@pytest.mark.parametrize("copy", [False, True])
-async def test_a_task_that_outlives_the_answer_may_settle_what_was_reserved(copy: bool) -> None:
-    answered = asyncio.Event()
-    tasks: list[asyncio.Task[bool]] = []
-
-    async def later(request: Request) -> bool:
-        await answered.wait()
-        return await settle(request, 3, rule="tokens") and not await settle(request, 4, rule="tokens")
-
-    async def chat(request: Request) -> PlainTextResponse:
-        tasks.append(asyncio.create_task(later(Request({**request.scope}) if copy else request)))
-        return PlainTextResponse("begun")
-
-    rule = Rule("/", "100/hour", key=everyone, cost=lambda request: 40, cost_max=40, name="tokens")
-    app = RateLimitMiddleware(Starlette(routes=[Route("/", chat)]), rules=[rule])
-    assert (await call(app)).headers["ratelimit"].startswith('"tokens";r=60;')
-    answered.set()
-    assert await asyncio.wait_for(tasks[0], BOUND_S)
-    assert (await call(app)).headers["ratelimit"].startswith('"tokens";r=57;')
-    await asyncio.wait_for(tasks[1], BOUND_S)
 
 
 async def test_a_copy_of_a_scope_is_a_request_of_its_own_where_the_first_has_ended() -> None:
