@@ -71,10 +71,6 @@ def text_held(root: object) -> int:
     return sum(sys.getsizeof(one) for one in reached(root).values() if isinstance(one, (str, bytes, bytearray)))
 
 
-def huge(dice: random.Random) -> str:
-    return f"{dice.randrange(1 << 64):x}".ljust(TEXT, "x")
-
-
 # What a client, or a server in front that believes it, has a choice of.
 CHOICES: dict[str, Callable[[str], dict[str, Any]]] = {
     "peer": lambda text: {"client": (text, 1)},
@@ -124,7 +120,8 @@ async def test_no_text_of_a_client_is_remembered_at_its_length(choice: str, url:
         await send_scope(app, scope_of())
         before = text_held(app)
         for _ in range(REQUESTS):
-            answer = await send_scope(app, scope_of(**CHOICES[choice](huge(rng))))
+            text = f"{rng.randrange(1 << 64):x}".ljust(TEXT, "x")
+            answer = await send_scope(app, scope_of(**CHOICES[choice](text)))
             assert answer.status in (200, 403, 404, 405, 429)
         grown = text_held(app) - before
         assert grown < ALLOWED, f"{grown} bytes of text are held after {REQUESTS} requests of {TEXT}"

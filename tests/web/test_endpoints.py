@@ -11,7 +11,6 @@ from fastapi import APIRouter, Body, Depends, FastAPI, Form
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
-from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
@@ -33,7 +32,7 @@ from slidegate import (
 from slidegate.testing import RecordingObserver
 
 from ..asgi import PEER, call, page, scope_of, send_scope, statuses
-from .middlewares import FORMS, checks
+from .middlewares import FORMS, checks, class_of
 from .middlewares import fastapi as of_fastapi
 
 
@@ -153,17 +152,11 @@ async def test_the_handler_of_a_status_answers_what_the_application_itself_raise
     assert b"violated-policies" in (await call(app)).body
 
 
-class Limited(HTTPEndpoint):
-    @RateLimit("1/hour", name="it")
-    async def get(self, request: Request) -> Response:
-        return PlainTextResponse()
-
-
 @pytest.mark.parametrize("on_refused", [None, lambda request, decision: PlainTextResponse("mine", 418)])
 async def test_a_class_below_a_middleware_at_its_route_is_answered_as_a_function(on_refused: Any) -> None:
     """Starlette answers what a class raises when the middlewares of its route have ended."""
-    answers = []
-    for endpoint in (RateLimit("1/hour", name="it")(page), Limited):
+    answers, limit = [], RateLimit("1/hour", name="it")
+    for endpoint in (limit(page), class_of(page, limit)):
         route = Route("/", endpoint, middleware=[Middleware(RateLimitMiddleware, on_refused=on_refused)])
         app = Starlette(routes=[route], exception_handlers={RateLimitExceeded: rate_limit_exceeded})
         assert await statuses(app, 1) == [200]
