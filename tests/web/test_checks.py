@@ -36,7 +36,7 @@ from ..asgi import attempt, call, hello, page, scope_of, send_scope, statuses
 from ..redis_servers import until
 from ..remote_stores import RemoteStore
 from ..test_messages import message_of
-from .middlewares import FORMS, FollowedFiles
+from .middlewares import FORMS, FollowedFiles, Odd
 from .network_files import operators
 
 MESSAGES = Path(__file__).with_name("messages.txt")
@@ -118,16 +118,8 @@ def test_a_mistake_in_a_file_is_named_with_what_was_expected(tmp_path: Path, tex
     texts(FILE_MESSAGES, "toml ", read)
 
 
-async def plenty(first: object, second: object = None, *rest: object, more: object = None) -> None:
-    """Take one or more."""
-
-
-class Two:
-    def __call__(self, first: object, second: object = None) -> None:
-        """Take one or two."""
-
-
-FITTING = [lambda a: None, partial(lambda a, b: None, b=1), plenty, Two(), partial(plenty, more=1), lambda *a: a, print]
+FITTING = [lambda a: None, lambda a, b=None, *more, c=None: None, partial(lambda a, b: None, b=1), never, Odd(print)]
+FITTING += [lambda *a: a, print]
 OTHERS = [lambda: None, lambda a, b: None, lambda a, *, b: None, partial(lambda a, b, c: None, 1), lambda a, b, c: None]
 
 

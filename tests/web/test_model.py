@@ -517,16 +517,15 @@ def endpoint_of(program: Program) -> ASGIApp:
     return app
 
 
-def beside() -> dict[str, Any]:
-    """Return what a middleware may have beside its rules: what no request meets, and a honeypot."""
-    nobody = Networks(["192.0.2.77"])
-    return {
-        "allowlist": nobody,
-        "blocklist": nobody,
-        "bans": BanPolicy(name="trap", shadow=True, signals={HONEYPOT: "ban"}),
-        "client": client_ip(trusted=["10.0.0.0/8"]),
-        "messages": MessageLimits("1000/second"),
-    }
+NOBODY = Networks(["192.0.2.77"])
+BESIDE: dict[str, Any] = {
+    "allowlist": NOBODY,
+    "blocklist": NOBODY,
+    "bans": BanPolicy(name="trap", shadow=True, signals={HONEYPOT: "ban"}),
+    "client": client_ip(trusted=["10.0.0.0/8"]),
+    "messages": MessageLimits("1000/second"),
+}
+"""What a middleware may have beside its rules: what no request meets, and a honeypot."""
 
 
 class Middleware(RuleBasedStateMachine):
@@ -549,7 +548,7 @@ class Middleware(RuleBasedStateMachine):
         app = endpoint_of(program)
         for layer in program.layers:
             rules = [Rule(one.path, **one.options()) for one in layer.rules]
-            more = beside() if program.beside else {}
+            more = BESIDE if program.beside else {}
             app = RateLimitMiddleware(app, rules=rules, limiter=limiters[layer.limiter], **more)
         return app
 
