@@ -305,7 +305,7 @@ class Stage:
         self._app = RateLimitMiddleware.from_file(inside, self.files.directory / name, limiter=limiter)
         self.limiter = self._app.app.limiter
         if own:
-            self.limiter.observe(self.observer)
+            self._observe()
 
     def _env(self, written: str) -> None:
         self.environment.setenv(*written.split("=", 1))

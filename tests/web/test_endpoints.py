@@ -8,7 +8,7 @@ import fastapi
 import httpx
 import pytest
 from fastapi import APIRouter, Body, Depends, FastAPI, Form
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -232,14 +232,19 @@ async def post(app: Any, kind: str, parts: list[bytes]) -> tuple[int, Any]:
     return answer.status_code, answer.json() if answer.status_code == 200 else None
 
 
-@given(data=st.data(), where=st.sampled_from([*FORMS]), text=st.sampled_from(sorted(TEXTS)))
-async def test_an_endpoint_reads_all_of_a_body_that_was_read(data: st.DataObject, where: str, text: bytes) -> None:
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data(), st.sampled_from([*FORMS]), st.sampled_from(sorted(TEXTS)), st.booleans())
+async def test_an_endpoint_reads_all_of_a_body_that_was_read(
+    caplog: pytest.LogCaptureFixture, data: st.DataObject, where: str, text: bytes, is_above: bool
+) -> None:
+    """A function fails that reads a body above `max_body`."""
     kind, values = TEXTS[text]
     reads = st.sampled_from([*values, as_stream, not_at_all])
     how = {name: data.draw(reads) for name in ("key", "cost", "when", "endpoint")}
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=4).map(sorted))
     expected = {as_stream: text.decode(), not_at_all: "nothing", **values}
     seen: dict[str, Any] = {}
+    caplog.clear()
 
     def function(name: str, result: Any) -> Any:
         async def ask(request: Request) -> Any:
@@ -248,26 +253,18 @@ async def test_an_endpoint_reads_all_of_a_body_that_was_read(data: st.DataObject
 
         return ask
 
-    limit = RateLimit("3/hour", key=function("key", "k"), cost=function("cost", 3), when=function("when", True))
+    functions = {"key": function("key", "k"), "cost": function("cost", 3), "when": function("when", True)}
+    limit = RateLimit("3/hour", **functions, max_body=len(text) - is_above, name="it")
     parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     app = served(where, limit, how["endpoint"])
     assert await post(app, kind, parts) == (200, expected[how["endpoint"]])
-    assert seen == {name: expected[how[name]] for name in seen}
-    assert set(seen) == {"key", "cost", "when"}
-    assert (await post(app, kind, parts))[0] == 429
-
-
-@pytest.mark.parametrize("where", FORMS)
-@pytest.mark.parametrize("read", [as_body, as_stream])
-async def test_a_body_above_max_body_fails_a_function(where: str, read: Read, caplog: pytest.LogCaptureFixture) -> None:
-    async def key(request: Request) -> str:
-        return str((await request.body())[:1])
-
-    app = served(where, RateLimit("1/hour", key=key, max_body="1KB", name="all"), read)
-    assert await post(app, "text/plain", [b"a" * 1_000]) == (200, "a" * 1_000)
-    assert await post(app, "text/plain", [b"a" * 600, b"a" * 600, b"b"]) == (200, "a" * 1_200 + "b")
-    assert "write RateLimit(..., max_body=" in caplog.text
-    assert (await app.limiter.peek(PEER, "1/hour", rule="all")).remaining == 0, "it is counted by address"
+    failing = {name for name in functions if is_above and how[name] is not not_at_all}
+    assert seen == {name: expected[how[name]] for name in functions if name not in failing}
+    assert ("write RateLimit(..., max_body=" in caplog.text) is bool(failing)
+    cost = 1 if "cost" in failing else 3
+    counted = await app.limiter.peek(PEER if "key" in failing else "k", "3/hour", 0, rule="it")
+    assert counted.remaining == 3 - cost, "counted by address where the function of the key fails"
+    assert (await post(app, kind, parts))[0] == (200 if cost == 1 else 429)
 
 
 async def how_many_messages(request: Request) -> int:
