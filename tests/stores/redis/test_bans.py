@@ -55,6 +55,17 @@ async def test_requests_are_decided_while_bans_change_with_each(deployment: Depl
             task.cancel()
 
 
+async def test_a_server_clock_that_is_set_back_revives_no_ban(server: RedisServer) -> None:
+    clock = FakeClock(NOW_US)
+    steps_us = (1_000_000, 4_000_000, -1_000_000, -3_600_000_000, 3_601_999_999)
+    async with workers_at(server, 2, clock=clock) as stores:
+        await stores[0].bans.ban("user:eve", 6_000_000, "", "ann")
+        for step_us in (*steps_us, 1, -8_000_000):
+            clock.advance(us=step_us)
+            found = {(await hit(store, "user:eve", WIDE, subjects=["user:eve"])).reason for store in stores}
+            assert found == {Reason.BANNED if step_us in steps_us else Reason.OK}
+
+
 async def test_many_bans_are_read_in_steps_between_which_others_go_on(server: RedisServer) -> None:
     many = 4_000
     async with workers_at(server, 2) as (one, other):
