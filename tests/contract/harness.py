@@ -18,9 +18,7 @@ from slidegate.core import (
     Bucket,
     Check,
     Decision,
-    LimitState,
     Quota,
-    SharedStats,
     StatsRow,
     Store,
     parse_address,
@@ -31,7 +29,7 @@ from slidegate.core.bans.rows import to_rows
 from slidegate.core.reservation import reserved
 from slidegate.testing import FakeClock, RecordingObserver
 
-from .player import as_peek_says, settle
+from .player import settle
 from .programs import HOUR_US, YEAR_2100_US
 
 T = TypeVar("T")
@@ -86,12 +84,6 @@ class StoreHarness:
         if not ABILITIES[ability](self.raw):
             pytest.skip(f"the store lacks the ability: {ability}")
 
-    @property
-    def stats(self) -> SharedStats:
-        """The shared statistics of the store."""
-        assert self.raw.shared_stats is not None
-        return self.raw.shared_stats
-
     async def hit(self, *checks: Check) -> Decision:
         """Charge all checks or none."""
         return await settle(self.raw.hit(checks))
@@ -104,19 +96,11 @@ class StoreHarness:
         """Refund what a decision has charged, or one check of it."""
         return await settle(self.raw.refund(decision.begin_refund(index)))
 
-    async def reset(self, key: str) -> bool:
-        """Reset a key."""
-        return await settle(self.raw.reset(key))
-
-    async def views(self, key: str, limited: Bucket) -> list[LimitState]:
-        """Return the windows of a key, and check them against a peek."""
-        return await as_peek_says(self.raw, key, limited)
-
-    async def request(self, client: str, cost: int = 1, key: str = "") -> Decision:
-        """Send a request of an address or key that only a ban refuses; it is counted by `key`, if given."""
+    async def request(self, client: str, cost: int = 1) -> Decision:
+        """Send a request of an address or key that only a ban refuses."""
         parsed = parse_address(client)
         subjects: tuple[BanSubject, ...] = () if parsed is None else (parsed,)
-        return await settle(self.raw.hit(((bucket("100/400d"), key or canonical_key(client), cost),), subjects))
+        return await settle(self.raw.hit(((bucket("100/400d"), canonical_key(client), cost),), subjects))
 
     async def strike(self, key: str, times: int = 1, policy: BanPolicy = POLICY) -> Ban | None:
         """Strike a key several times; return the ban that the last strike made, or None."""

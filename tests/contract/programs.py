@@ -1,12 +1,13 @@
 """Random programs of questions, times and changes of rules; `player` plays them to a store."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import NamedTuple, TypeAlias, TypeVar
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from hypothesis import strategies as st
 
-from slidegate.core import AnyLimit, Concurrency, Limit, Quota
+from slidegate.core import AnyLimit, Concurrency, Limit, Quota, parse_limits
 from slidegate.core.limits import MAX_AMOUNT
 
 KEYS = ("ann", "ann\0", "\xff" * 32)
@@ -230,3 +231,33 @@ def drawn(fewest: int, most: int) -> st.SearchStrategy[Choices]:
 def programs() -> st.SearchStrategy[Program]:
     """Draw programs: some short, most of 20 to 80 moves."""
     return drawn(200, 800).map(program)
+
+
+def _move(word: str, *given: str) -> Move:
+    """Return a move of ``known.txt``: a word and numbers, or keys."""
+    match word:
+        case "ask" | "patient" | "look":
+            question = ((0, given[1] if given[1:] else "ann", int(given[0])),)
+            return Look(question) if word == "look" else Ask(question, patient=word == "patient")
+        case "reset":
+            return Reset(*given)
+        case "amount":
+            return Change(0, 0, int(given[0]))
+    moves: dict[str, Callable[..., Move]] = {"align": Align, "refund": Refund, "step": Step}
+    return moves[word](*map(int, given))
+
+
+def _known() -> Iterator[tuple[str, Program]]:
+    """Read ``known.txt``; "3x ask 1" are three moves."""
+    for text in Path(__file__).with_name("known.txt").read_text("utf-8").split("\n\n")[1:]:
+        name, limit, *lines = map(str.strip, text.splitlines())
+        moves = list[Move]()
+        for move in " ".join(lines).split(", "):
+            times, _, words = move.rpartition("x ")
+            moves += [_move(*words.split())] * int(times or 1)
+        rule = parse_limits(Quota(limit.removeprefix("quota ")) if limit.startswith("quota ") else limit)
+        yield name, Program(YEAR_2100_US, (rule,), (False,), moves)
+
+
+KNOWN: Final = dict(_known())
+"""Programs that once failed, by what they show."""
