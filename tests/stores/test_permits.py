@@ -41,18 +41,13 @@ LONG_US = 600_000_000
 class Workers:
     """Stores on the same data, each as a process of its own has it, with one clock."""
 
-    def __init__(self, opened: Opened) -> None:
-        self.opened = opened
+    def __init__(self, opened: Opened, observer: RecordingObserver) -> None:
+        self.opened, self.observer = opened, observer
         self.clock = FakeClock(YEAR_2100_US)
-        self.stores: list[Any] = []
-        self.seen: list[RecordingObserver] = []
         self.servers: Sequence[RedisServer] = ()
 
     def hire(self, **options: Any) -> Any:
-        self.stores.append(self.opened(**{"clock": self.clock, **options}))
-        self.seen.append(RecordingObserver())
-        self.stores[-1].observe(self.seen[-1])
-        return self.stores[-1]
+        return self.opened(**{"clock": self.clock, **options})
 
 
 REDIS = (
@@ -63,8 +58,8 @@ REDIS = (
 
 
 @pytest.fixture(params=["lmdb", *REDIS])
-def crew(request: pytest.FixtureRequest, opened_as: Opened) -> Workers:
-    workers = Workers(partial(opened_as, request.param))
+def crew(request: pytest.FixtureRequest, opened_as: Opened, observer: RecordingObserver) -> Workers:
+    workers = Workers(partial(opened_as, request.param), observer)
     if request.param != "lmdb":
         running = request.getfixturevalue(request.param)
         workers.servers = running.masters if isinstance(running, RedisCluster) else [running]
@@ -72,8 +67,8 @@ def crew(request: pytest.FixtureRequest, opened_as: Opened) -> Workers:
 
 
 @pytest.fixture
-def in_file(opened_as: Opened) -> Workers:
-    return Workers(partial(opened_as, "lmdb"))
+def in_file(opened_as: Opened, observer: RecordingObserver) -> Workers:
+    return Workers(partial(opened_as, "lmdb"), observer)
 
 
 IN_REDIS = pytest.mark.parametrize("crew", REDIS, indirect=True)
@@ -111,8 +106,7 @@ class Program:
                 self.moves.append((self.at_work.index(store), kind))
                 await (self.ask(store) if kind < 6 else self.move(store, kind))
                 assert store.permits_held() == len(self.held[store])
-        for seen in self.workers.seen:
-            assert seen.events == []
+        assert self.workers.observer.events == []
 
     def write(self, store: Any) -> None:
         until_us = self.workers.clock() + LONG_US
@@ -336,7 +330,7 @@ def test_a_full_file_hands_permits_back_and_takes_them_again(in_file: Workers) -
     store = in_file.hire(max_map_size=2**20)
     held = [take_now(store), take_now(store)]
     hour, number = Bucket("hour", parse_limits("1000/hour")), 0
-    while "map_full" not in in_file.seen[0].kinds:
+    while "map_full" not in in_file.observer.kinds:
         store.hit(((hour, f"user:{number}", 1),))
         number += 1
         assert number < 20_000
@@ -391,7 +385,7 @@ async def test_thousands_of_permits_are_renewed_in_a_few_calls(crew: Workers) ->
         await settle(holds.refund(decision.begin_refund()))
     await renewing
     assert (await take(other, bucket=many)).remaining == 699, "what was handed back meanwhile is not put back"
-    assert crew.seen[0].events == []
+    assert crew.observer.events == []
 
 
 def test_a_row_without_permits_is_renewed_once_more() -> None:

@@ -355,11 +355,6 @@ def export(bans: int) -> list[str]:
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(10**15)
-
-
-@pytest.fixture
 def ban_store(opened: Opened, clock: FakeClock) -> Any:
     return opened(clock=clock, max_bans=500)
 
@@ -399,8 +394,9 @@ def test_without_an_event_loop_many_bans_are_imported_too(ban_store: Any, clock:
     assert ban_store.bans.load(rows) == len(list(active())) == 400
 
 
-def test_each_event_of_threads_that_ban_at_once_is_told_once(ban_store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    emitted: list[object] = []
+def test_each_event_of_threads_that_ban_at_once_is_told_once(
+    ban_store: Any, observer: RecordingObserver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tell = Transactions.tell
 
     def slowly(own: Transactions) -> None:
@@ -408,7 +404,6 @@ def test_each_event_of_threads_that_ban_at_once_is_told_once(ban_store: Any, mon
         tell(own)
 
     monkeypatch.setattr(Transactions, "tell", slowly)
-    ban_store.observe(lambda event: emitted.append(event.details["key"]))
     keys = [[f"user:{thread}-{number}" for number in range(50)] for thread in range(4)]
 
     def ban(thread: int) -> None:
@@ -418,7 +413,7 @@ def test_each_event_of_threads_that_ban_at_once_is_told_once(ban_store: Any, mon
 
     with hurried():
         at_once(ban, threads=len(keys))
-    assert sorted(map(str, emitted)) == sorted(key for some in keys for key in some)
+    assert sorted(event.details["key"] for event in observer.events) == sorted(key for some in keys for key in some)
 
 
 # -- commands of operators, which have more time than requests, whoever asks in between --------------------------------
