@@ -6,7 +6,7 @@
 
 `clock` is a `FakeClock`, and must be the only clock that the store reads. Each example creates a new store and closes
 it. The methods of a store may return results or awaitables. Tests of abilities that the store lacks are skipped: see
-`harness.ABILITIES` and `opener`.
+`StoreHarness.needs` and `opener`.
 """
 
 import asyncio

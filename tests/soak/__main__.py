@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -39,16 +38,9 @@ come: a few milliseconds on this machine, and more only if the worker stands sti
 EXPECTED: Final = (200, 403, 404, 429, 503)
 
 
-@dataclass
-class Findings:
-    store: str
-    broken: list[str] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
-
-
-async def soak(store: str, seconds: float, workers: int, seed: int) -> Findings:
-    """Load workers on a store and disturb them."""
-    chance, findings = random.Random(f"{seed} {store}"), Findings(store)
+async def soak(store: str, seconds: float, workers: int, seed: int) -> tuple[list[str], list[str]]:
+    """Load workers on a store and disturb them; return what broke a promise, and what was seen."""
+    chance = random.Random(f"{seed} {store}")
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
         server = None
@@ -62,11 +54,11 @@ async def soak(store: str, seconds: float, workers: int, seed: int) -> Findings:
         faults = await _disturb(fleet, server, chance, time.monotonic() + seconds)
         with suppress(TimeoutError):  # slow workers need longer for the load that the verdict asks for
             await eventually(lambda: not _unseen(visitors.answers), LOAD_S)
-        visitors.stop()
+        visitors.stopped = True
         await sending
-        findings.broken += [*await _at_rest(fleet), *fleet.stop()]
-        _judge(findings, visitors, fleet, faults)
-    return findings
+        left = [*await _at_rest(fleet), *fleet.stop()]
+        broken, seen = _judge(visitors, fleet, faults, LAGS_S[store])
+    return [*left, *broken], seen
 
 
 async def _disturb(fleet: Fleet, server: RedisServer | None, chance: random.Random, until_s: float) -> Counter[str]:
@@ -106,15 +98,15 @@ async def _at_rest(fleet: Fleet) -> list[str]:
     return found
 
 
-def _judge(findings: Findings, visitors: Visitors, fleet: Fleet, faults: Counter[str]) -> None:
+def _judge(visitors: Visitors, fleet: Fleet, faults: Counter[str], lag_s: float) -> tuple[list[str], list[str]]:
     answers = visitors.answers
     statuses = Counter(answer.status for answer in answers)
-    findings.broken += [*broken_bounds(answers, PROMISES), *lost_bans(answers, LAGS_S[findings.store])]
-    findings.broken += [f"status: {statuses[one]} answers with {one}" for one in statuses if one not in EXPECTED]
+    broken = [*broken_bounds(answers, PROMISES), *lost_bans(answers, lag_s)]
+    broken += [f"status: {statuses[one]} answers with {one}" for one in statuses if one not in EXPECTED]
     if visitors.hung:
-        findings.broken.append(f"hang: {visitors.hung} requests had no answer")
-    findings.broken += [f"load: nobody was {what}, so nothing is shown" for what in sorted(_unseen(answers))]
-    findings.lines += [
+        broken.append(f"hang: {visitors.hung} requests had no answer")
+    broken += [f"load: nobody was {what}, so nothing is shown" for what in sorted(_unseen(answers))]
+    seen = [
         f"{len(answers):,} answers: " + ", ".join(f"{status} x {statuses[status]:,}" for status in sorted(statuses)),
         f"{sum(answer.banned for answer in answers):,} of them by a ban; {visitors.cut:,} requests without an answer, "
         "by kills or because the client left",
@@ -122,11 +114,12 @@ def _judge(findings: Findings, visitors: Visitors, fleet: Fleet, faults: Counter
     ]
     for pid, samples in fleet.lives.items():
         first, last = samples[0], samples[-1]
-        findings.broken += grown(f"worker {pid}", samples)
-        findings.lines.append(
+        broken += grown(f"worker {pid}", samples)
+        seen.append(
             f"worker {pid}: {last.at_s - first.at_s:.0f} s, memory {first.rss_mib:.1f} to {last.rss_mib:.1f} MiB, "
             f"last seen with {last.tasks} tasks and {last.files} files"
         )
+    return broken, seen
 
 
 def _unseen(answers: list[Answer]) -> set[str]:
@@ -151,10 +144,10 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"seed {seed}, {datetime.now(UTC):%Y-%m-%d}, CPython {platform.python_version()}", flush=True)
     broken = list[str]()
     for store in stores:
-        findings = asyncio.run(soak(store, options.minutes * 60 / len(stores), options.workers, seed))
-        print(f"\n{findings.store}: {'BROKEN' if findings.broken else 'all promises held'}", end="")
-        print("", *findings.broken, *findings.lines, sep="\n  ", flush=True)
-        broken += findings.broken
+        found, seen = asyncio.run(soak(store, options.minutes * 60 / len(stores), options.workers, seed))
+        print(f"\n{store}: {'BROKEN' if found else 'all promises held'}", end="")
+        print("", *found, *seen, sep="\n  ", flush=True)
+        broken += found
     return 1 if broken else 0
 
 

@@ -95,14 +95,10 @@ class Visitors:
         self.hung = 0
         self._port = port
         self._chance = chance
-        self._stopped = False
-
-    def stop(self) -> None:
-        """Let every client end after its request."""
-        self._stopped = True
+        self.stopped = False
 
     async def send(self, clients: int, greedy: int) -> None:
-        """Send requests until `stop`; the greedy ones hardly pause."""
+        """Send requests until `stopped`, when every client ends after its request; the greedy ones hardly pause."""
         async with asyncio.TaskGroup() as group:
             for number in range(clients):
                 pause_s = 0.004 if number < greedy else 0.06
@@ -112,7 +108,7 @@ class Visitors:
         # Two tasks for each client, so that its requests also come side by side.
         client = f"198.51.100.{number // 2 + 1}" if number % 4 < 2 else f"2001:db8:0:{number // 2 + 1:x}::1"
         connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        while not self._stopped and len(self.answers) < MOST_ANSWERS:
+        while not self.stopped and len(self.answers) < MOST_ANSWERS:
             leaves = self._chance.random() < 0.05
             path = "/counts" if pause_s < 0.01 and self._chance.random() < 0.8 else self._chance.choice(PATHS)
             try:

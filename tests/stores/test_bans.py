@@ -186,21 +186,20 @@ async def test_as_many_levels_are_kept_as_bans_and_no_others(opened: Opened) -> 
 # -- shared cells ------------------------------------------------------------------------------------------------------
 
 
-Small = Callable[[FakeClock, int], Any]
-"""Makes a store of so many windows."""
+Small = Callable[..., Any]
+"""Makes a store of so many windows, given its clock; and of so many cells, where keys meet that have none."""
 
 
 @pytest.fixture
 def small(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> Small:
-    """Make stores in which all keys without windows of their own meet in one cell."""
-    cells(monkeypatch, 1)
     numbers = itertools.count()
-    return lambda clock, max_keys: opened(str(next(numbers)), clock=clock, max_keys=max_keys)
 
+    def small(clock: FakeClock, max_keys: int, cells: int = 1) -> Any:
+        for module in ("memory.shard", "lmdb.windows"):
+            monkeypatch.setattr(f"slidegate.stores.{module}.SHARED_CELLS", cells)
+        return opened(str(next(numbers)), clock=clock, max_keys=max_keys)
 
-def cells(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    for module in ("memory.shard", "lmdb.windows"):
-        monkeypatch.setattr(f"slidegate.stores.{module}.SHARED_CELLS", number)
+    return small
 
 
 def hit(store: Any, *checks: Check) -> Decision:
@@ -212,12 +211,9 @@ def hit(store: Any, *checks: Check) -> Decision:
 
 @HERE
 @pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
-def test_what_a_flood_leaves_goes_in_two_windows(
-    small: Small, monkeypatch: pytest.MonkeyPatch, rng: random.Random
-) -> None:
-    cells(monkeypatch, 3)
+def test_what_a_flood_leaves_goes_in_two_windows(small: Small, rng: random.Random) -> None:
     clock, start_us = FakeClock(), 10**12
-    store, limited = small(clock, 120), bucket("10/minute")
+    store, limited = small(clock, 120, cells=3), bucket("10/minute")
     # Everybody comes back after 20 to 80 seconds, often with no window left; those of the flood never come again.
     coming = [(start_us + rng.randrange(MINUTE_US), f"honest-{number}") for number in range(100)]
     coming += [(start_us + 2 * MINUTE_US + rng.randrange(MINUTE_US), f"fresh-{number}") for number in range(1_000)]
@@ -287,15 +283,14 @@ class Crowded(Player):
 
 
 @HERE
-def test_nobody_passes_a_bound_between_cells_and_windows(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
-    cells(monkeypatch, 2)
+def test_nobody_passes_a_bound_between_cells_and_windows(small: Small) -> None:
     with asyncio.Runner() as runner:
 
         @settings(deadline=None)
         @given(programs(), st.sampled_from((1, 2, 3, 8)))
         def check(program: Program, max_keys: int) -> None:
             clock = FakeClock(program.start_us)
-            store = small(clock, max_keys)
+            store = small(clock, max_keys, cells=2)
             runner.run(Crowded(store, clock, program).play())
             store.reset_all()
             for number in range(max_keys):
