@@ -78,9 +78,6 @@ def test_one_hit_takes_little_and_many_take_what_the_resolution_allows() -> None
     assert EXACT.counter.spend(ring, 10**9 + 10_000, 1)[1][3] == 10 * SECOND_US - 3
 
 
-NEW_YEAR_US = 1_735_689_600_000_000  # 2025-01-01T00:00Z
-
-
 def test_without_a_time_zone_database_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> zoneinfo.ZoneInfo:
         raise zoneinfo.ZoneInfoNotFoundError(name)

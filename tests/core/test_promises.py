@@ -8,13 +8,12 @@ from functools import partial
 from typing import NamedTuple
 
 from hypothesis import given
-from hypothesis import strategies as st
 
 from slidegate import Decision, Limit, MemoryStore
 from slidegate.core import Bucket
 from slidegate.testing import FakeClock
 
-from ..contract.programs import YEAR_2100_US, Choices
+from ..contract.programs import YEAR_2100_US, Choices, drawn
 
 
 class Traffic(NamedTuple):
@@ -25,9 +24,8 @@ class Traffic(NamedTuple):
     questions: list[tuple[int, int]]
 
 
-def traffic(rolled: bytes, steps_back: bool = False) -> Traffic:
-    """Make traffic out of drawn bytes; time goes on, or now and then `steps_back`."""
-    dice = Choices(rolled)
+def traffic(dice: Choices, steps_back: bool = False) -> Traffic:
+    """Make traffic by choices; time goes on, or now and then `steps_back`."""
     limit = dice.limit()
     start_us = dice.pick((0, dice.below(10**9), YEAR_2100_US))
     questions = []
@@ -38,9 +36,9 @@ def traffic(rolled: bytes, steps_back: bool = False) -> Traffic:
     return Traffic(limit, start_us, questions)
 
 
-BYTES = st.one_of(st.binary(max_size=60), st.binary(min_size=200, max_size=1_000))
-TRAFFIC = BYTES.map(traffic)
-UNSTEADY = BYTES.map(partial(traffic, steps_back=True))
+CHOICES = drawn(200, 1_000)
+TRAFFIC = CHOICES.map(traffic)
+UNSTEADY = CHOICES.map(partial(traffic, steps_back=True))
 
 
 class Key:

@@ -34,7 +34,6 @@ from .redis.stores import fresh_prefix, store_at, store_of
 DATA = Path(__file__).with_name("data")
 SECRETS = {"bans.jsonl": None, "bans_with_secret.jsonl": "only for this fixture, no secret"}
 API_KEY = header("X-API-Key").of("leaked-key")
-POLICY = BanPolicy("3/hour", "30d", factor=12, longest="400d", name="abuse", ban_private=True)
 
 
 @pytest.mark.parametrize("name", SECRETS)

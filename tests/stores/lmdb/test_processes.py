@@ -53,12 +53,9 @@ def test_processes_that_start_at_once_make_one_environment(tmp_path: Path, is_da
         assert (len(b"".join(admitted)), {*codes}) == (20, {0})
 
 
-MANY_BANS: dict[str, Any] = {"max_bans": 10**6}
-
-
 def ban_in_turn(path: Path, number: int, writing: int) -> None:
     """Ban and unban a key after the other, and leave each fifth banned; say so after each."""
-    store = LmdbStore(path, **MANY_BANS)
+    store = LmdbStore(path, max_bans=10**6)
     for turn in itertools.count(1):
         for lasting in (turn % 5 == 0, False):
             key = f"user:{number}-{turn}-{lasting:d}"
@@ -104,7 +101,7 @@ def test_over_kills_and_compactions_no_ban_that_was_acknowledged_is_lost_and_non
     assert len(acknowledged) > 100
     for boot in (opening.boot_id(), "another"):  # before and after the machine starts again
         monkeypatch.setattr(opening, "boot_id", lambda boot=boot: boot)
-        store: Any = LmdbStore(tmp_path, **MANY_BANS)
+        store: Any = LmdbStore(tmp_path, max_bans=10**6)
         banned = {ban.key for ban in store.bans.active()}
         store.close()
         assert acknowledged <= banned

@@ -479,8 +479,4 @@ async def test_each_step_of_an_import_has_the_time_of_a_command(limiter: Limiter
         assert not importing.done()
         await limiter.hit("user:ann", "5/hour")
         await asyncio.sleep(0)
-
-    async def rest() -> Any:
-        return await importing
-
-    assert await done_after_requests(limiter, rest) == 150
+    assert await done_after_requests(limiter, lambda: importing) == 150
