@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from functools import partial
 from itertools import count
+from math import inf
 from typing import Any, Final
 
 import pytest
@@ -31,17 +32,7 @@ from ...fault_proxy import FaultProxy
 from ...questions import hit_all
 from ...redis_servers import BOUND_S, RedisServer, ReplicaPair, free_port, needs_redis
 from .faults import DEPLOYMENTS, FAULTS, Deployment
-from .stores import (
-    eventually,
-    fresh_prefix,
-    hit,
-    store_at,
-    struck,
-    ticks_until_served,
-    until_answered,
-    usual,
-    workers_at,
-)
+from .stores import all_connected, eventually, fresh_prefix, hit, store_at, struck, ticks_until_served, workers_at
 
 pytestmark = needs_redis
 
@@ -213,37 +204,28 @@ async def test_a_connection_that_leads_to_a_replica_now_is_given_up_for_one_to_t
                 assert await site.hits(2) == [PASSED, LIMITED]
 
 
-async def flood(*stores: RedisStore) -> None:
-    plenty = usual("1000000/hour")
-    assert all(await asyncio.gather(*(hit(store, f"{key}", plenty) for store in stores for key in range(100))))
-
-
-async def test_a_worker_is_well_with_the_one_connection_that_a_server_lets_it_have() -> None:
+async def test_a_worker_is_well_with_the_one_connection_that_a_server_lets_it_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch, "RETRY_S", inf)
+    monkeypatch.setattr(batch, "REST_S", 0.1)
     with RedisServer() as server:
-        async with Redis.from_url(server.url) as operator, workers_at(server, 3) as workers:
-            await asyncio.gather(*(hit(store) for store in workers))
+        async with Redis.from_url(server.url) as operator, workers_at(server, 3) as workers, store_at(server) as other:
+
+            async def flood() -> None:
+                hits = (hit(store, f"user:{number}", "12/hour") for store in workers for number in range(100))
+                assert all(await asyncio.gather(*hits))
+
+            await asyncio.gather(*(hit(store, cost=0) for store in workers))
             await operator.config_set("maxclients", 1 + len(workers))
             for _ in range(3):
-                await flood(*workers)
+                await flood()
             rejected = (await operator.info("stats"))["rejected_connections"]
             assert 0 < rejected <= len(workers) * (MAX_SENDERS - 1), "none tries all the time"
-
-
-async def test_a_worker_that_starts_gets_one_of_the_connections_of_a_busy_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "LIFE_S", 1.0)
-    with RedisServer() as server:
-        async with Redis.from_url(server.url) as operator, workers_at(server, 2) as (busy, new):
-            await flood(busy)
-            taken = (await operator.info("clients"))["connected_clients"]
-            assert taken > 2, "the busy one has several"
-            await operator.config_set("maxclients", taken)
-            with pytest.raises(StoreError):
-                await hit(new)
-            answered = asyncio.ensure_future(until_answered(partial(hit, new)))
-            while not answered.done():
-                await flood(busy)
-            await answered
-            await eventually(lambda: server.info("clients")["connected_clients"] == 4)  # this one is the fourth
+            await operator.config_set("maxclients", 100)
+            await all_connected(other)
+            await eventually(lambda: server.info("clients")["connected_clients"] == 2 + len(workers) + 1)
+            await flood()
 
 
 async def test_no_event_or_log_line_has_the_password(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:

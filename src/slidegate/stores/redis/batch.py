@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
-from math import inf
 from struct import Struct
 from time import monotonic, monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
@@ -43,10 +42,10 @@ MAX_IN_CALL: Final = 32
 """A request takes the server about 13 us, and a call blocks its other clients. Of 64 requests, the server decides half
 while this process reads the answers to the others."""
 MAX_SENDERS: Final = 4
-LIFE_S: Final = 60.0
-"""How long a connection is kept that was not the first one: a server may have none left for a worker that starts."""
-RETRY_S: Final = 10.0
-"""How long no further connection is opened after one was closed for that reason, or could not be opened."""
+REST_S: Final = 10.0
+"""How long a connection may be idle before it is closed, unless it is the only one."""
+RETRY_S: Final = 1.0
+"""How long no further connection is opened after one could not be."""
 RENEWED_AT_ONCE: Final = 64
 """How many rows of permits are renewed at once, so that requests of clients are sent in between."""
 
@@ -157,48 +156,39 @@ class Batcher:
         line = client if isinstance(client, RedisCluster) else client.connection_pool.make_connection()
         task = asyncio.current_task()
         assert task is not None
-        failures, ends_s = -1, inf if len(self._senders) == 1 else monotonic() + LIFE_S
+        failures = -1
         try:
             while not task.cancelling():  # asyncio may lose the exception of a cancellation, see `wait_for` in 3.11
-                if monotonic() >= ends_s and len(self._senders) > 1:
-                    return self._leave()
                 if not self._queue:
                     if failures < 0:  # others were faster than this one could begin to connect
-                        return None
-                    await self._rest(ends_s)
+                        return
+                    await self._rest(task)
                 elif failures == self._failures:
                     await self._serve(line)
                 else:  # of any sender: a new connection may lead to a healthy server
                     failures = self._failures
                     await _close(line)
                     if not await self._connect(line):
-                        return self._leave()
+                        return
         finally:
             self._senders.discard(task)
             await _close(line)
 
-    def _leave(self) -> None:
-        """Leave what is queued to the other senders."""
-        self._alone_until_s = monotonic() + RETRY_S
-        self._go()
-
-    async def _rest(self, ends_s: float) -> None:
-        """Wait until there is something to send, or the end of a sender."""
+    async def _rest(self, sender: asyncio.Task[None]) -> None:
+        """Wait until there is something to send; not for long, unless this sender is the only one."""
         idle = self.loop.create_future()
         self._idle.append(idle)
-        timer = (
-            self.loop.call_later(ends_s - monotonic(), self._wake, idle)
-            if len(self._senders) > 1 and ends_s < inf
-            else None
-        )
+        timer = self.loop.call_later(REST_S, self._dismiss, sender, idle) if len(self._senders) > 1 else None
         await idle
         if timer is not None:
             timer.cancel()
 
-    def _wake(self, idle: asyncio.Future[None]) -> None:
-        if not idle.done():
+    def _dismiss(self, sender: asyncio.Task[None], idle: asyncio.Future[None]) -> None:
+        """End a sender that is still idle, but for the last one."""
+        if len(self._senders) > 1 and not idle.done():
             self._idle.remove(idle)
-            idle.set_result(None)
+            self._senders.remove(sender)
+            sender.cancel()
 
     async def _connect(self, line: Any) -> bool:
         """Poll for changes over a new connection, before requests are taken; return whether the sender goes on.
@@ -212,6 +202,8 @@ class Batcher:
             if failed.concerns == "key":
                 return True
             if len(self._senders) > 1:
+                self._alone_until_s = monotonic() + RETRY_S
+                self._go()
                 return False
             self._fail(self._queue, failed)
             self._queue.clear()
