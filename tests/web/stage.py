@@ -46,6 +46,7 @@ import logging
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import cycle, groupby
 from pathlib import Path
@@ -104,6 +105,19 @@ def twice(app: ASGIApp) -> ASGIApp:
     return using
 
 
+def impatient(app: ASGIApp) -> ASGIApp:
+    """Return an application that goes on with /spent where it has no answer of /waits at once."""
+
+    async def asking(scope: Scope, receive: Receive, send: Send) -> None:
+        for scope["path"] in ("/waits", "/spent"):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await app(scope, receive, send)
+                    break
+
+    return asking
+
+
 async def current_user(connection: HTTPConnection) -> None:
     connection.state.user = connection.headers.get("x-user", "")
 
@@ -122,6 +136,7 @@ NAMES |= {
     "HTTPException": HTTPException,
     "Middleware": Middleware,
     "current_user": current_user,
+    "impatient": impatient,
     "twice": twice,
     "others": [
         Middleware(BaseHTTPMiddleware, dispatch=lambda request, call_next: call_next(request)),

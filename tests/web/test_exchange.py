@@ -193,30 +193,6 @@ async def test_a_copy_of_a_scope_is_a_request_of_its_own_where_the_first_has_end
     assert ";r=7;" in (await send_scope(middleware, before)).headers["ratelimit"]
 
 
-@pytest.mark.parametrize("at", ["middleware", "endpoint"])
-async def test_who_goes_on_after_a_wait_that_was_cut_short_is_refused_as_any_other(at: str) -> None:
-    def at_place(name: str, **options: Any) -> Any:
-        if at == "middleware":
-            return RateLimitMiddleware(hello, rules=[Rule("*", **options)], limiter=own, name=name, bans=bans)
-        return starlette(RateLimit(**options, name=name)(page))
-
-    async def falls_back(scope: Scope, receive: Receive, send: Send) -> None:
-        for each in (waits, spent):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(0.01):
-                    await each(scope, receive, send)
-                    break
-
-    own = Limiter(observers=[listener := Listener(without=["exceeded", "banned"])])
-    bans = BanPolicy("1/h", "1h", signals={"refused": 1})
-    waits, spent = at_place("waits", limits="1/hour", wait="2h"), at_place("spent", limits="1/hour")
-    app = RateLimitMiddleware(falls_back, rules=[], limiter=own, bans=bans)
-    assert await statuses(app, 3) == [200, 200, 429]
-    assert listener.kinds == ["refused"]
-    assert [outcome.ended for outcome in listener.outcomes] == ["success", "success", "refused"]
-    assert await own.banned(PEER)
-
-
 # -- what is left of a request when it has ended -----------------------------------------------------------------------
 
 
