@@ -45,7 +45,7 @@ import json
 import logging
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import cycle, groupby
@@ -92,15 +92,16 @@ def copied(app: ASGIApp) -> ASGIApp:
 
 
 def twice(app: ASGIApp) -> ASGIApp:
-    """Return an application that uses each scope twice, as a retry does; the first use ends as X-First says."""
+    """Return an application that uses each scope twice, or a copy, as a retry does; the first ends as X-First says."""
 
     async def using(scope: Scope, receive: Receive, send: Send) -> None:
+        again = {**scope} if "x-copy" in Request(scope).headers else scope
         scope["first"] = Request(scope).headers["x-first"]
         first = asyncio.create_task(send_scope(app, scope))
         await turns()
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        await app(scope, receive, send)
+        await app(again, receive, send)
 
     return using
 
@@ -122,6 +123,13 @@ async def current_user(connection: HTTPConnection) -> None:
     connection.state.user = connection.headers.get("x-user", "")
 
 
+async def softened() -> AsyncIterator[None]:
+    try:
+        yield
+    except slidegate.RateLimitExceeded:
+        raise fastapi.HTTPException(503) from None
+
+
 NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "other": True}
 NAMES |= {"Text": PlainTextResponse, "fails": fails, "fails_later": middlewares.written(fails, "later")}
 NAMES |= {
@@ -137,6 +145,7 @@ NAMES |= {
     "Middleware": Middleware,
     "current_user": current_user,
     "impatient": impatient,
+    "softened": softened,
     "twice": twice,
     "others": [
         Middleware(BaseHTTPMiddleware, dispatch=lambda request, call_next: call_next(request)),
@@ -146,6 +155,7 @@ NAMES |= {
 FIRST_USES: dict[str, Any] = {
     "raises": NAMES["fails_later"],
     "hangs": NAMES["never"],
+    "200": PlainTextResponse("page"),
     "503": PlainTextResponse("try again", 503),
     "silent": lambda *given: asyncio.sleep(0),
 }

@@ -119,19 +119,6 @@ async def test_without_a_router_the_function_is_known_all_the_same() -> None:
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_dependency_that_makes_another_answer_of_it_has_its_way() -> None:
-    async def needed() -> AsyncIterator[None]:
-        try:
-            yield
-        except RateLimitExceeded:
-            raise fastapi.HTTPException(503) from None
-
-    site = of_fastapi(page, dependencies=[Depends(needed)], of_route=[RateLimit("1/hour")])
-    app = RateLimitMiddleware(site, rules=[])
-    assert await statuses(app, 2) == [200, 503]
-    assert (await call(app)).headers["cache-control"] == "no-store"
-
-
 async def test_a_middleware_at_the_route_refuses_by_the_handlers_of_the_application() -> None:
     route = Route("/", RateLimit("1/hour")(page), middleware=[Middleware(RateLimitMiddleware)])
     app = Starlette(routes=[route], exception_handlers={429: lambda request, error: PlainTextResponse("mine", 418)})

@@ -182,17 +182,6 @@ async def test_an_answer_goes_out_as_it_came_whatever_it_is_made_of(
     assert banned is (is_judged and status == 404 and not is_limited), "a status of any type strikes as what it equals"
 
 
-# -- a scope that is used twice, by a retry or a fallback further out, is two requests ---------------------------------
-
-
-async def test_a_copy_of_a_scope_is_a_request_of_its_own_where_the_first_has_ended() -> None:
-    middleware = RateLimitMiddleware(hello, rules=[Rule("*", "9/minute", name="it")])
-    scope = scope_of()
-    before = {**scope}
-    assert ";r=8;" in (await send_scope(middleware, scope)).headers["ratelimit"]
-    assert ";r=7;" in (await send_scope(middleware, before)).headers["ratelimit"]
-
-
 # -- what is left of a request when it has ended -----------------------------------------------------------------------
 
 
