@@ -4,8 +4,8 @@ Each event loop has a batcher. At most `MAX_SENDERS` tasks send what is queued, 
 one call after another; when the queue is full, further requests fail. A request that is cancelled before it is sent is
 dropped; a hit that is admitted when nobody awaits it any more is refunded.
 
-A sender connects before it takes requests, and one that cannot leaves them to the others: where a server allows few
-connections, one of each event loop is enough.
+If there are several senders, each connects before it takes requests, and one that cannot leaves them to the others:
+where a server allows few connections, one of each event loop is enough.
 
 A sender goes on when the request that it serves is cancelled, so that the next one finds the connection open; the
 limiter's circuit breaker decides when that is.
@@ -168,7 +168,7 @@ class Batcher:
                 else:  # of any sender: a new connection may lead to a healthy server
                     failures = self._failures
                     await _close(line)
-                    if not await self._connect(line):
+                    if len(self._senders) > 1 and not await self._connect(line):
                         return
         finally:
             self._senders.discard(task)
@@ -193,20 +193,15 @@ class Batcher:
     async def _connect(self, line: Any) -> bool:
         """Poll for changes over a new connection, before requests are taken; return whether the sender goes on.
 
-        One that cannot connect leaves the requests to the others, and fails them only if it is the last.
+        One that cannot connect leaves the requests to the others, unless it is the last.
         """
         try:
             await self._hear(line)
         except Exception as error:
-            failed = store_error(error)
-            if failed.concerns == "key":
-                return True
-            if len(self._senders) > 1:
+            if store_error(error).concerns != "key" and len(self._senders) > 1:
                 self._alone_until_s = monotonic() + RETRY_S
                 self._go()
                 return False
-            self._fail(self._queue, failed)
-            self._queue.clear()
         return True
 
     async def _serve(self, line: Any) -> None:
