@@ -256,7 +256,7 @@ def call_everything(limiter: Limiter, rng: random.Random, *, collecting: bool) -
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
-@pytest.mark.parametrize("collecting", [False, True])
+@pytest.mark.parametrize("collecting", [False, pytest.param(True, marks=pytest.mark.all)])
 def test_event_loops_in_threads_that_call_everything_at_once(url: str, collecting: bool, rng: random.Random) -> None:
     slow = "&timeout=60s" if url.startswith("redis") else ""  # the machine may be busy
     limiter = Limiter.from_url(f"{url}{slow}", deadline="60s")
