@@ -135,7 +135,7 @@ async def busy(deployment: Deployment) -> AsyncIterator[None]:
 async def loading(deployment: Deployment) -> AsyncIterator[None]:
     """The server has just started, and reads what it saved."""
     deployment.server.command("CONFIG", "SET", "rdbcompression", "no")
-    deployment.server.command("DEBUG", "POPULATE", 8_000, "filler", 5_000)
+    deployment.server.command("DEBUG", "POPULATE", 12_000, "filler", 5_000)
     deployment.server.command("SAVE")
     deployment.server.kill()
     # Redis 6.2 looks up from loading every 2 MB, newer ones more often if they are told to.
