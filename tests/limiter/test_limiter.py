@@ -48,7 +48,6 @@ from ..remote_stores import RemoteStore, SickStore, SlowStore
 from ..virtual_time import VirtualTime
 
 API_KEY = header("X-API-Key").of("k123")
-MANY_AN_HOUR = slidegate.Limit(50, "1h")
 LONG_KEY = "a long key of somebody's own " * 10
 SECRET = b"only for this test, no secret"
 

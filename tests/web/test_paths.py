@@ -675,7 +675,10 @@ class Judge:
 FEATURES: Final[list[dict[str, bool]]] = [{}, {"roots": False}, {"mixed": True}, {"dots": True}]
 
 
-@pytest.mark.parametrize("text", ["[^/]+", "[^/]*"], ids=["Starlette", "FastHTML"])
+OF_FAST_HTML = pytest.param("[^/]*", id="FastHTML", marks=pytest.mark.all)
+
+
+@pytest.mark.parametrize("text", [pytest.param("[^/]+", id="Starlette"), OF_FAST_HTML])
 @pytest.mark.parametrize("trees", [60, pytest.param(4_000, marks=pytest.mark.deep)])
 def test_requests_are_counted_as_the_routers_read_them(
     trees: int, text: str, directory: Path, monkeypatch: pytest.MonkeyPatch
@@ -699,6 +702,7 @@ def test_requests_are_counted_as_the_routers_read_them(
     assert ran > 10 * trees
 
 
+@pytest.mark.all
 async def test_few_trees_have_an_application_that_reads_another_path(
     directory: Path, record_property: Callable[[str, object], None]
 ) -> None:
