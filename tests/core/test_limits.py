@@ -1,8 +1,10 @@
-"""Limits, quotas, calendars and permits: how they are written, what their bytes are, and amounts that change."""
+"""Limits, quotas, calendars and permits: how they are written, their bytes, amounts that change, and promises."""
 
 import zoneinfo
 from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta, tzinfo
+from functools import partial
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -10,12 +12,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Decision, Limit, MemoryStore, Quota, parse_limits
-from slidegate.core import NEVER, OPEN, Bucket, Concurrency, Reason
+from slidegate.core import NEVER, OPEN, Bucket, Concurrency
 from slidegate.core.calendar import Anchor, Calendar
 from slidegate.core.concurrency import ENTRY, PermitCounter, apart, entry, in_force
 from slidegate.core.limits import MAX_AMOUNT, MAX_WINDOW_US
+from slidegate.testing import FakeClock
 
-from ..contract.programs import DAY_US, MINUTE_US, SECOND_US
+from ..contract.programs import DAY_US, MINUTE_US, SECOND_US, YEAR_2100_US, Choices, drawn
 from ..hurry import at_once
 
 NAMES = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E, exclude_characters=":;"), min_size=1, max_size=64)
@@ -179,16 +182,6 @@ def test_a_worker_changes_its_entry_until_it_ends(amount: int, steps: Sequence[t
         assert limit.expires_us(window) == max((end_us for end_us, _ in expected.values()), default=0)
 
 
-def test_a_refusal_shows_the_longest_wait() -> None:
-    buckets = [Bucket(name, (Concurrency(1),)) for name in ("ends", "open", "never")]
-    readings = [(1, 0, 0, 5), (1, 0, 0, OPEN), (1, 0, 0, NEVER)]
-    for last, name in enumerate(("ends", "open", "never")):
-        checks = [(bucket, "ann", 1) for bucket in buckets[: last + 1]]
-        binding = Decision(False, Reason.LIMITED, 0, checks, readings[: last + 1]).binding
-        assert binding.name == name
-        assert binding.reset_after_us == binding.more_after_us == 0
-
-
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 US = timedelta(microseconds=1)
 DAY = timedelta(days=1)
@@ -266,3 +259,140 @@ def test_periods_are_those_of_the_model(made: tuple[str, Anchor], zone_name: str
     found = [calendar.period_at(at_us).start_us for at_us in (start_us, end_us - 1, end_us)]
     assert found == [start_us, start_us, end_us]
     assert calendar.period_at(start_us - 1).end_us == start_us
+
+
+# -- the promises about one window, on random traffic, as a store keeps them -------------------------------------------
+
+# Every answer is compared with the reference by the contract of stores; here the promises are written by themselves.
+
+
+class Traffic(NamedTuple):
+    """A limit, the time at first, and questions: the span before each, negative for a step back, and its cost."""
+
+    limit: Limit
+    start_us: int
+    questions: list[tuple[int, int]]
+
+
+def traffic(dice: Choices, steps_back: bool = False) -> Traffic:
+    """Make traffic by choices; time goes on, or now and then `steps_back`."""
+    limit = dice.limit()
+    start_us = dice.pick((0, dice.below(10**9), YEAR_2100_US))
+    questions = []
+    while dice:
+        span_us = dice.span_us([limit])
+        direction = -1 if steps_back and dice.below(16) == 1 else 1
+        questions.append((direction * dice.pick((0, span_us, span_us)), dice.cost([limit])))
+    return Traffic(limit, start_us, questions)
+
+
+CHOICES = drawn(200, 1_000)
+TRAFFIC = CHOICES.map(traffic)
+UNSTEADY = CHOICES.map(partial(traffic, steps_back=True))
+
+
+class Key:
+    """One key under one limit in a store."""
+
+    def __init__(self, limit: Limit, start_us: int) -> None:
+        self.clock = FakeClock(start_us)
+        self.store = MemoryStore(clock=self.clock)
+        self.bucket = Bucket("rule", (limit,))
+
+    def hit(self, cost: int) -> Decision:
+        return self.store.hit(((self.bucket, "ann", cost),))
+
+    def look(self, after_us: int, cost: int) -> Decision:
+        """Ask without charging what would be answered later."""
+        self.clock.advance(us=after_us)
+        seen = self.store.peek(((self.bucket, "ann", cost),))
+        self.clock.advance(us=-after_us)
+        return seen
+
+
+class Hit(NamedTuple):
+    """One question, the answer to it, and the key afterwards."""
+
+    now_us: int
+    cost: int
+    answer: Decision
+    key: Key
+
+
+def run(made: Traffic) -> Iterator[Hit]:
+    key = Key(made.limit, made.start_us)
+    for span_us, cost in made.questions:
+        key.clock.set(max(key.clock() + span_us, 0))
+        yield Hit(key.clock(), cost, key.hit(cost), key)
+
+
+@given(TRAFFIC)
+def test_no_window_holds_more_than_the_amount(made: Traffic) -> None:
+    """Promise 1: no half-open interval as long as the window holds more than the amount."""
+    admitted = [one for one in run(made) if one.answer]
+    for first in admitted:
+        end_us = first.now_us + made.limit.window_us
+        assert sum(one.cost for one in admitted if first.now_us <= one.now_us < end_us) <= made.limit.amount
+
+
+@given(TRAFFIC)
+def test_only_what_would_break_the_bound_is_refused(made: Traffic) -> None:
+    """Promise 2: over k + 1 slices, or over the window itself where the resolution is no smaller than the amount."""
+    limit = made.limit
+    slice_us = -(-limit.window_us // limit.resolution)
+    slices = -(-limit.window_us // slice_us)
+    admitted: list[Hit] = []
+    for one in run(made):
+        if limit.amount <= limit.resolution:
+            since_us = one.now_us - limit.window_us + 1
+        else:
+            since_us = (one.now_us // slice_us - slices) * slice_us
+        if one.answer:
+            admitted.append(one)
+        else:
+            recent = sum(earlier.cost for earlier in admitted if earlier.now_us >= since_us)
+            assert recent + max(one.cost, 1) > limit.amount
+            assert one.now_us - since_us < limit.window_us + 2 * slice_us
+
+
+@given(TRAFFIC)
+def test_a_refusal_says_exactly_how_long_to_wait(made: Traffic) -> None:
+    """Promise 3: admitted after the wait, refused one microsecond earlier, and a cost above the amount never."""
+    for one in run(made):
+        wait_us = one.answer.retry_after_us
+        assert (wait_us is None) is (one.cost > made.limit.amount)
+        if wait_us:
+            assert one.key.look(wait_us - 1, one.cost).retry_after_us == 1
+            assert one.key.look(wait_us, one.cost)
+
+
+@given(TRAFFIC)
+def test_a_refusal_costs_nothing(made: Traffic) -> None:
+    """Promise 5: a window that was asked in vain says the same as one that was not asked."""
+    spared = Key(made.limit, made.start_us)
+    for one in run(made):
+        spared.clock.set(one.now_us)
+        if one.answer:
+            spared.hit(one.cost)
+            continue
+        for later_us in (0, 1, made.limit.window_us // 3, made.limit.window_us):
+            for cost in (0, 1):
+                assert one.key.look(later_us, cost).states == spared.look(later_us, cost).states
+
+
+@given(UNSTEADY)
+def test_no_step_of_the_clock_freezes_a_key_longer_than_k_plus_1_slices(made: Traffic) -> None:
+    limit = made.limit
+    longest_us = limit.window_us if limit.exact else (limit.slices + 1) * limit.slice_us
+    assert all((one.answer.retry_after_us or 0) <= longest_us for one in run(made))
+
+
+@given(UNSTEADY)
+def test_a_step_back_never_revives_what_was_spent(made: Traffic) -> None:
+    left, before_us = made.limit.amount, made.start_us
+    for one in run(made):
+        remaining = one.answer.remaining
+        assert remaining is not None
+        if one.now_us < before_us:
+            assert remaining == left - (one.cost if one.answer else 0)
+        left, before_us = remaining, one.now_us

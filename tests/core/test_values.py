@@ -1,8 +1,9 @@
 """What users write, and what becomes of it: values.txt has each expression with its value, as a reader would say it.
 
-And decisions whose charges change, and the memo of questions.
+``x = ...`` is kept. And the memo of questions.
 """
 
+import re
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from importlib import import_module
@@ -15,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slidegate import BanPolicy, Decision, MemoryStore, Quota, parse_limits
-from slidegate.core import NEVER, Bucket, Check, Networks, Reason, WindowState, parse_address
+from slidegate.core import NEVER, Bucket, Networks, Reason, WindowState, parse_address
 from slidegate.core.addresses import format_network
 from slidegate.core.bans.policy import may_ban
 from slidegate.core.calendar import Anchor, Calendar, Unit
@@ -23,7 +24,6 @@ from slidegate.core.memo import key_bytes, remember
 from slidegate.core.ring import MAX_UNITS, expires_us
 from slidegate.testing import FakeClock
 
-from ..contract.programs import SECOND_US
 from .test_limits import EXACT, SLICED, spent
 
 ROOMS = ("", ".addresses", ".bans.ban", ".bans.policy", ".bans.strikes", ".errors", ".windows")
@@ -81,14 +81,18 @@ A_DAY = Quota("5/day").counter_by(lambda: 1_735_686_000_000_000)
 """An hour before the new year of 2025."""
 NAMES = {name: value for module in MODULES for name, value in vars(module).items() if not name.startswith("_")}
 NAMES |= {
-    **{one.__name__: one for one in (shown, spent, period, addresses, tightest, decided, parts, bannable, timedelta)},
+    **{one.__name__: one for one in (shown, spent, period, addresses, tightest, decided, parts, bannable)},
+    **{one.__name__: one for one in (timedelta, FakeClock, MemoryStore)},
     **{"EXACT": EXACT, "SLICED": SLICED, "MAX_UNITS": MAX_UNITS, "expires_us": expires_us, "A_DAY": A_DAY},
 }
 
 
 def value_of(expression: str) -> str:
     try:
-        value = eval(expression, dict(NAMES))
+        if (kept := re.match(r"(\w+) = ", expression)) is not None:
+            NAMES[kept[1]] = eval(expression[kept.end() :], NAMES)
+            return ""
+        value = eval(expression, NAMES)
     except (AttributeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return value if isinstance(value, str) else repr(value)
@@ -96,40 +100,6 @@ def value_of(expression: str) -> str:
 
 def test_what_is_written_becomes_what_it_says(texts: Callable[..., None]) -> None:
     texts(Path(__file__).with_name("values.txt"), ">>> ", value_of)
-
-
-NOW_US = 1_000 * SECOND_US
-
-
-def check(limits: str, cost: int = 1) -> Check:
-    return Bucket("api", parse_limits(limits)), "ann", cost
-
-
-def test_a_later_charge_is_shown_and_what_was_admitted_can_still_be_refunded() -> None:
-    clock, tokens = FakeClock(NOW_US), Bucket("tokens", parse_limits("7/minute @1"))
-    store, checks = MemoryStore(clock=clock), [check("9/minute @1"), (tokens, "ann", 2)]
-    admitted = store.hit(checks)
-    clock.advance("70s")
-    admitted.recount(1, store.charge([(tokens, "ann", 3)]))
-    shown = [(state.used, state.reset_after_us) for state in admitted.states]
-    assert shown == [(1, 80 * SECOND_US), (5, 70 * SECOND_US)], "slices are whole minutes, counted for another one"
-    assert store.refund(admitted.begin_refund(1))
-    assert [state.used for state in (*admitted.states, *store.peek(checks).states)] == [1, 3, 2, 5]
-
-
-def test_taking_back_one_check_leaves_the_others() -> None:
-    login, service = Bucket("login", parse_limits("5/m; 50/h")), Bucket("service", parse_limits("100/s"))
-    readings = [(2, 60, 9, 0), (2, 99, 9, 0), (7, 50, 9, 0)]
-    decision = Decision(True, Reason.OK, 5, [(login, "ann", 2), (service, "all", 1)], readings, None)
-    (part,) = decision.begin_refund(0)
-    assert (part.check, part.marks, part.units) == ((login, "ann", 2), [9, 9], [2, 2])
-    assert [(state.name, state.rule, state.key, state.remaining) for state in decision.states] == [
-        ("login_60", "login", "ann", 5),
-        ("login_3600", "login", "ann", 50),
-        ("service", "service", "all", 93),
-    ]
-    assert [(part.index, part.units) for part in decision.begin_refund()] == [(1, [1])]
-    assert readings[0] == (2, 60, 9, 0), "the states of the store are not touched"
 
 
 @example([*range(200)], 128)

@@ -13,7 +13,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slidegate.core import CounterWindow, HotKeys, MetricSummary, MetricWindow, RollingTotals
-from slidegate.core.ring import MAX_UNITS
 from slidegate.core.windows.histogram import BOUNDS_US, LONGEST_US, RELATIVE_ERROR, SHORTEST_US, ResponseTimes
 
 from ...hurry import THREADS, race
@@ -75,16 +74,6 @@ def test_the_three_readings_are_those_of_a_plain_list(
         assert window.total(look_us) == sum(by_slice)
         assert window.classic(look_us) == sum(by_slice[1:])
         assert window.completed(look_us) == sum(by_slice[:-1])
-
-
-def test_a_window_that_would_overflow_is_an_error_and_stays_as_it_is() -> None:
-    window = CounterWindow(slices=2, slice_us=100)
-    window.add(0, MAX_UNITS - 1)
-    with pytest.raises(ValueError, match=f"at most {MAX_UNITS} units, so there is no room for 2 more"):
-        window.add(150, 2)
-    window.add(150, 1)
-    assert (window.total(150), window.classic(250)) == (MAX_UNITS, 1)
-    window.add(300, MAX_UNITS - 1)
 
 
 AMOUNTS = st.integers(-100, 100) | st.integers(-(2**80), 2**80)
@@ -262,25 +251,6 @@ def test_hot_keys_are_those_over_the_threshold_within_the_error(
         if not error:
             assert top == sorted(recent.items(), key=lambda entry: (-entry[1], entry[0]))[:most]
         hot = set(found)
-
-
-def test_a_key_that_has_cooled_becomes_hot_again() -> None:
-    keys = HotKeys(10, 2, "5s")
-    assert [keys.hit("busy", now_us) for now_us in range(5)] == [False, False, True, False, False]
-    assert keys.hot(5_999_999) == {"busy": 5}
-    assert keys.hot(6_000_000) == {}, "reading changes nothing"
-    assert not keys.hit("busy", 5_999_999), "it has been hot all the time"
-    keys.hit("another", 12_000_000)
-    assert [keys.hit("busy", 12_000_000) for _ in range(4)] == [False, False, True, False]
-
-
-def test_room_is_made_among_the_hot_before_it_runs_out() -> None:
-    keys, became_hot = HotKeys(1, 2, "1s", slices=1), 0
-    keys.hit("before", 0, 10)
-    for number in range(50):
-        became_hot += sum([keys.hit(f"in turn {number}", keys.slice_us) for _ in range(10)])
-        assert len(keys.hot(keys.slice_us)) <= len(keys._hot) <= 2
-    assert became_hot > 20
 
 
 def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing_of_hot_keys() -> None:
