@@ -1,9 +1,10 @@
-"""The limiter: keys, addresses of stores, what is read of it, and its end."""
+"""The limiter: keys, addresses of stores, what is read of it, its observers, and its end."""
 
 import asyncio
 import copy
 import gc
 import inspect
+import logging
 import pickle
 import re
 import threading
@@ -13,7 +14,9 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from string import ascii_letters
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from uuid import UUID
 
 import anyio
@@ -30,15 +33,17 @@ from starlette.testclient import TestClient
 import slidegate
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitExceeded, RateLimitMiddleware, Rule, header
 from slidegate.core import Bucket, Concurrency, ConfigurationError, InvalidKey, Reason, StoreTimeout, StoreUnavailable
-from slidegate.events import Event, Observer
+from slidegate.events import KINDS, Event, Observer, Outcome
 from slidegate.httpx import SyncLimitedTransport
 from slidegate.limiter import MAX_KEY_BYTES
 from slidegate.limiter.aio import STEP
 from slidegate.limiter.inspect import TOGETHER
+from slidegate.limiter.observers import FAILURE_EVERY_S
 from slidegate.stores.open_store import open_store
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..asgi import hello, page, statuses
+from ..asgi import call, hello, page, statuses
+from ..conftest import details
 from ..contract.player import settle
 from ..contract.programs import SECOND_US
 from ..contract.store_contract import StatsContract
@@ -49,7 +54,6 @@ from ..virtual_time import VirtualTime
 
 API_KEY = header("X-API-Key").of("k123")
 LONG_KEY = "a long key of somebody's own " * 10
-SECRET = b"only for this test, no secret"
 
 
 async def test_a_limiter_closes_its_store_also_where_an_observer_never_ends() -> None:
@@ -63,32 +67,17 @@ async def test_a_limiter_closes_its_store_also_where_an_observer_never_ends() ->
     assert store.closed == 1
 
 
-async def test_a_limiter_closes_once_however_often_it_is_asked() -> None:
-    store = SlowStore()
-    async with Limiter(store) as limiter:
-        await limiter.close()
-    await limiter.close()
-    assert store.closed == 1
-    async with Limiter() as limiter:
-        assert await limiter.hit("ann", "5/minute")
-    await limiter.close()
-
-
-@pytest.mark.parametrize("secret", [None, SECRET])
-@pytest.mark.parametrize("where", ["argument", "environment"])
+@pytest.mark.parametrize("secret", [None, b"only for this test, no secret"])
+@pytest.mark.parametrize("of_all", [None, b"of no use where one is given"])
 def test_a_digest_is_16_bytes_of_blake2b_with_the_secret_of_the_limiter_or_the_environment(
-    where: str, secret: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    of_all: bytes | None, secret: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: Any = {}
-    if where == "argument":
-        given = {"secret": secret}
-        monkeypatch.setenv("SLIDEGATE_SECRET", "of no use where one is given")
-    if secret is None:
-        monkeypatch.delenv("SLIDEGATE_SECRET", raising=False)
-    elif where == "environment":
-        monkeypatch.setenv("SLIDEGATE_SECRET", secret.decode())
-    made = [Limiter(**given), Limiter(RemoteStore(), **given), Limiter.from_url(f"lmdb://{tmp_path}/store", **given)]
-    keyed: Any = {"person": b"slidegate"} if secret is None else {"key": secret}
+    if of_all is not None:
+        monkeypatch.setenv("SLIDEGATE_SECRET", of_all.decode())
+    made = [make(secret=secret) for make in (Limiter, partial(Limiter, RemoteStore()))]
+    made.append(Limiter.from_url(f"lmdb://{tmp_path}/store", secret=secret))
+    used = secret or of_all
+    keyed: Any = {"person": b"slidegate"} if used is None else {"key": used}
     for key, hashed in ((API_KEY, b"header:x-api-key\0k123"), (LONG_KEY, b"long\0" + LONG_KEY.encode())):
         expected = blake2b(hashed, digest_size=16, **keyed).hexdigest()
         assert {limiter.key_for(key).partition("#")[2] for limiter in made} == {expected}
@@ -170,6 +159,132 @@ async def test_a_worker_writes_its_own_rows_and_reads_those_of_all(tmp_path: Pat
     assert found == [shared, shared, {(7, names[2], b"three")}]
     for worker in workers:
         await worker.close()
+
+
+# -- observers hear events and outcomes in the thread where they happen; the log hears of all events ------------------
+
+
+def event(number: int) -> Event:
+    return Event("banned", f"number {number}", {"number": number})
+
+
+def numbers(events: list[Event]) -> list[object]:
+    return [event.details["number"] for event in events if event.kind == "banned"]
+
+
+def emit(limiter: Limiter, count: int, first: int = 0) -> None:
+    for number in range(first, first + count):
+        limiter.engine.emit(event(number))
+
+
+@pytest.fixture
+def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now_s = [1000.0]
+    monkeypatch.setattr("slidegate.limiter.observers.monotonic", lambda: now_s[0])
+    return now_s
+
+
+def test_observers_and_log_and_page_have_all_kinds(caplog: pytest.LogCaptureFixture) -> None:
+    everything = RecordingObserver()
+    limiter = Limiter(observers=[everything])
+    with caplog.at_level(logging.INFO, logger="slidegate"):
+        for kind in KINDS:
+            limiter.engine.emit(Event(kind, "one of each"))
+    assert everything.kinds == list(KINDS)
+    assert set(KINDS) - {record.getMessage().split(": ")[1] for record in caplog.records} == {
+        *("list_reloaded", "list_rejected", "config_reloaded", "config_rejected")
+    }, "logged where they are made"
+    assert details().keys() == set(KINDS), "docs/guides/metrics.md"
+
+
+def test_threads_that_emit_at_once_lose_and_repeat_nothing_and_each_is_heard_in_order_in_its_thread() -> None:
+    emitted: list[tuple[int, Event]] = []
+    limiter = Limiter(observers=[lambda event: emitted.append((threading.get_ident(), event))])
+
+    def run(number: int) -> int:
+        emit(limiter, 500, 1_000 * number)
+        return threading.get_ident()
+
+    for number, thread in enumerate(at_once(run, threads=6)):
+        own = [event for emitted_in, event in emitted if emitted_in == thread]
+        assert numbers(own) == [1_000 * number + step for step in range(500)]
+    assert len(emitted) == 6 * 500
+
+
+async def test_an_observer_that_raises_silences_no_other(caplog: pytest.LogCaptureFixture, now_s: list[float]) -> None:
+    failing = Mock(event=Mock(side_effect=RuntimeError("no pager")), request=Mock(side_effect=RuntimeError("no span")))
+    events, outcomes = list[Event](), list[Outcome]()
+    limiter = Limiter(observers=[failing, events.append, SimpleNamespace(request=outcomes.append)])
+    app = RateLimitMiddleware(hello, limits="2/day", limiter=limiter)
+    for first, count in ((0, 50), (50, 1)):
+        emit(limiter, count, first)
+        assert (await call(app)).status == 200, "the decision stands"
+        now_s[0] += FAILURE_EVERY_S
+    assert (numbers(events), len(outcomes)) == (list(range(51)), 2)
+    failures = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    begins = f"slidegate: observer {failing!r} failed"
+    assert failures == [begins, f"{begins}, 50 times more since the last report"]
+
+
+def test_an_observer_may_stop_its_own_thread_with_an_interrupt() -> None:
+    def interrupts(event: Event) -> None:
+        raise KeyboardInterrupt
+
+    limiter = Limiter(observers=[interrupts])
+    with pytest.raises(KeyboardInterrupt):
+        emit(limiter, 1)
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+def test_an_observer_may_call_the_limiter_because_no_lock_is_taken(url: str) -> None:
+    kinds: list[str] = []
+
+    def pardon(event: Event) -> None:
+        kinds.append(event.kind)
+        if event.kind == "banned":
+            sync.unban(str(event.details["key"]))
+
+    with Limiter.from_url(url, deadline="60s", observers=[pardon]).sync as sync:
+        assert sync.strike("user:7", BanPolicy("1/minute", "1h"))
+        assert kinds == ["banned", "unbanned"]
+        assert not sync.banned("user:7")
+
+
+async def test_the_log_has_a_line_a_second_for_a_kind_and_rule(
+    now_s: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    limiter = Limiter()
+    with caplog.at_level(logging.INFO, logger="slidegate"):
+        for number in range(10):
+            for rule in ("a", "b"):
+                limiter.engine.emit(Event("refused", f"{number} under {rule}", {"rule": rule}))
+            limiter.engine.emit(event(number))
+        now_s[0] += 1
+        limiter.engine.emit(Event("refused", "again under a", {"rule": "a"}))
+    lines = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert lines == [
+        ("INFO", "slidegate: refused: 0 under a"),
+        ("INFO", "slidegate: refused: 0 under b"),
+        ("WARNING", "slidegate: banned: number 0"),
+        ("INFO", "slidegate: refused: again under a (and 9 more since the last such line)"),
+    ]
+
+
+def test_refusals_make_events_only_where_somebody_hears_them(caplog: pytest.LogCaptureFixture) -> None:
+    indifferent, everything = RecordingObserver(), RecordingObserver()
+    indifferent.refused_events = False
+    limiter = Limiter(observers=[indifferent, SimpleNamespace(request=print)])
+    logging.getLogger("slidegate").setLevel(logging.NOTSET)
+    assert not limiter.engine.observers.wants("refused")
+    with caplog.at_level(logging.INFO, logger="slidegate"):
+        assert limiter.engine.observers.wants("refused")
+    subscription = limiter.observe(everything)
+    assert limiter.engine.observers.wants("refused")
+    for kind in ("refused", "banned"):
+        limiter.engine.emit(Event(kind, "event"))
+    assert (indifferent.kinds, everything.kinds) == (["banned"], ["refused", "banned"])
+    subscription.remove()
+    assert not limiter.engine.observers.wants("refused")
 
 
 def test_observers_hear_of_resets_and_ends_if_they_derive_from_observer(caplog: pytest.LogCaptureFixture) -> None:
@@ -466,7 +581,7 @@ def entered_on_a_loop(block: Any) -> int | None:
 
 HELPERS: list[Any] = [ran, listed, entered, entered_on_a_loop, copy, pickle, partial, FakeClock, Bucket, Concurrency]
 HELPERS += [inspect.signature, inspect.iscoroutinefunction, gc, httpx, SyncLimitedTransport]
-HELPERS += [Starlette, Route, Event, asyncio.run, hello, page, statuses]
+HELPERS += [Starlette, Route, Event, asyncio.run, hello, page, statuses, SlowStore, RecordingObserver, SimpleNamespace]
 
 
 def said_by(error: Exception) -> str:

@@ -14,15 +14,12 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
 import anyio.to_thread
 import pytest
 import trio
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemoryStore, parse_limits
 from slidegate.core import Bucket, Concurrency, Reason, StoreTimeout, StoreUnavailable
@@ -44,57 +41,6 @@ STORES: dict[str, Make] = {
     "a store that is awaited": lambda clock, directory: SlowStore(clock),
 }
 WIDE = Bucket("wide", parse_limits("1000000/hour"))
-POLICY = BanPolicy("3/10m", "1h")
-KEYS = st.sampled_from(["user:1", "user:2", "192.0.2.7", "2001:db8::7"])
-LIMITS = st.sampled_from(["3/10s", "100/10s; 150/minute"])
-CALLS = st.one_of(
-    st.tuples(st.sampled_from(["hit", "hit", "peek", "charge"]), KEYS, LIMITS, st.sampled_from([0, 1, 1, 2, 40])),
-    st.tuples(st.just("refund"), st.integers(0, 5)),
-    st.tuples(st.just("ban"), KEYS, st.sampled_from(["1s", "8s"])),
-    st.tuples(st.just("strike"), KEYS, st.just(POLICY)),
-    st.tuples(st.sampled_from(["reset", "unban", "banned"]), KEYS),
-    st.tuples(st.just("advance"), st.sampled_from([1, 900_000, 7_000_000])),
-)
-
-
-def shown(answer: Any) -> object:
-    """Return an answer as something that is equal for equal answers."""
-    if hasattr(answer, "states"):
-        return answer.allowed, answer.reason, answer.states, answer.ban and answer.ban.key
-    return [ban.key for ban in answer] if isinstance(answer, list) else getattr(answer, "key", answer)
-
-
-async def play(limiter: Any, clock: FakeClock, calls: list[Any]) -> list[object]:
-    """Return what calls of a limiter answer, whether it has to be awaited or not."""
-    answers: list[Any] = []
-    for name, *arguments in calls:
-        if name == "advance":
-            clock.advance(us=arguments[0])
-        elif name == "refund":
-            decisions = [answer for answer in answers if hasattr(answer, "states")]
-            chosen = decisions[arguments[0] : arguments[0] + 1]
-            answers += [await answer_of(limiter.refund(decision)) for decision in chosen]
-        else:
-            answers.append(await answer_of(getattr(limiter, name)(*arguments)))
-    return [shown(answer) for answer in answers]
-
-
-@pytest.mark.parametrize("kind", STORES)
-@settings(max_examples=20)
-@given(calls=st.lists(CALLS, min_size=20, max_size=60))
-def test_it_decides_as_the_asynchronous_way_does(kind: str, calls: list[Any]) -> None:
-    async def ask() -> list[object]:
-        async with Limiter(STORES[kind](clocks[0], Path(directory, "one")), deadline="60s") as limiter:
-            return [*await play(limiter, clocks[0], calls), shown([ban async for ban in limiter.bans()])]
-
-    clocks = FakeClock(10**9), FakeClock(10**9)
-    with TemporaryDirectory() as directory:
-        expected = asyncio.run(ask())
-        with Limiter(STORES[kind](clocks[1], Path(directory, "two")), deadline="60s").sync as limiter:
-            playing = play(limiter, clocks[1], calls)
-            with pytest.raises(StopIteration) as done:
-                playing.send(None)
-            assert [*done.value.value, shown(limiter.bans())] == expected
 
 
 @pytest.mark.parametrize("store", [MemoryStore, SlowStore])
