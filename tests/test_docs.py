@@ -16,10 +16,9 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
-import yaml
 from markdown import Markdown
 from starlette.applications import Starlette
 
@@ -40,18 +39,9 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 LINK: Final = re.compile(r"\]\((?P<target>[^)\s]+)(?:\s+\"[^\"]*\")?\)")
 ATTRIBUTE: Final = re.compile(r"\b(?:href|src|srcset)=\"(?P<target>[^\"\s]+)")
 ID: Final = re.compile(r"\bid=\"([^\"]+)\"")
+EXTENSIONS: Final = ["attr_list", "tables", "toc", "pymdownx.superfences"]
+"""What of mkdocs.yml has a part in headings."""
 PROSE: Final = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2$|`[^`\n]+`|<!--.*?-->", re.MULTILINE | re.DOTALL)
-
-
-@cache
-def extensions() -> tuple[list[str], dict[str, dict[str, Any]]]:
-    """Return the Markdown extensions of the site that have a part in headings, and their options."""
-    listed = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["markdown_extensions"]
-    options: dict[str, dict[str, Any]] = {}
-    for one in listed:
-        options.update({name: given or {} for name, given in one.items()} if isinstance(one, dict) else {one: {}})
-    options.pop("scripts.site_pages", None)  # it wants the builder of the site
-    return list(options), options
 
 
 @cache
@@ -65,8 +55,7 @@ def text_of(page: Path) -> str:
 @cache
 def anchors(page: Path) -> frozenset[str]:
     """Return what may stand behind the # of a link to a page."""
-    names, options = extensions()
-    return frozenset(ID.findall(Markdown(extensions=names, extension_configs=options).convert(text_of(page))))
+    return frozenset(ID.findall(Markdown(extensions=EXTENSIONS).convert(text_of(page))))
 
 
 def links(text: str) -> list[str]:
