@@ -206,13 +206,6 @@ def test_page_says_when_it_fails_and_goes_on_but_not_after_a_wrong_token(site: S
     assert requests == [], "each would open a dialog"
 
 
-def test_server_stops_at_once_with_a_page_open_and_the_page_says_so(opened: OpenPage) -> None:
-    with served() as (site,):
-        page = opened(site, TOKEN, expected="net::ERR_")
-        expect(page.locator("#state")).to_have_text("Live")
-    expect(page.locator("#state")).to_have_text("No connection")
-
-
 # -- an operator sees a flood, finds the client, watches its window fill, bans it, and lifts the ban -------------------
 
 
@@ -283,7 +276,7 @@ def test_operator_watches_a_flood_and_bans_its_client(sites: list[Site], opened:
         until(lambda site=site: REFUSED_BY_BAN not in site.flood(CLIENT, 12), "no worker refuses it by a ban")
 
 
-def test_all_of_it_works_without_scripts(opened: OpenPage) -> None:
+def test_all_of_it_works_without_scripts_and_a_page_with_them_says_that_its_server_stops(opened: OpenPage) -> None:
     with served() as (site,):
         key = {"X-API-Key": "k123-secret"}
         assert site.ask(CLIENT, "/reports", **key) == 200
@@ -315,6 +308,9 @@ def test_all_of_it_works_without_scripts(opened: OpenPage) -> None:
         page.get_by_role("button", name="Restore everybody").click()
         expect(page.get_by_text("The change is made")).to_be_visible()
         page.context.close()  # before the server ends
+        page = opened(site, TOKEN, expected="net::ERR_")
+        expect(page.locator("#state")).to_have_text("Live")
+    expect(page.locator("#state")).to_have_text("No connection")
 
 
 # -- the built documentation site, at the widths of a desk and a phone -------------------------------------------------
