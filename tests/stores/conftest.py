@@ -10,10 +10,12 @@ import pytest
 from hypothesis import settings
 
 from slidegate import MemoryStore
-from slidegate.testing import RecordingObserver
+from slidegate.testing import FakeClock, RecordingObserver
 
 from ..contract.player import settle
+from ..contract.programs import YEAR_2100_US
 from ..redis_servers import VALKEY, RedisServer
+from .redis.faults import Deployment, on_a_server
 from .redis.stores import store_of
 
 Opened: TypeAlias = Callable[..., Any]
@@ -24,6 +26,17 @@ Opened: TypeAlias = Callable[..., Any]
 async def opened(kind: str, opened_as: Opened) -> Opened:
     """Open stores of the `kind` that a test is parametrized with; all are closed at its end."""
     return partial(opened_as, kind)
+
+
+@pytest.fixture
+def store(opened: Opened) -> Any:
+    """A store; at a place that was made, where a test asks for that first."""
+    return opened()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(YEAR_2100_US)
 
 
 @pytest.fixture
@@ -68,6 +81,13 @@ def fewer_programs() -> Iterator[None]:
     settings.load_profile("transport" if before == "default" else before)
     yield
     settings.load_profile(before)
+
+
+@pytest.fixture
+async def deployment() -> AsyncIterator[Deployment]:
+    """A Redis server of the test alone, with a proxy before it."""
+    async with on_a_server() as deployment:
+        yield deployment
 
 
 @pytest.fixture(scope="session")

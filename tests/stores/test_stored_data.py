@@ -317,18 +317,6 @@ async def test_windows_whose_units_have_left_are_none(kind: str, limit: AnyLimit
 
 
 @needs_redis
-@pytest.mark.parametrize("where", ["server", "cluster"])
-async def test_windows_of_another_prefix_stay(where: str, request: pytest.FixtureRequest) -> None:
-    running = request.getfixturevalue(where)
-    async with store_at(running) as here, store_at(running) as there:
-        checks = ((bucket("3/hour"), "ann", 1),)
-        for store in (here, there):
-            await settle(store.hit(checks))
-        assert await here.reset_all() is True
-        assert [(await settle(store.hit(checks))).remaining for store in (here, there)] == [2, 1]
-
-
-@needs_redis
 async def test_thousands_of_keys_far_away_are_forgotten_long_before_the_deadline(server: RedisServer) -> None:
     """One round trip for each would take a minute here, and a command may take half of one."""
     rule = bucket("3/hour")
@@ -443,9 +431,6 @@ def test_who_is_stopped_while_the_store_is_away_is_counted_for_a_whole_window_al
     assert all(later - first >= 10 * SECOND_US for first, later in pairwise(admitted)), admitted
 
 
-KINDS = ("memory", "lmdb", AT_REDIS)
-
-
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
 async def test_a_ban_ends_by_the_wall_clock_alone(opened: Opened) -> None:
     """That it is the same in any store that imports it is in the random bans of the contract."""
@@ -459,7 +444,7 @@ async def test_a_ban_ends_by_the_wall_clock_alone(opened: Opened) -> None:
         assert (decision.allowed, decision.retry_after_us) == (not left_us, left_us)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
 async def test_a_step_of_the_wall_clock_moves_the_end_of_a_quota_alone(opened: Opened, rng: random.Random) -> None:
     quota, wall = Quota("50/year"), FakeClock(YEAR_2100_US + 100 * DAY_US)
     store, limited = opened(clock=FakeClock(7), wall_clock=wall), Bucket("plan", parse_limits(quota))

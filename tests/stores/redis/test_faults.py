@@ -1,5 +1,7 @@
 """Redis is sick in every way it can be: what requests get meanwhile, and how things go on afterwards.
 
+With several processes, sentinels and a cluster, the bound holds over all of them, and the server is found again.
+
 Every fault is real: a stopped or killed process, a full memory, a proxy that cuts and stalls.
 """
 
@@ -7,12 +9,14 @@ import asyncio
 import gc
 import random
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import count
 from math import inf
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -30,9 +34,11 @@ from ...asgi import call, hello
 from ...contract.player import settle
 from ...fault_proxy import FaultProxy
 from ...questions import hit_all
-from ...redis_servers import BOUND_S, RedisServer, ReplicaPair, free_port, needs_redis
-from .faults import DEPLOYMENTS, FAULTS, Deployment
-from .stores import all_connected, eventually, fresh_prefix, hit, store_at, struck, ticks_until_served, workers_at
+from ...redis_servers import BOUND_S, RedisCluster, RedisServer, ReplicaPair, Sentinel, free_port, needs_redis, until
+from ...soak.checks import most_inside
+from .faults import DEPLOYMENTS, FAULTS, Deployment, on_a_cluster
+from .stores import all_connected, eventually, hit, store_at, store_of, struck, ticks_until_served, workers_at
+from .worker import at_work
 
 pytestmark = needs_redis
 
@@ -45,7 +51,6 @@ AMOUNT = 3
 LIMIT = f"{AMOUNT}/hour"
 QUICKEST = "half-open sockets"
 """The fault that every run shows; `dev.py test --all` shows the others."""
-SECRET = b"s" * 32
 NOBODY = 1
 """A port at which nobody listens."""
 BUCKET = Bucket("hit", parse_limits(LIMIT))
@@ -59,15 +64,11 @@ async def deployment(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Site:
-    def __init__(
-        self, url: str, on_error: failover.OnError, deadline_s: float = DEADLINE_S, prefix: str | None = None
-    ) -> None:
+    def __init__(self, url: str, on_error: failover.OnError, deadline_s: float = DEADLINE_S) -> None:
         self.observer, self.deadline_s = RecordingObserver(without=["refused"]), deadline_s
         deadline = timedelta(seconds=deadline_s)
-        self.store = RedisStore(url, prefix=prefix or fresh_prefix(), timeout=deadline)
-        self.limiter = Limiter(
-            self.store, secret=SECRET, deadline=deadline, on_error=on_error, observers=[self.observer]
-        )
+        self.store = store_of(url, timeout=deadline)
+        self.limiter = Limiter(self.store, deadline=deadline, on_error=on_error, observers=[self.observer])
 
     async def hit(self, key: str = "key") -> Decision:
         async with asyncio.timeout(self.deadline_s + SLACK_S):
@@ -162,28 +163,22 @@ async def test_refused_writes_are_one_outage_whatever_is_answered_that_needs_non
 # -- Redis comes later than the application ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def hung() -> Iterator[socket.socket]:
-    """Where connections are taken, and nobody ever answers."""
-    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
-        listener.setblocking(False)
-        yield listener
-
-
 @pytest.mark.parametrize("address", ["redis://{}/0", "redis+cluster://{}", "redis+sentinel://{}/mymaster/0"])
 @pytest.mark.parametrize("where", ["closed", "hung"])
 @pytest.mark.parametrize("on_error", OUTCOMES)
 async def test_a_limiter_is_made_at_once_and_its_first_requests_are_answered(
-    where: str, on_error: failover.OnError, address: str, hung: socket.socket, caplog: pytest.LogCaptureFixture
+    where: str, on_error: failover.OnError, address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    port = hung.getsockname()[1] if where == "hung" else free_port()
-    site = Site(address.format(f"127.0.0.1:{port}"), on_error)
-    async with site.limiter:
-        assert site.observer.kinds == []
-        with pytest.raises(BlockingIOError):
-            hung.accept()
-        assert await site.hits(AMOUNT + 2) == OUTCOMES[on_error]
-        assert site.observer.kinds == ["store_failed"]
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as hung:  # connections are taken, and nobody ever answers
+        hung.setblocking(False)
+        port = hung.getsockname()[1] if where == "hung" else free_port()
+        site = Site(address.format(f"127.0.0.1:{port}"), on_error)
+        async with site.limiter:
+            assert site.observer.kinds == []
+            with pytest.raises(BlockingIOError):
+                hung.accept()
+            assert await site.hits(AMOUNT + 2) == OUTCOMES[on_error]
+            assert site.observer.kinds == ["store_failed"]
     assert {record.name for record in caplog.records} == {"slidegate"}, "asyncio would log a task that failed"
 
 
@@ -232,7 +227,7 @@ async def test_no_event_or_log_line_has_the_password(deployment: Deployment, cap
     password = "s3cret"
     observer = RecordingObserver(without=["refused"])
     url = deployment.url.replace("//", f"//user:{password}@")
-    async with Limiter.from_url(url, secret=SECRET, observers=[observer], deadline=DEADLINE) as limiter:
+    async with Limiter.from_url(url, observers=[observer], deadline=DEADLINE) as limiter:
         for _ in range(breaker.FAILURES_TO_OPEN):
             await limiter.hit("key", LIMIT)
         await asyncio.sleep(0.11)  # the next one is the probe
@@ -242,21 +237,6 @@ async def test_no_event_or_log_line_has_the_password(deployment: Deployment, cap
         await deployment.proxy.accept()
     assert "WRONGPASS" in shown or "invalid username-password pair" in shown
     assert password not in shown
-
-
-async def test_a_server_that_always_answers_late_is_reported_with_its_time(deployment: Deployment) -> None:
-    observer = RecordingObserver()
-    async with Limiter.from_url(deployment.url, deadline="60s", observers=[observer]) as limiter:
-        deployment.proxy.delay_s = 0.06
-        await limiter.hit("key", LIMIT)  # no answer is quicker
-        failover_of: Any = limiter.engine.failover
-        failover_of._deadline_s, failover_of.breaker._deadline_us = 0.04, 40_000
-        async with asyncio.timeout(10 * SLACK_S):
-            while "store_late" not in observer.kinds:
-                await limiter.hit("key", LIMIT)
-                await asyncio.sleep(0.01)
-    (late,) = [event for event in observer.events if event.kind == "store_late"]
-    assert 60_000 <= int(str(late.details["median_us"])) < 10_000_000
 
 
 @pytest.mark.all
@@ -323,14 +303,12 @@ async def test_requests_that_end_during_an_outage_hold_no_permits_after_it(deplo
         await ended.wait()
         await hello(scope, receive, send)
 
-    def middleware(limiter: Limiter) -> RateLimitMiddleware:
-        return RateLimitMiddleware(work, limiter=limiter, rules=[Rule("*", concurrency=1)])
-
     troubled, well = (
-        Limiter(RedisStore(url, permit_lease="1s"), secret=SECRET, deadline=DEADLINE, on_error="allow")
+        Limiter(RedisStore(url, permit_lease="1s"), deadline=DEADLINE, on_error="allow")
         for url in (deployment.url, deployment.server.url)
     )
-    here, elsewhere = middleware(troubled), middleware(well)
+    one_at_a_time = [Rule("*", concurrency=1)]
+    here, elsewhere = (RateLimitMiddleware(work, limiter=one, rules=one_at_a_time) for one in (troubled, well))
 
     async def there_is_room() -> bool:
         return (await call(elsewhere)).status == 200
@@ -497,3 +475,233 @@ async def test_requests_given_up_on_a_slow_wire_are_refunded_and_hold_no_connect
 
         await eventually(only_requests_that_were_answered_are_charged)
         assert deployment.proxy.accepted <= MAX_SENDERS
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
+
+
+def most_in_any(times_us: Sequence[int], window_us: int) -> int:
+    """Return the largest number of moments that any half-open interval of a length holds."""
+    return most_inside(((time_us, time_us) for time_us in times_us), window_us - 1)[0]
+
+
+@pytest.mark.parametrize(
+    ("skews_s", "amount", "window_us"),
+    [
+        pytest.param([0] * 4, 200, 500_000, id="slices"),
+        pytest.param([0] * 4, 50, 500_000, id="times of every unit", marks=pytest.mark.all),
+        pytest.param([-5, -0.25, 0.25, 5], 100, 500_000, id="hosts whose clocks disagree", marks=pytest.mark.all),
+        pytest.param([0] * 8, 10_000, 2_000_000, id="large", marks=pytest.mark.deep),
+    ],
+)
+def test_processes_together_get_the_amount_by_the_time_of_the_server(
+    skews_s: list[float], amount: int, window_us: int, server: RedisServer, tmp_path: Path
+) -> None:
+    url, limit = f"{server.url}?prefix={tmp_path.name}", f"{amount}/{window_us // 1_000}ms"
+    with at_work(skews_s, url, limit, 5 * window_us // 2) as times_us:
+        pass
+    assert len([time_us for time_us in times_us if time_us < times_us[0] + window_us]) == amount
+    assert most_in_any(times_us, window_us) == amount
+    assert len(times_us) > amount
+    assert times_us[-1] - times_us[0] < 9_000_000, "no host counts by its own clock"
+
+
+# -- a cluster: one node has all keys of a prefix, their slot moves, and the node dies ---------------------------------
+
+
+CLIENTS = 40
+MOST = 500
+WINDOW_US = 500_000
+ON_FIRST = "on-0"
+"""The slot of this prefix is one of the first server of a cluster."""
+
+
+@pytest.fixture
+def with_replica() -> Iterator[RedisCluster]:
+    with RedisCluster(replicas=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def limiter(cluster: RedisCluster) -> AsyncIterator[Limiter]:
+    """At the shared cluster, which is empty."""
+    for server in cluster.masters:
+        server.command("FLUSHALL")
+    async with Limiter.from_url(cluster.url, deadline="10s", on_error="deny") as limiter:
+        yield limiter
+
+
+def home_of(cluster: RedisCluster, prefix: str = "slidegate") -> tuple[int, RedisServer, RedisServer]:
+    """Return the slot of a prefix, its owner, and another master."""
+    slot = cluster.slot_of(prefix)
+    owner = cluster.owner(slot)
+    return slot, owner, next(server for server in cluster.masters if server is not owner)
+
+
+async def test_a_slot_on_its_way_takes_counts_and_bans_along(cluster: RedisCluster, limiter: Limiter) -> None:
+    assert (await limiter.hit("key", "6/hour")).remaining == 5
+    await limiter.ban("198.51.100.7", "1h")
+    slot, owner, other = home_of(cluster)
+    with cluster.migrating(slot, other):
+        assert (await limiter.hit("key", "6/hour")).remaining == 4
+        # Now the keys are where the slot goes to, and the slot still with its old owner, who says ASK.
+        for name in owner.command("KEYS", "{*}:*"):
+            owner.command("MIGRATE", "127.0.0.1", other.port, name, 0, 5_000)
+        assert (await limiter.hit("key", "6/hour")).remaining == 3
+        assert owner.command("KEYS", "*:w:*") == []
+    assert (await limiter.hit("key", "6/hour")).remaining == 2
+    await limiter.ban("198.51.100.8", "1h")
+    assert {found.key async for found in limiter.bans()} == {"198.51.100.7", "198.51.100.8"}
+    cluster.move_slot(slot, owner)
+    assert (await limiter.hit("198.51.100.7", "6/hour")).reason is Reason.BANNED
+    await limiter.unban("198.51.100.7")
+    for number in range(CLIENTS):
+        assert (await limiter.hit(f"198.51.100.{number}", "6/hour")).allowed is (number != 8)
+    assert [server for server in cluster.masters if server.command("KEYS", "*")] == [owner], "all is on one node"
+
+
+async def test_a_slot_that_nobody_serves_does_not_answer(cluster: RedisCluster, limiter: Limiter) -> None:
+    assert (await limiter.hit("key", "3/hour")).remaining == 2
+    slot, owner, _ = home_of(cluster)
+    owner.command("CLUSTER", "DELSLOTS", slot)
+    try:
+        assert (await limiter.hit("key", "3/hour")).reason is Reason.UNAVAILABLE
+    finally:
+        owner.command("CLUSTER", "ADDSLOTS", slot)
+        cluster.wait_ok()
+    assert (await limiter.hit("key", "3/hour")).remaining == 1
+
+
+@pytest.mark.all
+async def test_after_a_node_dies_its_replica_goes_on_with_what_it_was_told(with_replica: RedisCluster) -> None:
+    cluster = with_replica
+    first, *_, replica = cluster.servers
+    async with Limiter.from_url(f"{cluster.url}?prefix={ON_FIRST}", deadline="10s", on_error="deny") as limiter:
+        for number in range(CLIENTS):
+            await limiter.hit(f"user:{number}", "3/hour")
+        until(lambda: replica.command("DBSIZE") == first.command("DBSIZE"), "the replica has it all")
+        first.kill()
+        until(lambda: replica.info("replication")["role"] == "master", "the replica takes over")
+        cluster.wait_ok()
+        assert await ticks_until_served(limiter, 1_000) >= 0
+        decisions = [await limiter.hit(f"user:{number}", "3/hour") for number in range(CLIENTS)]
+    assert [decision.remaining for decision in decisions] == [1] * CLIENTS
+
+
+def slot_moves(cluster: RedisCluster) -> None:
+    slot, owner, other = home_of(cluster, ON_FIRST)
+    for target in (other, owner) * 3:
+        cluster.move_slot(slot, target)
+
+
+def replica_takes_over(cluster: RedisCluster) -> None:
+    replica = cluster.servers[-1]
+    replica.command("CLUSTER", "FAILOVER")
+    until(lambda: replica.info("replication")["role"] == "master", "the replica takes over")
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("happens", [slot_moves, replica_takes_over])
+def test_a_cluster_admits_the_amount_while(happens: Callable[[RedisCluster], None], with_replica: RedisCluster) -> None:
+    first, may_fail = with_replica.servers[0], happens is replica_takes_over
+    url = f"{with_replica.url}?prefix={ON_FIRST}"
+    with at_work([0] * 3, url, f"{MOST}/500ms", 5 * WINDOW_US, may_fail=may_fail) as times_us:
+        until(lambda: first.command("KEYS", "*:w:*"), "the first hit")
+        happens(with_replica)
+    assert most_in_any(times_us, WINDOW_US) == MOST
+    assert len(times_us) > MOST
+
+
+@pytest.mark.parametrize("fault", ["refused connection", "half-open sockets"])
+@pytest.mark.all
+async def test_only_the_node_with_the_keys_matters_and_is_found_again(fault: str) -> None:
+    async with on_a_cluster() as deployment:
+        for sick in (0, 1):  # the first has the keys
+            observer = RecordingObserver(without=["refused"])
+            limiter = Limiter.from_url(deployment.url, deadline="500ms", on_error="deny", observers=[observer])
+            async with limiter:
+                await ticks_until_served(limiter)
+                before = len(observer.kinds)  # a busy machine connects slowly
+                async with FAULTS[fault][0](replace(deployment, proxies=deployment.proxies[sick:])):
+                    served = [(await limiter.hit("user:1", "1000/hour")).reason is Reason.OK for _ in range(10)]
+                    assert served == [sick == 1] * 10
+                await ticks_until_served(limiter)
+            emitted = [kind for kind in observer.kinds[before:] if kind != "store_late"]
+            assert emitted[:1] + emitted[-1:] == ([] if sick else ["store_failed", "store_recovered"])
+
+
+# -- sentinels: any of them may be dead, hang or be out of date --------------------------------------------------------
+
+
+@pytest.fixture
+def pair() -> Iterator[ReplicaPair]:
+    with ReplicaPair() as pair:
+        yield pair
+
+
+@pytest.fixture
+def sentinels(pair: ReplicaPair) -> Iterator[list[Sentinel]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(Sentinel(pair.master)) for _ in range(3)]
+
+
+def url_of(sentinels: list[Sentinel]) -> str:
+    return f"redis+sentinel://{','.join(f'127.0.0.1:{sentinel.port}' for sentinel in sentinels)}/mymaster"
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("sick", [(0,), (0, 1)], ids=str)
+@pytest.mark.parametrize("trouble", [Sentinel.kill, Sentinel.pause])
+async def test_one_live_sentinel_is_enough(trouble: Any, sick: tuple[int, ...], sentinels: list[Sentinel]) -> None:
+    for number in sick:
+        trouble(sentinels[number])
+    async with Limiter.from_url(url_of(sentinels), on_error="deny") as limiter:
+        assert await ticks_until_served(limiter) >= 0
+
+
+@pytest.mark.all
+async def test_a_failover_is_followed_while_one_sentinel_hangs(pair: ReplicaPair, sentinels: list[Sentinel]) -> None:
+    def knows(sentinel: Sentinel) -> bool:
+        others = sentinel.command("SENTINEL", "SENTINELS", "mymaster")
+        return bool(sentinel.command("SENTINEL", "REPLICAS", "mymaster")) and len(others) == 2
+
+    until(lambda: all(map(knows, sentinels)), "each knows the replica and the others")
+    master = "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"
+    async with Limiter.from_url(url_of(sentinels), on_error="deny") as limiter:
+        assert await ticks_until_served(limiter) >= 0
+        pair.wait_copied()
+        sentinels[0].pause()
+        sentinels[1].command("SENTINEL", "FAILOVER", "mymaster")
+        until(lambda: pair.replica.info("replication")["role"] == "master", "the replica takes over")
+        until(lambda: {int(one.command(*master)[1]) for one in sentinels[1:]} == {pair.replica.port}, "they agree")
+        pair.master.kill()
+        assert await ticks_until_served(limiter) >= 0
+
+        async def what_was_counted_goes_on() -> bool:
+            known = await limiter.peek("probe:1", "1000/hour", 0)  # over a connection that may have to be opened first
+            return known.reason is not Reason.UNAVAILABLE and known.remaining < 999
+
+        await eventually(what_was_counted_goes_on)
+
+
+@pytest.mark.all
+async def test_a_sentinel_that_is_out_of_date_is_overruled_by_what_the_server_says(pair: ReplicaPair) -> None:
+    with Sentinel(pair.replica) as late, Sentinel(pair.master) as right:
+        # The one that is late finds out that it watches a replica only after a while.
+        async with Limiter.from_url(url_of([late, right]), deadline="10s", on_error="deny") as limiter:
+            assert (await limiter.hit("user:1", "1000/hour")).allowed
+
+
+@pytest.mark.all
+async def test_errors_and_messages_name_the_service(sentinels: list[Sentinel]) -> None:
+    url, observer = url_of(sentinels), RecordingObserver(without=["refused"])
+    async with store_at(url.replace("/mymaster", "/gaet")) as store:
+        with pytest.raises(StoreUnavailable, match=r"no sentinel leads to a master of service 'gaet'.*No such master"):
+            await store.reset("user:1")
+    for sentinel in sentinels:
+        sentinel.kill()
+    async with Limiter.from_url(url, deadline="10s", on_error="deny", observers=[observer]) as limiter:
+        assert (await limiter.hit("user:1", "1000/hour")).reason is Reason.UNAVAILABLE
+    message = observer.events[0].message
+    assert "service 'mymaster'" in message
+    assert "6379" not in message
