@@ -4,6 +4,7 @@ import ctypes
 import fcntl
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+import pytest
 
 from slidegate import Decision
 from slidegate.stores.lmdb import LmdbStore
@@ -120,6 +122,24 @@ from slidegate.core.errors import ConfigurationError, StoreTimeout, StoreUnavail
 from slidegate.stores.lmdb import LmdbStore
 path, asked = sys.argv[1], Bucket("rule", parse_limits("5/hour"))
 """
+
+
+UNSHARE = ("unshare", *(() if os.geteuid() == 0 else ("--map-root-user",)))
+
+
+def in_a_namespace(*kind: str) -> tuple[str, ...]:
+    command = (*UNSHARE, *kind)
+    if not shutil.which("unshare") or subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip(f"there is no {' '.join(kind)} here")
+    return command
+
+
+def mounted(mount: str) -> tuple[str, ...]:
+    """Return how a command begins that sees something mounted."""
+    apart = in_a_namespace("--mount")
+    if subprocess.run([*apart, "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    return (*apart, "sh", "-c", f'{mount} && exec "$@"', "sh")
 
 
 @contextmanager

@@ -24,7 +24,7 @@ import pytest
 from slidegate import ConfigurationError, Limiter, StoreError
 from slidegate.core import Bucket, Concurrency, StoreTimeout, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore, environment, opening
-from slidegate.stores.lmdb.checking import check_directory, check_file_system, file_system
+from slidegate.stores.lmdb.checking import check_file_system, file_system
 from slidegate.testing import RecordingObserver
 
 from ...contract.harness import CHECKS, QUESTIONS, SHARED_QUESTIONS
@@ -43,11 +43,11 @@ from .processes import (
     fork,
     fork_in_c,
     in_another_process,
+    mounted,
     outcome,
     overwrite,
     python,
 )
-from .test_processes import mounted
 
 
 @pytest.fixture
@@ -268,20 +268,6 @@ def said_of(line: str) -> str:
 
 def test_a_file_system_that_is_unfit_is_named(texts: Callable[..., None]) -> None:
     texts(Path(__file__).with_name("file_systems.txt"), ">>> ", said_of)
-
-
-def test_a_directory_is_made_where_its_parent_is_there_and_nothing_else_is_in_its_place(tmp_path: Path) -> None:
-    check_directory(tmp_path / "new")
-    assert (tmp_path / "new").is_dir()
-    (tmp_path / "file").write_bytes(b"")
-    (tmp_path / "loop").symlink_to("loop")
-    for path, said in (
-        ("file", "is a file; expected a directory"),
-        ("missing/new", "does not exist; create it, or"),
-        ("loop", "loop is a file; expected a directory"),
-    ):
-        with pytest.raises(ConfigurationError, match=said):
-            LmdbStore(tmp_path / path, **SMALL)
 
 
 FAULTS = [error for error in vars(lmdb).values() if isinstance(error, type) and issubclass(error, lmdb.Error)]

@@ -50,11 +50,6 @@ def opened(clock: FakeClock, wall: FakeClock, opened_as: Opened) -> Opened:
     return partial(opened_as, "memory", clock=clock, wall_clock=wall)
 
 
-@pytest.fixture
-def store(opened: Opened) -> Any:
-    return opened()
-
-
 class TestContract(StoreContract):
     def make_store(self, clock: FakeClock) -> MemoryStore:
         return MemoryStore(clock=clock)
