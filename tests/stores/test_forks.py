@@ -3,6 +3,7 @@
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -87,38 +88,25 @@ class Scene:
         for question in self.questions:
             assert self.store.ask(question)
         self.questions.append(self.store.prepare(((HOURLY, "eve", 1), (Bucket("new", HOURLY.limits), "eve", 1))))
+        ask, later = partial(self.store.ask, self.questions[-1]), partial(self.sweep, 6, "40d")
+        self.moves: list[Callable[[], object]] = [ask, self.sweep, self.strike, self.lift, self.store.reset_all, later]
 
     def sweep(self, times: int = 2, pause: str = "1h") -> None:
-        """Sweep several times, after a pause each."""
         for _ in range(times):
             self.clock.advance(pause)
             for _ in range(5):
                 self.store.tidy(self.clock())
 
     def strike(self) -> None:
-        """Take a permit, and ban a key by strikes."""
         assert self.store.hit(((HELD, "ann", 1),))
         assert self.store.bans.strike(POLICY, "bob", 3, "")
 
     def lift(self) -> None:
-        """Ban a network and a key, and lift both."""
         for key in (NETWORK, "bob"):
             self.store.bans.ban(key, DAY_US, "", "ann")
             self.store.bans.unban(key, "ann")
 
-    def moves(self) -> list[Callable[[], object]]:
-        """Return the moves."""
-        return [
-            lambda: self.store.ask(self.questions[-1]),
-            self.sweep,
-            self.strike,
-            self.lift,
-            self.store.reset_all,
-            lambda: self.sweep(6, "40d"),
-        ]
-
     def check(self) -> None:
-        """Check, in a child, that the store goes on."""
         store, bans = self.store, self.store.bans
         bans.strike(POLICY, "zoe", 1, "")
         fresh = store.prepare(((HOURLY, "fresh", 1), (A_MONTH, "fresh", 1), (HELD, "fresh", 0)))
@@ -142,10 +130,9 @@ class Scene:
 def test_a_child_goes_on_at_whatever_line_another_thread_of_its_parent_was(number: int) -> None:
     """Locks are in the hands of the thread that forks, which the child does not go on with."""
     scene = Scene()
-    moves = scene.moves()
-    for move in moves[:number]:
+    for move in scene.moves[:number]:
         move()
-    fork_at_every_line(moves[number], Path(memory.__file__).parent, scene.check)
+    fork_at_every_line(scene.moves[number], Path(memory.__file__).parent, scene.check)
 
 
 @pytest.mark.interpreted("lines of compiled code are not traced")

@@ -38,18 +38,6 @@ LONG_US = 600_000_000
 """A lease that no test lasts for."""
 
 
-class Workers:
-    """Stores on the same data, each as a process of its own has it, with one clock."""
-
-    def __init__(self, opened: Opened, observer: RecordingObserver) -> None:
-        self.opened, self.observer = opened, observer
-        self.clock = FakeClock(YEAR_2100_US)
-        self.servers: Sequence[RedisServer] = ()
-
-    def hire(self, **options: Any) -> Any:
-        return self.opened(**{"clock": self.clock, **options})
-
-
 REDIS = (
     pytest.param("server", marks=needs_redis),
     pytest.param("cluster", marks=needs_redis),
@@ -58,20 +46,23 @@ REDIS = (
 
 
 @pytest.fixture(params=["lmdb", *REDIS])
-def crew(request: pytest.FixtureRequest, opened_as: Opened, observer: RecordingObserver) -> Workers:
-    workers = Workers(partial(opened_as, request.param), observer)
-    if request.param != "lmdb":
-        running = request.getfixturevalue(request.param)
-        workers.servers = running.masters if isinstance(running, RedisCluster) else [running]
-    return workers
+def hire(request: pytest.FixtureRequest, opened_as: Opened, clock: FakeClock) -> Opened:
+    """Open stores on the same data, each as a process of its own has it, with one clock."""
+    return partial(opened_as, request.param, clock=clock)
 
 
 @pytest.fixture
-def in_file(opened_as: Opened, observer: RecordingObserver) -> Workers:
-    return Workers(partial(opened_as, "lmdb"), observer)
+def in_file(opened_as: Opened, clock: FakeClock) -> Opened:
+    return partial(opened_as, "lmdb", clock=clock)
 
 
-IN_REDIS = pytest.mark.parametrize("crew", REDIS, indirect=True)
+@pytest.fixture
+def servers(hire: Any, request: pytest.FixtureRequest) -> Sequence[RedisServer]:
+    running = request.getfixturevalue(hire.args[0])
+    return running.masters if isinstance(running, RedisCluster) else [running]
+
+
+IN_REDIS = pytest.mark.parametrize("hire", REDIS, indirect=True)
 
 
 async def take(store: Any, key: str = "ann", *others: tuple[Bucket, str, int], bucket: Bucket = TWO) -> Decision:
@@ -92,28 +83,27 @@ async def leave(store: Any, *held: Decision) -> list[bool]:
 class Program:
     """Workers that take the two permits of a key at random times, renew, lose or hand back what they have, or end."""
 
-    def __init__(self, workers: Workers, key: str, choices: Choices) -> None:
-        self.workers, self.key, self.choices, self.moves = workers, key, choices, list[object]()
+    def __init__(self, hire: Opened, clock: FakeClock, key: str, choices: Choices) -> None:
+        self.hire, self.clock, self.key, self.choices, self.moves = hire, clock, key, choices, list[object]()
         self.held: dict[Any, list[Decision]] = defaultdict(list)
         # The units that each has written, until when they count, and until when they may: some write more often.
         self.written: dict[Any, tuple[int, int, int]] = defaultdict(lambda: (0, 0, 0))
-        self.at_work = [workers.hire(permit_lease="10m") for _ in range(3)]
+        self.at_work = [hire(permit_lease="10m") for _ in range(3)]
 
     async def play(self) -> None:
-        with shown_with(self.moves, self.workers.clock, [TWO]):
+        with shown_with(self.moves, self.clock, [TWO]):
             while self.choices:
                 store, kind = self.choices.pick(self.at_work), self.choices.below(16)
                 self.moves.append((self.at_work.index(store), kind))
                 await (self.ask(store) if kind < 6 else self.move(store, kind))
                 assert store.permits_held() == len(self.held[store])
-        assert self.workers.observer.events == []
 
     def write(self, store: Any) -> None:
-        until_us = self.workers.clock() + LONG_US
+        until_us = self.clock() + LONG_US
         self.written[store] = len(self.held[store]), until_us, until_us
 
     async def ask(self, store: Any) -> None:
-        now_us, mine, (units, surely_us, perhaps_us) = self.workers.clock(), self.held[store], self.written[store]
+        now_us, mine, (units, surely_us, perhaps_us) = self.clock(), self.held[store], self.written[store]
         others = [one for other, one in self.written.items() if other is not store]
         least, most = (len(mine) + sum(one[0] for one in others if one[side] > now_us) for side in (1, 2))
         is_old = units != len(mine) or perhaps_us <= now_us
@@ -131,18 +121,18 @@ class Program:
         mine = self.held[store]
         match kind:
             case 6 | 7 | 8:
-                self.workers.clock.advance(us=self.choices.pick((LONG_US // 3, 1, LONG_US - 1, LONG_US)))
+                self.clock.advance(us=self.choices.pick((LONG_US // 3, 1, LONG_US - 1, LONG_US)))
             case 9 if self.choices.below(4):
                 await renew(store)
                 self.write(store)
             case 9:  # what has ended may have been forgotten
                 for other, (units, surely_us, perhaps_us) in self.written.items():
-                    self.written[other] = units, surely_us * (surely_us > self.workers.clock()), perhaps_us
-                self.workers.clock.now_us -= 3 * LONG_US
+                    self.written[other] = units, surely_us * (surely_us > self.clock()), perhaps_us
+                self.clock.now_us -= 3 * LONG_US
             case 10 if self.choices.below(2):
                 await settle(self.choices.pick((store.reset_all, partial(store.reset, self.key)))())
             case 10:  # it is killed, and another comes
-                self.at_work[self.at_work.index(store)] = self.workers.hire(permit_lease="10m")
+                self.at_work[self.at_work.index(store)] = self.hire(permit_lease="10m")
             case 11 | 12 if mine:  # nobody hands back what it had; or somebody tries to while the store is away
                 mine.pop(0).begin_refund() if kind == 11 else mine.pop()
                 await turns(10)
@@ -153,13 +143,16 @@ class Program:
                 self.write(store)
 
 
-async def test_the_amount_holds_and_what_the_dead_had_comes_back(crew: Workers, rng: random.Random) -> None:
+async def test_the_amount_holds_and_what_the_dead_had_comes_back(
+    hire: Opened, clock: FakeClock, observer: RecordingObserver, rng: random.Random
+) -> None:
     """Who renews in time keeps its permits, and who was stopped for longer counts them again."""
     for number in range(25):
-        await Program(crew, f"user:{number}", Choices(rng.randbytes(150))).play()
+        await Program(hire, clock, f"user:{number}", Choices(rng.randbytes(150))).play()
+        assert observer.events == []
 
 
-async def test_calls_that_are_in_flight_together_lose_no_permit(crew: Workers, rng: random.Random) -> None:
+async def test_calls_that_are_in_flight_together_lose_no_permit(hire: Opened, rng: random.Random) -> None:
     """Each contains the count of its worker, which those before it change."""
     seven, counts = Bucket("seven", [Concurrency(7)]), [0]
 
@@ -174,9 +167,9 @@ async def test_calls_that_are_in_flight_together_lose_no_permit(crew: Workers, r
             if rng.random() < 0.1:
                 await renew(store)
 
-    await asyncio.gather(*(work(store) for store in (crew.hire(), crew.hire()) for _ in range(12)))
+    await asyncio.gather(*(work(store) for store in (hire(), hire()) for _ in range(12)))
     assert 3 < max(counts) <= 7
-    held = [await take(crew.hire(), bucket=seven) for _ in range(8)]
+    held = [await take(hire(), bucket=seven) for _ in range(8)]
     assert [decision.allowed for decision in held] == [True] * 7 + [False]
 
 
@@ -188,9 +181,11 @@ def short(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("way", ["hit", "charge"])
-async def test_a_lease_is_renewed_without_being_asked(way: str, crew: Workers, short: dict[str, str]) -> None:
+async def test_a_lease_is_renewed_without_being_asked(
+    way: str, hire: Opened, short: dict[str, str], clock: FakeClock
+) -> None:
     """Also that of who had to wait longer than to its renewal, as one does whose hits find the files held."""
-    holds, other = (crew.hire(**short) for _ in range(2))
+    holds, other = (hire(**short) for _ in range(2))
     holds.keep_deadline(PLENTY_S)
     with gate_held(holds) if isinstance(holds, LmdbStore) and way == "hit" else nullcontext():
         taking = [asyncio.ensure_future(settle(getattr(holds, way)(((TWO, "ann", 1),)))) for _ in range(2)]
@@ -198,30 +193,30 @@ async def test_a_lease_is_renewed_without_being_asked(way: str, crew: Workers, s
     held = await asyncio.gather(*taking)
     for _ in range(30):  # by the event loop's time; the clock moves no faster, and waits for the store's answers
         await asyncio.sleep(0.005)
-        crew.clock.advance(us=5_000)
+        clock.advance(us=5_000)
         assert not await take(other)
     assert await leave(holds, *held) == [True, True]
 
 
-def test_under_trio_a_lease_is_renewed_without_being_asked_too(in_file: Workers) -> None:
-    holds, other = (in_file.hire(permit_lease="1s") for _ in range(2))
+def test_under_trio_a_lease_is_renewed_without_being_asked_too(in_file: Opened, clock: FakeClock) -> None:
+    holds, other = (in_file(permit_lease="1s") for _ in range(2))
 
     async def main() -> None:
         held = [take_now(holds), take_now(holds)]
         for _ in range(60):
             await trio.sleep(0.05)
-            in_file.clock.advance(us=50_000)
+            clock.advance(us=50_000)
             assert not take_now(other)
         assert all(held)
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
 
 
-def test_without_an_event_loop_questions_renew_all_permits(in_file: Workers) -> None:
-    holds, other = in_file.hire(), in_file.hire()
+def test_without_an_event_loop_questions_renew_all_permits(in_file: Opened, clock: FakeClock) -> None:
+    holds, other = in_file(), in_file()
     held = [take_now(holds), take_now(holds)]
     for _ in range(5):
-        in_file.clock.advance(us=LEASE_US // 2)
+        clock.advance(us=LEASE_US // 2)
         assert take_now(holds, "bob").allowed
         assert not take_now(other)
     assert all(decision.allowed for decision in held)
@@ -234,12 +229,12 @@ def take_now(store: LmdbStore, key: str = "ann") -> Decision:
 
 
 async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amount_is_held(
-    in_file: Workers, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+    in_file: Opened, rng: random.Random, monkeypatch: pytest.MonkeyPatch, clock: FakeClock
 ) -> None:
     """The others are done again, each by itself, from what was there before; or none can be committed."""
     is_failing, held = [False], list[Decision]()
     # No quota is counted without a clock of the system.
-    store = in_file.hire(wall_clock=lambda: YEAR_2100_US // (not is_failing[-1]))
+    store = in_file(wall_clock=lambda: YEAR_2100_US // (not is_failing[-1]))
     day, counts, full = Bucket("day", (Quota("1000/day"),)), store._env.counts, False
     disk = Faulty(counts.lmdb, OSError("the disk is full"), lambda call: full and call == "commit")
 
@@ -253,7 +248,7 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
     for _ in range(250):
         full = False
         store.renew_permits()
-        in_file.clock.advance(us=rng.choice((0, LEASE_US // 2 + 1)))  # after which the next question renews the lease
+        clock.advance(us=rng.choice((0, LEASE_US // 2 + 1)))  # after which the next question renews the lease
         store.renew_permits()
         jobs = [lambda: store.hit(((TWO, "ann", 1),)), store.renew_permits, leave, fail]
         chosen, full = rng.choices(jobs, weights=(4, 2, 1, 2), k=rng.randint(2, 6)), rng.random() < 0.2
@@ -309,28 +304,28 @@ async def test_every_row_of_permits_has_an_end(server: RedisServer, opened_as: O
     assert server.command("EXISTS", name) == 0
 
 
-def test_a_file_does_not_grow_by_permits_that_nobody_has(in_file: Workers) -> None:
+def test_a_file_does_not_grow_by_permits_that_nobody_has(in_file: Opened, clock: FakeClock) -> None:
     """Those that were handed back, and those of the dead under keys that nobody asks for."""
-    here, used, of_the_dead = in_file.hire(), list[int](), list[Decision]()
+    here, used, of_the_dead = in_file(), list[int](), list[Decision]()
     for turn in range(6):
-        worker = in_file.hire()
+        worker = in_file()
         held = [take_now(worker, f"user:{turn}-{number}") for number in range(500)]
         used.append(here._env.counts.used())
         if turn % 2:
             assert all(worker.refund(decision.begin_refund()) for decision in held)
         else:
             of_the_dead += held
-            in_file.clock.advance(us=LEASE_US)
+            clock.advance(us=LEASE_US)
         for _ in range(20):
             here.renew_permits()
     assert used[-1] < 1.5 * used[0]
 
 
-def test_a_full_file_hands_permits_back_and_takes_them_again(in_file: Workers) -> None:
-    store = in_file.hire(max_map_size=2**20)
+def test_a_full_file_hands_permits_back_and_takes_them_again(in_file: Opened, observer: RecordingObserver) -> None:
+    store = in_file(max_map_size=2**20)
     held = [take_now(store), take_now(store)]
     hour, number = Bucket("hour", parse_limits("1000/hour")), 0
-    while "map_full" not in in_file.observer.kinds:
+    while "map_full" not in observer.kinds:
         store.hit(((hour, f"user:{number}", 1),))
         number += 1
         assert number < 20_000
@@ -345,16 +340,18 @@ def test_a_full_file_hands_permits_back_and_takes_them_again(in_file: Workers) -
 
 
 @IN_REDIS
-async def test_a_foreign_value_stops_no_renewal_of_others(crew: Workers) -> None:
-    holds, other = (crew.hire(readable=True, prefix="foreign") for _ in range(2))
+async def test_a_foreign_value_stops_no_renewal_of_others(
+    hire: Opened, clock: FakeClock, servers: Sequence[RedisServer]
+) -> None:
+    holds, other = (hire(readable=True, prefix="foreign") for _ in range(2))
     held = [await take(holds, key) for key in ("ann", "bob", "eve")]
-    ((name, owner),) = [(name, at) for at in crew.servers for name in at.command("KEYS", "{foreign}:w:bob*")]
+    ((name, owner),) = [(name, at) for at in servers for name in at.command("KEYS", "{foreign}:w:bob*")]
     owner.command("DEL", name)
     owner.command("SET", name, "of somebody else")
-    crew.clock.advance(us=LEASE_US - 1)
+    clock.advance(us=LEASE_US - 1)
     with pytest.raises(StoreUnavailable):
         await renew(holds)
-    crew.clock.advance(us=LEASE_US - 1)
+    clock.advance(us=LEASE_US - 1)
     assert [(await take(other, key)).remaining for key in ("ann", "eve")] == [0, 0]
     owner.command("DEL", name)
     await renew(holds)
@@ -363,19 +360,21 @@ async def test_a_foreign_value_stops_no_renewal_of_others(crew: Workers) -> None
 
 
 @IN_REDIS
-async def test_thousands_of_permits_are_renewed_in_a_few_calls(crew: Workers) -> None:
-    holds, other = (crew.hire(max_waiting=200) for _ in range(2))
+async def test_thousands_of_permits_are_renewed_in_a_few_calls(
+    hire: Opened, clock: FakeClock, servers: Sequence[RedisServer], observer: RecordingObserver
+) -> None:
+    holds, other = (hire(max_waiting=200) for _ in range(2))
     many = Bucket("many", [Concurrency(700)])
     held = [await take(holds, bucket=many) for _ in range(700)]
     for first in range(0, 1_000, 100):
         held += await asyncio.gather(*(take(holds, f"user:{number}") for number in range(first, first + 100)))
-    crew.clock.advance(us=LEASE_US - 1)
-    for server in crew.servers:
+    clock.advance(us=LEASE_US - 1)
+    for server in servers:
         server.command("CONFIG", "RESETSTAT")
     await renew(holds)
-    calls = sum(server.calls().get(name, 0) for server in crew.servers for name in ("eval", "evalsha"))
+    calls = sum(server.calls().get(name, 0) for server in servers for name in ("eval", "evalsha"))
     assert calls <= -(-1_001 // MAX_IN_CALL) + 2, "and what has changed, once a second"
-    crew.clock.advance(us=LEASE_US - 1)
+    clock.advance(us=LEASE_US - 1)
     assert not await take(other, bucket=many)
     assert (await take(other, "user:77")).remaining == 0
     assert holds.permits_held() == 1_700 == len(held)
@@ -385,7 +384,7 @@ async def test_thousands_of_permits_are_renewed_in_a_few_calls(crew: Workers) ->
         await settle(holds.refund(decision.begin_refund()))
     await renewing
     assert (await take(other, bucket=many)).remaining == 699, "what was handed back meanwhile is not put back"
-    assert crew.observer.events == []
+    assert observer.events == []
 
 
 def test_a_row_without_permits_is_renewed_once_more() -> None:
