@@ -10,20 +10,16 @@ from slidegate.testing import FakeClock
 
 
 def answers(name: str) -> Callable[..., Any]:
-    """Return a method of a store that answers as the inner one does."""
+    """Return a method of a store, or of its bans, that answers as the inner one does."""
     return lambda self, *arguments: self.answer(getattr(self.inner, name), *arguments)
-
-
-def bans_answer(name: str) -> Callable[..., Any]:
-    return lambda self, *arguments: self.store.answer(getattr(self.store.inner.bans, name), *arguments)
 
 
 class RemoteBans(BanStore):
     def __init__(self, store: "RemoteStore") -> None:
-        self.store = store
+        self.inner, self.answer = store.inner.bans, store.answer
 
     find, strike, ban, unban, active, load = map(  # type: ignore[assignment]
-        bans_answer, ("find", "strike", "ban", "unban", "active", "load")
+        answers, ("find", "strike", "ban", "unban", "active", "load")
     )
 
 
