@@ -250,10 +250,8 @@ class Together:
     """Servers that are started together, and know each other from then on."""
 
     servers: Sequence[RedisServer]
-
-    def join(self) -> None:
-        """Make servers that run know each other."""
-        raise NotImplementedError
+    join: Any
+    """Makes servers that run know each other."""
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:

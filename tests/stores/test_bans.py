@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -186,12 +185,9 @@ async def test_as_many_levels_are_kept_as_bans_and_no_others(opened: Opened) -> 
 # -- shared cells ------------------------------------------------------------------------------------------------------
 
 
-Small = Callable[..., Any]
-"""Makes a store of so many windows, given its clock; and of so many cells, where keys meet that have none."""
-
-
 @pytest.fixture
-def small(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> Small:
+def small(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> Opened:
+    """Opens a store of so many windows, given its clock; and of so many cells, where keys meet that have none."""
     numbers = itertools.count()
 
     def small(clock: FakeClock, max_keys: int, cells: int = 1) -> Any:
@@ -211,7 +207,7 @@ def hit(store: Any, *checks: Check) -> Decision:
 
 @HERE
 @pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
-def test_what_a_flood_leaves_goes_in_two_windows(small: Small, rng: random.Random) -> None:
+def test_what_a_flood_leaves_goes_in_two_windows(small: Opened, rng: random.Random) -> None:
     clock, start_us = FakeClock(), 10**12
     store, limited = small(clock, 120, cells=3), bucket("10/minute")
     # Everybody comes back after 20 to 80 seconds, often with no window left; those of the flood never come again.
@@ -233,7 +229,7 @@ def test_what_a_flood_leaves_goes_in_two_windows(small: Small, rng: random.Rando
 
 @HERE
 @pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
-def test_a_key_that_was_reset_has_no_units_of_the_cell_of_other_keys(small: Small) -> None:
+def test_a_key_that_was_reset_has_no_units_of_the_cell_of_other_keys(small: Opened) -> None:
     limited = bucket("5/minute")
     store = small(FakeClock(10**12), 1)
     for key in ("user:1", "user:2", "user:3", "user:3"):  # the last two have no window of their own
@@ -283,7 +279,7 @@ class Crowded(Player):
 
 
 @HERE
-def test_nobody_passes_a_bound_between_cells_and_windows(small: Small) -> None:
+def test_nobody_passes_a_bound_between_cells_and_windows(small: Opened) -> None:
     with asyncio.Runner() as runner:
 
         @settings(deadline=None)

@@ -35,10 +35,8 @@ def store_of(server: Any, **options: Any) -> RedisStore:
     return RedisStore(getattr(server, "url", server), **{"prefix": fresh_prefix(), "timeout": PLENTY, **options})
 
 
-@cache
-def usual(limits: str) -> Bucket:
-    """Return the one bucket for limits: a known refusal is one of a bucket, not of a text."""
-    return bucket(limits)
+usual: Final = cache(bucket)
+"""The one bucket for limits: a known refusal is one of a bucket, not of a text."""
 
 
 async def hit(

@@ -33,7 +33,7 @@ from ...contract.player import settle
 from ...fault_proxy import FaultProxy, stop_listening
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis
 from .faults import Deployment
-from .stores import PLENTY, PLENTY_S, address, fresh_prefix, hit, store_at, struck, until_answered, workers_at
+from .stores import PLENTY, PLENTY_S, address, hit, store_at, struck, until_answered, workers_at
 
 pytestmark = needs_redis
 NOW_US = 1_900_000_000_000_000
@@ -112,12 +112,11 @@ def paused(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 @pytest.mark.parametrize("between", ["nothing", "an unban", "the end of the ban and a strike", "a ban by hand"])
 @pytest.mark.parametrize("shadow", [False, True])
 async def test_of_two_workers_that_find_the_strikes_full_at_once_one_bans(
-    between: str, shadow: bool, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    between: str, shadow: bool, server: RedisServer, observer: RecordingObserver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever has happened since: the slower one finds the strikes gone, another level, or a ban that lasts longer."""
     clock, policy = FakeClock(NOW_US), BanPolicy("3/hour", "10m", factor=2, name="p", shadow=shadow)
     async with workers_at(server, 2, clock=clock) as (fast, slow):
-        observer = RecordingObserver()
         for store in (fast, slow):
             store.observe(observer)
         goes_on = paused(slow, monkeypatch)
@@ -194,11 +193,10 @@ def damage(server: RedisServer, name: bytes) -> Iterator[str]:
 
 
 async def test_what_cannot_be_read_of_a_key_says_nothing_about_the_server(server: RedisServer) -> None:
-    prefix = fresh_prefix()
-    async with store_at(server, prefix=prefix, readable=True) as store:
+    async with store_at(server, readable=True) as store:
         await fill(store)
         for key in ("ann", "bob"):
-            for value in damage(server, f"{{{prefix}}}:w:{key}".encode()):
+            for value in damage(server, f"{{{store._prefix}}}:w:{key}".encode()):
                 answer = asyncio.ensure_future(settle(store.hit(((LAST, key, 1),), (key,))))
                 await asyncio.wait([answer])
                 error = answer.exception()
@@ -207,11 +205,10 @@ async def test_what_cannot_be_read_of_a_key_says_nothing_about_the_server(server
 
 
 async def test_a_foreign_value_at_a_shared_key_is_an_error_until_it_is_gone(server: RedisServer) -> None:
-    prefix = fresh_prefix()
-    async with store_at(server, prefix=prefix) as store:
+    async with store_at(server) as store:
         await fill(store)
         for name in ("bans", "bans:index", "bans:networks"):
-            for value in damage(server, f"{{{prefix}}}:{name}".encode()):
+            for value in damage(server, f"{{{store._prefix}}}:{name}".encode()):
                 if value in ("text", "list", "set"):
                     with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
                         await store.bans.ban("192.0.2.0/24", None, "", "ann")

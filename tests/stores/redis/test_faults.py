@@ -51,8 +51,6 @@ AMOUNT = 3
 LIMIT = f"{AMOUNT}/hour"
 QUICKEST = "half-open sockets"
 """The fault that every run shows; `dev.py test --all` shows the others."""
-NOBODY = 1
-"""A port at which nobody listens."""
 BUCKET = Bucket("hit", parse_limits(LIMIT))
 
 
@@ -260,7 +258,7 @@ async def test_a_strike_that_bans_refuses_its_own_request_though_the_wire_is_cut
 
     def cut_when_banned(event: Event) -> None:
         if event.kind == "banned":
-            deployment.proxy.target = NOBODY
+            deployment.proxy.target = 1  # where nobody listens
             deployment.proxy.drop()
 
     async with site.limiter as limiter:
@@ -574,15 +572,14 @@ async def test_a_slot_that_nobody_serves_does_not_answer(cluster: RedisCluster, 
 
 @pytest.mark.all
 async def test_after_a_node_dies_its_replica_goes_on_with_what_it_was_told(with_replica: RedisCluster) -> None:
-    cluster = with_replica
-    first, *_, replica = cluster.servers
-    async with Limiter.from_url(f"{cluster.url}?prefix={ON_FIRST}", deadline="10s", on_error="deny") as limiter:
+    first, *_, replica = with_replica.servers
+    async with Limiter.from_url(f"{with_replica.url}?prefix={ON_FIRST}", deadline="10s", on_error="deny") as limiter:
         for number in range(CLIENTS):
             await limiter.hit(f"user:{number}", "3/hour")
         until(lambda: replica.command("DBSIZE") == first.command("DBSIZE"), "the replica has it all")
         first.kill()
         until(lambda: replica.info("replication")["role"] == "master", "the replica takes over")
-        cluster.wait_ok()
+        with_replica.wait_ok()
         assert await ticks_until_served(limiter, 1_000) >= 0
         decisions = [await limiter.hit(f"user:{number}", "3/hour") for number in range(CLIENTS)]
     assert [decision.remaining for decision in decisions] == [1] * CLIENTS
