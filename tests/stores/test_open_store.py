@@ -5,7 +5,7 @@ import inspect
 import shutil
 import ssl
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -111,12 +111,6 @@ def test_white_space_inside_an_address_is_refused_and_shown(url: str, data: st.D
     assert f"it has {blank!r} after {at} characters" in str(caught.value)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer("--requirepass", SECRET, password=SECRET) as server:
-        yield server
-
-
 async def write(url: str, key: str) -> None:
     client: Any = open_client(url)
     client.connection_pool.connection_kwargs.update(socket_timeout=5, retry=Retry(NoBackoff(), 0))
@@ -127,29 +121,22 @@ async def write(url: str, key: str) -> None:
         await client.aclose()
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with a key and a certificate for `HOST`, signed by itself."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
-    key, file = (tmp_path_factory.mktemp("tls") / name for name in ("key.pem", "cert.pem"))
-    subprocess.run(
+@needs_redis
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
+async def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(  # noqa: ASYNC221 - for `HOST`, signed by itself; nothing else runs
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=slidegate", "-addext", f"subjectAltName=IP:{HOST}", "-keyout", key, "-out", file],
+         "-subj", "/CN=slidegate", "-addext", f"subjectAltName=IP:{HOST}", "-keyout", key, "-out", certificate],
         check=True, capture_output=True,
     )  # fmt: skip
-    file.write_bytes(file.read_bytes() + key.read_bytes())
-    return file
-
-
-@needs_redis
-async def test_a_certificate_that_nobody_vouches_for_is_refused(server: RedisServer, certificate: Path) -> None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate)
-    async with FaultProxy(server.port, tls=context) as proxy:
-        url = f"rediss://:{SECRET}@{HOST}:{proxy.port}/5"
-        await write(f"{url}?ssl_ca_certs={certificate}", "key")
-        await write(f"{url}?ssl_cert_reqs=none", "key")
-        with pytest.raises(redis.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
-            await write(url, "other")
-    assert server.info("keyspace")["db5"]["keys"] == 1
+    context.load_cert_chain(certificate, key)
+    with RedisServer("--requirepass", SECRET, password=SECRET) as server:
+        async with FaultProxy(server.port, tls=context) as proxy:
+            url = f"rediss://:{SECRET}@{HOST}:{proxy.port}/5"
+            await write(f"{url}?ssl_ca_certs={certificate}", "key")
+            await write(f"{url}?ssl_cert_reqs=none", "key")
+            with pytest.raises(redis.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
+                await write(url, "other")
+        assert server.info("keyspace")["db5"]["keys"] == 1

@@ -124,11 +124,8 @@ path, asked = sys.argv[1], Bucket("rule", parse_limits("5/hour"))
 """
 
 
-UNSHARE = ("unshare", *(() if os.geteuid() == 0 else ("--map-root-user",)))
-
-
 def in_a_namespace(*kind: str) -> tuple[str, ...]:
-    command = (*UNSHARE, *kind)
+    command = ("unshare", *(() if os.geteuid() == 0 else ("--map-root-user",)), *kind)
     if not shutil.which("unshare") or subprocess.run([*command, "true"], capture_output=True).returncode:
         pytest.skip(f"there is no {' '.join(kind)} here")
     return command
