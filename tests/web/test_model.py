@@ -63,10 +63,6 @@ PLANS = {"free": "2/hour", "pro": "4/hour; 6/day", "staff": "unlimited"}
 SPELLED: dict[str, Windows] = {spelled(one): one for one in ({HOUR: 2}, {HOUR: 4, DAY: 6}, {}, FALLBACK)}
 
 
-def flagged(request: Request) -> bool:
-    return "x" in request.headers["x-flags"]
-
-
 def tenant(request: Request) -> str | None:
     return request.headers.get("x-tenant")
 
@@ -85,22 +81,6 @@ def cost(request: Request) -> Any:
     """Return a whole number of the kind that a request names."""
     kind, number = request.headers["x-cost"].split()
     return {"int": int, "bool": bool, "index": lambda text: Index(int(text))}[kind](number)
-
-
-def plan(request: Request) -> str:
-    return PLANS[request.headers["x-plan"]]
-
-
-def is_wrong(status: int) -> bool:
-    return status == 401
-
-
-def is_failure(status: int) -> bool:
-    return status == 500
-
-
-def never(status: int) -> bool:
-    return False
 
 
 WRONG: dict[str, tuple[Any, ...]] = {
@@ -172,6 +152,7 @@ def given_or_wrong(what: str, function: Callable[..., Any]) -> st.SearchStrategy
     return st.builds(Given, st.just(function), HOW) | st.builds(Given, st.sampled_from(wrong), HOW, st.just(True))
 
 
+JUDGES = (lambda status: status == 401, lambda status: status == 500, lambda status: False)
 FIXED = st.sampled_from([*(((HOUR, amount),) for amount in (1, 2, 3, 5)), ((HOUR, 3), (DAY, 4))])
 LIMITED = st.builds(
     Limited,
@@ -179,11 +160,11 @@ LIMITED = st.builds(
     kind=st.sampled_from([*["limit"] * 4, "shadow", "shadow", "final", "exempt", "block"]),
     path=st.sampled_from(["*", "*", "*", "/{rest:path}", "/a"]),
     methods=st.sampled_from([None, None, None, ("POST",), ("get", "PUT")]),
-    limits=FIXED | FIXED | FIXED | given_or_wrong("limits", plan),
+    limits=FIXED | FIXED | FIXED | given_or_wrong("limits", lambda request: PLANS[request.headers["x-plan"]]),
     key=st.none() | st.none() | st.sampled_from(["user", "everyone"]) | given_or_wrong("key", tenant),
     cost=st.none() | st.none() | given_or_wrong("cost", cost),
-    when=st.none() | st.none() | given_or_wrong("when", flagged),
-    count_if=st.sampled_from([None, None, is_wrong, is_failure, never, fails]),
+    when=st.none() | st.none() | given_or_wrong("when", lambda request: "x" in request.headers["x-flags"]),
+    count_if=st.sampled_from([None, None, *JUDGES, fails]),
     form=st.sampled_from(["dependency", "router", "decorator"]),
 )
 

@@ -19,24 +19,16 @@ def lines_of(path: Path) -> list[str]:
 
 
 async def played(scenario: list[str], virtual: VirtualTime, directory: Path) -> list[str]:
-    """Return the answers to the lines of one scenario; where places differ, those of each."""
-    positions = POSITIONS[scenario[0].partition(" ")[0]]
-    found = []
-    for position in positions:
+    """Return the answer to each line of one scenario; where places differ, each behind the places where it is given."""
+    found: list[dict[str, list[str]]] = [{} for _ in scenario]
+    for position in POSITIONS[scenario[0].partition(" ")[0]]:
         async with Stage(virtual, directory, position) as stage:
-            found.append(await stage.play(*scenario))
+            for places, answer in zip(found, await stage.play(*scenario), strict=True):
+                places.setdefault(answer, []).append(position)
     return [
-        answers[0] if len(set(answers)) == 1 else differing(positions, answers) for answers in zip(*found, strict=True)
+        "\n".join(f"{', '.join(at)}: {answer}" if len(places) > 1 else answer for answer, at in places.items())
+        for places in found
     ]
-
-
-def differing(positions: list[str], answers: tuple[str, ...]) -> str:
-    """Return each answer behind the places where it is given."""
-    said = {
-        answer: [position for position, own in zip(positions, answers, strict=True) if own == answer]
-        for answer in answers
-    }
-    return "\n".join(f"{', '.join(positions)}: {answer}" for answer, positions in said.items())
 
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.txt")), ids=lambda path: path.stem)

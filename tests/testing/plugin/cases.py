@@ -1,4 +1,4 @@
-"""Tests of an application that use the pytest plugin, as users write them; test_plugin.py runs them in order.
+"""Tests of an application that use the pytest plugin, as users write them; test_switches.py runs them in order.
 
 The application and its limiter are made at import, and each test but the first would fail if the one before had left
 something behind.
