@@ -33,7 +33,7 @@ from slidegate.ops.cli.check import CODES as SUBJECTS
 from slidegate.web.checks import CODES
 
 from .pages.blocks import MARKED, SHELL, Block, blocks, varying
-from .web.network_files import written
+from .web.middlewares import mmdb
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 LINK: Final = re.compile(r"\]\((?P<target>[^)\s]+)(?:\s+\"[^\"]*\")?\)")
@@ -87,7 +87,7 @@ OTHERS = [
 WALKED = {ROOT / "README.md", ROOT / "docs" / "first_steps.md"}
 """tests/pages saves their files and types their commands, in terminals of a newcomer."""
 TESTED = ROOT / "docs" / "how_to" / "testing_your_app.md"
-"""tests/testing/test_plugin.py saves its files and has pytest run them."""
+"""tests/testing/test_switches.py saves its files and has pytest run them."""
 RUN_HERE = [page for page in PAGES if page not in {*WALKED, TESTED}]
 WITH_PYTHON = [page for page in RUN_HERE if any(one.language == "python" for one in blocks(page.read_text("utf-8")))]
 # Anything else would be shown without being run: "py" and "sh" among others.
@@ -133,8 +133,8 @@ def test_code_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "page", module)  # where a dataclass or a forward reference looks itself up
     monkeypatch.chdir(tmp_path)
     # The files of operators and countries that pages take for granted.
-    written(tmp_path / "GeoLite2-ASN.mmdb", {"198.51.100.0/24": {"autonomous_system_number": 64500}})
-    written(tmp_path / "GeoLite2-Country.mmdb", {"192.0.2.0/24": {"country": {"iso_code": "NL"}}})
+    mmdb(tmp_path / "GeoLite2-ASN.mmdb", {"198.51.100.0/24": {"autonomous_system_number": 64500}})
+    mmdb(tmp_path / "GeoLite2-Country.mmdb", {"192.0.2.0/24": {"country": {"iso_code": "NL"}}})
     for block in found:
         if block.mark == "file":
             (tmp_path / block.value).write_text(block.code, encoding="utf-8")

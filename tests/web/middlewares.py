@@ -1,9 +1,11 @@
-"""What tests of several rooms ask about a middleware, and one limit at each place where one may stand."""
+"""What tests of several rooms ask about a middleware, clients of websockets, and one limit at each place for one."""
 
+import asyncio
 import functools
 import logging
 import os
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,20 +13,25 @@ from typing import Any
 import http_sf
 from anyio import from_thread
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from mmdb_writer import MMDBWriter
+from netaddr import IPSet
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
-from slidegate import RateLimit
+from slidegate import RateLimit, network
 from slidegate.core.decision import Check
 from slidegate.events import Outcome
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web import file_watcher
+from slidegate.web.networks import Network
 
-from ..asgi import Answer, call, scope_of, send_scope
+from ..asgi import PEER, Answer, call, scope_of, send_scope
 
 PLENTY = "1000000/minute"
 WRITTEN_NS = 1_800_000_000_000_000_000
@@ -125,6 +132,128 @@ class FollowedFiles:
         await self.look(app)
 
 
+# -- files that say whose networks are, as makers of such files write them ---------------------------------------------
+
+
+TENCENT = {"autonomous_system_number": 132203, "autonomous_system_organization": "Tencent"}
+OTHER = {"autonomous_system_number": 64500, "autonomous_system_organization": "Other"}
+ASN = {
+    "43.128.0.0/14": TENCENT,
+    "101.32.0.0/16": TENCENT,
+    "203.0.0.0/16": OTHER,
+    "10.0.0.0/8": OTHER,
+    "2402:4e00::/32": TENCENT,
+}
+
+
+def mmdb(path: Path, records: dict[str, Any], version: int = 6) -> Path:
+    """Write a file in MaxMind's format, and put it in its place in one step."""
+    writer = MMDBWriter(version, "test", ipv4_compatible=version == 6)
+    for text, record in records.items():
+        writer.insert_network(IPSet([text]), record)
+    made = path.with_suffix(".new")
+    writer.to_db_file(str(made))
+    os.replace(made, path)
+    return path
+
+
+def operators(directory: Path) -> Network:
+    return network(mmdb(directory / "asn.mmdb", ASN))
+
+
+def countries(directory: Path) -> Network:
+    records = {
+        "198.51.0.0/16": {"country": {"iso_code": "NL"}, "registered_country": {"iso_code": "US"}},
+        "203.0.0.0/16": {"registered_country": {"iso_code": "BE"}},
+        "2a02::/16": {"country": {"iso_code": "DE"}},
+    }
+    return network(mmdb(directory / "country.mmdb", records))
+
+
+# -- the client of a websocket behind a server that keeps ASGI's rules, and applications that only listen --------------
+
+
+BYE: Message = {"type": "websocket.disconnect", "code": 1000}
+
+
+def texts(count: int) -> list[Message]:
+    return [{"type": "websocket.receive", "text": f"m{number}"} for number in range(count)]
+
+
+class SocketClient:
+    """A client that has sent some messages in advance, and keeps what comes back.
+
+    Whoever closes, the application gets a disconnect, as behind every server.
+
+    Attributes:
+        came: What the server has sent.
+        coming: What the application has not received yet.
+    """
+
+    def __init__(
+        self, *sent: Message, address: str = PEER, strict: bool = False, gone: bool = False, **more: object
+    ) -> None:
+        """Make a client.
+
+        Args:
+            sent: What it sends after its handshake.
+            address: Its address.
+            strict: Whether the server sends no close code but 1000 and those of applications, as daphne does.
+            gone: Whether it has gone by the time of a close.
+            more: What else is in its scope, such as a method, as NGINX Unit named it.
+        """
+        self.scope = scope_of("/", type="websocket", client=(address, 1)) | more
+        self.strict, self.gone = strict, gone
+        self.came: list[Message] = []
+        self.coming: asyncio.Queue[Message] = asyncio.Queue()
+        for message in ({"type": "websocket.connect"}, *sent):
+            self.coming.put_nowait(message)
+
+    async def send(self, message: Message) -> None:
+        code = message.get("code", 1000)
+        if message["type"] == "websocket.close" and self.strict:
+            if code != 1000 and not 3000 <= code <= 4999:
+                raise Exception(f"invalid close code {code} (must be 1000 or from [3000, 4999])")
+            assert not self.closes, f"{message} after the close"
+        self.came.append(message)
+        if message["type"] == "websocket.close" and self.gone:
+            raise ConnectionResetError("the client has gone")
+        if message["type"] == "websocket.close":
+            self.coming.put_nowait({"type": "websocket.disconnect", "code": 1006})
+
+    async def run(self, app: ASGIApp) -> "SocketClient":
+        await app(self.scope, self.coming.get, self.send)
+        return self
+
+    @property
+    def received(self) -> list[Message]:
+        """What the application has received after the handshake."""
+        return self.scope.get("received", [])  # type: ignore[no-any-return]
+
+    @property
+    def closes(self) -> list[tuple[int, str]]:
+        return [(m["code"], m.get("reason", "")) for m in self.came if m["type"] == "websocket.close"]
+
+
+async def listening(scope: Scope, receive: Receive, send: Send) -> None:
+    """Accept, and keep what comes until the connection ends, for the `SocketClient` whose scope it is."""
+    scope["received"], scope["send"] = [], send
+    await receive()
+    await send({"type": "websocket.accept"})
+    while not scope["received"] or scope["received"][-1]["type"] == "websocket.receive":
+        scope["received"].append(await receive())
+
+
+async def greet(websocket: WebSocket) -> None:
+    await websocket.accept()
+    await websocket.close()
+
+
+async def welcome(websocket: WebSocket) -> None:
+    """Do as `greet` does, as another endpoint."""
+    await greet(websocket)
+
+
 # -- functions of the user's -------------------------------------------------------------------------------------------
 
 
@@ -165,6 +294,7 @@ def written(function: Callable[..., Any], how: str) -> Callable[..., Any]:
 
 METHODS = ["GET", "HEAD", "POST", "PUT"]
 RAISED: dict[str, Exception] = {"raises": RuntimeError("no"), "left": ClientDisconnect()}
+RAISED["busy"] = HTTPException(429, "busy", {"Retry-After": "5"})
 
 
 def answer(request: Request) -> Response:
@@ -195,6 +325,13 @@ def fastapi(endpoint: Any, of_router: Sequence[Any] = (), of_route: Sequence[Any
     outer.include_router(router)
     app.include_router(outer)
     return app
+
+
+def with_root(root: str, **options: Any) -> FastAPI:
+    """Return an application that gives itself a `root_path`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated, and in use
+        return FastAPI(openapi_url=None, root_path=root, **options)
 
 
 def needing(limit: RateLimit) -> Callable[..., Any]:

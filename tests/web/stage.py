@@ -78,10 +78,8 @@ from slidegate.testing import FakeClock, limits_clock
 from ..asgi import PEER, Answer, scope_of, send_scope
 from ..remote_stores import SickStore
 from ..virtual_time import VirtualTime, turns
-from . import middlewares, sockets
-from .frameworks import with_root
+from . import middlewares
 from .middlewares import FORMS, METHODS, FollowedFiles, Listener, Log, check_fields, fails, item, page, starlette
-from .network_files import countries, operators
 
 PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "GET"}
 
@@ -130,23 +128,16 @@ async def softened() -> AsyncIterator[None]:
         raise fastapi.HTTPException(503) from None
 
 
+OTHERS: list[Any] = [current_user, impatient, softened, twice, page, UUID, SimpleNamespace, HTTPException, Middleware]
+OTHERS += [Route, fastapi, http_exception_handler]
 NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "other": True}
+NAMES |= {one.__name__: one for one in OTHERS}
 NAMES |= {"Text": PlainTextResponse, "fails": fails, "fails_later": middlewares.written(fails, "later")}
 NAMES |= {
     "never": lambda *given: asyncio.Event().wait(),
     "in_a_second": lambda *given: asyncio.sleep(1, "late"),
     "later": lambda value: asyncio.sleep(0, value),
-    "http_exception_handler": http_exception_handler,
-    "SimpleNamespace": SimpleNamespace,
-    "UUID": UUID,
     "authentication": authentication,
-    "fastapi": fastapi,
-    "HTTPException": HTTPException,
-    "Middleware": Middleware,
-    "current_user": current_user,
-    "impatient": impatient,
-    "softened": softened,
-    "twice": twice,
     "others": [
         Middleware(BaseHTTPMiddleware, dispatch=lambda request, call_next: call_next(request)),
         Middleware(copied),
@@ -180,11 +171,12 @@ class Stage:
 
     def __init__(self, virtual: VirtualTime, directory: Path, position: str = "") -> None:
         self.position, self.virtual = position, virtual
-        self.names = {**NAMES, "asn": operators(directory), "country": countries(directory)}
+        self.names = {**NAMES, "asn": middlewares.operators(directory)}
+        self.names |= {"country": middlewares.countries(directory), "asked": []}
         self.names["outage_begins"] = self.outage_begins
         self.clock = FakeClock(1_800_000_000_000_000)
         self.observer, self.log = Listener(without=["store_late"]), Log()
-        self.remote, self.sockets = SickStore(self.clock), dict[str, sockets.Client]()
+        self.remote, self.sockets = SickStore(self.clock), dict[str, middlewares.SocketClient]()
         self.limiter = self._limiter()
         self.options: dict[str, Any] = {}
         self.rules: list[Rule] = []
@@ -252,7 +244,7 @@ class Stage:
         self.around.append(other if callable(other) else partial(RateLimitMiddleware, limiter=limiter, **options))
 
     def _application(self, *limits: RateLimit, root_path: str = "", **options: Any) -> None:
-        self.inside = with_root(root_path, dependencies=[*map(Depends, limits)], **options)
+        self.inside = middlewares.with_root(root_path, dependencies=[*map(Depends, limits)], **options)
 
     def _slow(self) -> None:
         """Let answers wait until they are ended."""
@@ -266,7 +258,7 @@ class Stage:
         elif scope["type"] == "http":
             await (await self._answer(Request(scope)))(scope, receive, send)
         elif status == "talks":
-            await sockets.listening(scope, receive, send)
+            await middlewares.listening(scope, receive, send)
         elif status == "200":
             await send({"type": "websocket.accept"})
         elif scope["extensions"]:
@@ -346,9 +338,9 @@ class Stage:
     def _socket(self, path: str, limit: Any = None, depends: Sequence[Any] = ()) -> None:
         self.inside = self.inside or FastAPI()
         if depends:
-            self.inside.websocket(path, dependencies=[*map(Depends, depends)])(sockets.greet)
+            self.inside.websocket(path, dependencies=[*map(Depends, depends)])(middlewares.greet)
         else:
-            self.inside.router.routes.append(WebSocketRoute(path, (limit or (lambda one: one))(sockets.welcome)))
+            self.inside.router.routes.append(WebSocketRoute(path, (limit or (lambda one: one))(middlewares.welcome)))
 
     @property
     def app(self) -> Any:
@@ -429,12 +421,12 @@ class Stage:
     async def _open(self, name: str, *words: str) -> None:
         given = dict(word.split("=", 1) for word in words)
         how = {option: option in given for option in ("strict", "gone")}
-        client = self.sockets[name] = sockets.Client(address=given.get("client", PEER), **how)
+        client = self.sockets[name] = middlewares.SocketClient(address=given.get("client", PEER), **how)
         self.tasks.append(asyncio.create_task(client.run(self.app)))
         await turns()
 
     async def _say(self, name: str, count: str = "1") -> str:
-        for text in sockets.texts(int(count)):
+        for text in middlewares.texts(int(count)):
             self.sockets[name].coming.put_nowait(text)
         await turns(50)
         return self._received(name)

@@ -26,7 +26,7 @@ from starlette.routing import Mount, Route
 from starlette.types import Scope
 
 import slidegate
-from slidegate import BanPolicy, ConfigurationError, Limiter, MessageLimits, RateLimit, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimit, RateLimitMiddleware, Rule
 from slidegate.core import Store
 from slidegate.httpx import LimitedTransport
 from slidegate.web import file_watcher
@@ -36,8 +36,7 @@ from ..asgi import attempt, call, hello, page, scope_of, send_scope, statuses
 from ..redis_servers import until
 from ..remote_stores import RemoteStore
 from ..test_messages import message_of
-from .middlewares import FORMS, FollowedFiles, Odd
-from .network_files import operators
+from .middlewares import FORMS, FollowedFiles, Odd, operators
 
 MESSAGES = Path(__file__).with_name("messages.txt")
 FILE_MESSAGES = Path(__file__).with_name("file_messages.txt")
@@ -133,11 +132,6 @@ def test_a_function_of_other_parameters_is_refused_at_once(option: str, make: Ca
             make(**{"limits": "5/minute", option: function})
 
 
-def test_limits_are_shown_as_they_count() -> None:
-    assert repr(MessageLimits("10/second; 100/minute")) == "<MessageLimits 10/1s; 100/1m>"
-    assert str(RateLimit(limits="5/minute")) == str(RateLimit("5/minute")) == "<RateLimit 5/1m>"
-
-
 # -- what cannot be made ends the start of its server ------------------------------------------------------------------
 
 
@@ -153,10 +147,6 @@ class Strict(RateLimitMiddleware):
         self.tightest = min(limit.amount for rule in self.rules for limit in rule.limits)
 
 
-def made(app: Any, limits: str) -> Any:
-    return RateLimitMiddleware(app, limits=limits)
-
-
 class Around:
     """A middleware of somebody's own, which makes a middleware around what it is given."""
 
@@ -168,18 +158,19 @@ class Around:
 
 
 FROM_FILE = RateLimitMiddleware.from_file
-TEN = 'limits = "ten/minute"'
+TEN, FIVE = 'limits = "ten/minute"', 'limits = "5/minute"'
 LOST = 'store = "lmdb:///dev/null/middleware"\nlimits = "5/minute"'
 ADDITIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "limits": (RateLimitMiddleware, {"limits": "ten/minute"}, "'ten/minute'"),
     "an option": (RateLimitMiddleware, {"limit": "5/minute"}, "unknown option 'limit'"),
     "a subclass": (Strict, {"limits": "ten/minute"}, "'ten/minute'"),
     "another's": (Around, {}, "'ten/minute'"),
-    "a factory": (made, {"limits": "ten/minute"}, "'ten/minute'"),
+    "a factory": (lambda app: RateLimitMiddleware(app, limits="ten/minute"), {}, "'ten/minute'"),
     "no file": (FROM_FILE, {"path": None}, "slidegate.toml"),
     "a bad file": (FROM_FILE, {"path": TEN}, "ten/minute"),
     "a store in a file": (FROM_FILE, {"path": LOST}, "/dev/null/middleware"),
-    "an option beside a file": (FROM_FILE, {"path": 'limits = "5/minute"', "on_refused": 7}, "7"),
+    "an option beside a file": (FROM_FILE, {"path": FIVE, "on_refused": 7}, "on_refused: expected a function of "),
+    "limits beside a file": (FROM_FILE, {"path": FIVE, "limits": "2/hour"}, "write limits into the file, not beside"),
 }
 """A middleware, its options (a path stands for a file with that text), and a part of the message."""
 

@@ -26,7 +26,7 @@ from slidegate.web.config import OF_LIMITER
 from slidegate.web.reload import FileOptions, ReloadingMiddleware
 
 from ..asgi import hello, statuses
-from .network_files import operators
+from .middlewares import operators
 from .test_checks import FILE_MESSAGES, mistaken_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,10 +95,6 @@ async def test_a_function_in_code_answers_beside_the_file(file: Path) -> None:
     answer = PlainTextResponse("slower", 420)
     app = middleware(file, 'limits = "1/hour"', on_refused=lambda request, decision: answer)
     assert await statuses(app, 2) == [200, 420]
-    with pytest.raises(ConfigurationError, match=r"^on_refused: expected a function of request and decision"):
-        middleware(file, 'limits = "1/hour"', on_refused=5)
-    with pytest.raises(ConfigurationError, match=r"^from_file: write limits into the file, not beside it"):
-        middleware(file, 'limits = "1/hour"', limits="2/hour")
 
 
 def test_type_checkers_know_every_option_beside_the_file() -> None:

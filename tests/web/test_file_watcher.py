@@ -30,8 +30,7 @@ from slidegate.web.lists import ListFile, read_entries
 from ..asgi import PEER, call, hello, statuses
 from ..core.bans.test_bans import Network, neighbours
 from ..hurry import hurried
-from .middlewares import FollowedFiles, end_of_looks
-from .network_files import TENCENT, written
+from .middlewares import TENCENT, FollowedFiles, end_of_looks, mmdb
 
 
 def of_size(path: Path, size: int) -> None:
@@ -119,7 +118,7 @@ class Followed(FollowedFiles):
 
     def content(self, version: int) -> bytes:
         if self.kind == "operators":
-            return written(self.directory / "made", {f"198.51.100.{version}/32": TENCENT}).read_bytes()
+            return mmdb(self.directory / "made", {f"198.51.100.{version}/32": TENCENT}).read_bytes()
         if self.kind == "list":
             return f"198.51.100.{version}\n".encode()
         amount = MANY + version
@@ -129,7 +128,7 @@ class Followed(FollowedFiles):
         """Return a page, or countries where operators are asked for."""
         if self.kind != "operators":
             return b"<html>"
-        return written(self.directory / "made", {"198.51.100.0/24": {"country": {"iso_code": "NL"}}}).read_bytes()
+        return mmdb(self.directory / "made", {"198.51.100.0/24": {"country": {"iso_code": "NL"}}}).read_bytes()
 
     def put(self, content: bytes, how: str) -> None:
         """Write in place, rename another file into place, or replace the directory, which has another file, too."""

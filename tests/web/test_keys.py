@@ -47,7 +47,7 @@ from slidegate.web.networks import NetworkFile
 
 from ..asgi import PEER, hello, scope_of, send_scope
 from ..hurry import at_once
-from .network_files import ASN, OTHER, TENCENT, written
+from .middlewares import ASN, OTHER, TENCENT, mmdb
 
 
 async def key_of(key: Any, limiter: Limiter | None = None, pattern: str = "*", **more: Any) -> str:
@@ -360,7 +360,7 @@ async def test_requests_without_a_peer_are_one_bucket_unless_they_must_be_gone(o
     ],
 )
 def test_files_of_several_makers_are_read(tmp_path: Path, record: Any, by: Any, key: str) -> None:
-    found = network(written(tmp_path / "any.mmdb", {"8.8.8.0/24": record}), by=by)
+    found = network(mmdb(tmp_path / "any.mmdb", {"8.8.8.0/24": record}), by=by)
     assert found.find({}, Limiter(), "8.8.8.8") == key
 
 
@@ -369,7 +369,7 @@ def test_files_of_several_makers_are_read(tmp_path: Path, record: Any, by: Any, 
 def test_private_addresses_are_unknown_whatever_a_file_says(tmp_path: Path, network: str, version: int) -> None:
     if version == 4 and ":" in network:
         network = "0.0.0.0/1"
-    found = NetworkFile(str(written(tmp_path / "asn.mmdb", {network: OTHER, "203.0.0.0/16": TENCENT}, version)))
+    found = NetworkFile(str(mmdb(tmp_path / "asn.mmdb", {network: OTHER, "203.0.0.0/16": TENCENT}, version)))
     private = "10.1.2.3", "192.168.0.1", "fd00::/64", "fe80::/64", "::1"
     assert {found.find(key).asn for key in private} == {None}
     assert found.find("203.0.113.1").asn == 132203
@@ -381,7 +381,7 @@ def test_private_addresses_are_unknown_whatever_a_file_says(tmp_path: Path, netw
 
 
 async def test_a_file_that_is_cut_in_place_while_threads_look_up_ends_nothing(tmp_path: Path) -> None:
-    path = written(tmp_path / "asn.mmdb", ASN)
+    path = mmdb(tmp_path / "asn.mmdb", ASN)
     found, seen = network(path), set()
 
     def ask(thread: int) -> None:
@@ -397,7 +397,7 @@ async def test_a_file_that_is_cut_in_place_while_threads_look_up_ends_nothing(tm
 @settings(max_examples=60)
 @given(damage=st.lists(st.tuples(st.integers(0, 5_000), st.integers(0, 255)), min_size=1, max_size=40))
 def test_a_damaged_file_is_refused_or_knows_less_and_raises_nothing(tmp_path_factory: Any, damage: Any) -> None:
-    path = written(tmp_path_factory.mktemp("damaged") / "asn.mmdb", ASN)
+    path = mmdb(tmp_path_factory.mktemp("damaged") / "asn.mmdb", ASN)
     content = bytearray(path.read_bytes())
     for at, byte in damage:
         content[at % len(content)] = byte
