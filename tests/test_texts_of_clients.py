@@ -21,7 +21,7 @@ from starlette.types import Message
 from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimitMiddleware, Rule, path_param, strike
 from slidegate.core import parse_duration_us, parse_limits
 from slidegate.core.addresses import canonical_key, parse_network
-from slidegate.core.logs import MAX_CHARS, MAX_SUBJECTS, Throttle, escaped
+from slidegate.core.logs import MAX_CHARS, escaped
 from slidegate.core.store import Event
 from slidegate.limiter.aio import to_the_end
 from slidegate.ops.replay.logs import line_parser, parse_line
@@ -177,16 +177,6 @@ def test_escaped_text_is_printable_and_bounded_and_good_text_stays(text: str, mo
         assert found is text
     elif len(text) <= most and "\u2026" not in found:
         assert found == "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def test_lines_about_a_subject_come_now_and_then_and_few_subjects_are_remembered() -> None:
-    throttle = Throttle(10)
-    assert [throttle.left_out("a", now) for now in (0, 0, 9, 10, 19)] == [0, None, None, 2, None]
-    for number in range(MAX_SUBJECTS - 1):
-        assert throttle.left_out(number, 19) == 0
-    assert throttle.left_out("a", 19) is None
-    assert throttle.left_out("one more", 19) == 0
-    assert throttle.left_out("a", 19) == 0, "all are forgotten"
 
 
 # -- whatever reads text takes time in proportion to its length --------------------------------------------------------

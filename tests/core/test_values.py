@@ -26,7 +26,7 @@ from slidegate.testing import FakeClock
 
 from .test_limits import EXACT, SLICED, spent
 
-ROOMS = ("", ".addresses", ".bans.ban", ".bans.policy", ".bans.strikes", ".errors", ".windows")
+ROOMS = ("", ".addresses", ".bans.ban", ".bans.policy", ".bans.strikes", ".errors", ".logs", ".windows")
 MODULES = [import_module(f"slidegate.core{room}") for room in ROOMS]
 
 
@@ -82,7 +82,7 @@ A_DAY = Quota("5/day").counter_by(lambda: 1_735_686_000_000_000)
 NAMES = {name: value for module in MODULES for name, value in vars(module).items() if not name.startswith("_")}
 NAMES |= {
     **{one.__name__: one for one in (shown, spent, period, addresses, tightest, decided, parts, bannable)},
-    **{one.__name__: one for one in (timedelta, FakeClock, MemoryStore)},
+    **{one.__name__: one for one in (timedelta, FakeClock, MemoryStore, remember, key_bytes)},
     **{"EXACT": EXACT, "SLICED": SLICED, "MAX_UNITS": MAX_UNITS, "expires_us": expires_us, "A_DAY": A_DAY},
 }
 
@@ -114,11 +114,3 @@ def test_a_full_memo_gives_up_a_few_of_its_oldest_entries(keys: list[int], max_s
         assert gone <= 1 + max_size // 64
         assert gone == 0 or len(before) == max_size
         assert memo == {one: -one for one in [*before[gone:], key]}
-
-
-def test_a_key_with_more_bytes_is_not_remembered() -> None:
-    memo: dict[object, int] = {}
-    most = key_bytes(("x" * 100, 5, None))
-    for length in (100, 101):
-        remember(memo, ("x" * length, 5, None), length, max_bytes=most)
-    assert list(memo.values()) == [100]
