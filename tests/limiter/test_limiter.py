@@ -47,6 +47,7 @@ from ..conftest import details
 from ..contract.player import settle
 from ..contract.programs import SECOND_US
 from ..contract.store_contract import StatsContract
+from ..core.test_store import Smallest
 from ..hurry import at_once, hurried
 from ..redis_servers import AT_REDIS
 from ..remote_stores import RemoteStore, SickStore, SlowStore
@@ -626,7 +627,7 @@ class Program:
         return "\n".join(said)
 
 
-@pytest.mark.parametrize("store", [MemoryStore, SlowStore])
+@pytest.mark.parametrize("store", [MemoryStore, SlowStore, Smallest])
 def test_calls_are_answered_as_the_text_says(store: Callable[..., Any], texts: Callable[..., None]) -> None:
     program = Program(store)
     texts(Path(__file__).with_name("calls.txt"), "> ", program.answer)
