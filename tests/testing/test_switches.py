@@ -54,13 +54,6 @@ MOVES = st.lists(
 )
 
 
-def sick_store() -> SickStore:
-    """Return a store that is down."""
-    store = SickStore(FakeClock())
-    store.error = StoreUnavailable("down")
-    return store
-
-
 @given(MOVES)
 def test_the_monotonic_time_passes_only_as_the_clock_in_use_advances(moves: list[tuple[str, Any]]) -> None:
     failed = FakeClock()
@@ -125,7 +118,9 @@ async def test_the_clock_gives_every_time_that_a_limiter_states(is_new: bool) ->
 
 
 async def test_the_local_counts_of_a_failed_store_go_by_the_clock() -> None:
-    limiter = Limiter(sick_store(), on_error="local")
+    store = SickStore(FakeClock())
+    store.error = StoreUnavailable("down")
+    limiter = Limiter(store, on_error="local")
     with limits_clock(FakeClock(NOON_US)) as clock:
         assert [bool(await limiter.hit("ann", "1/minute")) for _ in range(2)] == [True, False]
         clock.advance("1m")
@@ -133,7 +128,8 @@ async def test_the_local_counts_of_a_failed_store_go_by_the_clock() -> None:
 
 
 async def test_while_limits_are_off_no_store_is_asked() -> None:
-    store = sick_store()
+    store = SickStore(FakeClock())
+    store.error = StoreUnavailable("down")
     limiter = Limiter(store, on_error="deny")
     app = RateLimitMiddleware(hello, rules=[Rule("*", "1/minute")], limiter=limiter)
     assert await statuses(app, 1) == [503]

@@ -84,11 +84,6 @@ from .middlewares import FORMS, METHODS, FollowedFiles, Listener, Log, check_fie
 PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "GET"}
 
 
-def copied(app: ASGIApp) -> ASGIApp:
-    """Return an application that gets a copy of each scope, as below middlewares of monitoring."""
-    return lambda scope, receive, send: app({**scope}, receive, send)
-
-
 def twice(app: ASGIApp) -> ASGIApp:
     """Return an application that uses each scope twice, or a copy, as a retry does; the first ends as X-First says."""
 
@@ -140,7 +135,8 @@ NAMES |= {
     "authentication": authentication,
     "others": [
         Middleware(BaseHTTPMiddleware, dispatch=lambda request, call_next: call_next(request)),
-        Middleware(copied),
+        # It gets a copy of each scope, as below middlewares of monitoring.
+        Middleware(lambda app: lambda scope, receive, send: app({**scope}, receive, send)),
     ],
 }
 FIRST_USES: dict[str, Any] = {
