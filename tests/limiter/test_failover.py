@@ -23,7 +23,7 @@ from slidegate.stores.redis import RedisStore
 from slidegate.stores.shared import DEFAULT_MAX_KEYS
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..asgi import call, hello
+from ..asgi import call, hello, statuses
 from ..contract.programs import SECOND_US
 from ..hurry import race
 from ..questions import hit_all
@@ -400,6 +400,8 @@ async def test_a_strike_without_an_answer_does_not_mean_no_ban(on_error: str, st
     if on_error == "deny":
         with pytest.raises(StoreUnavailable, match="strike"):
             await setup.limiter.strike("ann", trap)
+    refusing = RateLimitMiddleware(hello, limits="1/hour", limiter=setup.limiter, bans=BanPolicy("9/10m"))
+    assert await statuses(refusing, 2) == [200, 429], "a refusal stays what it is"
 
 
 @pytest.mark.parametrize("on_error", ["local", "allow", "deny"])

@@ -45,7 +45,7 @@ from slidegate.web.headers import MAX_FIELD
 from slidegate.web.keys import Key
 from slidegate.web.networks import NetworkFile
 
-from ..asgi import PEER, hello, scope_of, send_scope
+from ..asgi import PEER, hello, scope_of, send_scope, statuses
 from ..hurry import at_once
 from .middlewares import ASN, OTHER, TENCENT, mmdb
 
@@ -284,6 +284,13 @@ async def test_a_client_is_its_address_however_a_server_reads_the_header(server:
     headers = {"X-Forwarded-For": f"192.0.2.1, {entry}", "Forwarded": f'for=192.0.2.1, for="{entry}"'}
     await send_scope(app, scope_of(client=("10.0.0.1", 1), headers=headers))
     assert found == [key]
+
+
+async def test_several_lines_of_proxies_are_one_list() -> None:
+    app = RateLimitMiddleware(hello, limits="1/hour", client=client_ip(trusted=["10.0.0.0/8"]))
+    for client in ("192.0.2.1", "192.0.2.2"):
+        lines = [(b"x-forwarded-for", line.encode()) for line in (client, "10.0.0.2")]
+        assert await statuses(app, 2, client=("10.0.0.1", 1), headers=lines) == [200, 429]
 
 
 # -- requests for which the server names no peer -----------------------------------------------------------------------
