@@ -381,15 +381,6 @@ async def test_an_http_exception_that_passes_has_the_status_of_its_answer(status
     assert [(one.status, one.ended) for one in outermost.outcomes] == [(500, "exception")]
 
 
-async def test_an_endpoint_of_two_applications_has_the_route_of_the_one_that_was_asked() -> None:
-    applications = {path: Starlette(routes=[Route(path, page)]) for path in ("/a", "/b")}
-    paths, limiter = ["/a", "/a", "/b", "/a", "/b", "/b", "/a"], Limiter(observers=[ear := Listener()])
-    middleware = RateLimitMiddleware(lambda scope, *given: applications[scope["path"]](scope, *given), limiter=limiter)
-    for path in paths:
-        await call(middleware, path)
-    assert [one.route for one in ear.outcomes] == [f"GET {path}" for path in paths]
-
-
 # -- the fields of an answer -------------------------------------------------------------------------------------------
 
 

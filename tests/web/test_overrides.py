@@ -220,15 +220,6 @@ async def test_rules_that_are_read_again_count_as_those_of_a_new_worker(first: s
             assert again == await policy(RateLimitMiddleware.from_file(hello, path, limiter=starts), starts)
 
 
-async def test_a_child_of_fork_looks_at_its_first_request_as_its_parent_did(limiter: Limiter) -> None:
-    app = guarded(limiter, Rule("*", "5000/minute", name="api"))
-    await passed(app, 1_002)
-    assert app._decided
-    app.begin_anew()
-    assert await passed(app, 1) == 1
-    assert app._decided
-
-
 def test_limits_are_changed_while_threads_meet_rules_for_the_first_time(limiter: Limiter) -> None:
     def is_met(number: int) -> Callable[[HTTPConnection], bool]:
         return lambda request: bool(int(request.url.path[1:]) >> number & 1)
