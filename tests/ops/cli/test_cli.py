@@ -197,14 +197,15 @@ Codes = Callable[[Any], list[str]]
 
 
 @pytest.fixture
-def codes(slidegate: Command, monkeypatch: pytest.MonkeyPatch) -> Codes:
+def codes(slidegate: Command) -> Codes:
     """Returns the codes of the findings of an application that a module has."""
 
     def checked(app: Any) -> list[str]:
         module: Any = ModuleType("tests_served")
         module.app, module.other = app, apps.healthy  # the second is not part of the application
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        ended = slidegate("check", "--json", f"{module.__name__}:app")
+        with pytest.MonkeyPatch.context() as patched:  # which keeps no application alive
+            patched.setitem(sys.modules, module.__name__, module)
+            ended = slidegate("check", "--json", f"{module.__name__}:app")
         assert ended.code == (1 if ended.rows else 0)
         return [finding["code"] for finding in ended.rows]
 
