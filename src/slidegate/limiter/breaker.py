@@ -199,12 +199,13 @@ class Breaker:
             error: Its error.
         """
         now_us = self._clock()
-        if isinstance(error, StoreError) and error.concerns == "key":  # the server answered
+        concerns = error.concerns if isinstance(error, StoreError) else "server"
+        if concerns == "key":  # the server answered
             self.forget(call)
             self.failures += 1
             self._report(error, "failed for a key", now_us)
             return
-        self._refuses_writes = isinstance(error, StoreError) and error.concerns == "writes"
+        self._refuses_writes = concerns == "writes"
         if self._begins(call or self.call(), now_us, is_refused=_is_refused(error)):
             self._throttle.left_out((self._began_us,), now_us)
             self._emit(self._failure("store_failed", "failed", error))

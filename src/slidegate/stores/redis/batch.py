@@ -143,8 +143,7 @@ class Batcher:
             if not idle.done():  # else the event loop ends, which has cancelled its sender
                 idle.set_result(None)
         elif len(self._senders) < (MAX_SENDERS if monotonic() >= self._alone_until_s else 1):
-            sender = self.loop.create_task(self._send())
-            self._senders.add(sender)
+            self._senders.add(self.loop.create_task(self._send()))
 
     async def _send(self) -> None:
         """Send what is queued until the store is closed or the event loop ends, or others are left to do it.
