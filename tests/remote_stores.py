@@ -1,11 +1,14 @@
 """Stores whose every answer goes through one method, which may come late, fail, or count questions."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from slidegate import MemoryStore
-from slidegate.core import BanStore, EventListener, Store
+from anyio.lowlevel import checkpoint
+
+from slidegate import Decision, Limiter, MemoryStore
+from slidegate.core import BanStore, Check, EventListener, Store
+from slidegate.limiter.aio import answer_of
 from slidegate.testing import FakeClock
 
 
@@ -50,30 +53,14 @@ class RemoteStore(Store):
 
 
 class SlowStore(RemoteStore):
-    """A store whose every answer has to be awaited."""
+    """A store whose every answer has to be awaited: late, when it `goes_on`, or an `error`; `inline` comes at once."""
 
-    def __init__(self, clock: FakeClock | None = None) -> None:
-        super().__init__(clock)
-        self.closed = 0
-
-    async def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        await asyncio.sleep(0)
-        return question(*arguments)
-
-    async def close(self) -> None:
-        await asyncio.sleep(0)
-        self.closed += 1
-
-
-class SickStore(RemoteStore):
-    """A store that answers late, or when it `goes_on`, or with an error, as it is told; `inline` at once."""
-
-    def __init__(self, clock: FakeClock, *, inline: bool = False) -> None:
+    def __init__(self, clock: FakeClock | None = None, *, inline: bool = False) -> None:
         super().__init__(clock)
         self.error: BaseException | None = None
         self.hangs, self.goes_on = False, asyncio.Event()
         self.inline = inline
-        self.calls = 0
+        self.calls = self.closed = 0
 
     def keep_deadline(self, deadline_s: float) -> bool:
         self.deadline_s = deadline_s
@@ -94,3 +81,12 @@ class SickStore(RemoteStore):
         if self.error is not None:
             raise self.error
         return question(*arguments)
+
+    async def close(self) -> None:
+        await checkpoint()
+        self.closed += 1
+
+
+async def hit_all(limiter: Limiter, checks: Sequence[Check]) -> Decision:
+    """Charge several buckets and keys together, as middlewares do: all of them or none."""
+    return await answer_of(limiter.engine.ask(limiter.engine.prepare(checks)))

@@ -33,7 +33,7 @@ from slidegate.web.lists import read_entries
 from slidegate.web.waiting import Peeked
 
 from .asgi import call, hello, page, scope_of
-from .remote_stores import SickStore
+from .remote_stores import SlowStore
 from .virtual_time import turns
 
 EVIL = "x\r\nERROR root: you are hacked\x1b[2J\x1b]0;title\x07\u202e\u2028\x85\x00\udcff" + "A" * 9_000
@@ -120,7 +120,7 @@ async def test_bans_strikes_and_shadows(caplog: pytest.LogCaptureFixture) -> Non
 
 
 async def test_a_store_that_fails(caplog: pytest.LogCaptureFixture) -> None:
-    store, observer = SickStore(FakeClock()), RecordingObserver()
+    store, observer = SlowStore(FakeClock()), RecordingObserver()
     store.error = Evil(RAISED)
     middleware = RateLimitMiddleware(hello, limits="9/hour", limiter=Limiter(store, observers=[observer]))
     for _ in range(4):

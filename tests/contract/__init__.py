@@ -4,7 +4,6 @@ Derive a test class from `StoreContract`. It plays random programs to the store 
 folder beside this one.
 """
 
-from .harness import StoreHarness
-from .store_contract import RandomContract, StoreContract
+from .store_contract import RandomContract, StoreContract, StoreHarness
 
 __all__ = ["RandomContract", "StoreContract", "StoreHarness"]

@@ -26,8 +26,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from ..asgi import call, hello, statuses
 from ..contract.programs import SECOND_US
 from ..hurry import race
-from ..questions import hit_all
-from ..remote_stores import SickStore
+from ..remote_stores import SlowStore, hit_all
 from ..virtual_time import OnALoop, VirtualTime, turns, use_virtual_time
 
 T = TypeVar("T")
@@ -40,7 +39,7 @@ class Setup:
     """A limiter, its store, which can be ill, and their clock."""
 
     def __init__(
-        self, on_error: Any = "local", *, inline: bool = False, deadline: str = "60s", kind: Any = SickStore
+        self, on_error: Any = "local", *, inline: bool = False, deadline: str = "60s", kind: Any = SlowStore
     ) -> None:
         self.clock, self.observer = FakeClock(START_US), RecordingObserver(without=["refused"])
         self.store = kind(self.clock, inline=inline)
@@ -299,7 +298,7 @@ def test_an_outage_begins_when_observers_know_that_the_one_before_has_ended() ->
     assert kinds == ["store_failed", "store_recovered"] * 2
 
 
-class Server(SickStore):
+class Server(SlowStore):
     """A store that answers by futures, which it keeps: each `took_s(number)` after its question, or when a test does.
 
     It says how late an answer was that nobody awaited any more.
@@ -406,7 +405,7 @@ async def test_a_strike_without_an_answer_does_not_mean_no_ban(on_error: str, st
 
 @pytest.mark.parametrize("on_error", ["local", "allow", "deny"])
 @pytest.mark.parametrize("secret", [None, b"s" * 32])
-@pytest.mark.parametrize("make", [partial(RedisStore, "redis://127.0.0.1:1/0"), partial(SickStore, FakeClock())])
+@pytest.mark.parametrize("make", [partial(RedisStore, "redis://127.0.0.1:1/0"), partial(SlowStore, FakeClock())])
 def test_an_awaited_store_says_under_trio_that_it_needs_asyncio(make: Any, secret: bytes | None, on_error: Any) -> None:
     async def main() -> None:
         async with Limiter(make(), secret=secret, on_error=on_error) as limiter:

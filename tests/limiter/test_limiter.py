@@ -50,7 +50,7 @@ from ..contract.store_contract import StatsContract
 from ..core.test_store import Smallest
 from ..hurry import at_once, hurried
 from ..redis_servers import AT_REDIS
-from ..remote_stores import RemoteStore, SickStore, SlowStore
+from ..remote_stores import RemoteStore, SlowStore
 from ..virtual_time import VirtualTime
 
 API_KEY = header("X-API-Key").of("k123")
@@ -399,7 +399,7 @@ async def test_a_request_that_outlives_its_limiter_ends_as_it_is(store: Any) -> 
     assert await statuses(app, 1) == [200]
 
 
-class Cut(SickStore):
+class Cut(SlowStore):
     """A store whose end cuts off what it is asked."""
 
     def close(self) -> None:

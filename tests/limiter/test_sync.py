@@ -29,9 +29,8 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..hurry import at_once, hurried
-from ..questions import hit_all
 from ..redis_servers import AT_REDIS, BOUND_S, until
-from ..remote_stores import SickStore, SlowStore
+from ..remote_stores import SlowStore, hit_all
 from .test_failover import LONG
 
 Make = Callable[[FakeClock, Path], Any]
@@ -80,7 +79,7 @@ async def test_in_a_worker_thread_of_a_loop_it_works(kind: str, tmp_path: Path) 
     ("on_error", "allowed"), [("deny", [False] * 3), ("allow", [True] * 3), ("local", [True, True, False])]
 )
 def test_a_store_that_hangs_hangs_no_thread(on_error: Any, allowed: list[bool]) -> None:
-    store, observer = SickStore(FakeClock(10**9)), RecordingObserver(without=["refused"])
+    store, observer = SlowStore(FakeClock(10**9)), RecordingObserver(without=["refused"])
     store.hangs = True
     with Limiter(store, deadline="1ms", on_error=on_error, observers=[observer]).sync as limiter:
         assert [limiter.hit("user:1", "2/hour").allowed for _ in range(3)] == allowed
@@ -212,7 +211,7 @@ def test_event_loops_in_threads_that_call_everything_at_once(url: str, collectin
 
 
 def test_they_get_answers_while_a_store_comes_and_goes(rng: random.Random) -> None:
-    class Flapping(SickStore):
+    class Flapping(SlowStore):
         def answer(self, question: Any, *arguments: Any) -> Any:
             may_fail = question in (self.inner.hit, self.inner.peek, self.inner.charge, self.inner.refund)
             if may_fail and rng.random() < 0.3:  # not by `error`, which the calls of other threads would raise, too
@@ -476,7 +475,7 @@ def test_a_question_is_cancelled_when_its_caller_leaves(method: str, error: type
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_portal_whose_loop_was_ended_by_what_it_ran_is_replaced() -> None:
-    store = SickStore(FakeClock())
+    store = SlowStore(FakeClock())
     with Limiter(store, deadline="60s").sync as limiter:
         store.error = SystemExit(3)
         with pytest.raises(SystemExit):

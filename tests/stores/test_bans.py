@@ -15,9 +15,9 @@ from slidegate.core import Check, parse_address
 from slidegate.core.bans.rows import to_rows
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..contract.harness import bucket
 from ..contract.player import Player, same, settle, views_of
 from ..contract.programs import MINUTE_US, SECOND_US, Move, Program, Question, Step, programs
+from ..contract.store_contract import bucket
 from ..redis_servers import AT_REDIS
 from .conftest import Opened
 

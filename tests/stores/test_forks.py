@@ -18,7 +18,7 @@ from slidegate.stores.memory import store as memory
 from slidegate.testing import FakeClock
 from slidegate.web import file_watcher
 
-from ..contract.harness import POLICY, bucket
+from ..contract.store_contract import POLICY, bucket
 from ..web.test_file_watcher import KINDS, Followed
 from .lmdb.processes import actor, outcome
 

@@ -21,13 +21,13 @@ from slidegate.core import AnyLimit, Bucket, StatsRow, StoreUnavailable
 from slidegate.stores.redis import RedisStore, script
 from slidegate.testing import FakeClock
 
-from ..contract.harness import bucket
 from ..contract.player import settle
 from ..contract.programs import DAY_US, HOUR_US, MINUTE_US, SECOND_US, YEAR_2100_US
+from ..contract.store_contract import bucket
 from ..fault_proxy import FaultProxy
 from ..hurry import PATIENCE_S, at_once
 from ..redis_servers import AT_REDIS, BOUND_S, RedisServer, needs_redis
-from ..remote_stores import SickStore
+from ..remote_stores import SlowStore
 from .conftest import Opened
 from .redis.stores import fresh_prefix, store_at, store_of
 
@@ -410,7 +410,7 @@ def test_who_is_stopped_with_an_old_time_lets_nobody_past_the_limit(opened: Open
 def test_who_is_stopped_while_the_store_is_away_is_counted_for_a_whole_window_all_the_same(reading: int) -> None:
     """Under `on_error="local"`: the counts of this process are kept until the last of them has left its window."""
     clock = StoppingClock()
-    store: Any = SickStore(clock, inline=True)
+    store: Any = SlowStore(clock, inline=True)
     limiter = Limiter(store)
     limiter.engine.failover._clock = clock  # type: ignore[union-attr]
     admitted: list[int] = []

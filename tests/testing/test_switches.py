@@ -35,7 +35,7 @@ from ..contract.ban_player import BanPlayer
 from ..contract.programs import Choices
 from ..hurry import at_once, hurried
 from ..reference.ban_model import BanModel
-from ..remote_stores import SickStore
+from ..remote_stores import SlowStore
 from ..web.middlewares import Listener
 
 MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
@@ -118,7 +118,7 @@ async def test_the_clock_gives_every_time_that_a_limiter_states(is_new: bool) ->
 
 
 async def test_the_local_counts_of_a_failed_store_go_by_the_clock() -> None:
-    store = SickStore(FakeClock())
+    store = SlowStore(FakeClock())
     store.error = StoreUnavailable("down")
     limiter = Limiter(store, on_error="local")
     with limits_clock(FakeClock(NOON_US)) as clock:
@@ -128,7 +128,7 @@ async def test_the_local_counts_of_a_failed_store_go_by_the_clock() -> None:
 
 
 async def test_while_limits_are_off_no_store_is_asked() -> None:
-    store = SickStore(FakeClock())
+    store = SlowStore(FakeClock())
     store.error = StoreUnavailable("down")
     limiter = Limiter(store, on_error="deny")
     app = RateLimitMiddleware(hello, rules=[Rule("*", "1/minute")], limiter=limiter)

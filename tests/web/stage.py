@@ -76,7 +76,7 @@ from slidegate.core.durations import read_span_us
 from slidegate.testing import FakeClock, limits_clock
 
 from ..asgi import PEER, Answer, scope_of, send_scope
-from ..remote_stores import SickStore
+from ..remote_stores import SlowStore
 from ..virtual_time import VirtualTime, turns
 from . import middlewares
 from .middlewares import FORMS, METHODS, FollowedFiles, Listener, Log, check_fields, fails, item, page, starlette
@@ -172,7 +172,7 @@ class Stage:
         self.names["outage_begins"] = self.outage_begins
         self.clock = FakeClock(1_800_000_000_000_000)
         self.observer, self.log = Listener(without=["store_late"]), Log()
-        self.remote, self.sockets = SickStore(self.clock), dict[str, middlewares.SocketClient]()
+        self.remote, self.sockets = SlowStore(self.clock), dict[str, middlewares.SocketClient]()
         self.limiter = self._limiter()
         self.options: dict[str, Any] = {}
         self.rules: list[Rule] = []

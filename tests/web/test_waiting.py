@@ -25,9 +25,8 @@ from slidegate.testing import FakeClock
 from slidegate.web.waiting import Peeked
 
 from ..asgi import Answer, call, hello, scope_of, send_scope, statuses
-from ..questions import hit_all
 from ..redis_servers import AT_REDIS, BOUND_S, needs_redis
-from ..remote_stores import SlowStore
+from ..remote_stores import SlowStore, hit_all
 from ..virtual_time import VirtualTime, turns
 from .middlewares import Listener
 from .stage import Stage

@@ -27,9 +27,9 @@ from slidegate.stores.lmdb import LmdbStore, environment, opening
 from slidegate.stores.lmdb.checking import check_file_system, file_system
 from slidegate.testing import RecordingObserver
 
-from ...contract.harness import CHECKS, QUESTIONS, SHARED_QUESTIONS
 from ...contract.player import settle
 from ...contract.programs import HOUR_US
+from ...contract.store_contract import CHECKS, QUESTIONS, SHARED_QUESTIONS
 from ...hurry import at_once, hurried
 from ..conftest import Opened
 from .processes import (

@@ -27,9 +27,9 @@ from slidegate.stores.lmdb.transaction import Transaction
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract.ban_player import HAND, BanPlayer
-from ...contract.harness import CHECKS, with_examples
 from ...contract.player import same, settle
 from ...contract.programs import HOUR_US, Choices, drawn
+from ...contract.store_contract import CHECKS, with_examples
 from ...redis_servers import until
 from ...reference.ban_model import Made
 from ..conftest import Opened

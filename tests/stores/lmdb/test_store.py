@@ -36,9 +36,9 @@ from slidegate.stores.lmdb.transaction import Transactions
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract import RandomContract, StoreContract
-from ...contract.harness import CHECKS, bucket
 from ...contract.player import settle
 from ...contract.programs import HOUR_US, MINUTE_US, SECOND_US
+from ...contract.store_contract import CHECKS, bucket
 from ...hurry import PATIENCE_S, at_once, hurried
 from ...virtual_time import VirtualTime, turns
 from ..conftest import Opened

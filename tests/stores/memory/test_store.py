@@ -25,8 +25,8 @@ from slidegate.testing import FakeClock, RecordingObserver
 
 from ...asgi import call, hello
 from ...contract import StoreContract
-from ...contract.harness import bucket
 from ...contract.programs import HOUR_US, SECOND_US, YEAR_2100_US
+from ...contract.store_contract import bucket
 from ...hurry import at_once, hurried
 from ..conftest import Opened
 

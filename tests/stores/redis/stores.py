@@ -17,8 +17,8 @@ from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_IN_CALL, MAX_SENDERS
 from slidegate.stores.redis.script import strikes_field
 
-from ...contract.harness import bucket
 from ...contract.player import settle
+from ...contract.store_contract import bucket
 
 PLENTY_S: Final = 20
 PLENTY: Final = f"{PLENTY_S}s"

@@ -28,8 +28,8 @@ from slidegate.stores.redis import RedisStore, clients
 from slidegate.stores.redis.bans import CHUNK
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ...contract.harness import CHECKS, QUESTIONS, SHARED_QUESTIONS, bucket
 from ...contract.player import settle
+from ...contract.store_contract import CHECKS, QUESTIONS, SHARED_QUESTIONS, bucket
 from ...fault_proxy import FaultProxy, stop_listening
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis
 from .faults import Deployment

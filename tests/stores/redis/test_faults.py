@@ -33,8 +33,8 @@ from slidegate.testing import RecordingObserver
 from ...asgi import call, hello
 from ...contract.player import settle
 from ...fault_proxy import FaultProxy
-from ...questions import hit_all
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, ReplicaPair, Sentinel, free_port, needs_redis, until
+from ...remote_stores import hit_all
 from ...soak.checks import most_inside
 from .faults import DEPLOYMENTS, FAULTS, Deployment, on_a_cluster
 from .stores import all_connected, eventually, hit, store_at, store_of, struck, ticks_until_served, workers_at

@@ -27,12 +27,11 @@ from slidegate.stores.redis.refusals import Refusals
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract import RandomContract, StoreContract
-from ...contract.harness import bucket
 from ...contract.player import settle
-from ...contract.store_contract import StatsContract
+from ...contract.store_contract import StatsContract, bucket
 from ...hurry import at_once, hurried
-from ...questions import hit_all
 from ...redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
+from ...remote_stores import hit_all
 from ...virtual_time import turns
 from .faults import Deployment
 from .stores import (
