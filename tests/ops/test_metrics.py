@@ -7,8 +7,7 @@ import random
 import re
 import string
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,10 +20,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
-from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, header
+from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimitMiddleware, Rule, header
 from slidegate.core import Decision, Reason, StoreUnavailable
 from slidegate.events import Outcome
 from slidegate.ops.metrics import BOUNDS_S, MAX_NAMES
@@ -33,11 +32,13 @@ from slidegate.otel import OtelMetrics
 from slidegate.prometheus import PrometheusMetrics
 from slidegate.testing import FakeClock
 
-from ..asgi import call, page
+from ..asgi import call, hello, page
 from ..hurry import at_once
 from ..limiter.test_failover import Setup
 from ..virtual_time import VirtualTime
+from .site import Site, Visitor
 
+DURATION: Final = "slidegate.request.duration"
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "guides" / "metrics.md"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
 
@@ -99,56 +100,32 @@ async def scraped(app: Any) -> Samples:
     return text
 
 
-EVERY = [Rule("*", "1000000/minute", name="all")]
+class Exporters:
+    """Both exporters of a limiter. Samples have their names for OpenTelemetry; that of a histogram is the count."""
 
-
-class Site:
-    """Items take 30 ms by its clock. Samples have their names for OpenTelemetry; that of a histogram is the count."""
-
-    def __init__(
-        self,
-        rules: Sequence[Rule] = EVERY,
-        to: str = "Prometheus",
-        *,
-        limiter: Limiter | None = None,
-        durations: bool = True,
-        **options: Any,
-    ) -> None:
-        self.clock, self.reader = FakeClock(10**15), InMemoryMetricReader()
-        self.limiter = limiter or Limiter(MemoryStore(clock=self.clock))
-        self.app = Starlette(routes=[Route("/items/{id}", self.item), Route("/other", page, methods=["GET", "POST"])])
-        self.app.add_middleware(RateLimitMiddleware, limiter=self.limiter, rules=rules, **options)
+    def __init__(self, limiter: Limiter, **options: Any) -> None:
+        self.reader = InMemoryMetricReader()
         provider = MeterProvider([self.reader], shutdown_on_exit=False)
-        self.metrics: Any = (
-            PrometheusMetrics(self.limiter, registry=CollectorRegistry())
-            if to == "Prometheus"
-            else OtelMetrics(self.limiter, meter_provider=provider, durations=durations)
-        )
+        self.otel = OtelMetrics(limiter, meter_provider=provider, **options)
+        self.prometheus = PrometheusMetrics(limiter, registry=CollectorRegistry())
 
-    async def item(self, request: Request) -> PlainTextResponse:
-        self.clock.advance("30ms")
-        return PlainTextResponse("an item")
-
-    async def visit(self, *paths: str, method: str = "GET", **more: Any) -> list[int]:
-        """Request some paths one after the other; return the statuses."""
-        return [(await call(self.app, path, method, **more)).status for path in paths]
-
-    def instruments(self) -> list[Any]:
+    def instruments(self) -> dict[str, Any]:
         data = self.reader.get_metrics_data()
         scopes = [scope for resource in (data.resource_metrics if data else ()) for scope in resource.scope_metrics]
         assert {scope.scope.name for scope in scopes} <= {"slidegate"}
-        return [metric for scope in scopes for metric in scope.metrics]
+        return {metric.name: metric for scope in scopes for metric in scope.metrics}
 
     async def samples(self) -> Samples:
-        if isinstance(self.metrics, PrometheusMetrics):
-            names = {one.prometheus + "_count" * (one.kind == "histogram"): one.name for one in documented()}
-            exposed = (await scraped(self.metrics.app)).items()
-            return Samples({(names[name], labels): value for (name, labels), value in exposed if name in names})
-        found = Samples()
-        for one in self.instruments():
+        """Return what both say."""
+        names = {one.prometheus + "_count" * (one.kind == "histogram"): one.name for one in documented()}
+        exposed = (await scraped(self.prometheus.app)).items()
+        known = [(name, labels, value) for (name, labels), value in exposed if name in names and not math.isnan(value)]
+        found, told = Samples(), {(names[name], labels): value for name, labels, value in known}
+        for name, one in self.instruments().items():
             for point in one.data.data_points:
                 labels = frozenset((name.removeprefix("slidegate."), value) for name, value in point.attributes.items())
-                found[one.name, labels] = point.count if hasattr(point, "count") else point.value
+                found[name, labels] = point.count if hasattr(point, "count") else point.value
+        assert found == told
         return found
 
     async def value(self, name: str, **labels: str) -> float:
@@ -158,52 +135,33 @@ class Site:
 # -- what both exporters say -------------------------------------------------------------------------------------------
 
 
-Measure = Callable[..., Site]
+class Scraper(Visitor):
+    """A visitor who measures a site and shows its metrics, or those whose names begin as one of some words."""
+
+    async def _measure(self) -> None:
+        self.exporters = Exporters(self.site.limiter)
+
+    async def _metrics(self, *names: str) -> str:
+        lines = []
+        for (name, labels), value in (await self.exporters.samples()).items():
+            shown = dict(sorted(labels, reverse=True))
+            assert shown.pop("store") == "memory"
+            lines.append(" ".join([name.removeprefix("slidegate."), *shown.values(), f"{value:g}"]))
+        return "\n".join(sorted(line for line in lines if line.startswith(names or "")))
 
 
-@pytest.fixture(params=["Prometheus", "OpenTelemetry"])
-def measured(request: pytest.FixtureRequest) -> Measure:
-    return partial(Site, to=request.param)
+def test_metrics_say_what_was_decided(clock: FakeClock, tmp_path: Path, texts: Callable[..., None]) -> None:
+    with asyncio.Runner() as runner:
+        scraper = Scraper(clock, tmp_path)
+        texts(Path(__file__).with_name("metrics.txt"), "> ", lambda line: runner.run(scraper.answer(line)))
 
 
-async def test_metrics_say_what_the_middleware_has_decided(measured: Measure) -> None:
-    rules = [Rule("/items/{id}", "3/hour", name="items"), Rule("*", "100/hour", name="service")]
-    site = measured([*rules, Rule("*", "2/hour", name="trial", shadow=True)])
-    await site.visit(*(f"/items/{number}" for number in range(5)), "/nowhere")
-    await site.visit("/other", method="POST")
-    assert await site.value("refusals", reason="limited") == await site.value("refusals") == 2
-    for route, passed in [("GET /items/{id}", 3), ("GET,POST /other", 1), ("(no route)", 1)]:
-        assert await site.value("request.duration", route=route) == passed
-    for rule, passed, total in [("items", 3, 5), ("service", 5, 5)]:
-        assert await site.value("rule.requests", rule=rule, outcome="passed") == passed
-        assert await site.value("rule.requests", rule=rule) == total
-    assert await site.value("rule.requests", rule="trial") == 3, "would have been refused"
-    assert await site.value("rule.requests", rule="trial", outcome="shadow_refused") == 3
-    assert await site.value("store.up") == 1
-    assert {dict(labels)["store"] for _, labels in await site.samples()} == {"memory"}
-
-
-async def test_bans_and_lists_are_reasons_of_their_own(measured: Measure) -> None:
-    site = measured(
-        [Rule("*", "1/hour", name="service")],
-        blocklist=Networks(["192.0.2.0/24", "203.0.113.7"]),
-        allowlist=Networks(["198.51.100.0/24"]),
-        bans=BanPolicy(after="2/10m", duration="1h", ban_private=True),
-    )
-    await site.visit(*["/other"] * 5)
-    await site.visit("/other", client=("192.0.2.1", 1))
-    await site.visit("/other", "/other", client=("192.0.3.1", 1))
-    reasons = {reason: await site.value("refusals", reason=reason) for reason in ("limited", "banned")}
-    assert reasons == {"limited": 3, "banned": 2}
-    assert await site.value("refusals", reason="blocked") == 1
-    assert await site.value("bans") == await site.value("active_bans") == 1
-    site.clock.advance("2h")
-    assert (await site.value("active_bans"), await site.value("bans")) == (0, 1)
-
-
-async def test_a_store_that_fails_is_down_until_it_answers(measured: Measure) -> None:
+async def test_a_store_that_fails_is_down_until_it_answers_and_what_it_does_not_know_is_no_number() -> None:
     setup = Setup("deny", inline=True)
-    value = measured(limiter=setup.limiter).value
+    exporters = Exporters(setup.limiter)
+    value = exporters.value
+    assert math.isnan((await scraped(exporters.prometheus.app)).value("slidegate_active_bans"))
+    assert "slidegate.active_bans" not in exporters.instruments()
     await setup.hit()
     assert await value("store.up") == 1
     setup.store.error = StoreUnavailable("gone")
@@ -216,70 +174,76 @@ async def test_a_store_that_fails_is_down_until_it_answers(measured: Measure) ->
     assert (await value("store.up"), await value("store.failures")) == (1, 3)
 
 
-async def test_every_metric_of_the_page_is_exported_with_its_labels_and_no_other(measured: Measure) -> None:
-    site = measured([Rule("*", "1/hour", name="items")])
-    await site.visit("/items/1", "/items/1")
-    assert not site.limiter.engine.observers.wants("refused"), "an event for each refused request"
-    labels = {name: set(dict(has)) for name, has in await site.samples()}
-    assert labels == {metric.name: metric.labels for metric in documented()}
-    chosen_by_us = {"route", "rule", "outcome", "store", "reason"}
-    assert set().union(*labels.values()) == chosen_by_us
-
-
-async def test_close_ends_the_counting(measured: Measure) -> None:
-    site = measured()
-    await site.visit("/other")
+async def test_close_ends_the_counting() -> None:
+    limiter = Limiter()
+    app, exporters = RateLimitMiddleware(hello, limits="9/day", limiter=limiter), Exporters(limiter)
+    assert not limiter.engine.observers.wants("refused"), "an event for each refused request"
+    await call(app)
+    assert await exporters.value("request.duration") == 1
     for _ in range(2):
-        site.metrics.close()
-    await site.visit("/other")
-    assert not site.limiter.engine.observers.requests
-    left = await site.samples()
-    assert [value for (name, _), value in left.items() if name == "slidegate.rule.requests"] in ([], [1])
-    assert "slidegate.store.up" not in {name for name, _ in left}
+        exporters.otel.close()
+        exporters.prometheus.close()
+    await call(app)
+    assert not limiter.engine.observers.requests
+    assert generate_latest(exporters.prometheus.registry) == b""
+    left = exporters.instruments()
+    assert [point.value for point in left["slidegate.rule.requests"].data.data_points] == [1]
+    assert "slidegate.store.up" not in left
 
 
-async def test_random_paths_and_clients_add_no_series(measured: Measure, rng: random.Random) -> None:
-    rules = [Rule("/items/{id}", "3/minute", key=header("X-API-Key"), name="items"), Rule("*", "9/minute")]
-    site, series = measured(rules), list[Any]()
+async def test_random_paths_and_clients_add_no_series(rng: random.Random) -> None:
+    rules = [Rule("/articles/{slug}", "3/minute", key=header("X-API-Key"), name="items"), Rule("*", "9/minute")]
+    site, series = Site(middleware={"rules": rules}), list[Any]()
+    exporters = Exporters(site.limiter)
     letters = string.ascii_letters + string.digits + "\"\\\n%{}'<\u202e"
     for requests in (300, 2_000):
         for number in range(requests):
             word = "".join(rng.choices(letters, k=rng.randrange(1, 12)))
-            path = rng.choice([f"/items/{word}", f"/{word}/{number}", f"/other/{word}"])
+            path = rng.choice([f"/articles/{word}", f"/{word}/{number}", f"/other/{word}"])
             method = rng.choice(["GET", "POST", "BREW", word.upper()])
             client = f"2001:db8:{rng.getrandbits(16):x}:{rng.getrandbits(16):x}::1"
             await call(site.app, path, method, client=(client, 1), headers={"X-API-Key": f"{word}{number}"})
-        series.append((await site.samples()).keys())
+        series.append((await exporters.samples()).keys())
     assert series[0] == series[1]
-    assert await site.value("request.duration") == 2_300
+    assert await exporters.value("request.duration") == 2_300
 
 
-async def test_beyond_so_many_routes_further_ones_are_one(measured: Measure) -> None:
-    site = measured()
+async def test_beyond_so_many_routes_further_ones_are_one() -> None:
+    site = Site(middleware={"rules": [Rule("*", "1000/minute")]})
+    exporters = Exporters(site.limiter)
     site.app.routes.extend(Route(f"/route{number}", page) for number in range(MAX_NAMES + 50))
-    await site.visit(*(f"/route{number}" for number in range(MAX_NAMES + 50)))
-    found = await site.samples()
+    for number in range(MAX_NAMES + 50):
+        await site.visit(f"/route{number}")
+    found = await exporters.samples()
     routes = {dict(labels)["route"] for name, labels in found if name == "slidegate.request.duration"}
     assert len(routes) == MAX_NAMES + 1
-    assert await site.value("request.duration", route="(other)") == 50
+    assert await exporters.value("request.duration", route="(other)") == 50
 
 
-async def test_instruments_of_opentelemetry_have_units_descriptions_and_bounds_and_times_can_be_left_out() -> None:
-    site = Site(to="OpenTelemetry")
-    await site.visit(*["/items/1"] * 6)
-    instruments = {one.name: one for one in site.instruments()}
+async def test_instruments_have_labels_units_and_bounds_of_the_page_and_times_can_be_left_out(clock: FakeClock) -> None:
+    async def slow(request: Request) -> Response:
+        clock.advance("30ms")
+        return await page(request)
+
+    site = Site(clock)
+    site.app.routes.append(Route("/slow", slow))
+    exporters, without = Exporters(site.limiter), Exporters(site.limiter, durations=False)
+    await site.visit("/slow", times=6)
+    await site.visit(times=20)
+    labels = {name: set(dict(has)) for name, has in await exporters.samples()}
+    assert labels == {metric.name: metric.labels for metric in documented()}
+    assert set().union(*labels.values()) == {"route", "rule", "outcome", "store", "reason"}  # chosen by us
+    instruments = exporters.instruments()
     for metric in documented():
         instrument = instruments[metric.name]
         assert instrument.description == metric.help
         assert (instrument.unit == "s") == (metric.kind == "histogram")
         assert metric.kind != "counter" or instrument.data.is_monotonic
-    (times,) = instruments["slidegate.request.duration"].data.data_points
+    of_routes = {one.attributes["slidegate.route"]: one for one in instruments[DURATION].data.data_points}
+    times = of_routes["GET /slow"]
     assert (times.count, times.sum, times.explicit_bounds) == (6, pytest.approx(0.18), BOUNDS_S)
     assert times.bucket_counts[BOUNDS_S.index(0.05)] == 6
-    without = Site(to="OpenTelemetry", durations=False)
-    await without.visit("/other")
-    left_out = instruments.keys() - {one.name for one in without.instruments()}
-    assert left_out == {"slidegate.request.duration"}
+    assert instruments.keys() - without.instruments().keys() == {DURATION}
 
 
 # -- what only Prometheus has: its exposition, registries, and the files that processes share --------------------------
@@ -297,8 +261,6 @@ async def test_every_metric_has_the_kind_and_the_help_of_the_page() -> None:
     }
     bounds = {dict(labels)["le"] for name, labels in found if name.endswith("_bucket")}
     assert bounds == {*map(str, BOUNDS_S), "+Inf"}
-    metrics.close()
-    assert generate_latest(metrics.registry) == b""
 
 
 def test_outcomes_of_threads_are_noted_in_bounds_and_counted_once() -> None:
@@ -345,28 +307,22 @@ async def test_shared_gauges_are_set_every_five_seconds_and_after_the_last_reque
         return await page(request)
 
     def permits() -> float | None:
-        found: float | None = site.metrics.registry.get_sample_value("slidegate_active_permits", {"store": "memory"})
+        found: float | None = metrics.registry.get_sample_value("slidegate_active_permits", {"store": "memory"})
         return found
 
-    site = Site([Rule("*", concurrency=5, name="service")])
+    site = Site(middleware={"rules": [Rule("*", concurrency=5, name="service")]})
+    metrics = PrometheusMetrics(site.limiter)
     site.app.routes.append(Route("/slow", slow))
     assert permits() == 0
     for _ in range(2):
         long = asyncio.create_task(site.visit("/slow"))
         await asyncio.sleep(6)
-        await site.visit("/other")
+        await site.visit()
         assert permits() not in (None, 0)
         await long
         await asyncio.sleep(5.1)
         assert permits() == 0
-    site.metrics.close()
-
-
-async def test_a_gauge_that_a_store_does_not_know_is_not_a_number() -> None:
-    site = Site()
-    bans = site.limiter.store.bans
-    bans.__class__ = type("Unknown", (type(bans),), {"count": lambda bans: None})
-    assert math.isnan(await site.value("active_bans"))
+    metrics.close()
 
 
 # -- the Grafana dashboard and the alerts of the docs, checked against the metrics of real traffic ---------------------
@@ -389,12 +345,12 @@ WITHOUT_SAMPLES = {"unavailable"}
 async def series() -> dict[str, dict[str, set[str]]]:
     """The values of each label of each metric, after traffic of every kind."""
     rules = [Rule("*", "3/hour", name="service"), Rule("*", "1/hour", name="trial", shadow=True)]
-    bans = BanPolicy(after="2/10m", duration="1h", ban_private=True)
-    site = Site(rules, blocklist=Networks(["192.0.2.0/24"]), bans=bans)
-    await site.visit(*["/items/1"] * 7)
-    await site.visit("/items/1", client=("192.0.2.1", 1))
+    site = Site(middleware={"rules": rules, "bans": BanPolicy(after="2/10m", duration="1h")})
+    exporters = Exporters(site.limiter)
+    await site.visit(times=7)
+    await site.visit(client="192.0.2.129")
     found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for name, labels in await scraped(site.metrics.app):
+    for name, labels in await scraped(exporters.prometheus.app):
         for label, value in labels:
             found[name][label].add(value)
     return found

@@ -2,15 +2,12 @@
 
 import asyncio
 import json
-import os
 import re
-import shlex
-import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from functools import cache, partial
-from itertools import groupby, pairwise, product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urljoin
@@ -26,8 +23,8 @@ from starlette.testclient import TestClient
 from starlette.types import Message
 from tree_sitter import Language, Parser
 
-from slidegate import BanPolicy, Limiter, Networks, RateLimitMiddleware, Rule, SlidegateError, __version__, client_ip
-from slidegate.core import Ban, Quota, parse_duration_us
+from slidegate import Limiter, RateLimitMiddleware, Rule, SlidegateError
+from slidegate.core import Ban, parse_duration_us
 from slidegate.core.bans.rows import to_rows
 from slidegate.dashboard import Dashboard
 from slidegate.ops.dashboard import charts
@@ -41,7 +38,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from ...asgi import call, hello, page, scope_of, send_scope, statuses
 from ...redis_servers import free_port
 from ...virtual_time import VirtualTime
-from .site import HOST, HOSTILE, NOW_US, SECRET, TOKEN, VIEWS, Page, Site, basic
+from ..site import HOST, HOSTILE, NOW_US, SECRET, TOKEN, VIEWS, Page, Site, Visitor, basic
 
 
 @pytest.fixture
@@ -537,113 +534,6 @@ def test_meter_is_amber_from_80_percent_and_red_when_nothing_is_left(amount: int
 
 
 TRANSCRIPTS = Path(__file__).with_name("transcripts")
-UNSTEADY = (
-    (r"[\w.-]+:\d+:[0-9a-f]{8}", "WORKER"),
-    (rf"{__version__}(, compiled)?, Python [\w.+]+", "VERSION"),
-    (rf"\b{socket.gethostname()} \| {os.getpid()}\b", "HOST | PID"),
-)
-"""What depends on the machine, and what stands for it."""
-NO_VALUES = re.compile("[0-9:]{8}( \\| [0\u2013])+")
-"""A row of a chart's table in which nothing happened."""
-
-
-class Visitor:
-    """Carries out the lines of a transcript: a verb and its words, some of them as ``name=value``."""
-
-    def __init__(self, clock: FakeClock, home: Path) -> None:
-        self.clock, self.home = clock, home
-        self.site = Site(clock)
-        self._kept: list[Any] = []
-
-    async def answer(self, line: str) -> str:
-        verb, _, rest = line.partition(" ")
-        shown: str = await getattr(self, f"_{verb}")(*([rest] if verb == "api" else shlex.split(rest))) or ""
-        shown = shown.replace(str(self.home), "DIR")
-        for pattern, steady in UNSTEADY:
-            shown = re.sub(pattern, steady, shown)
-        return shown
-
-    async def _site(self, name: str = "") -> None:
-        (self.home / "bad.netset").write_text("203.0.113.128/25\n198.51.100.0/24\n")
-        kinds = [
-            Rule(["/a", "/b"], "5/minute; 50/hour", methods=["POST"], name="forms", wait="1s"),
-            Rule("/plans", lambda request: "7/minute", name="plans"),
-            Rule("/old", block=True, status=410, name="old"),
-            Rule("/free", exempt=True, name="free"),
-        ]
-        plan = Rule("*", ["100/minute @7", "9/second", Quota("10/day")], concurrency=4, name="plan")
-        wide = Rule("*", "9/hour", key=client_ip(ipv4_prefix=16), name="wide")
-        fallback = Rule("/api", lambda request: "5/minute", fallback_limits="2/minute", name="plan")
-        options: dict[str, dict[str, Any]] = {
-            "networks": {
-                "middleware": {"client": client_ip(ipv4_prefix=25), "rules": [Rule("*", "3/minute", name="all"), wide]}
-            },
-            "": {},
-            "fallback": {"middleware": {"rules": [fallback]}},
-            "read-only": {"changes": False},
-            "read-only login": {"token": None, "changes": False},
-            "login": {"token": None},
-            "shadow": {"middleware": {"bans": BanPolicy("3/10m", "1h", name="harsh", shadow=True)}},
-            "plan": {"middleware": {"rules": [plan]}},
-            "kinds": {"middleware": {"rules": kinds, "blocklist": Networks.from_file(self.home / "bad.netset")}},
-        }
-        self.site = Site(self.clock, **options[name])
-
-    async def _file(self, name: str = "file", limit: str = "4/s") -> None:
-        """Add a middleware of a file, whose limit may have the name of another one."""
-        file = self.home / "slidegate.toml"
-        file.write_text(f'[[rules]]\npath = "/from/file"\nlimits = "{limit}"\nname = "{name}"\n')
-        self._kept.append(RateLimitMiddleware.from_file(hello, file, limiter=self.site.limiter))
-
-    async def _visit(self, path: str, *words: str) -> str:
-        more = dict(word.split("=", 1) for word in words)
-        statuses = await self.site.visit(path, int(more.pop("times", "1")), more.pop("client", "203.0.113.9"), **more)
-        return ", ".join(f"{len([*same])} x {status}" for status, same in groupby(statuses))
-
-    async def _hit(self, key: str, limits: str, rule: str) -> None:
-        await self.site.limiter.hit(key, limits, rule=rule)
-
-    async def _changes(self, view: str = "") -> str:
-        """Return what a view offers to change, or that nothing can be changed."""
-        page = await self.site.page(view)
-        found = sorted({*page.names("input", "value")} & {"ban", "unban", "change", "restore"})
-        return " ".join(found or re.findall("Read-only", page.text))
-
-    async def _advance(self, span: str) -> None:
-        """Advance the clock after everything that was counted is written."""
-        await Statistics.of(self.site.limiter).publish()
-        self.clock.advance(span)
-
-    async def _ban(self, key: str, duration: str, reason: str = "", by: str = "manual") -> None:
-        await self.site.limiter.ban(key, duration, reason=reason, by=by)
-
-    async def _strike(self, key: str, times: str) -> str:
-        policy = BanPolicy("3/10m", "1h", name="scanners")
-        return f"{await self.site.limiter.strike(key, policy, int(times)) is not None}"
-
-    async def _api(self, line: str) -> str:
-        method, path, said = [*line.split(" ", 2), ""][:3]
-        path, _, query = path.partition("?")
-        fields = dict(pair.split("=", 1) for pair in query.split("&")) if query else {}
-        status, found = await self.site.ask(method, path, json.loads(said) if said else None, **fields)
-        return f"{status} {json.dumps(found)}"
-
-    async def _send(self, method: str, path: str, *words: str) -> str:
-        """Send a request with header fields and a body, and return the status and which methods there are."""
-        fields: dict[str, Any] = dict(word.split("=", 1) for word in words)
-        body = fields.pop("body", "").encode()
-        answer = await self.site.send(method, path, body, **{name: value or None for name, value in fields.items()})
-        return f"{answer.status} {answer.headers.get('allow', '')}".strip()
-
-    async def _page(self, path: str = "") -> str:
-        lines = (await self.site.page(path)).lines
-        head = lines.index("[button=]Theme: system") + 1
-        return "\n".join(line for line in lines[head:] if not NO_VALUES.fullmatch(line))
-
-    async def _form(self, view: str, *words: str) -> str:
-        """Send a form, and return where it leads, or the alerts of the page that shows it again."""
-        answer = await self.site.submit(view, **dict(word.split("=", 1) for word in words))
-        return f"{answer.status} {answer.headers.get('location') or ' '.join(Page(answer).alerts)}".strip()
 
 
 @pytest.mark.parametrize("name", ["access", "api", "views", "forms"])
