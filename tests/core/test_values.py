@@ -82,7 +82,7 @@ A_DAY = Quota("5/day").counter_by(lambda: 1_735_686_000_000_000)
 NAMES = {name: value for module in MODULES for name, value in vars(module).items() if not name.startswith("_")}
 NAMES |= {
     **{one.__name__: one for one in (shown, spent, period, addresses, tightest, decided, parts, bannable)},
-    **{one.__name__: one for one in (timedelta, FakeClock, MemoryStore, remember, key_bytes)},
+    **{one.__name__: one for one in (timedelta, datetime, FakeClock, MemoryStore, remember, key_bytes)},
     **{"EXACT": EXACT, "SLICED": SLICED, "MAX_UNITS": MAX_UNITS, "expires_us": expires_us, "A_DAY": A_DAY},
 }
 

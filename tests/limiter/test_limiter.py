@@ -9,14 +9,13 @@ import pickle
 import re
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from string import ascii_letters
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 from uuid import UUID
 
 import anyio
@@ -33,16 +32,15 @@ from starlette.testclient import TestClient
 import slidegate
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitExceeded, RateLimitMiddleware, Rule, header
 from slidegate.core import Bucket, Concurrency, ConfigurationError, InvalidKey, Reason, StoreTimeout, StoreUnavailable
-from slidegate.events import KINDS, Event, Observer, Outcome
+from slidegate.events import KINDS, Event, Observer
 from slidegate.httpx import SyncLimitedTransport
 from slidegate.limiter import MAX_KEY_BYTES
 from slidegate.limiter.aio import STEP
 from slidegate.limiter.inspect import TOGETHER
-from slidegate.limiter.observers import FAILURE_EVERY_S
 from slidegate.stores.open_store import open_store
-from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.testing import FakeClock, RecordingObserver, limits_clock, limits_off, reset_limits
 
-from ..asgi import call, hello, page, statuses
+from ..asgi import hello, page, statuses
 from ..conftest import details
 from ..contract.player import settle
 from ..contract.programs import SECOND_US
@@ -165,66 +163,19 @@ async def test_a_worker_writes_its_own_rows_and_reads_those_of_all(tmp_path: Pat
 # -- observers hear events and outcomes in the thread where they happen; the log hears of all events ------------------
 
 
-def event(number: int) -> Event:
-    return Event("banned", f"number {number}", {"number": number})
-
-
-def numbers(events: list[Event]) -> list[object]:
-    return [event.details["number"] for event in events if event.kind == "banned"]
-
-
-def emit(limiter: Limiter, count: int, first: int = 0) -> None:
-    for number in range(first, first + count):
-        limiter.engine.emit(event(number))
-
-
-@pytest.fixture
-def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now_s = [1000.0]
-    monkeypatch.setattr("slidegate.limiter.observers.monotonic", lambda: now_s[0])
-    return now_s
-
-
-def test_observers_and_log_and_page_have_all_kinds(caplog: pytest.LogCaptureFixture) -> None:
-    everything = RecordingObserver()
-    limiter = Limiter(observers=[everything])
-    with caplog.at_level(logging.INFO, logger="slidegate"):
-        for kind in KINDS:
-            limiter.engine.emit(Event(kind, "one of each"))
-    assert everything.kinds == list(KINDS)
-    assert set(KINDS) - {record.getMessage().split(": ")[1] for record in caplog.records} == {
-        *("list_reloaded", "list_rejected", "config_reloaded", "config_rejected")
-    }, "logged where they are made"
-    assert details().keys() == set(KINDS), "docs/guides/metrics.md"
-
-
 def test_threads_that_emit_at_once_lose_and_repeat_nothing_and_each_is_heard_in_order_in_its_thread() -> None:
     emitted: list[tuple[int, Event]] = []
     limiter = Limiter(observers=[lambda event: emitted.append((threading.get_ident(), event))])
 
     def run(number: int) -> int:
-        emit(limiter, 500, 1_000 * number)
+        for step in range(500):
+            limiter.engine.emit(Event("banned", f"{number}", {"step": step}))
         return threading.get_ident()
 
     for number, thread in enumerate(at_once(run, threads=6)):
-        own = [event for emitted_in, event in emitted if emitted_in == thread]
-        assert numbers(own) == [1_000 * number + step for step in range(500)]
+        own = [(event.message, event.details["step"]) for emitted_in, event in emitted if emitted_in == thread]
+        assert own == [(f"{number}", step) for step in range(500)]
     assert len(emitted) == 6 * 500
-
-
-async def test_an_observer_that_raises_silences_no_other(caplog: pytest.LogCaptureFixture, now_s: list[float]) -> None:
-    failing = Mock(event=Mock(side_effect=RuntimeError("no pager")), request=Mock(side_effect=RuntimeError("no span")))
-    events, outcomes = list[Event](), list[Outcome]()
-    limiter = Limiter(observers=[failing, events.append, SimpleNamespace(request=outcomes.append)])
-    app = RateLimitMiddleware(hello, limits="2/day", limiter=limiter)
-    for first, count in ((0, 50), (50, 1)):
-        emit(limiter, count, first)
-        assert (await call(app)).status == 200, "the decision stands"
-        now_s[0] += FAILURE_EVERY_S
-    assert (numbers(events), len(outcomes)) == (list(range(51)), 2)
-    failures = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    begins = f"slidegate: observer {failing!r} failed"
-    assert failures == [begins, f"{begins}, 50 times more since the last report"]
 
 
 def test_an_observer_may_stop_its_own_thread_with_an_interrupt() -> None:
@@ -233,7 +184,7 @@ def test_an_observer_may_stop_its_own_thread_with_an_interrupt() -> None:
 
     limiter = Limiter(observers=[interrupts])
     with pytest.raises(KeyboardInterrupt):
-        emit(limiter, 1)
+        limiter.engine.emit(Event("banned", "once"))
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
@@ -249,43 +200,6 @@ def test_an_observer_may_call_the_limiter_because_no_lock_is_taken(url: str) -> 
         assert sync.strike("user:7", BanPolicy("1/minute", "1h"))
         assert kinds == ["banned", "unbanned"]
         assert not sync.banned("user:7")
-
-
-async def test_the_log_has_a_line_a_second_for_a_kind_and_rule(
-    now_s: list[float], caplog: pytest.LogCaptureFixture
-) -> None:
-    limiter = Limiter()
-    with caplog.at_level(logging.INFO, logger="slidegate"):
-        for number in range(10):
-            for rule in ("a", "b"):
-                limiter.engine.emit(Event("refused", f"{number} under {rule}", {"rule": rule}))
-            limiter.engine.emit(event(number))
-        now_s[0] += 1
-        limiter.engine.emit(Event("refused", "again under a", {"rule": "a"}))
-    lines = [(record.levelname, record.getMessage()) for record in caplog.records]
-    assert lines == [
-        ("INFO", "slidegate: refused: 0 under a"),
-        ("INFO", "slidegate: refused: 0 under b"),
-        ("WARNING", "slidegate: banned: number 0"),
-        ("INFO", "slidegate: refused: again under a (and 9 more since the last such line)"),
-    ]
-
-
-def test_refusals_make_events_only_where_somebody_hears_them(caplog: pytest.LogCaptureFixture) -> None:
-    indifferent, everything = RecordingObserver(), RecordingObserver()
-    indifferent.refused_events = False
-    limiter = Limiter(observers=[indifferent, SimpleNamespace(request=print)])
-    logging.getLogger("slidegate").setLevel(logging.NOTSET)
-    assert not limiter.engine.observers.wants("refused")
-    with caplog.at_level(logging.INFO, logger="slidegate"):
-        assert limiter.engine.observers.wants("refused")
-    subscription = limiter.observe(everything)
-    assert limiter.engine.observers.wants("refused")
-    for kind in ("refused", "banned"):
-        limiter.engine.emit(Event(kind, "event"))
-    assert (indifferent.kinds, everything.kinds) == (["banned"], ["refused", "banned"])
-    subscription.remove()
-    assert not limiter.engine.observers.wants("refused")
 
 
 def test_observers_hear_of_resets_and_ends_if_they_derive_from_observer(caplog: pytest.LogCaptureFixture) -> None:
@@ -583,6 +497,7 @@ def entered_on_a_loop(block: Any) -> int | None:
 HELPERS: list[Any] = [ran, listed, entered, entered_on_a_loop, copy, pickle, partial, FakeClock, Bucket, Concurrency]
 HELPERS += [inspect.signature, inspect.iscoroutinefunction, gc, httpx, SyncLimitedTransport]
 HELPERS += [Starlette, Route, Event, asyncio.run, hello, page, statuses, SlowStore, RecordingObserver, SimpleNamespace]
+HELPERS += [logging, details, reset_limits, limits_off, limits_clock, StoreUnavailable]
 
 
 def said_by(error: Exception) -> str:
@@ -592,19 +507,24 @@ def said_by(error: Exception) -> str:
 
 
 class Program:
-    """Makes the calls of a text, one a line, to the limiter that the last ``limiter`` has made; ``x = ...`` is kept."""
+    """Makes the calls of a text, one a line, to the limiter that the last ``limiter`` has made; ``x = ...`` is kept.
 
-    def __init__(self, store: Callable[..., Any]) -> None:
-        self.store = store
+    ``begin`` enters a block, and ``end`` leaves all of them.
+    """
+
+    def __init__(self, store: Callable[..., Any], blocks: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+        self.store, self.caplog = store, caplog
         self.names: dict[str, Any] = {**vars(slidegate), **{one.__name__: one for one in HELPERS}}
-        self.names |= {"sent": list[str](), "events": self.events}
+        self.names |= {"sent": list[str](), "events": self.events, "log": self.log, "KINDS": KINDS}
+        self.names |= {"begin": blocks.enter_context, "end": blocks.close}
 
     def answer(self, line: str) -> str:
         if line == "limiter":
             self.clock, self.observer = FakeClock(1_800_000_000_000_000), RecordingObserver()
+            self.caplog.clear()
             limiter = Limiter(self.store(clock=self.clock), observers=[self.observer], deadline="60s")
             self.names |= {name: getattr(limiter.sync, name) for name in dir(limiter.sync) if name[0] != "_"}
-            self.names["limiter"] = limiter
+            self.names |= {"limiter": limiter, "observer": self.observer}
             return ""
         if line.startswith("+"):
             self.clock.advance(line.removeprefix("+"))
@@ -626,9 +546,22 @@ class Program:
         self.observer.events.clear()
         return "\n".join(said)
 
+    def log(self) -> str:
+        """Return what was logged since the last look."""
+        records = [record for record in self.caplog.records if record.name == "slidegate"]
+        self.caplog.clear()
+        return "\n".join(f"{record.levelname}: {record.getMessage()}" for record in records)
+
 
 @pytest.mark.parametrize("store", [MemoryStore, SlowStore, Smallest])
-def test_calls_are_answered_as_the_text_says(store: Callable[..., Any], texts: Callable[..., None]) -> None:
-    program = Program(store)
-    texts(Path(__file__).with_name("calls.txt"), "> ", program.answer)
+def test_calls_are_answered_as_the_text_says(
+    store: Callable[..., Any],
+    texts: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ExitStack() as blocks, caplog.at_level(logging.INFO, logger="slidegate"):
+        program = Program(store, blocks, caplog)
+        monkeypatch.setattr("slidegate.limiter.observers.monotonic", lambda: program.clock() / 1e6)
+        texts(Path(__file__).with_name("calls.txt"), "> ", program.answer)
     program.names["limiter"].sync.close()

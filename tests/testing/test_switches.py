@@ -1,6 +1,6 @@
 """The clock for tests, and the switches for all limiters of a process; the plugin and the contract as users run them.
 
-What the fixtures do in a user's tests is in plugin/cases.py.
+What the fixtures do in a user's tests is in plugin/cases.py, and most of what a switch does in limiter/calls.txt.
 """
 
 import asyncio
@@ -12,8 +12,6 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from datetime import datetime, timedelta, timezone
-from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -23,19 +21,18 @@ from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate import BanPolicy, Limiter, Quota, RateLimitMiddleware, Rule
-from slidegate.core import Reason, StoreUnavailable
+from slidegate import Limiter, Quota, RateLimitMiddleware, Rule
+from slidegate.core import Reason
 from slidegate.limiter.engine import Engine
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.system_clock import SystemClock, monotonic_us, system_us
-from slidegate.testing import FakeClock, RecordingObserver, limits_clock, limits_off, reset_limits
+from slidegate.testing import FakeClock, limits_clock, limits_off, reset_limits
 
 from ..asgi import call, hello, statuses
 from ..contract.ban_player import BanPlayer
 from ..contract.programs import Choices
 from ..hurry import at_once, hurried
 from ..reference.ban_model import BanModel
-from ..remote_stores import SlowStore
 from ..web.middlewares import Listener
 
 MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
@@ -117,37 +114,6 @@ async def test_the_clock_gives_every_time_that_a_limiter_states(is_new: bool) ->
         assert (await limiter.inspect("peer:203.0.113.9")).unix_us == NOON_US + 2_000_000
 
 
-async def test_the_local_counts_of_a_failed_store_go_by_the_clock() -> None:
-    store = SlowStore(FakeClock())
-    store.error = StoreUnavailable("down")
-    limiter = Limiter(store, on_error="local")
-    with limits_clock(FakeClock(NOON_US)) as clock:
-        assert [bool(await limiter.hit("ann", "1/minute")) for _ in range(2)] == [True, False]
-        clock.advance("1m")
-        assert await limiter.hit("ann", "1/minute")
-
-
-async def test_while_limits_are_off_no_store_is_asked() -> None:
-    store = SlowStore(FakeClock())
-    store.error = StoreUnavailable("down")
-    limiter = Limiter(store, on_error="deny")
-    app = RateLimitMiddleware(hello, rules=[Rule("*", "1/minute")], limiter=limiter)
-    assert await statuses(app, 1) == [503]
-    calls = store.calls
-    with limits_off():
-        assert await statuses(app, 3) == [200] * 3
-        for method in (limiter.hit, limiter.peek, partial(limiter.charge, units=5)):
-            decision = await method("ann", "1/minute")
-            assert (decision.allowed, decision.reason) == (True, Reason.DISABLED)
-        assert await limiter.strike("ann", BanPolicy(after="1/m", duration="1h")) is None
-        limiter.observe(RecordingObserver())  # the request paths are rebuilt
-        for _ in range(2):
-            async with limiter.limited("1/minute", key="ann"):
-                pass
-    assert store.calls == calls
-    assert await statuses(app, 1) == [503]
-
-
 async def test_a_switch_decorates_functions_and_those_that_are_awaited_for_each_call() -> None:
     limiter = Limiter()
 
@@ -186,40 +152,6 @@ async def test_limits_are_on_again_after_the_last_block(order: tuple[int, ...], 
     assert [bool(await limiter.hit("ann", "1/minute")) for _ in range(2)] == [True, False]
 
 
-async def test_a_closed_limiter_admits_while_limits_are_off() -> None:
-    limiter = Limiter()
-    await limiter.close()
-    with limits_off():
-        assert (await limiter.hit("ann", "1/minute")).reason is Reason.DISABLED
-        assert (await limiter.peek("ann", "1/minute")).reason is Reason.DISABLED
-    with pytest.raises(StoreUnavailable):
-        await limiter.hit("ann", "1/minute")
-    reset_limits()
-
-
-async def test_after_a_reset_a_key_exceeds_its_limit_as_if_for_the_first_time() -> None:
-    app = RateLimitMiddleware(hello, limits="1/hour", limiter=Limiter(observers=[observer := RecordingObserver()]))
-    for _ in range(2):
-        with limits_clock(FakeClock(NOON_US)):
-            assert await statuses(app, 3) == [200, 429, 429]
-        reset_limits()
-    assert observer.kinds == ["exceeded", "refused", "refused"] * 2
-
-
-async def test_a_reset_drops_what_a_limiter_counts_and_what_its_process_keeps() -> None:
-    limiter = Limiter()
-    assert [bool(await limiter.hit("ann", "1/minute")) for _ in range(2)] == [True, False]
-    await limiter.ban("eve", "1h")
-    await limiter.keep_row("numbers", 1, b"row", HOUR_US)
-    async with limiter.limited("1/minute", key="bob", rule="job"):
-        await limiter.override("job", "9/minute", "1h")
-        reset_limits()
-        assert [str(one.limit) for one in limiter.limits()] == ["1/1m"]
-    assert await limiter.hit("ann", "1/minute")
-    assert await limiter.banned("eve") is None
-    assert await limiter.rows("numbers", 0, 9) == []
-
-
 def test_threads_create_limiters_while_others_are_switched() -> None:
     made = [Limiter() for _ in range(100)]
 
@@ -232,20 +164,6 @@ def test_threads_create_limiters_while_others_are_switched() -> None:
     with hurried(collecting=False):
         at_once(switch_and_create, 3)
     assert all(one.sync.hit("ann", "1/minute").reason is Reason.OK for one in made)
-
-
-def test_a_fake_clock_stands_still_until_it_is_told_to_move() -> None:
-    clock = FakeClock()
-    assert (clock(), clock(), FakeClock(5)()) == (0, 0, 5)
-    for span in ("30s", timedelta(milliseconds=1), timedelta(microseconds=-1)):
-        clock.advance(span)
-    clock.advance(us=7)
-    clock.advance("1s", us=-2)
-    assert clock() == 31_001_004
-    clock.set(12)
-    assert (clock(), repr(clock)) == (12, "<FakeClock 12>")
-    clock.set(datetime(1970, 1, 1, 1, 0, 7, tzinfo=timezone(timedelta(hours=1))))
-    assert clock() == 7_000_000
 
 
 # -- the pytest plugin and the contract of stores as users run them: in a pytest of their own --------------------------
