@@ -7,6 +7,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from mmdb_writer import MMDBWriter
 from netaddr import IPSet
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
-from starlette.exceptions import HTTPException
+from starlette.exceptions import HTTPException, WebSocketException
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
@@ -244,6 +245,16 @@ async def listening(scope: Scope, receive: Receive, send: Send) -> None:
         scope["received"].append(await receive())
 
 
+async def asking(limit: RateLimit, is_patient: bool, scope: Scope, receive: Receive, send: Send) -> None:
+    """Accept, ask a limit for each message, and keep those that pass; a refusal ends it where it is not patient."""
+    websocket, scope["received"] = WebSocket(scope, receive, send), []
+    await websocket.accept()
+    async for text in websocket.iter_text():
+        with suppress(WebSocketException) if is_patient else nullcontext():
+            await limit.check(websocket)
+            scope["received"].append({"type": "websocket.receive", "text": text})
+
+
 async def greet(websocket: WebSocket) -> None:
     await websocket.accept()
     await websocket.close()
@@ -294,7 +305,7 @@ def written(function: Callable[..., Any], how: str) -> Callable[..., Any]:
 
 METHODS = ["GET", "HEAD", "POST", "PUT"]
 RAISED: dict[str, Exception] = {"raises": RuntimeError("no"), "left": ClientDisconnect()}
-RAISED["busy"] = HTTPException(429, "busy", {"Retry-After": "5"})
+RAISED |= {"busy": HTTPException(429, "busy", {"Retry-After": "5"}), "denied": HTTPException(401)}
 
 
 def answer(request: Request) -> Response:

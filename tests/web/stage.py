@@ -9,7 +9,8 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > endpoint /a RateLimit("1/hour")         an endpoint, what decorates it, and what it depends=[...] on
     > around limits="9/hour"                  a middleware around the others; `around other, ...` has its own limiter
     > around twice                            an application of others, which uses each scope twice
-    > application RateLimit("1/hour")         what the whole application inside depends on, and its options
+    > application RateLimit("1/hour")         what the whole application inside depends on, and its options; alone=True:
+                                              no middleware is around it
     > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,raises,left
     > GET /{./*3000}a method={x*9}          a path, or a method, that repeats a text so many times
     > GET /a client=none server=unix        one whose server listens on a socket of Unix
@@ -22,9 +23,11 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > GET /a X-Late=1                         one whose endpoint fails behind its answer
     > GET /a X-Limited=1/hour                 one whose endpoint is a caller of `limiter.limited` as well
     > mount /v1 /a                            an endpoint of a mounted application; `mount /v1 /a unknown` has no routes
-    > socket /a RateLimit("1/hour")           a websocket's endpoint, a class, or a function that depends=[...]
+    > socket /a RateLimit("1/hour")           a websocket's endpoint, a class, or a function that depends=[...]; or what
+                                              asks=RateLimit(...) for each message, patient=True: also when refused
     > write a.toml 'limits = "1/hour"'        a file of these lines, or of zero bytes; `copy a.toml b.toml`
-    > file a.toml                             the middleware of that file; `file a.toml store` with a store of its own
+    > file a.toml                             the middleware of that file, and options in code; `file a.toml store` with
+                                              a store of its own
     > env NAME=value                          a variable of the environment, until the scenario ends
     > look                                    two looks at files that are followed
     > SOCKET /a                               a handshake; DENIAL where the server can send a whole answer
@@ -61,6 +64,7 @@ from fastapi import Depends, FastAPI
 from fastapi.exception_handlers import http_exception_handler
 from starlette import authentication
 from starlette.background import BackgroundTask
+from starlette.endpoints import HTTPEndpoint
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
@@ -79,7 +83,7 @@ from ..asgi import PEER, Answer, scope_of, send_scope
 from ..remote_stores import SlowStore
 from ..virtual_time import VirtualTime, turns
 from . import middlewares
-from .middlewares import FORMS, METHODS, FollowedFiles, Listener, Log, check_fields, fails, item, page, starlette
+from .middlewares import FORMS, METHODS, FollowedFiles, Listener, Log, check_fields, class_of, fails, item, mmdb, page
 
 PREFLIGHT = {"Origin": "https://example.org", "Access-Control-Request-Method": "GET"}
 
@@ -124,8 +128,8 @@ async def softened() -> AsyncIterator[None]:
 
 
 OTHERS: list[Any] = [current_user, impatient, softened, twice, page, UUID, SimpleNamespace, HTTPException, Middleware]
-OTHERS += [Route, fastapi, http_exception_handler]
-NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "other": True}
+OTHERS += [HTTPEndpoint, Mount, Path, Route, class_of, fastapi, http_exception_handler, mmdb]
+NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "other": True, "store": True}
 NAMES |= {one.__name__: one for one in OTHERS}
 NAMES |= {"Text": PlainTextResponse, "fails": fails, "fails_later": middlewares.written(fails, "later")}
 NAMES |= {
@@ -156,10 +160,14 @@ def number_or_text(written: str) -> Any:
         return written
 
 
+def repeated(written: str) -> str:
+    """Return a text with what it repeats."""
+    return re.sub(r"\{(.+?)\*(\d+)\}", lambda found: found[1] * int(found[2]), written)
+
+
 def expanded(written: str) -> str:
     """Return a text with its escapes read, and with what it repeats."""
-    repeated = re.sub(r"\{(.+?)\*(\d+)\}", lambda found: found[1] * int(found[2]), written)
-    return repeated.encode().decode("unicode_escape")
+    return repeated(written).encode().decode("unicode_escape")
 
 
 class Stage:
@@ -168,10 +176,10 @@ class Stage:
     def __init__(self, virtual: VirtualTime, directory: Path, position: str = "") -> None:
         self.position, self.virtual = position, virtual
         self.names = {**NAMES, "asn": middlewares.operators(directory)}
-        self.names |= {"country": middlewares.countries(directory), "asked": []}
-        self.names["outage_begins"] = self.outage_begins
         self.clock = FakeClock(1_800_000_000_000_000)
         self.observer, self.log = Listener(without=["store_late"]), Log()
+        self.names |= {"country": middlewares.countries(directory), "asked": [], "observer": self.observer}
+        self.names["outage_begins"] = self.outage_begins
         self.remote, self.sockets = SlowStore(self.clock), dict[str, middlewares.SocketClient]()
         self.limiter = self._limiter()
         self.options: dict[str, Any] = {}
@@ -224,7 +232,7 @@ class Stage:
 
     def _everywhere(self, limits: Any, exception_handlers: Any = None, middleware: Any = None, **options: Any) -> None:
         if self.position == "rule":
-            self.inside = starlette(page)
+            self.inside = middlewares.starlette(page)
             self.rules.append(Rule("*", limits, **options))
         else:
             about_app = {"exception_handlers": exception_handlers, "middleware": middleware}
@@ -239,8 +247,9 @@ class Stage:
         limiter = self._limiter() if other else self.limiter
         self.around.append(other if callable(other) else partial(RateLimitMiddleware, limiter=limiter, **options))
 
-    def _application(self, *limits: RateLimit, root_path: str = "", **options: Any) -> None:
+    def _application(self, *limits: RateLimit, root_path: str = "", alone: bool = False, **options: Any) -> None:
         self.inside = middlewares.with_root(root_path, dependencies=[*map(Depends, limits)], **options)
+        self._app = self.inside if alone else None
 
     def _slow(self) -> None:
         """Let answers wait until they are ended."""
@@ -312,10 +321,10 @@ class Stage:
     def _copy(self, name: str, copied: str) -> None:
         self.files.write(copied, (self.files.directory / name).read_bytes())
 
-    def _file(self, name: str, own: str = "") -> None:
-        limiter = None if own else self.limiter
+    def _file(self, name: str, own: Any = False, **options: Any) -> None:
+        options |= {} if own else {"limiter": self.limiter}
         inside = self.inside or self._anything
-        self._app = RateLimitMiddleware.from_file(inside, self.files.directory / name, limiter=limiter)
+        self._app = RateLimitMiddleware.from_file(inside, self.files.directory / name, **options)
         self.limiter = self._app.app.limiter
         if own:
             self._observe()
@@ -331,9 +340,13 @@ class Stage:
         route = Mount(inner, self._anything) if unknown else Route(inner, page)
         self.inside.router.routes.append(Mount(path, Router([route])))
 
-    def _socket(self, path: str, limit: Any = None, depends: Sequence[Any] = ()) -> None:
+    def _socket(
+        self, path: str, limit: Any = None, depends: Sequence[Any] = (), asks: Any = None, patient: bool = False
+    ) -> None:
         self.inside = self.inside or FastAPI()
-        if depends:
+        if asks:
+            self.inside.mount(path, partial(middlewares.asking, asks, patient))
+        elif depends:
             self.inside.websocket(path, dependencies=[*map(Depends, depends)])(middlewares.greet)
         else:
             self.inside.router.routes.append(WebSocketRoute(path, (limit or (lambda one: one))(middlewares.welcome)))
@@ -363,7 +376,7 @@ class Stage:
             words: list[Any] = shlex.split(rest) if verb == "write" else rest.split()
             options: dict[str, Any] = {}
             if verb in AS_IN_CODE:
-                paths = words[:1] if verb in ("endpoint", "socket") else []
+                paths = words[:1] if verb in ("endpoint", "socket", "file") else []
                 written = rest.removeprefix("".join(paths))
                 given, options = eval(f"(lambda *given, **options: (given, options))({written})", self.names)
                 words = [*paths, *given]
@@ -381,7 +394,7 @@ class Stage:
             try:
                 last = await send_scope(self.app, scope, leaves_after=scope.pop("leaves_after"))
                 found.append(self._status(last))
-            except (RuntimeError, ClientDisconnect, LookupError, OSError) as error:
+            except (RuntimeError, ClientDisconnect, LookupError, OSError, HTTPException) as error:
                 found.append(type(error).__name__)
         return "\n".join([" ".join(self._counted(found)), *(self._shown(name, last, scope) for name in show)])
 
@@ -408,7 +421,7 @@ class Stage:
             if method in ("SOCKET", "DENIAL"):
                 extensions = {"websocket.http.response": {}} if method == "DENIAL" else {}
                 more |= {"type": "websocket", "extensions": extensions}
-            scope = scope_of(path, sent, client=peer, headers=headers, **more)
+            scope = scope_of(path, sent, **{"client": peer, "headers": headers, **more})
             if written != method:  # a server may name the method of a handshake
                 scope["method"] = written
             found.append(scope)
@@ -637,5 +650,5 @@ class Stage:
 
 LIFTED = ("restore", "unban", "reset")
 """Verbs that are methods of the limiter, and say whether there was something."""
-AS_IN_CODE = ("site", "everywhere", "forms", "rule", "around", "application", "endpoint", "socket", "inspect")
+AS_IN_CODE = ("site", "everywhere", "forms", "rule", "around", "application", "endpoint", "socket", "inspect", "file")
 """Verbs of which the rest is written as in code."""

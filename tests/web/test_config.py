@@ -1,4 +1,4 @@
-"""The configuration file: what can be written, what goes before what, and what its JSON Schema says of mistakes."""
+"""The configuration file: what can be written, and what its JSON Schema says of mistakes."""
 
 import inspect
 import json
@@ -16,16 +16,15 @@ import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from starlette.responses import PlainTextResponse
 
 from scripts import make_configuration
 from scripts.make_configuration import json_schema
-from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, everyone
+from slidegate import BanPolicy, ConfigurationError, RateLimitMiddleware, Rule, everyone
 from slidegate.ops.cli import run
 from slidegate.web.config import OF_LIMITER
 from slidegate.web.reload import FileOptions, ReloadingMiddleware
 
-from ..asgi import hello, statuses
+from ..asgi import hello
 from .middlewares import operators
 from .test_checks import FILE_MESSAGES, mistaken_files
 
@@ -73,28 +72,6 @@ def test_a_file_of_networks_is_opened_once_for_bans_keys_and_conditions(file: Pa
     app = middleware(file, f'networks = "asn.mmdb"\n{rules}')
     files: list[Any] = [*app.limiter.engine.networks, *(rule.key.file for rule in app.rules)]  # type: ignore[union-attr]
     assert [file is files[0] for file in files] == [True] * 3
-
-
-# -- what goes before what ---------------------------------------------------------------------------------------------
-
-
-def test_code_goes_before_the_file_and_that_before_the_environment(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def max_keys(text: str, **code: Any) -> int:  # tells the stores of this test apart
-        return middleware(file, text, **code).limiter.store.max_keys  # type: ignore[attr-defined,no-any-return]
-
-    plain = 'limits = "1/hour"\n'
-    written = f'store = "memory://?max_keys=22"\n{plain}'
-    monkeypatch.setenv("SLIDEGATE_STORE", "memory://?max_keys=11")
-    assert max_keys(plain) == 11
-    assert max_keys(written) == max_keys(written, limiter=None) == 22
-    assert max_keys(written, store="memory://?max_keys=44") == 44
-    assert max_keys(plain, limiter=Limiter(MemoryStore(max_keys=33))) == 33
-
-
-async def test_a_function_in_code_answers_beside_the_file(file: Path) -> None:
-    answer = PlainTextResponse("slower", 420)
-    app = middleware(file, 'limits = "1/hour"', on_refused=lambda request, decision: answer)
-    assert await statuses(app, 2) == [200, 420]
 
 
 def test_type_checkers_know_every_option_beside_the_file() -> None:

@@ -21,15 +21,10 @@ import pytest
 from fastapi import Depends, FastAPI
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
-from starlette.applications import Starlette
-from starlette.endpoints import HTTPEndpoint
-from starlette.exceptions import HTTPException, WebSocketException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocketDisconnect
 
 from slidegate import (
     BanPolicy,
@@ -47,7 +42,7 @@ from slidegate import (
 from slidegate.events import Outcome
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..asgi import PEER, Answer, attempt, call, hello, page, scope_of, send_scope, statuses
+from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
 from ..remote_stores import SlowStore
 from ..virtual_time import turns
 from .middlewares import FORMS, Listener, greet, starlette
@@ -262,28 +257,6 @@ async def test_a_refused_request_that_asks_again_is_decided_again(at: str, optio
         assert len(shown) == 2, "an earlier refusal is not shown beside the decision that follows it"
 
 
-async def test_a_request_that_was_refused_a_permit_passes_with_one_alone() -> None:
-    """A message of a websocket asks again and again, while another websocket holds the only permit."""
-    limit = RateLimit(concurrency=1, key=everyone)
-    taken: list[bool] = []
-
-    async def endpoint(socket: WebSocket) -> None:
-        await socket.accept()
-        for _ in range(3):
-            try:
-                await limit.check(socket)
-            except WebSocketException:
-                taken.append(False)
-            else:
-                taken.append(True)
-        if len(taken) == 3:
-            await call(app, type="websocket")
-
-    app = RateLimitMiddleware(Starlette(routes=[WebSocketRoute("/", endpoint)]), rules=[])
-    await call(app, type="websocket")
-    assert taken == [True] * 3 + [False] * 3
-
-
 async def test_what_a_task_charges_or_refunds_is_carried_out_though_it_is_cancelled_meanwhile() -> None:
     """As that of a stream, in its `finally`, whose client has left."""
     limiter = Limiter(SlowStore())
@@ -346,39 +319,6 @@ def test_a_request_has_one_outcome_behind_its_last_byte_and_until_then_its_permi
     texts(
         Path(__file__).with_name("ends.txt"), "> ", lambda line: asyncio.run(ends(line.removeprefix("nothing").split()))
     )
-
-
-class Denied(HTTPEndpoint):
-    async def get(self, request: Request) -> Response:
-        raise HTTPException(401)
-
-    @TIGHT
-    async def post(self, request: Request) -> Response:
-        return PlainTextResponse()
-
-
-@pytest.mark.parametrize(
-    ("status", "made"),
-    {
-        401: lambda stack: Route("/", Denied, middleware=stack),
-        404: lambda stack: Mount("/", routes=[], middleware=stack),
-        405: lambda stack: Mount("/", routes=[Route("/", HTTPEndpoint)], middleware=stack),
-    }.items(),
-)
-async def test_an_http_exception_that_passes_has_the_status_of_its_answer(status: int, made: Any) -> None:
-    """Starlette answers those of classes and of routers around the middlewares of a route or a mount."""
-    ear, rule = Listener(), Rule("*", "2/hour", count_if=lambda seen: seen == status)
-    bans = BanPolicy("1/hour", signals={status: 1}, ban_private=True, shadow=True)
-    options = {"limiter": Limiter(observers=[ear]), "rules": [rule], "bans": bans}
-    site = Starlette(routes=[made([Middleware(RateLimitMiddleware, **options)])])
-    assert await statuses(site, 3) == [status, status, 429]
-    assert [(one.status, one.ended) for one in ear.outcomes] == [(status, "success")] * 2 + [(429, "refused")]
-    assert "shadow_banned" in [event.kind for event in ear.events]
-    if status == 401:
-        assert await statuses(site, 2, method="POST", client=("192.0.2.9", 1)) == [200, 429]
-        assert [(one.status, one.ended) for one in ear.outcomes[3:]] == [(200, "success"), (429, "refused")]
-    await attempt(RateLimitMiddleware(Denied, limits="9/hour", limiter=Limiter(observers=[outermost := Listener()])))
-    assert [(one.status, one.ended) for one in outermost.outcomes] == [(500, "exception")]
 
 
 # -- the fields of an answer -------------------------------------------------------------------------------------------

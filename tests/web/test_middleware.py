@@ -21,11 +21,10 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Host, Mount, Route, Router, WebSocketRoute, request_response
+from starlette.routing import Host, Mount, Route, Router, request_response
 from starlette.staticfiles import StaticFiles
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.websockets import WebSocket
 
 from slidegate import (
     BanPolicy,
@@ -34,13 +33,10 @@ from slidegate import (
     MemoryStore,
     MessageLimits,
     RateLimit,
-    RateLimitExceeded,
     RateLimitMiddleware,
     Rule,
-    client_key,
-    rate_limit_exceeded,
 )
-from slidegate.testing import FakeClock, RecordingObserver, limits_clock
+from slidegate.testing import FakeClock, limits_clock
 from slidegate.web.callbacks import whole_cost
 
 from ..asgi import PEER, attempt, call, hello, page, scope_of, send_scope, statuses
@@ -354,42 +350,6 @@ async def test_without_a_router_the_function_is_known_all_the_same() -> None:
     middleware = RateLimitMiddleware(ExceptionMiddleware(app))
     paths = ["/one/1", "/two", "/one/2", "/two"]
     assert [(await call(middleware, path)).status for path in paths] == [200, 200, 429, 429]
-
-
-# -- refusals ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("on_refused", [None, lambda request, decision: PlainTextResponse("mine", 418)])
-async def test_a_class_below_a_middleware_at_its_route_is_answered_as_a_function(on_refused: Any) -> None:
-    """Starlette answers what a class raises when the middlewares of its route have ended."""
-    answers, limit = [], RateLimit("1/hour", name="it")
-    for endpoint in (limit(page), class_of(page, limit)):
-        route = Route("/", endpoint, middleware=[Middleware(RateLimitMiddleware, on_refused=on_refused)])
-        app = Starlette(routes=[route], exception_handlers={RateLimitExceeded: rate_limit_exceeded})
-        assert await statuses(app, 1) == [200]
-        answers.append(await call(app))
-    of_function, of_class = [(answer.status, answer.body, dict(answer.headers)) for answer in answers]
-    assert of_class == of_function
-    assert of_function[0] == (429 if on_refused is None else 418)
-
-
-@pytest.mark.parametrize("banned", [False, True])
-async def test_an_accepted_websocket_is_closed_with_try_again_later_or_as_a_banned_one(banned: bool) -> None:
-    limit = RateLimit("1/hour")
-
-    async def late(websocket: WebSocket) -> None:
-        await websocket.accept()
-        if banned:
-            await limiter.ban(client_key(websocket), "1h")
-        await limit.check(websocket)
-
-    limiter = Limiter(observers=[observer := RecordingObserver(without=["banned"])])
-    app = Starlette(routes=[WebSocketRoute("/", late)])
-    middleware = RateLimitMiddleware(app, rules=[], limiter=limiter, bans=BanPolicy("1/1m"))
-    answer = [await call(middleware, type="websocket") for _ in range(1 if banned else 2)][-1]
-    closed = (1008, "banned") if banned else (1013, "Too many requests.")
-    assert [(message.get("code"), message.get("reason")) for message in answer.messages] == [(None, None), closed]
-    assert observer.kinds == (["refused"] if banned else ["exceeded", "refused"]), "it strikes and is reported"
 
 
 # -- functions may read the body in any way, and the endpoint reads it again in any way --------------------------------
