@@ -41,7 +41,7 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
         windows[key], state = counter.spend(windows[key], now_us, cost)
         states.append(state)
         if state[3]:
-            refused = TOO_LARGE if state[3] == NEVER or refused is TOO_LARGE else LIMITED
+            refused = TOO_LARGE if state[3] == NEVER else refused or LIMITED
     if refused is None:
         return Decision(True, OK, now_us, checks, states, None)
     if len(states) > 1:

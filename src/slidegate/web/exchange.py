@@ -137,7 +137,12 @@ class Exchange:
                     return self._start(message)
             if not self.is_plain:
                 return self.send_on(self._with_all_fields(message))
-            message = self.middleware.header_writer.add(message, self.own)
+            for decision in self.own:
+                if decision.readings:
+                    rendered = decision.checks.rendered or self.middleware.header_writer.render(decision.checks)
+                    message = message.copy()  # type: ignore[attr-defined]  # an application may send it several times
+                    fields = message["headers"] = [*message.get("headers", ())]
+                    fields += rendered.fields(decision, fields)
         elif kind == "websocket.close":
             self.status = CLOSED
             return self._start(message)
@@ -152,18 +157,20 @@ class Exchange:
         self.needed, self.is_plain = needed, False
 
     def _with_all_fields(self, message: Message) -> Message:
-        named = [decision for decision in self.own if decision.readings]
-        message = self.middleware.header_writer.add(message, joined(named) if len(named) > 1 else named)
-        if message["type"].endswith("http.response.start"):
-            complete(message["headers"], self.needed)
-        return message
+        """Return the first message with the fields of several decisions, and with those that a refusal needs."""
+        fields = [*message.get("headers", ())]
+        for decision in self.own if self.is_plain else joined(self.own):
+            if decision.readings:
+                fields += self.middleware.header_writer.fields(decision, fields)
+        if self.needed and message["type"].endswith("http.response.start"):
+            complete(fields, self.needed)
+        return {**message, "headers": fields}
 
     async def _start(self, message: Message) -> None:
         """Call the hooks for the status, which may change what the fields say, then send the first message."""
         await self._call_starts(self.status)
         if message["type"] in _STARTS:
-            writer = self.middleware.header_writer
-            message = writer.add(message, self.own) if self.is_plain else self._with_all_fields(message)
+            message = self._with_all_fields(message)
         await (self.end(None, message) if message["type"].endswith(_LASTS) else self.send_on(message))
 
     async def _call_starts(self, status: Any) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, Final, Literal, TypeAlias
 
-from starlette.types import Message, Scope
+from starlette.types import Scope
 
 from ..core.concurrency import Concurrency
 from ..core.decision import Bucket, Check, Decision, ceil_s, unique_name
@@ -39,16 +39,19 @@ def windows_of(check: Check) -> tuple[object, ...]:
 
 
 def joined(decisions: Sequence[Decision]) -> Sequence[Decision]:
-    """Return the decisions about a request as one, in which no window is twice: the last reading of each counts.
+    """Return those of a request's decisions that name limits as one, in which the last reading of each window counts.
 
     Each reading keeps its spans, which are from the decision that has made it.
     """
+    named = [decision for decision in decisions if decision.readings]
+    if len(named) < 2:
+        return named
     found: dict[object, tuple[Check, Sequence[WindowState]]] = {}
-    for decision in decisions:
-        readings = iter(decision.readings_as_of(decisions[-1].now_us))
-        for check in decision.checks if decision.readings else ():
+    for decision in named:
+        readings = iter(decision.readings_as_of(named[-1].now_us))
+        for check in decision.checks:
             found[windows_of(check)] = check, [*islice(readings, len(check[0].limits))]
-    last, checks = decisions[-1], Question([check for check, _ in found.values()])
+    last, checks = named[-1], Question([check for check, _ in found.values()])
     states = [state for _, read in found.values() for state in read]
     return (Decision(last.allowed, last.reason, last.now_us, checks, states),)
 
@@ -74,31 +77,33 @@ class Rendered:
         named = list(zip(self.names, self.limits, units, strict=True))
         self._policy: Field = b"ratelimit-policy", ", ".join([_policy_item(*one) for one in named]).encode()
         self._text = b", ".join([_item(name, limit) for name, limit, _ in named])
-        self._parts = [(limit.amount, not isinstance(limit, Concurrency)) for limit in self.limits]
-        self._amount = self.limits[0].amount
+        self._amounts = [limit.amount for limit in self.limits]
+        self._amount = self._amounts[0]
 
-    def append_to(self, fields: list[Field], decision: Decision) -> None:
-        """Append RateLimit and RateLimit-Policy with the current numbers."""
+    def fields(self, decision: Decision, given: Sequence[Field]) -> Sequence[Field]:
+        """Return RateLimit-Policy, and RateLimit with the current numbers.
+
+        Args:
+            decision: The decision that they tell of.
+            given: The fields of the answer so far.
+        """
         now_us = decision.now_us
         numbers: tuple[int, ...] = ()
-        for (spent, leaves_us, _, _), (amount, has_time) in zip(decision.readings, self._parts, strict=True):
+        for (spent, leaves_us, _, _), amount in zip(decision.readings, self._amounts, strict=True):
             left = amount - spent if amount > spent else 0
-            if has_time:
-                numbers += left, -((now_us - leaves_us) // 1_000_000) if spent else 0
-            else:
-                numbers += (left,)
-        fields += self._policy, (b"ratelimit", self._text % numbers)
+            numbers += left, -((now_us - leaves_us) // 1_000_000) if spent else 0
+        return self._policy, (b"ratelimit", self._text % numbers)
 
 
-class _OneWindow(Rendered):
-    """The same for one window, which most requests have."""
+class _OneLimit(Rendered):
+    """The same for one limit, which most requests have."""
 
-    def append_to(self, fields: list[Field], decision: Decision) -> None:
-        """See `Rendered.append_to`."""
+    def fields(self, decision: Decision, given: Sequence[Field]) -> Sequence[Field]:
+        """See `Rendered.fields`."""
         spent, leaves_us, _, _ = decision.readings[0]
         left = self._amount - spent
         more_s = -((decision.now_us - leaves_us) // 1_000_000) if spent else 0
-        fields += self._policy, (b"ratelimit", self._text % (left if left > 0 else 0, more_s))
+        return self._policy, (b"ratelimit", self._text % (left if left > 0 else 0, more_s))
 
 
 class _InStyles(Rendered):
@@ -109,15 +114,15 @@ class _InStyles(Rendered):
         self._styles = styles
         self._unix_us = unix_us
 
-    def append_to(self, fields: list[Field], decision: Decision) -> None:
-        """Append them; X-RateLimit-* of the limit that refuses, or that admits the fewest further requests.
+    def fields(self, decision: Decision, given: Sequence[Field]) -> Sequence[Field]:
+        """Return them; X-RateLimit-* of the limit that refuses, or that admits the fewest further requests.
 
         These are of the innermost middleware: what is there already stays.
         """
-        if "draft" in self._styles:
-            super().append_to(fields, decision)
-        if "legacy" in self._styles and all(lowered(field[0]) != b"x-ratelimit-limit" for field in fields):
-            fields += _legacy_fields(decision, self._unix_us())
+        fields: Sequence[Field] = super().fields(decision, given) if "draft" in self._styles else ()
+        if "legacy" in self._styles and all(lowered(field[0]) != b"x-ratelimit-limit" for field in given):
+            fields = *fields, *_legacy_fields(decision, self._unix_us())
+        return fields
 
 
 class HeaderWriter:
@@ -140,18 +145,10 @@ class HeaderWriter:
             raise ConfigurationError(f"{expected}, not {quoted(style)}", "headers")
         self._rendered: dict[object, Rendered] = {}
 
-    def add(self, message: Message, decisions: Iterable[Decision]) -> Message:
-        """Return the first message of a response with the fields of some decisions, behind those of the application.
-
-        The result is a copy, because an application may send one prepared message several times.
-        """
-        message = message.copy()  # type: ignore[attr-defined]
-        fields = message["headers"] = [*message.get("headers", ())]
-        for decision in decisions:
-            if decision.readings:
-                rendered = decision.checks.rendered or self.render(decision.checks)
-                rendered.append_to(fields, decision)
-        return message
+    def fields(self, decision: Decision, given: Sequence[Field]) -> Sequence[Field]:
+        """Return the fields of a decision that names limits; see `Rendered.fields`."""
+        rendered: Rendered = decision.checks.rendered or self.render(decision.checks)
+        return rendered.fields(decision, given)
 
     def render(self, question: Question) -> Rendered:
         """Return what the answers to all requests with the checks of a question have in common, and note it there."""
@@ -163,9 +160,7 @@ class HeaderWriter:
     def _made(self, buckets: Sequence[Bucket]) -> Rendered:
         if {*self._styles} != {"draft"}:
             return _InStyles(buckets, self._styles, self._unix_us)
-        limits = [limit for bucket in buckets for limit in bucket.limits]
-        is_window = len(limits) == 1 and not isinstance(limits[0], Concurrency)
-        return (_OneWindow if is_window else Rendered)(buckets)
+        return (_OneLimit if sum(len(bucket.limits) for bucket in buckets) == 1 else Rendered)(buckets)
 
     def forget(self) -> None:
         """Render everything anew, because amounts have changed. Questions keep what they have."""
@@ -197,8 +192,11 @@ def complete(fields: list[Field], needed: Iterable[tuple[bytes, bytes]]) -> None
 
 
 def _item(name: str, limit: AnyLimit) -> bytes:
-    """Return the item of RateLimit for a limit, with places for its numbers. The time of the next permit is unknown."""
-    numbers = ";r=%d" if isinstance(limit, Concurrency) else ";r=%d;t=%d"
+    """Return the item of RateLimit for a limit, with two places: for what is left, and for the time until more is.
+
+    The time of the next permit is unknown; ``%.0a`` writes nothing.
+    """
+    numbers = ";r=%d%.0a" if isinstance(limit, Concurrency) else ";r=%d;t=%d"
     return (quote(name).replace("%", "%%") + numbers).encode()
 
 
