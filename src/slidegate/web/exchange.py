@@ -161,7 +161,8 @@ class Exchange:
         fields = [*message.get("headers", ())]
         for decision in self.own if self.is_plain else joined(self.own):
             if decision.readings:
-                fields += self.middleware.header_writer.fields(decision, fields)
+                rendered = decision.checks.rendered or self.middleware.header_writer.render(decision.checks)
+                fields += rendered.fields(decision, fields)
         if self.needed and message["type"].endswith("http.response.start"):
             complete(fields, self.needed)
         return {**message, "headers": fields}

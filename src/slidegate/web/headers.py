@@ -145,11 +145,6 @@ class HeaderWriter:
             raise ConfigurationError(f"{expected}, not {quoted(style)}", "headers")
         self._rendered: dict[object, Rendered] = {}
 
-    def fields(self, decision: Decision, given: Sequence[Field]) -> Sequence[Field]:
-        """Return the fields of a decision that names limits; see `Rendered.fields`."""
-        rendered: Rendered = decision.checks.rendered or self.render(decision.checks)
-        return rendered.fields(decision, given)
-
     def render(self, question: Question) -> Rendered:
         """Return what the answers to all requests with the checks of a question have in common, and note it there."""
         buckets = tuple([bucket for bucket, _, _ in question])
