@@ -32,7 +32,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web import file_watcher
 from slidegate.web.networks import Network
 
-from ..asgi import PEER, Answer, call, scope_of, send_scope
+from ..asgi import PEER, Answer, call, scope_of
 
 PLENTY = "1000000/minute"
 WRITTEN_NS = 1_800_000_000_000_000_000
@@ -45,13 +45,6 @@ def checks(scope: Scope) -> list[Check]:
 
 def charged(scope: Scope) -> list[str]:
     return [bucket.label for bucket, _, _ in checks(scope)]
-
-
-async def counted(app: ASGIApp, path: str, method: str = "GET", **more: Any) -> list[str]:
-    """Return the labels of the limits that one request was counted on."""
-    scope = scope_of(path, method, **more)
-    await send_scope(app, scope)
-    return charged(scope)
 
 
 def fields(value: str) -> list[tuple[str, dict[str, Any]]]:
@@ -363,43 +356,26 @@ def class_of(endpoint: Any, decorate: Callable[[Any], Any] = lambda method: meth
     return type("Page", (HTTPEndpoint,), dict.fromkeys(map(str.lower, METHODS), decorate(get)))
 
 
-def wrapping(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate an endpoint as anybody does."""
+def around(endpoint: Callable[..., Any], how: str = "anybody", limit: Any = None) -> Callable[..., Any]:
+    """Return a function that calls an endpoint: as anybody decorates it; in a thread, as a sync one, which only works
+    there; with a parameter of the kind by which FastAPI gives the request to a limit; or when it has asked a limit."""
 
     @functools.wraps(endpoint)
-    async def wrapped(*args: Any, **options: Any) -> Any:
+    async def anybody(*args: Any, **options: Any) -> Any:
         return await endpoint(*args, **options)
-
-    return wrapped
-
-
-def in_a_thread(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a sync endpoint, which only works in a thread."""
 
     def sync(request: Request) -> Any:
         return from_thread.run(endpoint, request)
-
-    return sync
-
-
-def of_a_connection(endpoint: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an endpoint that has a parameter of the kind by which FastAPI gives the request to a limit."""
 
     async def connected(connection: HTTPConnection, request: Request) -> Any:
         assert connection is request
         return await endpoint(request)
 
-    return connected
-
-
-def checked(limit: RateLimit, endpoint: Any) -> Callable[..., Any]:
-    """Return an endpoint that asks for itself."""
-
-    async def checks(request: Request) -> Any:
+    async def asking(request: Request) -> Any:
         await limit.check(request)
         return await endpoint(request)
 
-    return checks
+    return {"anybody": anybody, "sync": sync, "connected": connected, "asking": asking}[how]
 
 
 FORMS: dict[str, Callable[..., ASGIApp]] = {
@@ -408,14 +384,14 @@ FORMS: dict[str, Callable[..., ASGIApp]] = {
     "dependency": lambda limit, endpoint, **options: fastapi(endpoint, of_route=[limit], **options),
     "needed": lambda limit, endpoint, **options: fastapi(endpoint, of_route=[needing(limit)], **options),
     "decorator": lambda limit, endpoint, **options: fastapi(limit(endpoint), **options),
-    "sync": lambda limit, endpoint, **options: fastapi(limit(in_a_thread(endpoint)), **options),
-    "connection": lambda limit, endpoint, **options: fastapi(limit(of_a_connection(endpoint)), **options),
+    "sync": lambda limit, endpoint, **options: fastapi(limit(around(endpoint, "sync")), **options),
+    "connection": lambda limit, endpoint, **options: fastapi(limit(around(endpoint, "connected")), **options),
     "starlette": lambda limit, endpoint, **options: starlette(limit(endpoint), **options),
     "partial": lambda limit, endpoint, **options: starlette(limit(functools.partial(endpoint)), **options),
-    "under": lambda limit, endpoint, **options: starlette(wrapping(limit(endpoint)), **options),
-    "above": lambda limit, endpoint, **options: starlette(limit(wrapping(endpoint)), **options),
+    "under": lambda limit, endpoint, **options: starlette(around(limit(endpoint)), **options),
+    "above": lambda limit, endpoint, **options: starlette(limit(around(endpoint)), **options),
     "method": lambda limit, endpoint, **options: starlette(class_of(endpoint, limit), **options),
-    "checked": lambda limit, endpoint, **options: starlette(checked(limit, endpoint), **options),
+    "checked": lambda limit, endpoint, **options: starlette(around(endpoint, "asking", limit), **options),
     "mounted": lambda limit, endpoint, **options: Starlette(routes=[Mount("/", starlette(limit(endpoint), **options))]),
 }
 """All forms of a limit at an endpoint, which is at ``/``: each takes the limit and a function."""

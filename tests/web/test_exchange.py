@@ -117,27 +117,18 @@ CLIENTS: Final = st.sampled_from([(PEER, 1), [PEER, 1], (PEER, None), [PEER, "1"
 
 @settings(max_examples=300, deadline=None)
 @given(
-    before=st.lists(OTHERS, max_size=2),
-    start=STARTS,
-    after=st.lists(BODIES | OTHERS, max_size=3),
-    late=st.lists(BODIES | STARTS, max_size=2),
-    options=OPTIONS,
-    client=CLIENTS,
-    is_limited=st.booleans(),
-    is_judged=st.booleans(),
+    st.tuples(st.lists(OTHERS, max_size=2), STARTS, st.lists(BODIES | OTHERS, max_size=3)),
+    st.lists(BODIES | STARTS, max_size=2),
+    OPTIONS,
+    CLIENTS,
+    st.booleans(),
+    st.booleans(),
 )
 async def test_an_answer_goes_out_as_it_came_whatever_it_is_made_of(
-    before: list[Any],
-    start: Any,
-    after: list[Any],
-    late: list[Any],
-    options: dict[str, Any],
-    client: Any,
-    is_limited: bool,
-    is_judged: bool,
+    answers: Any, late: list[Any], options: dict[str, Any], client: Any, is_limited: bool, is_judged: bool
 ) -> None:
     """The second time that it is sent, behind a refusal that the application has caught, with more after its end."""
-    kept, judged, own = list[Send](), list[Any](), Limiter()
+    (before, start, after), kept, judged, own = answers, list[Send](), list[Any](), Limiter()
     given_fields = list(start.get("headers", ()))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

@@ -20,7 +20,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Host, Mount, Route, Router, request_response
 from starlette.staticfiles import StaticFiles
 from starlette.testclient import TestClient
@@ -43,7 +43,7 @@ from ..asgi import PEER, attempt, call, hello, page, scope_of, send_scope, statu
 from ..remote_stores import SlowStore
 from ..test_wrong_arguments import WRONG
 from ..virtual_time import turns
-from .middlewares import BYE, FORMS, SocketClient, checks, class_of, counted, listening, texts, wrapping
+from .middlewares import BYE, FORMS, SocketClient, around, charged, checks, class_of, listening, texts
 from .stage import expanded
 
 
@@ -73,13 +73,9 @@ async def test_context_variables_streams_and_background_tasks_behave_as_without_
     user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
     done: list[str] = []
 
-    async def chunks() -> Any:
-        for word in ("a", "b", "c"):
-            yield word
-
     async def stream(request: Request) -> StreamingResponse:
         user.set("inner")
-        return StreamingResponse(chunks(), background=BackgroundTask(done.append, "task"))
+        return StreamingResponse(iter("abc"), background=BackgroundTask(done.append, "task"))
 
     app = Starlette(routes=[Route("/", stream)], middleware=[Middleware(RateLimitMiddleware, limits="9/hour")])
     answer = await call(app)
@@ -154,9 +150,9 @@ ROUTES = [
     Route("/b/", page),
     Route("/free/", health),
     Route("/free/{rest:path}", health),
-    Route("/below", wrapping(RateLimit.exempt(wrapping(page)))),
-    Route("/above", RateLimit.exempt(wrapping(page))),
-    Route("/limited", RateLimit("30/minute", name="own")(RateLimit.exempt(wrapping(page)))),
+    Route("/below", around(RateLimit.exempt(around(page)))),
+    Route("/above", RateLimit.exempt(around(page))),
+    Route("/limited", RateLimit("30/minute", name="own")(RateLimit.exempt(around(page)))),
     Route("/base", Base),
     Route("/child", Child),
     Mount("/v1/{tenant}", routes=INNER),
@@ -186,8 +182,9 @@ def test_each_route_is_a_bucket_unless_it_is_exempt(texts: Callable[..., None]) 
             app = FastAPI(routes=ROUTES, middleware=[Middleware(one) for one in stack], openapi_url=None)
             app.include_router(INCLUDED, prefix="/v2")
             middleware = app if with_defaults in stack else with_defaults(app)
-            counting = counted(middleware, f"/{expanded(path)}", method, headers={"host": host or "example.com"})
-            found.add(", ".join(asyncio.run(counting)) or "exempt")
+            scope = scope_of(f"/{expanded(path)}", method, headers={"host": host or "example.com"})
+            asyncio.run(send_scope(middleware, scope))
+            found.add(", ".join(charged(scope)) or "exempt")
         return "\n".join(found)
 
     texts(Path(__file__).with_name("routes.txt"), "> ", label)
@@ -289,15 +286,6 @@ def test_a_decorated_endpoint_is_documented_as_before() -> None:
     assert "requestBody" not in operation
 
 
-def made(word: str) -> Any:
-    """Return another endpoint of the same name at each call."""
-
-    async def same_name(request: Request) -> Response:
-        return PlainTextResponse(word)
-
-    return same_name
-
-
 LIMITS = st.sampled_from(["7/hour", "8/hour", "9/hour", "9/minute"])
 ENDPOINTS = st.lists(st.tuples(st.lists(LIMITS, max_size=3), st.lists(LIMITS, max_size=2)), min_size=1, max_size=4)
 
@@ -316,7 +304,11 @@ def test_each_endpoint_has_one_count_for_each_of_its_limits_whatever_comes_first
         app = FastAPI(middleware=[Middleware(RateLimitMiddleware)], dependencies=depends(of_app))
         mounted = FastAPI(dependencies=depends(of_app))
         for at, (decorators, dependencies) in enumerate(endpoints):
-            endpoint, router = made(str(at)), APIRouter(dependencies=depends(of_router))
+
+            async def endpoint(request: Request) -> Any:
+                return PlainTextResponse()
+
+            router = APIRouter(dependencies=depends(of_router))
             for one in decorators:
                 endpoint = RateLimit(one)(endpoint)
             router.api_route("/x", methods=places[at].split()[:1], dependencies=depends(dependencies))(endpoint)
@@ -342,7 +334,7 @@ def test_each_endpoint_has_one_count_for_each_of_its_limits_whatever_comes_first
 
 async def test_without_a_router_the_function_is_known_all_the_same() -> None:
     limit = RateLimit("1/hour")
-    one, two = request_response(limit(page)), request_response(limit(made("other")))
+    one, two = request_response(limit(page)), request_response(limit(other))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await (two if scope["path"] == "/two" else one)(scope, receive, send)

@@ -21,7 +21,6 @@ from starlette.websockets import WebSocket
 
 from slidegate import Limiter, MemoryStore, RateLimit, RateLimitExceeded, RateLimitMiddleware, Rule, header
 from slidegate.core import Bucket, Concurrency
-from slidegate.testing import FakeClock
 from slidegate.web.waiting import Peeked
 
 from ..asgi import Answer, call, hello, scope_of, send_scope, statuses
@@ -96,28 +95,22 @@ async def test_a_server_that_loses_messages_when_a_read_is_cancelled_loses_none(
     assert [(server.received, server.lost) for server in servers] == [(b"ab", 0)] * 4
 
 
-async def stays(scope: Scope, receive: Receive, send: Send) -> None:
-    scope["entered"].append(scope)
-    await anyio.sleep_forever()
-
-
-async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back() -> None:
+async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back(stage: Stage) -> None:
     """As a server does that ends its event loop with requests under way."""
-    store, entered = SlowStore(FakeClock()), list[Scope]()
-    limiter = Limiter(store, deadline="60s")
-    middleware: Any = RateLimitMiddleware(stays, limiter=limiter, rules=[Rule("*", concurrency=1)])
-    request: Any = asyncio.create_task(middleware(scope_of(entered=entered), anyio.sleep_forever, None))
+    await stage.play("site remote=True", 'rule "/", concurrency=1', "slow", "come GET /")
+    assert await stage.play("inside", "permits") == ["nobody", "1"]
+    stage.tasks[0].get_coro().close()  # type: ignore[union-attr]
     await turns()
-    assert (len(entered), store.permits_held()) == (1, 1)
-    request.get_coro().close()
-    await turns()
-    assert store.permits_held() == 0
-    request.cancel()
-    await asyncio.gather(request, return_exceptions=True)
+    assert await stage.play("permits") == ["0"]
 
 
 async def test_a_request_that_is_cancelled_as_it_hands_its_permit_back_is_read_no_more() -> None:
     store, entered, reading = SlowStore(VirtualTime().clock), list[Scope](), set[int]()
+
+    async def stays(scope: Scope, receive: Receive, send: Send) -> None:
+        entered.append(scope)
+        await anyio.sleep_forever()
+
     middleware = RateLimitMiddleware(stays, limiter=Limiter(store), rules=[Rule("*", concurrency=1, wait="10s")])
 
     async def visit(number: int) -> None:
@@ -128,7 +121,7 @@ async def test_a_request_that_is_cancelled_as_it_hands_its_permit_back_is_read_n
             finally:
                 reading.remove(number)
 
-        await middleware(scope_of(entered=entered), receive, anyio.sleep_forever)
+        await middleware(scope_of(), receive, anyio.sleep_forever)
 
     tasks = [asyncio.create_task(visit(number)) for number in range(2)]
     await asyncio.sleep(1)
