@@ -236,9 +236,10 @@ def programs() -> st.SearchStrategy[Program]:
 def _move(word: str, *given: str) -> Move:
     """Return a move of ``known.txt``: a word and numbers, or keys."""
     match word:
-        case "ask" | "patient" | "look":
+        case "ask" | "patient" | "look" | "charge":
             question = ((0, given[1] if given[1:] else "ann", int(given[0])),)
-            return Look(question) if word == "look" else Ask(question, patient=word == "patient")
+            asks: dict[str, Callable[..., Move]] = {"look": Look, "charge": Debt}
+            return asks[word](question) if word in asks else Ask(question, patient=word == "patient")
         case "reset":
             return Reset(*given)
         case "amount":

@@ -290,20 +290,6 @@ async def test_permits_are_written_again_after_a_server_has_lost_them() -> None:
             assert await leave(holds, *held) == [True, True]
 
 
-@needs_redis
-async def test_every_row_of_permits_has_an_end(server: RedisServer, opened_as: Opened) -> None:
-    store = opened_as("server", prefix="leases", permit_lease="5s")
-    held = await take(store)
-    (name,) = server.command("KEYS", "{leases}:w:*")
-    assert 4_000 < server.command("PTTL", name) <= 6_000
-    short = opened_as("server", prefix="leases", permit_lease="2s")
-    again = await take(short)
-    assert server.command("PTTL", name) > 4_000, "the longest lease counts"
-    assert await leave(store, held) == [True]
-    assert await leave(short, again) == [True]
-    assert server.command("EXISTS", name) == 0
-
-
 def test_a_file_does_not_grow_by_permits_that_nobody_has(in_file: Opened, clock: FakeClock) -> None:
     """Those that were handed back, and those of the dead under keys that nobody asks for."""
     here, used, of_the_dead = in_file(), list[int](), list[Decision]()

@@ -244,17 +244,6 @@ async def test_large_rows_take_no_more_than_was_taken_ahead(opened_as: Opened, m
 
 
 @needs_redis
-async def test_every_key_of_stats_has_a_time_to_live_and_one_prefix(server: RedisServer) -> None:
-    async with store_at(server, prefix="ttl") as store:
-        await write(store, *rows(2, 5, 7), StatsRow("workers", 0, b"ann", MINUTE_US))
-        assert await store.shared_stats.time() > 1_600_000_000_000_000
-        keys = server.command("KEYS", "{ttl}:bans:rows:*")
-        assert len(keys) == 3
-        for key in keys:
-            assert MINUTE_US // 1_000 - 30_000 < server.command("PTTL", key) <= MINUTE_US // 1_000 + 1_002
-
-
-@needs_redis
 async def test_the_list_of_workers_forgets_the_dead_while_others_write(server: RedisServer) -> None:
     clock = FakeClock(1_700_000_000_000_000)
     async with store_at(server, prefix="dead", clock=clock) as store:

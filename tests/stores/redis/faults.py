@@ -83,6 +83,10 @@ def between(begins: Act, ends: Act) -> Fault:
     return fault
 
 
+def says(command: str) -> Act:
+    return lambda deployment: deployment.server.command(*command.split())
+
+
 def late(deployment: Deployment, delay_s: float) -> None:
     deployment.proxy.delay_s = delay_s
 
@@ -90,19 +94,6 @@ def late(deployment: Deployment, delay_s: float) -> None:
 def drop_and_thaw(deployment: Deployment) -> None:
     deployment.proxy.drop()
     deployment.proxy.thaw()
-
-
-def take_memory(deployment: Deployment) -> None:
-    deployment.server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
-    deployment.server.command("CONFIG", "SET", "maxmemory", 1)
-
-
-def replica_of(*master: object) -> Act:
-    return lambda deployment: deployment.server.command("REPLICAOF", *master)
-
-
-def rights(change: str) -> Act:
-    return lambda deployment: deployment.server.command("ACL", "SETUSER", "default", change)
 
 
 def take_password(deployment: Deployment, password: str | None) -> None:
@@ -174,13 +165,13 @@ FAULTS: Final[dict[str, tuple[Fault, type[StoreError] | tuple[type[StoreError], 
     "slow": (between(lambda at: late(at, 30.0), lambda at: late(at, 0.0)), StoreTimeout),
     "BUSY": (busy, StoreUnavailable),
     # No room is left for anything written, and nothing may be evicted.
-    "OOM": (between(take_memory, lambda at: at.server.command("CONFIG", "SET", "maxmemory", 0)), StoreUnavailable),
+    "OOM": (between(says("CONFIG SET maxmemory 1"), says("CONFIG SET maxmemory 0")), StoreUnavailable),
     # The server has become a replica.
-    "READONLY": (between(replica_of("127.0.0.1", 1), replica_of("NO", "ONE")), StoreUnavailable),
+    "READONLY": (between(says("REPLICAOF 127.0.0.1 1"), says("REPLICAOF NO ONE")), StoreUnavailable),
     "LOADING": (loading, (StoreUnavailable, StoreTimeout)),
     # The server asks for a password from now on, also on connections that are open.
     "NOAUTH": (between(lambda at: take_password(at, "hunter2"), lambda at: take_password(at, None)), StoreUnavailable),
     # The user may not run scripts any more.
-    "NOPERM": (between(rights("-@scripting"), rights("+@all")), StoreUnavailable),
+    "NOPERM": (between(says("ACL SETUSER default -@scripting"), says("ACL SETUSER default +@all")), StoreUnavailable),
 }
 """By name: the fault, and what a store raises while it lasts."""

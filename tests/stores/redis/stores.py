@@ -11,8 +11,7 @@ from struct import unpack_from
 from typing import Any, Final
 
 from slidegate import BanPolicy, Decision, Limiter, StoreError
-from slidegate.core import BanSubject, Bucket, Reason, parse_address
-from slidegate.core.addresses import Address
+from slidegate.core import BanSubject, Bucket, Reason
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_IN_CALL, MAX_SENDERS
 from slidegate.stores.redis.script import strikes_field
@@ -81,12 +80,6 @@ async def all_connected(store: RedisStore) -> None:
         while len(store.batcher()._idle) < MAX_SENDERS:
             await asyncio.gather(*(hit(store, "warm", cost=0) for _ in range(MAX_SENDERS * MAX_IN_CALL)))
     store.batcher()._news_s = inf
-
-
-def address(text: str) -> Address:
-    found = parse_address(text)
-    assert found is not None
-    return found
 
 
 async def eventually(holds: Callable[[], object], bound_s: float = PLENTY_S) -> None:

@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import UsernamePasswordCredentialProvider
 
 from slidegate import BanPolicy, Decision, Limiter, Quota, StoreError
-from slidegate.core import Ban, Bucket, Concurrency, Reason, Reservation, Snapshot, StoreUnavailable
+from slidegate.core import Ban, Bucket, Concurrency, Reason, Reservation, Snapshot, StoreUnavailable, parse_address
 from slidegate.core.bans.rows import to_rows
 from slidegate.core.reservation import reserved
 from slidegate.stores.redis import RedisStore, clients
@@ -33,11 +33,12 @@ from ...contract.store_contract import CHECKS, QUESTIONS, SHARED_QUESTIONS, buck
 from ...fault_proxy import FaultProxy, stop_listening
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis
 from .faults import Deployment
-from .stores import PLENTY, PLENTY_S, address, hit, store_at, struck, until_answered, workers_at
+from .stores import PLENTY, PLENTY_S, hit, store_at, struck, until_answered, workers_at
 
 pytestmark = needs_redis
 NOW_US = 1_900_000_000_000_000
 WIDE = "1000000/minute"
+ADDRESS = parse_address("192.0.2.7")
 
 
 async def turns_of(work: Awaitable[object]) -> int:
@@ -61,7 +62,7 @@ async def test_requests_are_decided_while_bans_change_with_each(deployment: Depl
         changing = [asyncio.create_task(change()) for _ in range(4)]
         async with asyncio.timeout(PLENTY_S):
             for _ in range(100):
-                hits = (hit(slow, f"user:{n}", WIDE, subjects=[address("192.0.2.7")]) for n in range(5))
+                hits = (hit(slow, f"user:{n}", WIDE, subjects=[ADDRESS]) for n in range(5))
                 assert {answer.reason for answer in await asyncio.gather(*hits)} == {Reason.OK}
         assert not any(task.done() for task in changing)
         for task in changing:
@@ -270,22 +271,6 @@ async def test_idle_workers_and_a_new_one_share_a_limit_after_a_loss_and_say_how
 
 
 @pytest.mark.all
-async def test_a_worker_starts_while_the_server_is_out_of_memory() -> None:
-    with RedisServer() as server:
-        async with workers_at(server, 2) as (old, new):
-            await old.bans.ban("user:eve", None, "", "ann")
-            for _ in range(10):
-                await hit_ten(old)
-            server.command("CONFIG", "SET", "maxmemory", "1")
-            assert (await settle(new.hit(((TEN, "user:eve", 1),)))).reason is Reason.BANNED
-            assert (await settle(new.hit(((TEN, "user:ann", 1),)))).reason is Reason.LIMITED
-            with pytest.raises(StoreError, match="OOM"):
-                await settle(new.hit(((TEN, "user:bob", 1),)))
-            server.command("CONFIG", "SET", "maxmemory", "0")
-            assert await hit_ten(new, "user:bob")
-
-
-@pytest.mark.all
 async def test_whoever_connects_to_a_server_that_evicts_tells_of_it_once_and_of_no_other(server: RedisServer) -> None:
     policy = "--maxmemory-policy", "allkeys-lru"
     with RedisServer("--maxmemory", "4mb", *policy) as evicting, RedisServer(*policy) as unbounded:
@@ -329,7 +314,7 @@ async def test_bans_hold_where_the_list_of_their_keys_was_evicted(server: RedisS
     async with workers_at(server, 3) as (one, other, new):
         await one.bans.ban("192.0.2.0/24", None, "", "ann")
         server.command("DEL", f"{{{one._prefix}}}:bans")
-        assert (await hit(new, subjects=[address("192.0.2.7")])).reason is Reason.BANNED
+        assert (await hit(new, subjects=[ADDRESS])).reason is Reason.BANNED
         await one.bans.unban("192.0.2.0/24", "ann")
         for key, length_us in (("user:eve", None), ("user:dan", 3_600_000_000)):
             await one.bans.ban(key, length_us, "", "ann")

@@ -19,7 +19,7 @@ from typing import Any, Final
 import pytest
 
 from slidegate import BanPolicy, Decision, Limiter, MemoryStore, parse_limits
-from slidegate.core import Bucket, Concurrency, Reason, StoreUnavailable
+from slidegate.core import Bucket, Concurrency, Reason, StatsRow, StoreUnavailable, parse_address
 from slidegate.stores.redis import RedisStore, batch, refusals
 from slidegate.stores.redis.batch import MAX_IN_CALL, MAX_SENDERS, Batcher
 from slidegate.stores.redis.clock import StoreTime, monotonic_us
@@ -37,7 +37,6 @@ from .faults import Deployment
 from .stores import (
     PLENTY,
     PLENTY_S,
-    address,
     all_connected,
     eventually,
     fresh_prefix,
@@ -245,35 +244,29 @@ async def test_what_one_worker_bans_and_unbans_is_known_to_the_others_as_soon_as
 ) -> None:
     monkeypatch.setattr(batch, "NEWS_S", 0.1)
     monkeypatch.setattr(refusals, "TRUST_US", 100_000)
-    deployment, subjects = request.getfixturevalue(running), (address("192.0.2.9"),)
-    async with workers_at(deployment, 2) as (store, other):
-        plenty = bucket("100000/minute")
+    plenty = bucket("100000/minute")
+    asked = ((plenty, "192.0.2.9", 1),), (parse_address("192.0.2.9"),)
+    async with workers_at(request.getfixturevalue(running), 4) as (store, other, *new):
 
         async def passes() -> bool:
-            return bool(await settle(other.hit(((plenty, "192.0.2.9", 1),), subjects)))
+            return bool(await settle(other.hit(*asked)))
 
         async def is_refused() -> bool:
             return not await passes()
 
         assert await passes()
-        for _ in range(2):
+        for late in new:
             await store.bans.ban(banned, None, "by request", "ann")
             assert "/" in banned or await is_refused(), "a client is refused at once"
+            first = [settle(ask(*asked)) for ask in (late.hit, late.peek, late.hit)]
+            assert {decision.reason for decision in await asyncio.gather(*first)} == {Reason.BANNED}, (
+                "as who starts now"
+            )
             await eventually(is_refused)
             assert (await hit(other, "user:ann", plenty)).reason is Reason.OK
             await store.bans.unban(banned, "ann")
-            assert await settle(store.hit(((plenty, "192.0.2.9", 1),), subjects)), "its own it knows at once"
+            assert await settle(store.hit(*asked)), "its own it knows at once"
             await eventually(passes)
-
-
-@pytest.mark.parametrize("running", ["server", "cluster"])
-@pytest.mark.parametrize("what", ["hit", "peek"])
-async def test_bans_of_networks_are_known_at_once(what: str, running: str, request: pytest.FixtureRequest) -> None:
-    checks = ((bucket("100000/minute"), "192.0.2.9", 1),)
-    async with workers_at(request.getfixturevalue(running), 2) as (store, other):
-        await store.bans.ban("192.0.2.0/24", None, "by request", "ann")
-        asked = [settle(getattr(other, what)(checks, (address("192.0.2.9"),))) for _ in range(3)]
-        assert {decision.reason for decision in await asyncio.gather(*asked)} == {Reason.BANNED}
 
 
 BOTH: Final = ((Bucket("held", [Concurrency(9)]), "user:ann", 1), (bucket("10/hour"), "user:ann", 1))
@@ -318,7 +311,7 @@ def kept(server: RedisServer, store: RedisStore) -> dict[str, int]:
 
 async def test_every_key_expires_and_is_a_digest_unless_asked_otherwise(server: RedisServer) -> None:
     policy = BanPolicy("2/minute", "10m", forgive="1h", name="p")
-    async with store_at(server, readable=True) as store, store_at(server) as other:
+    async with store_at(server, readable=True, permit_lease="5s") as store, store_at(server) as other:
         await hit(other, "user:ann")
         (name,) = [name for name in kept(server, other) if name.startswith(":w:")]
         assert "ann" not in name
@@ -332,17 +325,28 @@ async def test_every_key_expires_and_is_a_digest_unless_asked_otherwise(server: 
             await store.bans.strike(policy, "user:eve", 1, "")
         await store.bans.ban("user:bob", 60_000_000, "", "ann")
         await store.bans.ban("192.0.2.0/24", 60_000_000, "", "ann")
+        await store.shared_stats.write(b"ann00000", StatsRow("workers", 0, b"ann", 60_000_000))
         left = kept(server, store)
         assert [name for name, left_ms in left.items() if left_ms < 0] == []
         assert 590_000 < left[":w:user:eve"] <= 602_000
         assert 4_190_000 < left[":s:user:eve"] <= 4_202_000
         assert 59_000 < left[":bans:networks"] <= 61_000
+        assert 59_000 < left[":bans:rows:workers:0"] <= 61_002
+        assert await store.shared_stats.time() > 1_600_000_000_000_000
         await store.bans.ban("user:bob", None, "", "ann")
         forever = ":w:user:bob", ":bans:index", ":bans"
         assert min(map(kept(server, store).get, forever)) > 50 * 365 * 86_400_000, "for ever is a hundred years"
         await hit(store, "user:bob2", "5/minute")
         await store.bans.unban("user:bob", "ann")
         assert ":w:user:bob" not in kept(server, store)
+        async with store_at(server, prefix=store._prefix, readable=True, permit_lease="2s") as short:
+            held = await hit(store, "user:kim", BOTH[0][0])
+            assert 4_000 < kept(server, store)[":w:user:kim"] <= 6_000
+            again = await hit(short, "user:kim", BOTH[0][0])
+            assert kept(server, store)[":w:user:kim"] > 4_000, "the longest lease counts"
+            for each, decision in ((store, held), (short, again)):
+                assert await settle(each.refund(decision.begin_refund()))
+            assert ":w:user:kim" not in kept(server, store)
 
 
 @pytest.mark.parametrize("what", ["hit", "charge"])
@@ -434,15 +438,6 @@ async def test_the_requests_of_one_turn_go_together_up_to_a_bound(store: RedisSt
         assert server.calls()["evalsha"] == calls
 
 
-def check(ours: Decision, theirs: Decision) -> None:
-    assert ours.reason is theirs.reason
-    if ours.reason is Reason.LIMITED:
-        # A known refusal is repeated with the numbers of its own moment, beside hits that take what was left.
-        assert {state.name for state in ours.violated} <= {state.name for state in theirs.violated}
-    else:
-        assert ours.states == theirs.states
-
-
 async def test_answers_are_those_of_requests_in_order(store: RedisStore, clock: FakeClock, rng: random.Random) -> None:
     memory, charged, reset_us = MemoryStore(clock=clock), list[tuple[Decision, Decision]](), dict[str, int]()
     for _ in range(400):
@@ -467,7 +462,10 @@ async def test_answers_are_those_of_requests_in_order(store: RedisStore, clock: 
             answers = await asyncio.gather(*ours)
         for mine, (what, key, theirs) in zip(answers, expected, strict=True):
             if isinstance(mine, Decision):
-                check(mine, theirs)
+                assert mine.reason is theirs.reason
+                # A known refusal is repeated with the numbers of its own moment, beside hits that take what was left.
+                assert {state.name for state in mine.violated} <= {state.name for state in theirs.violated}
+                assert mine.reason is Reason.LIMITED or mine.states == theirs.states
             elif what == "refund":
                 assert mine is theirs
             if what in ("hit", "charge") and theirs.reservations and theirs.now_us > reset_us.get(key, 0):
@@ -528,15 +526,6 @@ async def test_a_refusal_is_remembered_while_units_of_others_are_handed_back(sto
     await turns(3)
     assert again.done(), "nobody was asked"
     assert again.result().reason is Reason.LIMITED
-
-
-@pytest.mark.parametrize("how", ["hit", "charge"])
-async def test_a_refusal_is_not_remembered_past_what_is_spent_after_it(store: RedisStore, how: str) -> None:
-    assert await ask(store, "ann", FIVE, 3)
-    for spent in (3, 5):
-        refused = await ask(store, "ann", FIVE, 4)
-        assert (refused.allowed, refused.readings[0][0]) == (False, spent)
-        await settle(getattr(store, how)(((FIVE, "ann", 2),)))
 
 
 async def test_a_refusal_by_a_ban_is_not_remembered_past_its_unban(store: RedisStore, held: Held) -> None:
