@@ -1,33 +1,50 @@
-"""What users write, and what becomes of it: values.txt has each expression with its value, as a reader would say it.
+"""What users write, and what becomes of it; limits, quotas, calendars, permits and the memo, against plain models.
 
-``x = ...`` is kept. And the memo of questions.
+values.txt has each expression with its value, as a reader would say it; ``x = ...`` is kept.
 """
 
 import re
-from collections.abc import Callable
-from datetime import datetime, timedelta
+import zoneinfo
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from struct import iter_unpack, unpack
-from typing import Any
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slidegate import BanPolicy, Decision, MemoryStore, Quota, parse_limits
-from slidegate.core import NEVER, Bucket, Networks, Reason, WindowState, parse_address
+from slidegate import BanPolicy, ConfigurationError, Decision, Limit, MemoryStore, Quota, parse_limits
+from slidegate.core import NEVER, OPEN, Bucket, Concurrency, Networks, Reason, WindowState, parse_address
 from slidegate.core.addresses import format_network
 from slidegate.core.bans.policy import may_ban
 from slidegate.core.calendar import Anchor, Calendar, Unit
+from slidegate.core.concurrency import ENTRY, PermitCounter, apart, entry, in_force
+from slidegate.core.limits import MAX_AMOUNT, MAX_WINDOW_US
 from slidegate.core.memo import key_bytes, remember
 from slidegate.core.ring import MAX_UNITS, expires_us
 from slidegate.testing import FakeClock
 
-from .test_limits import EXACT, SLICED, spent
+from ..contract.programs import DAY_US, MINUTE_US, SECOND_US, YEAR_2100_US, Choices, drawn
+from ..hurry import at_once
 
-ROOMS = ("", ".addresses", ".bans.ban", ".bans.policy", ".bans.strikes", ".errors", ".logs", ".windows")
+ROOMS = ("", ".addresses", ".bans.ban", ".bans.policy", ".bans.rows", ".bans.strikes", ".errors", ".logs", ".windows")
 MODULES = [import_module(f"slidegate.core{room}") for room in ROOMS]
+
+
+EXACT = Limit(3, "10s")
+SLICED = Limit(100, "10s", resolution=10)
+
+
+def spent(limit: Limit, *charges: tuple[int, int], ring: bytes = b"") -> bytes:
+    for now_us, units in charges:
+        ring, state = limit.counter.spend(ring, now_us, units)
+        assert state[3] == 0
+    return ring
 
 
 def shown(ring: bytes) -> str:
@@ -114,3 +131,360 @@ def test_a_full_memo_gives_up_a_few_of_its_oldest_entries(keys: list[int], max_s
         assert gone <= 1 + max_size // 64
         assert gone == 0 or len(before) == max_size
         assert memo == {one: -one for one in [*before[gone:], key]}
+
+
+LETTERS = st.characters(min_codepoint=0x20, max_codepoint=0x7E, exclude_characters=":;")
+LIMIT_NAMES = st.text(LETTERS, min_size=1, max_size=64).filter(lambda name: name == name.strip())
+
+
+@st.composite
+def any_limits(draw: st.DrawFn) -> Limit:
+    window_us = draw(st.one_of(st.sampled_from([1_000, MINUTE_US, DAY_US]), st.integers(1_000, MAX_WINDOW_US)))
+    return Limit(
+        draw(st.integers(1, MAX_AMOUNT)),
+        timedelta(microseconds=window_us),
+        resolution=draw(st.integers(1, min(3_600, window_us // 10))),
+        name=draw(st.none() | LIMIT_NAMES),
+    )
+
+
+@given(st.lists(any_limits(), min_size=1, max_size=4, unique_by=lambda limit: limit.same_window))
+def test_a_written_set_reads_back_as_the_same(limits: list[Limit]) -> None:
+    assert list(parse_limits("; ".join(map(str, limits)))) == limits
+
+
+@example(Limit(5, "1m"), Limit(5, "1m", name="api"))
+@given(any_limits(), any_limits())
+def test_equal_limits_hash_equal(one: Limit, other: Limit) -> None:
+    again = Limit(one.amount, timedelta(microseconds=one.window_us), resolution=one.resolution, name=one.name)
+    assert one == again
+    assert hash(one) == hash(again)
+    same = (one.amount, one.same_window, one.name) == (other.amount, other.same_window, other.name)
+    assert (one == other) is same
+
+
+@given(any_limits())
+def test_slices_cover_the_window_and_are_no_more_than_asked_for(limit: Limit) -> None:
+    assert limit.slice_us >= 10
+    assert limit.slices <= limit.resolution
+    assert limit.window_us <= limit.slices * limit.slice_us < limit.window_us + limit.slice_us
+    assert (limit.slices + 1) * limit.slice_us < limit.window_us + 2 * limit.slice_us
+
+
+def test_one_hit_takes_little_and_many_take_what_the_resolution_allows() -> None:
+    assert len(spent(SLICED, (5, 1))) == 24
+    ring = b""
+    for step in range(10_000):
+        ring, _ = SLICED.counter.charge(ring, step * 100_000, 1)
+    assert len(ring) <= 24 + 12 * 11
+    for step in range(10_000):  # debts of an exact limit are moments without end
+        ring, _ = EXACT.counter.charge(ring, 10**9 + step, 1)
+    assert len(ring) <= 24 + 12 * 2 * EXACT.resolution
+    assert EXACT.counter.spend(ring, 10**9 + 10_000, 1)[1][3] == 10 * SECOND_US - 3
+
+
+def test_without_a_time_zone_database_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> zoneinfo.ZoneInfo:
+        raise zoneinfo.ZoneInfoNotFoundError(name)
+
+    monkeypatch.setattr(zoneinfo, "ZoneInfo", missing)
+    monkeypatch.setattr(zoneinfo, "available_timezones", set)
+    with pytest.raises(ConfigurationError, match=r"no time zone database to look up 'Asia/Tokyo': pip install tzdata"):
+        Quota("5/day", zone="Asia/Tokyo")
+    assert Quota("5/day", zone="UTC"), "UTC needs no database"
+
+
+def test_hits_of_several_threads_pass_no_more_than_the_largest_amount() -> None:
+    store, bucket = MemoryStore(), Bucket("api", [Limit(50, "1h", resolution=64)])
+    question, at_work = store.prepare([(bucket, "ann", 1)]), {*range(4)}
+
+    def work(number: int) -> int:
+        while number == 4 and at_work:
+            for amount in (300, 10, 64, 65, 200):  # exact or not
+                bucket.limits[0].become(amount)
+        try:
+            return sum(store.ask(question).allowed for _ in range(4_000 if number < 4 else 0))
+        finally:
+            at_work.discard(number)
+
+    admitted = sum(at_once(work, 5))
+    bucket.limits[0].become(300)
+    while store.ask(question):
+        admitted += 1
+    assert admitted == 300
+
+
+def test_what_a_user_made_never_changes() -> None:
+    made = [Limit(5, "1m", resolution=10, name="burst"), Quota("10/day"), Concurrency(3)]
+    texts, hashes, bucket = [*map(str, made)], [*map(hash, made)], Bucket("api", made)
+    derived = bucket.under("other")
+    for one, user_made in zip(bucket.limits, made, strict=True):
+        assert (one, str(one), hash(one)) == (user_made, str(user_made), hash(user_made))
+        one.become(2)
+        assert one != user_made
+        assert (one.name, one.same_window) == (user_made.name, user_made.same_window)
+    assert ([*map(str, made)], [*map(hash, made)]) == (texts, hashes)
+    assert [one.amount for one in bucket.limits + derived.limits] == [2] * 6
+
+
+WORKERS = (b"worker 1", b"worker 2", b"worker 3")
+LEASE_US = 10
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(("spend", "undo", "charge", "remove", "renew")),
+        st.sampled_from(WORKERS),
+        st.integers(0, 4),
+        st.integers(0, 6),
+    ),
+    max_size=30,
+)
+
+
+@given(st.integers(1, 6), STEPS)
+def test_a_worker_changes_its_entry_until_it_ends(amount: int, steps: Sequence[tuple[str, bytes, int, int]]) -> None:
+    """Compare the bytes with numbers by worker: (until, units)."""
+    limit, window, now_us = Concurrency(amount), b"", 0
+    model: dict[bytes, tuple[int, int]] = {}
+    for what, worker, units, later_us in steps:
+        now_us += later_us
+        until_us = now_us + LEASE_US
+        counter = PermitCounter(limit, worker, until_us)
+        model = {name: (end_us, held) for name, (end_us, held) in model.items() if end_us > now_us and held}
+        spent, own = sum(held for _, held in model.values()), model.get(worker, (0, 0))[1]
+        before = dict(model)
+        match what:
+            case "spend" | "undo":
+                window, state = counter.spend(window, now_us, units)
+                has_room = spent + max(units, 1) <= amount
+                assert state[3] == (0 if has_room else NEVER if max(units, 1) > amount else OPEN)
+                if has_room:
+                    model[worker] = until_us, own + units
+                assert state[:3] == (spent + units * has_room, 0, 0)
+                if what == "undo" and has_room:
+                    window = counter.undo(window, units)
+                    model[worker] = until_us, own
+            case "charge":
+                window, kept = counter.charge(window, now_us, units)
+                assert kept == units
+                model[worker] = until_us, own + units
+            case "remove":
+                left = counter.remove(window, now_us, 0, units)
+                assert (left is None) is (not min(units, own))
+                window = in_force(window, now_us) if left is None else left
+                model[worker] = (until_us, own - min(units, own)) if left is not None else before.get(worker, (0, 0))
+            case "renew":
+                window = apart(window, worker, now_us)[0] + entry(worker, until_us, units)
+                model[worker] = until_us, units
+        expected = {name: entry for name, entry in model.items() if entry[1]}
+        assert {name: (end_us, held) for name, end_us, held in ENTRY.iter_unpack(window)} == expected
+        own = expected.get(worker, (0, 0))[1]
+        taken = sum(held for _, held in expected.values())
+        assert apart(window, worker)[1:] == (taken, own)
+        assert counter.state(window, now_us, 5) == (taken, 0, 0, 5)
+        assert limit.expires_us(window) == max((end_us for end_us, _ in expected.values()), default=0)
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+US = timedelta(microseconds=1)
+DAY = timedelta(days=1)
+# Half hours of daylight saving, no whole hours, changes at midnight, a day that was skipped, and none at all.
+ZONES = (
+    "UTC Europe/Berlin America/New_York Australia/Lord_Howe Asia/Kathmandu America/Sao_Paulo Pacific/Apia "
+    "Africa/Casablanca America/Havana"
+)
+
+
+def unix_us(moment: datetime) -> int:
+    return (moment - EPOCH) // US
+
+
+def starts_on(unit: str, anchor: Anchor, day: date) -> bool:
+    """Say whether a period starts on a day, as somebody with a calendar would."""
+    last_of_month = (day + DAY).month != day.month
+    on_day = day.day == anchor.day or (last_of_month and day.day < anchor.day)
+    return {
+        "day": True,
+        "week": day.weekday() == anchor.weekday,
+        "month": on_day,
+        "year": day.month == anchor.month and on_day,
+    }[unit]
+
+
+def moment_of(day: date, minute: int, zone: tzinfo) -> datetime:
+    """Return when the clocks of a zone first show a time of day, by trying the offsets of the days around it."""
+    naive = datetime(day.year, day.month, day.day) + timedelta(minutes=minute)
+    offsets = []
+    for around in (-DAY, DAY):
+        offset = (naive + around).replace(tzinfo=UTC).astimezone(zone).utcoffset()
+        offsets.append(offset)
+    moments = [(naive - offset).replace(tzinfo=UTC) for offset in offsets]
+    shown = [moment for moment in moments if moment.astimezone(zone).replace(tzinfo=None) == naive]
+    return min(shown) if shown else moments[0]  # in a gap: by the offset before it
+
+
+def starts_around(unit: str, anchor: Anchor, zone: tzinfo, moment: datetime) -> Iterator[datetime]:
+    """Yield the starts of periods for more than a year before and two after a moment, in order."""
+    day = (moment - 400 * DAY).astimezone(zone).date()
+    for _ in range(1_300):
+        if starts_on(unit, anchor, day):
+            yield moment_of(day, anchor.minute, zone)
+        day += DAY
+
+
+ANCHORS: dict[str, st.SearchStrategy[Anchor]] = {
+    "day": (st.integers(0, 1439) | st.sampled_from((0, 60, 120, 150, 180))).map(lambda minute: Anchor(minute=minute)),
+    "week": st.integers(0, 6).map(lambda weekday: Anchor(weekday=weekday)),
+    "month": st.integers(1, 31).map(lambda day: Anchor(day=day)),
+    "year": st.dates(date(2024, 1, 1), date(2024, 12, 31)).map(lambda day: Anchor(day=day.day, month=day.month)),
+}
+UNITS = st.sampled_from([*ANCHORS]).flatmap(lambda unit: st.tuples(st.just(unit), ANCHORS[unit]))
+# Around the changes of clocks, of months, and where Apia skipped a day.
+DAYS = ("2024-03-31", "2024-10-27", "2024-02-29", "2023-12-31", "2011-12-30", "2018-11-04")
+NEAR = st.builds(
+    lambda day, span: datetime.fromisoformat(day).replace(tzinfo=UTC) + span,
+    st.sampled_from(DAYS),
+    st.timedeltas(-2 * DAY, 2 * DAY),
+)
+MOMENTS = NEAR | st.datetimes(datetime(1975, 1, 1), datetime(2080, 1, 1), timezones=st.just(UTC))
+
+
+@given(UNITS, st.sampled_from(ZONES.split()), MOMENTS)
+def test_periods_are_those_of_the_model(made: tuple[str, Anchor], zone_name: str, moment: datetime) -> None:
+    (unit, anchor), zone = made, ZoneInfo(zone_name)
+    starts = sorted(set(starts_around(unit, anchor, zone, moment)))
+    index = max(number for number, start in enumerate(starts) if start <= moment)
+    expected = tuple(map(unix_us, starts[index : index + 3]))
+    calendar = Calendar(unit, anchor, zone)  # type: ignore[arg-type]
+    assert calendar.period_at(unix_us(moment)) == expected
+    # A calendar remembers its last period; its ends belong to the neighbours.
+    start_us, end_us, _ = expected
+    found = [calendar.period_at(at_us).start_us for at_us in (start_us, end_us - 1, end_us)]
+    assert found == [start_us, start_us, end_us]
+    assert calendar.period_at(start_us - 1).end_us == start_us
+
+
+# -- the promises about one window, on random traffic, as a store keeps them -------------------------------------------
+
+# Every answer is compared with the reference by the contract of stores; here the promises are written by themselves.
+
+
+class Traffic(NamedTuple):
+    """A limit, the time at first, and questions: the span before each, negative for a step back, and its cost."""
+
+    limit: Limit
+    start_us: int
+    questions: list[tuple[int, int]]
+
+
+def traffic(dice: Choices, steps_back: bool = False) -> Traffic:
+    """Make traffic by choices; time goes on, or now and then `steps_back`."""
+    limit = dice.limit()
+    start_us = dice.pick((0, dice.below(10**9), YEAR_2100_US))
+    questions = []
+    while dice:
+        span_us = dice.span_us([limit])
+        direction = -1 if steps_back and dice.below(16) == 1 else 1
+        questions.append((direction * dice.pick((0, span_us, span_us)), dice.cost([limit])))
+    return Traffic(limit, start_us, questions)
+
+
+CHOICES = drawn(200, 1_000)
+TRAFFIC = CHOICES.map(traffic)
+UNSTEADY = CHOICES.map(partial(traffic, steps_back=True))
+
+
+class Key:
+    """One key under one limit in a store."""
+
+    def __init__(self, limit: Limit, start_us: int) -> None:
+        self.clock = FakeClock(start_us)
+        self.store = MemoryStore(clock=self.clock)
+        self.bucket = Bucket("rule", (limit,))
+
+    def hit(self, cost: int) -> Decision:
+        return self.store.hit(((self.bucket, "ann", cost),))
+
+    def look(self, after_us: int, cost: int) -> Decision:
+        """Ask without charging what would be answered later."""
+        self.clock.advance(us=after_us)
+        seen = self.store.peek(((self.bucket, "ann", cost),))
+        self.clock.advance(us=-after_us)
+        return seen
+
+
+def run(made: Traffic) -> Iterator[tuple[Key, int, Decision]]:
+    """Yield the key after each question, the cost of it, and its answer."""
+    key = Key(made.limit, made.start_us)
+    for span_us, cost in made.questions:
+        key.clock.set(max(key.clock() + span_us, 0))
+        yield key, cost, key.hit(cost)
+
+
+@given(TRAFFIC)
+def test_no_window_holds_more_than_the_amount(made: Traffic) -> None:
+    """Promise 1: no half-open interval as long as the window holds more than the amount."""
+    admitted = [(key.clock(), cost) for key, cost, answer in run(made) if answer]
+    for first_us, _ in admitted:
+        end_us = first_us + made.limit.window_us
+        assert sum(cost for now_us, cost in admitted if first_us <= now_us < end_us) <= made.limit.amount
+
+
+@given(TRAFFIC)
+def test_only_what_would_break_the_bound_is_refused(made: Traffic) -> None:
+    """Promise 2: over k + 1 slices, or over the window itself where the resolution is no smaller than the amount."""
+    limit, admitted = made.limit, list[tuple[int, int]]()
+    slice_us = -(-limit.window_us // limit.resolution)
+    slices = -(-limit.window_us // slice_us)
+    for key, cost, answer in run(made):
+        now_us = key.clock()
+        if limit.amount <= limit.resolution:
+            since_us = now_us - limit.window_us + 1
+        else:
+            since_us = (now_us // slice_us - slices) * slice_us
+        if answer:
+            admitted.append((now_us, cost))
+        else:
+            assert sum(units for at_us, units in admitted if at_us >= since_us) + max(cost, 1) > limit.amount
+            assert now_us - since_us < limit.window_us + 2 * slice_us
+
+
+@given(TRAFFIC)
+def test_a_refusal_says_exactly_how_long_to_wait(made: Traffic) -> None:
+    """Promise 3: admitted after the wait, refused one microsecond earlier, and a cost above the amount never."""
+    for key, cost, answer in run(made):
+        wait_us = answer.retry_after_us
+        assert (wait_us is None) is (cost > made.limit.amount)
+        if wait_us:
+            assert key.look(wait_us - 1, cost).retry_after_us == 1
+            assert key.look(wait_us, cost)
+
+
+@given(TRAFFIC)
+def test_a_refusal_costs_nothing(made: Traffic) -> None:
+    """Promise 5: a window that was asked in vain says the same as one that was not asked."""
+    spared = Key(made.limit, made.start_us)
+    for key, cost, answer in run(made):
+        spared.clock.set(key.clock())
+        if answer:
+            spared.hit(cost)
+            continue
+        for later_us in (0, 1, made.limit.window_us // 3, made.limit.window_us):
+            for units in (0, 1):
+                assert key.look(later_us, units).states == spared.look(later_us, units).states
+
+
+@given(UNSTEADY)
+def test_no_step_of_the_clock_freezes_a_key_longer_than_k_plus_1_slices(made: Traffic) -> None:
+    limit = made.limit
+    longest_us = limit.window_us if limit.exact else (limit.slices + 1) * limit.slice_us
+    assert all((answer.retry_after_us or 0) <= longest_us for *_, answer in run(made))
+
+
+@given(UNSTEADY)
+def test_a_step_back_never_revives_what_was_spent(made: Traffic) -> None:
+    left, before_us = made.limit.amount, made.start_us
+    for key, cost, answer in run(made):
+        assert answer.remaining is not None
+        if key.clock() < before_us:
+            assert answer.remaining == left - (cost if answer else 0)
+        left, before_us = answer.remaining, key.clock()

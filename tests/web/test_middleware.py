@@ -41,7 +41,7 @@ from slidegate.web.callbacks import whole_cost
 
 from ..asgi import PEER, attempt, call, hello, page, scope_of, send_scope, statuses
 from ..remote_stores import SlowStore
-from ..test_wrong_arguments import WRONG
+from ..test_public_values import WRONG
 from ..virtual_time import turns
 from .middlewares import BYE, FORMS, SocketClient, around, charged, checks, class_of, listening, texts
 from .stage import expanded

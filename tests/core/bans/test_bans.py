@@ -20,7 +20,7 @@ from slidegate.core.bans.rows import from_rows, to_rows
 from slidegate.core.bans.strikes import Level, next_ban
 from slidegate.core.ring import entries
 
-from ...contract.programs import DAY_US, HOUR_US, MINUTE_US, SECOND_US
+from ...contract.programs import DAY_US, HOUR_US, SECOND_US
 
 
 class Struck:
@@ -77,16 +77,6 @@ def test_no_step_of_the_clock_bans_too_early(amount: int, blows: list[tuple[int,
         assert all(at_us <= now_us + SECOND_US for at_us, _ in entries(struck.window)), "at most to the end of a slice"
         if due:
             struck, weights = Struck(policy), 0
-
-
-def test_strikes_of_the_future_leave_within_a_window_of_the_next_one() -> None:
-    struck = Struck(BanPolicy("3/minute"))
-    struck.strike(DAY_US, 1)
-    struck.strike(HOUR_US, 1)  # the clock was set back
-    window = struck.window
-    assert struck.strike(HOUR_US + MINUTE_US - 1, 1)
-    struck.window = window
-    assert not struck.strike(HOUR_US + MINUTE_US, 2)
 
 
 @given(st.integers(1, 30), st.integers(-DAY_US, 40 * HOUR_US))
@@ -167,10 +157,6 @@ def test_a_row_that_is_none_or_lacks_a_field_is_named(index: int, row: Any, data
         del spoiled[index][data.draw(st.sampled_from([*spoiled[index]]))]
     with pytest.raises(ConfigurationError, match=f"^bans, row {index + 1}: cannot be read: "):
         from_rows(spoiled, NOW_US)
-
-
-def test_levels_above_the_largest_are_reduced_so_that_they_can_grow() -> None:
-    assert from_rows([rows()[0], {**rows()[1], "level": 2**53}], NOW_US)[0].level == 2**31
 
 
 # -- addresses and networks --------------------------------------------------------------------------------------------

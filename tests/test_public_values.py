@@ -1,6 +1,12 @@
-"""Whatever a public name gets by mistake, it accepts it or says what it expects: never an error of Python's own."""
+"""Values of users: a wrong one is accepted or refused with what is expected, never by an error of Python's own.
 
+And answers, limits and stats are copied and pickled whole: by worker processes, caches and tests of users.
+"""
+
+import copy
 import inspect
+import pickle
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -16,10 +22,12 @@ from starlette.requests import Request
 
 import slidegate
 from slidegate import Limiter, Networks, RateLimitMiddleware, Rule, SlidegateError, SyncLimiter, header, user
-from slidegate.core import Concurrency, CounterWindow, HotKeys, MetricWindow, RollingTotals
+from slidegate.core import Bucket, Concurrency, CounterWindow, HotKeys, InvalidKey, MetricWindow, Reason, RollingTotals
+from slidegate.core.bans.ban import Ban
+from slidegate.core.decision import Check, refused_by_ban
 from slidegate.dashboard import Dashboard
 from slidegate.httpx import LimitedTransport, SyncLimitedTransport
-from slidegate.ops.statistics import Statistics
+from slidegate.ops.statistics import Statistics, Stats, Traffic, Worker
 from slidegate.otel import OtelMetrics
 from slidegate.prometheus import PrometheusMetrics
 from slidegate.stores.lmdb import LmdbStore
@@ -91,12 +99,16 @@ CALLED: list[Callable[..., Any]] = [
 ]
 
 
+def needed(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return right values for the arguments that a function needs."""
+    parameters = inspect.signature(function).parameters.values()
+    return {one.name: RIGHT[one.name] for one in parameters if one.default is one.empty and one.name in RIGHT}
+
+
 async def problem_of(function: Callable[..., Any], name: str, value: object) -> str | None:
     """Call a function with one wrong argument; return what is wrong with its answer."""
     bound = inspect.signature(function).bind_partial()
-    for other in bound.signature.parameters.values():
-        if other.default is other.empty and other.kind != other.VAR_KEYWORD and other.name in RIGHT:
-            bound.arguments[other.name] = RIGHT[other.name]
+    bound.arguments |= needed(function)
     if name in bound.signature.parameters:
         is_several = bound.signature.parameters[name].kind == inspect.Parameter.VAR_POSITIONAL
         bound.arguments[name] = (value,) if is_several else value
@@ -129,3 +141,89 @@ def test_no_argument_of_a_public_name_leads_to_an_error_of_pythons_own(
         for value in WRONG:
             problem = anyio.run(problem_of, function, name, value)
             assert problem is None, problem
+
+
+# -- copies and pickles -----------------------------------------------------------------------------------------------
+
+
+BUCKET = Bucket("api", [slidegate.Limit(5, "1m")], ["a"], count_denied=True, label="All", on_error="deny")
+BAN = Ban("192.0.2.1", "a reason", "flood", 1, 3, 90)
+CHECK: Check = (BUCKET, "192.0.2.1", 2)
+DECISION = slidegate.Decision(False, Reason.LIMITED, 10, (CHECK,), ((5, 40, 20, 30),))
+
+WINDOW = MetricWindow(10, 100)
+WINDOW.record(0, "pass", rt_us=5)
+SAMPLES: list[Any] = [
+    BUCKET,
+    DECISION,
+    slidegate.Decision(False, Reason.LIMITED, 10, (CHECK,), ((5, 40, 20, 30),), at_least_us=77),
+    slidegate.Decision(False, Reason.BLOCKED, 5, (CHECK,), by="a list"),
+    slidegate.Decision(False, Reason.BLOCKED, by="nobody", status=404),
+    slidegate.Decision(False, Reason.UNAVAILABLE, checks=(CHECK,), at_least_us=9),
+    refused_by_ban(BAN, 5, (CHECK,)),
+    WINDOW.read(0),
+    Traffic(passed=3, refused=1),
+    Worker("host:7:1f3a", "host", 7, 0.5),
+    Stats(5, 0, Traffic(3), {"api": Traffic(3)}, {}, [Traffic(3)], []),
+    slidegate.ConfigurationError("expected text", "limits"),
+    InvalidKey("key: expected text"),
+    slidegate.Limit(5, "1m", name="burst", resolution=10),
+    slidegate.Quota("10/day", zone="UTC", name="plan"),
+    Concurrency(4, name="permits"),
+    Networks(["10.0.0.0/8"]),
+    Rule("/items/{id}", "5/minute", methods=["POST"], name="items"),
+    slidegate.MessageLimits("10/second"),
+]
+MADE: dict[str, tuple[Any, ...]] = {
+    "Decision": (True, Reason.OK),
+    "RateLimit": ("5/minute",),
+    "RateLimitExceeded": (DECISION,),
+    "Rule": ("/items", "5/minute"),
+    "SyncLimiter": (Limiter(),),
+    **dict.fromkeys(["ConfigurationError", "SlidegateError", "StoreError"], ("a reason",)),
+}
+"""The arguments of public classes for which names are not enough."""
+COMPILED: frozenset[str] = frozenset({"Decision", "MemoryStore"} if slidegate.__compiled__ else ())
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda value: pickle.loads(pickle.dumps(value)),
+}
+
+
+def parts(value: object) -> dict[str, str]:
+    """Return all that a value says of itself."""
+    found = {name: getattr(value, name) for name in dir(value) if not name.startswith("_")}
+    said = {name: repr(part) for name, part in found.items() if not callable(part)} | {"": repr(value)}
+    return {name: re.sub(" at 0x[0-9a-f]+", "", text) for name, text in said.items()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("value", SAMPLES, ids=[type(value).__name__ for value in SAMPLES])
+def test_a_copy_says_what_the_original_says(value: Any, way: str) -> None:
+    twin = WAYS[way](value)
+    assert type(twin) is type(value)
+    assert twin is not value
+    assert parts(twin) == parts(value)
+    if isinstance(value, (slidegate.Limit, slidegate.Quota, Concurrency, Networks)):
+        assert {twin} == {value}
+
+
+@pytest.mark.parametrize("name", [name for name in slidegate.__all__ if isinstance(getattr(slidegate, name), type)])
+def test_users_derive_from_a_public_class_but_for_those_that_are_compiled(name: str) -> None:
+    public, given = getattr(slidegate, name), MADE.get(name, ())
+    kind = type("Derived", (public,), {"of_the_user": True})
+    if name in COMPILED:
+        with pytest.raises(TypeError, match="compiled"):
+            kind(*given)
+    else:
+        assert kind(*given, **({} if given else needed(public))).of_the_user
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copy_of_a_window_counts_on(way: str) -> None:
+    window = CounterWindow(3, 10)
+    window.add(50, 4)
+    twin = WAYS[way](window)
+    twin.add(55, 2)
+    assert (window.total(55), twin.total(55)) == (4, 6)
