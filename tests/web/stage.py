@@ -14,7 +14,7 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,raises,left
     > GET /{./*3000}a method={x*9}          a path, or a method, that repeats a text so many times
     > GET /a client=none server=unix        one whose server listens on a socket of Unix
-    > GET /a user=ann with='{"user": 7}'      one with a user, or what else the application has put into its scope
+    > GET /a user=ann with='{"user": 7}'      one with a user, or what else is in its scope; what is ... is not there
     > GET /a leaves=1                         one whose client leaves when so many messages have come
     > GET /a X-Charge=5,api                   one whose endpoint charges 5 units under a rule; X-Settle settles a cost
     > settle 3 api copy                       what a task settles when the request has ended, by a copy of its scope
@@ -424,7 +424,7 @@ class Stage:
             scope = scope_of(path, sent, **{"client": peer, "headers": headers, **more})
             if written != method:  # a server may name the method of a handshake
                 scope["method"] = written
-            found.append(scope)
+            found.append({name: value for name, value in scope.items() if value is not ...})
         return show, found
 
     async def _open(self, name: str, *words: str) -> None:

@@ -20,25 +20,11 @@ from starlette.requests import Request
 from starlette.routing import Host, Mount, Route
 from starlette.types import Receive, Scope, Send
 
-from slidegate import (
-    BanPolicy,
-    Limiter,
-    MemoryStore,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-    client_ip,
-    combine,
-    cookie,
-    everyone,
-    header,
-    mcp_tool,
-    path_param,
-    query,
-)
+from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, client_ip, mcp_tool
 from slidegate.core.question import Question
 from slidegate.testing import FakeClock
 from slidegate.web.client_ip import Client
+from slidegate.web.keys import combine, cookie, everyone, header, path_param, query
 from slidegate.web.responses import Answer
 
 from ..asgi import hello, page, scope_of, send_scope, statuses

@@ -147,14 +147,11 @@ class Strict(RateLimitMiddleware):
         self.tightest = min(limit.amount for rule in self.rules for limit in rule.limits)
 
 
-class Around:
+class Around(GZipMiddleware):
     """A middleware of somebody's own, which makes a middleware around what it is given."""
 
     def __init__(self, app: Any) -> None:
-        self.app = RateLimitMiddleware(app, limits="ten/minute")
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self.app(scope, receive, send)
+        super().__init__(RateLimitMiddleware(app, limits="ten/minute"))
 
 
 FROM_FILE = RateLimitMiddleware.from_file

@@ -26,21 +26,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from slidegate import (
-    BanPolicy,
-    Limiter,
-    MemoryStore,
-    Networks,
-    Quota,
-    RateLimit,
-    RateLimitExceeded,
-    RateLimitMiddleware,
-    Rule,
-    everyone,
-    header,
-)
+from slidegate import BanPolicy, Limiter, MemoryStore, Quota, RateLimit, RateLimitExceeded, RateLimitMiddleware, Rule
 from slidegate.events import Outcome
 from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.web.keys import everyone, header
+from slidegate.web.lists import Networks
 
 from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
 from ..remote_stores import SlowStore

@@ -22,27 +22,12 @@ from starlette.requests import HTTPConnection, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    Limiter,
-    MemoryStore,
-    Networks,
-    RateLimitMiddleware,
-    Rule,
-    client_ip,
-    client_key,
-    combine,
-    cookie,
-    header,
-    network,
-    path_param,
-    query,
-    user,
-)
+from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
-from slidegate.web.keys import Key
-from slidegate.web.networks import NetworkFile
+from slidegate.web.client_ip import client_ip
+from slidegate.web.exchange import client_key
+from slidegate.web.keys import Key, combine, cookie, header, path_param, query, user
+from slidegate.web.networks import NetworkFile, network
 
 from ..asgi import PEER, hello, scope_of, send_scope
 from ..hurry import at_once

@@ -26,18 +26,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from slidegate import (
-    BanPolicy,
-    ConfigurationError,
-    Limiter,
-    MemoryStore,
-    MessageLimits,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-)
+from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock, limits_clock
 from slidegate.web.callbacks import whole_cost
+from slidegate.web.websockets import MessageLimits
 
 from ..asgi import PEER, attempt, call, hello, page, scope_of, send_scope, statuses
 from ..remote_stores import SlowStore

@@ -24,20 +24,10 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from slidegate import (
-    BanPolicy,
-    Limiter,
-    MemoryStore,
-    MessageLimits,
-    Networks,
-    RateLimit,
-    RateLimitMiddleware,
-    Rule,
-    client_ip,
-    everyone,
-    header,
-)
+from slidegate import BanPolicy, Limiter, MemoryStore, MessageLimits, Networks, RateLimit, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
+from slidegate.web.client_ip import client_ip
+from slidegate.web.keys import everyone, header
 
 from ..asgi import PEER, Answer, attempt, scope_of
 from ..ops.shared_rows import SharedRows
@@ -414,12 +404,8 @@ class Model:
 
     def _full_windows(self, check: Check) -> list[int]:
         """Return the windows in which a check finds no room."""
-        spent = {length: self.spent[check.window, length] for length in check.windows}
-        return [
-            length
-            for length, amount in check.windows.items()
-            if spent[length] >= amount or spent[length] + check.units > amount
-        ]
+        least = max(check.units, 1)  # a cost of 0 passes while less than the amount is spent
+        return [one for one, amount in check.windows.items() if self.spent[check.window, one] + least > amount]
 
     def _ask(self, depth: int, limited: list[Limited], request: Request, passed: Passed) -> None:
         """Charge all or none."""

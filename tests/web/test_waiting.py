@@ -233,7 +233,7 @@ class Broken(Exception):
 
 
 class Application:
-    """Serves each request in the way that its own header asks for, and asserts the bound from inside."""
+    """Serves each request in the way that its scope asks for, and asserts the bound from inside."""
 
     def __init__(self) -> None:
         self.under_way: Counter[tuple[str, str]] = Counter()
@@ -241,9 +241,7 @@ class Application:
         self.outcomes: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        fields = dict(scope["headers"])
-        key, how, steps = (fields[name].decode() for name in (b"x-key", b"x-how", b"x-steps"))
-        rules = rules_of(scope)
+        key, rules = scope["key"], rules_of(scope)
         if "own" in rules:
             await OWN.check(HTTPConnection(scope, receive))
         held = Counter((rule, key) for rule in rules)
@@ -258,9 +256,9 @@ class Application:
             held.clear()
 
         try:
-            for counter, decision in scope["slidegate"] if how == "refund" else ():
+            for counter, decision in scope["slidegate"] if scope["how"] == "refund" else ():
                 await counter.limiter.refund(decision)
-            await serve(scope["type"], how, int(steps), receive, send, leave)
+            await serve(scope["type"], scope["how"], scope["steps"], receive, send, leave)
         finally:
             leave()
 
@@ -315,9 +313,9 @@ def middleware(limiter: Limiter, app: Application) -> RateLimitMiddleware:
 
 async def visit(app: RateLimitMiddleware, seen: Application, chance: random.Random) -> None:
     how = chance.choice(("plain", "refund", "stream", "raise", "late", "silent", "disconnect", "slow"))
-    fields = {"X-Key": chance.choice(KEYS), "X-How": how, "X-Steps": str(chance.randrange(6))}
+    own: Any = {"key": chance.choice(KEYS), "how": how, "steps": chance.randrange(6)}
     kind = chance.choice(("http", "http", "http", "websocket"))
-    scope = scope_of(chance.choice(("/plain", "/queued", "/own")), headers=fields, type=kind)
+    scope = scope_of(chance.choice(("/plain", "/queued", "/own")), headers={"X-Key": own["key"]}, type=kind, **own)
     gone, answer = anyio.Event(), Answer()
 
     async def slow_server(scope: Scope, receive: Receive, send: Send) -> None:
