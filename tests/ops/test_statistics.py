@@ -4,14 +4,17 @@ import asyncio
 import gc
 import json
 import os
+import re
+import shlex
 import signal
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -26,7 +29,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from slidegate import Limit, Limiter, RateLimitMiddleware, StoreError
-from slidegate.core import Bucket, Decision, Reason
+from slidegate.core import Bucket, Check, Decision, Reason
 from slidegate.core.memo import MANY
 from slidegate.core.windows.histogram import BUCKETS
 from slidegate.events import Event, Outcome, Passed
@@ -34,7 +37,7 @@ from slidegate.limiter.rows import MAX_BYTES
 from slidegate.ops import statistics as module
 from slidegate.ops.statistics import ALIVE_S, EVERY_S, MAX_SERIES, OTHER, PART, STEPS, WORKERS, Statistics, Traffic
 from slidegate.ops.traffic import MAX_CLIENTS, Series
-from slidegate.testing import RecordingObserver
+from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import page
 from ..hurry import THREADS, race
@@ -42,24 +45,32 @@ from ..redis_servers import AT_REDIS
 from ..served_by_workers import AMOUNT, NAME
 from ..virtual_time import VirtualTime, turns
 from ..workers import PATIENCE_S, ask, serving
-from .shared_rows import SharedRows, worker_of
+from .shared_rows import START_US, SharedRows, worker_of
 from .test_metrics import Samples, parsed
 
 SECOND_US = 1_000_000
 EVERYONE = "everyone"
 
 
+def checks_of(rules: Sequence[str], key: str) -> list[Sequence[Check]]:
+    """Return the checks of some questions; a plus stands between two, and a rule may name a key of its own."""
+    questions = " ".join(rules).split(" + ")
+    named = [[rule.partition("@") for rule in question.split()] for question in questions]
+    return [tuple((Bucket(name, [Limit(5, "1m")]), own or key, 1) for name, _, own in question) for question in named]
+
+
 def passed(*rules: str, key: str = EVERYONE, **changes: Any) -> Outcome:
     """Return the outcome of a request that some rules have admitted."""
-    checks = tuple((Bucket(rule, [Limit(5, "1m")]), key, 1) for rule in rules)
-    made = Outcome([Decision(True, Reason.OK, 0, checks)], None, (), "GET /a", 200, "success", 0, 1_000)
-    return replace(made, **changes)
+    decisions = [Decision(True, Reason.OK, 0, checks) for checks in checks_of(rules, key)]
+    return replace(Outcome(decisions, None, (), "GET /a", 200, "success", 0, 1_000), **changes)
 
 
-def refused(*rules: str, key: str = EVERYONE, reason: Reason = Reason.LIMITED, **changes: Any) -> Outcome:
-    """Return the outcome of a request that some rules have refused before a route was found."""
-    checks = passed(*rules, key=key).decisions[0].checks
-    readings = [(5, 1, 0, 1)] * len(rules) if reason is Reason.LIMITED else ()
+def refused(
+    *rules: str, key: str = EVERYONE, room: str = "", reason: Reason = Reason.LIMITED, **changes: Any
+) -> Outcome:
+    """Return the outcome of a request that some rules have refused before a route was found; one may have had room."""
+    (checks,) = checks_of(rules, key)
+    readings = [(1, 1, 0, 0) if rule == room else (5, 1, 0, 1) for rule in rules] if reason is Reason.LIMITED else ()
     refusal = Decision(False, reason, 0, checks, readings)
     return replace(Outcome([refusal], refusal, (), "(no route)", 429, "refused", 0, 1_000), **changes)
 
@@ -245,43 +256,87 @@ async def check_sums(fleet: Fleet, window: str) -> None:
         assert counts((await third.read(window, route=name)).total) == counts(one)
 
 
-@pytest.mark.parametrize("back_s", [1, 60, 7_200])
-async def test_a_step_back_of_the_clock_loses_no_request(back_s: int, rows: SharedRows, statistics: Statistics) -> None:
-    statistics.request(PASSED)
-    await statistics.publish()
-    rows.clock.set(rows.clock() - back_s * SECOND_US)
-    for _ in range(3):
-        statistics.request(PASSED)
-        rows.clock.advance("6s")
-        await statistics.publish()
-    assert (await statistics.read("1m")).total.passed >= 3
-    assert (await statistics.read("24h")).total.passed in (3, 4)
+# -- what workers count, write and show, line by line ------------------------------------------------------------------
 
 
-async def test_quantiles_are_within_five_percent(statistics: Statistics) -> None:
-    for percent in range(1, 101):
-        statistics.request(told(passed("api", duration_us=percent * 1_000)))
-        statistics.request(refused("api", duration_us=10**7))
-    total = (await statistics.read()).total
-    assert (total.p50_us, total.p95_us, total.p99_us) == pytest.approx((50_000, 95_000, 99_000), rel=0.05)
-    assert (Traffic().p50_us, Traffic().p95_us, Traffic().p99_us) == (None, None, None)
+class Workers:
+    """Carries out the lines of a text: workers in a virtual time, of which the first two share a store."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self.clock, self.caplog = FakeClock(START_US), caplog
+        self.time = VirtualTime(self.clock)
+
+    async def answer(self, line: str) -> str:
+        words = [word.encode().decode("unicode_escape") for word in shlex.split(line)]
+        more: dict[str, Any] = dict(word.split("=", 1) for word in words if "=" in word)
+        more |= {name: int(value) for name, value in more.items() if value.isdigit()}
+        match [word for word in words if "=" not in word]:
+            case ["workers"]:
+                self.rows, alone = SharedRows(self.clock), Limiter()
+                self.workers = [worker_of(self.rows), worker_of(self.rows), (alone, Statistics.of(alone))]
+                self.limiter, self.statistics = self.workers[0]
+                self.caplog.clear()
+            case ["worker", number]:
+                self.limiter, self.statistics = self.workers[int(number) - 1]
+            case ["passed" | "refused" | "event" as what, *said]:
+                self.count(what, *said, **more)
+            case ["store", state]:
+                self.rows.is_failing = state == "away"
+            case ["sleep", seconds]:
+                await asyncio.sleep(float(seconds))
+            case ["back", seconds]:
+                self.clock.set(self.clock() - int(seconds) * SECOND_US)
+            case ["publish" | "close" as what]:
+                await {"publish": self.statistics.publish, "close": self.limiter.close}[what]()
+            case ["reset"]:
+                self.limiter.engine.forget()
+            case [name, *asked]:
+                return "\n".join([line async for line in getattr(self, name)(*asked)])
+        return ""
+
+    def count(self, what: str, *words: str, times: int = 1, at: int = 0, **more: Any) -> None:
+        for _ in range(times):
+            if what == "event":
+                self.statistics.event(Event(words[0], words[1], more, at))
+            else:
+                self.statistics.request(told((passed if what == "passed" else refused)(*words, **more)))
+
+    async def writes(self) -> AsyncIterator[str]:
+        yield f"{self.rows.writes}, {'at rest' if self.statistics._loop is None else 'more to come'}"
+
+    async def read(self, window: str = "5m") -> AsyncIterator[str]:
+        found = await self.statistics.read(window)
+        for name, one in {"total": found.total, **found.rules, **found.routes}.items():
+            yield f"{name} {dict(counts(one))}"
+        for client in await self.statistics.clients():
+            yield f"{client.key} {client.requests} requests"
+
+    async def quantiles(self) -> AsyncIterator[str]:
+        total = (await self.statistics.read()).total
+        yield f"{total.p50_us} {total.p95_us} {total.p99_us}"
+
+    async def events(self, limit: str = "100") -> AsyncIterator[str]:
+        found = await self.statistics.events(int(limit))
+        names = [*dict.fromkeys(event.worker for event in found)]
+        for one, same in groupby(found):
+            worker, number = names.index(one.worker) + 1, len([*same])
+            yield f"{one.time_us} {one.kind} {number} x, worker {worker}: {one.message} {one.details}"
+
+    async def log(self) -> AsyncIterator[str]:
+        for record in self.caplog.records:
+            yield re.sub(" at 0x.*", "", f"{record.levelname} {record.message}")
 
 
-async def test_a_request_counts_once_for_each_rule_that_decides_and_for_its_client(statistics: Statistics) -> None:
-    once, refusal = passed("api", "all", key="user:ann", route="(no route)"), refused("api", "all", route="GET /a")
-    assert refusal.refusal is not None
-    refusal.refusal.readings = [(5, 1, 0, 1), (1, 1, 0, 0)]  # the second had room
-    inner = passed("other", key="user:ann"), passed("shared")
-    again = replace(once, decisions=[*once.decisions, *(decision for one in inner for decision in one.decisions)])
-    for outcome in (once, once, again, refusal, refused("tight")):
-        statistics.request(told(outcome))
-    found = await statistics.read()
-    by_rule = {name: (one.passed, one.refused) for name, one in found.rules.items()}
-    assert by_rule == {"api": (3, 1), "all": (3, 0), "other": (1, 0), "shared": (1, 0), "tight": (0, 1)}
-    by_route = {name: (one.passed, one.refused) for name, one in found.routes.items()}
-    assert by_route == {"(no route)": (3, 0), "GET /a": (0, 1)}, "a refusal without a route is of no route"
-    assert (found.total.passed, found.total.refused) == (3, 2)
-    assert await statistics.clients() == [("user:ann", 3, 0, 0)]
+def test_workers_count_write_and_show_as_the_text_says(
+    texts: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def begin() -> Workers:
+        return Workers(caplog)
+
+    with asyncio.Runner() as runner:
+        workers = runner.run(begin())
+        monkeypatch.setattr(module, "monotonic", lambda: workers.time.passed_s)
+        texts(Path(__file__).with_name("statistics.txt"), "> ", lambda line: runner.run(workers.answer(line)))
 
 
 # -- the observer ------------------------------------------------------------------------------------------------------
@@ -369,40 +424,7 @@ def test_a_child_that_is_forked_while_a_thread_counts_begins_anew(statistics: St
     assert counts(asyncio.run(statistics.read()).total) == {"passed": 1}
 
 
-async def test_a_reset_of_a_memory_store_leaves_nothing_to_read() -> None:
-    limiter = Limiter()
-    statistics = Statistics.of(limiter)
-    statistics.request(refused("api", key="user:ann"))
-    assert (await statistics.read()).total.refused == 1
-    limiter.engine.forget()
-    assert counts((await statistics.read()).total) == {}
-    assert (await statistics.clients(), await statistics.events()) == ([], [])
-    statistics.request(PASSED)
-    assert counts((await statistics.read()).total) == {"passed": 1}
-
-
 # -- when it writes ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def time(rows: SharedRows, monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
-    """The time of this event loop, by the clock of the rows."""
-    time = VirtualTime(rows.clock)
-    monkeypatch.setattr(module, "monotonic", lambda: time.passed_s)
-    return time
-
-
-async def test_an_idle_worker_writes_nothing(rows: SharedRows, statistics: Statistics, time: VirtualTime) -> None:
-    statistics.request(PASSED)
-    assert rows.writes == 0
-    await asyncio.sleep(EVERY_S + 0.1)
-    assert rows.writes == len(STEPS) + 1
-    await asyncio.sleep(3_600)
-    assert rows.writes == len(STEPS) + 1
-    assert time.passed_s == pytest.approx(3_605.1)
-    statistics.event(Event("banned", "somebody"))
-    await asyncio.sleep(EVERY_S + 0.1)
-    assert rows.writes == len(STEPS) + 3, "only the rows of the worker and of its events have changed"
 
 
 @given(st.floats(0, 5))
@@ -422,20 +444,6 @@ async def test_each_slice_gets_one_write_so_that_a_chart_has_no_gaps(phase_s: fl
     await limiter.close()
 
 
-@pytest.mark.usefixtures("time")
-async def test_a_worker_retries_every_five_seconds_and_says_so_once_a_minute(
-    rows: SharedRows, statistics: Statistics, caplog: pytest.LogCaptureFixture
-) -> None:
-    rows.is_failing = True
-    statistics.request(PASSED)
-    await asyncio.sleep(59)
-    assert caplog.messages == ["slidegate: statistics were not written and will be retried: away"]
-    rows.is_failing = False
-    await asyncio.sleep(EVERY_S + 0.1)
-    assert await written(rows) == 1
-
-
-@pytest.mark.usefixtures("time")
 async def test_a_write_is_in_no_context_of_a_request_and_one_that_comes_during_it_is_written_next(
     rows: SharedRows, statistics: Statistics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,6 +455,8 @@ async def test_a_write_is_in_no_context_of_a_request_and_one_that_comes_during_i
             statistics.request(PASSED)
         return rows.clock()
 
+    time = VirtualTime(rows.clock)
+    monkeypatch.setattr(module, "monotonic", lambda: time.passed_s)
     monkeypatch.setattr(rows, "time", during_a_write)
     span.set("of a request")
     statistics.request(PASSED)
@@ -506,18 +516,6 @@ def test_every_event_loop_reads_and_ends(backend: str) -> None:
         await limiter.close()
 
     anyio.run(serve, backend=backend)
-
-
-@pytest.mark.usefixtures("time")
-async def test_an_unanswered_end_is_logged_and_work_rests(rows: SharedRows, caplog: pytest.LogCaptureFixture) -> None:
-    limiter, statistics = worker_of(rows)
-    statistics.request(PASSED)
-    rows.is_failing = True
-    await limiter.close()
-    statistics.request(PASSED)
-    await asyncio.sleep(20)
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
-    assert statistics._loop is None
 
 
 async def test_a_write_that_is_under_way_at_the_end_leaves_no_worker(rows: SharedRows) -> None:
@@ -593,41 +591,6 @@ def test_a_busy_client_is_found_among_any_number_of_others(requests: int, others
     (first, *_) = asyncio.run(statistics.clients())
     assert first.key == "busy" or first.requests == 1
     assert first.requests <= -(-others // (others // requests))
-
-
-async def test_events_of_all_workers_are_the_newest_first_their_messages_escaped(
-    rows: SharedRows, statistics: Statistics
-) -> None:
-    _, other = worker_of(rows)
-    for at, worker in enumerate((statistics, other, statistics)):
-        worker.event(Event("banned", f"{at}\n" * 200, {"key": "a\x1b[0m", "until": 5, "path": "x" * 999}, at + 1))
-    other.request(refused("api", key="user:ann", began_us=10))
-    await other.end()
-    found = await statistics.events()
-    assert [(event.kind, event.time_us) for event in found] == [
-        ("refused", 1_010),
-        *[("banned", at) for at in (3, 2, 1)],
-    ]
-    assert len({event.worker for event in found}) == 2
-    assert found[0].details == {
-        **{"key": "user:ann", "rule": "api", "by": "", "reason": "limited"},
-        **{"route": "(no route)", "status": "429"},
-    }
-    for event in found:
-        assert all(len(text) <= 256 for text in (event.message, *event.details.values()))
-        assert event.message.isprintable()
-    assert found[1].details["key"] == "a\x1b[0m"  # a key as it is: pages link to it
-    assert await other.events(limit=1) == found[:1]
-
-
-async def test_a_flood_of_refusals_does_not_displace_other_events(statistics: Statistics) -> None:
-    statistics.event(Event("banned", "somebody", {}, 1))
-    for number in range(1_000):
-        statistics.request(refused("api", began_us=number))
-        for kind in module.OF_REFUSALS:
-            statistics.event(Event(kind, "would have", {}, number))
-    found = Counter(event.kind for event in await statistics.events(1_000))
-    assert (found.pop("banned"), found.total()) == (1, module.MAX_REFUSALS)
 
 
 # -- four real uvicorn workers on one store: their statistics and metrics equal the counts of the client ---------------
