@@ -17,8 +17,7 @@ import httpx
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.browser.chromium import PROGRAM, arguments
-from tests.browser.served import Site, served
-from tests.browser.site import TOKEN
+from tests.browser.site import TOKEN, Site, served
 from tests.workers import PATIENCE_S
 
 PICTURES: Final = Path(__file__).resolve().parents[1] / "docs" / "images"

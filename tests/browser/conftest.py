@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from ..workers import PATIENCE_S
 from .chromium import MISSING, PROGRAM, arguments
-from .served import Site
+from .site import Site
 
 PATIENCE_MS = PATIENCE_S * 1_000
 expect.set_options(timeout=PATIENCE_MS)

@@ -18,8 +18,7 @@ from playwright.sync_api import Locator, Page, expect
 from ..redis_servers import AT_REDIS, until
 from ..workers import PATIENCE_S, ROOT
 from .conftest import OpenPage
-from .served import Site, served
-from .site import AMOUNT, TOKEN
+from .site import AMOUNT, TOKEN, Site, served
 
 VIEWS = {
     "": "Now",
