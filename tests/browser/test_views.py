@@ -1,25 +1,32 @@
-"""The dashboard in a browser: accessible, refreshed without disturbing its reader, and usable without scripts."""
+"""The dashboard in a browser: accessible, refreshed without disturbing its reader, and usable without scripts.
+
+Its pages request no other host and log no error.
+"""
 
 import re
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect, sync_playwright
 
 from ..redis_servers import AT_REDIS, until
 from ..workers import PATIENCE_S, ROOT
-from .conftest import OpenPage
+from .chromium import MISSING, PROGRAM, arguments
 from .site import AMOUNT, TOKEN, Site, served
 
+pytestmark = [pytest.mark.all, pytest.mark.skipif(PROGRAM is None, reason=MISSING)]
+PATIENCE_MS = PATIENCE_S * 1_000
+expect.set_options(timeout=PATIENCE_MS)
 VIEWS = {
     "": "Now",
     "clients?key=203.0.113.7": "Clients",
@@ -27,12 +34,55 @@ VIEWS = {
     "shadow": "Shadow",
     "configuration": "Configuration",
 }
-BEARER = {"Authorization": f"Bearer {TOKEN}"}
 CLIPPED = """() => [...document.querySelectorAll("main *, header *")]
     .filter((element) => !element.closest("svg, .scroll, .unseen, .tabs") && element.checkVisibility())
     .filter((element) => getComputedStyle(element).display !== "inline")
     .filter((element) => element.scrollWidth > element.clientWidth + 1)
     .map((element) => `${element.localName}.${element.className}: ${element.textContent.slice(0, 60)}`)"""
+
+
+# Playwright's event loop occupies its thread, in which no other test could run one.
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=PROGRAM, args=arguments(), timeout=PATIENCE_MS)
+        yield browser
+        browser.close()
+
+
+OpenPage = Callable[..., Page]
+
+
+@pytest.fixture
+def opened(chromium: Browser) -> Iterator[OpenPage]:
+    """Opens pages: ``opened(site, token, "bans", color_scheme="dark")``."""
+    contexts, wrong = [], []
+
+    def open_page(site: Site, token: str | None, view: str = "", expected: str = "", **options: Any) -> Page:
+        def note(message: ConsoleMessage) -> None:
+            # Chromium logs each error response, and some tests provoke them.
+            meant = expected and expected in message.text
+            if message.type in {"error", "warning"} and not meant:
+                wrong.append(f"{message.type}: {message.text} ({message.location['url']})")
+
+        options = {"viewport": {"width": 1280, "height": 900}, **options}
+        if token is not None:
+            options["http_credentials"] = {"username": "ann", "password": token}
+        context = chromium.new_context(**options)
+        contexts.append(context)
+        context.set_default_timeout(PATIENCE_MS)
+        page = context.new_page()
+        page.on("console", note)
+        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: wrong.append(f"dialog: {dialog.message}"))
+        page.on("request", lambda one: one.url.startswith((site.url, "data:", "blob:")) or wrong.append(one.url))
+        page.goto((site.url if view.startswith("/") else site.dashboard) + view)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +92,18 @@ def site() -> Iterator[Site]:
         site.flood("203.0.113.7", 40)
         site.flood("198.51.100.23", 15, "/reports", **{"X-API-Key": "<script>alert(1)</script>"})
         site.flood("198.51.100.24", 1, "/", **{"X-API-Key": "k" * 60_000})
-        ban(site, "198.51.100.0/28", "a reason of many words, which says all that an operator knows of these clients")
-        ban(site, "user:" + "w" * 59, "</td><script>alert(1)</script>\u202e" + "r" * 100)
-        change = {"name": "reports", "limit": "300/10m", "duration": "1h", "reason": "<b>imports</b>"}
-        assert httpx.put(f"{site.dashboard}api/limits", headers=BEARER, json=change).status_code == 200
+        many = "a reason of many words, which says all that an operator knows of these clients"
+        put(site, "bans", key="198.51.100.0/28", reason=many)
+        put(site, "bans", key="user:" + "w" * 59, reason="</td><script>alert(1)</script>\u202e" + "r" * 100)
+        put(site, "limits", name="reports", limit="300/10m", reason="<b>imports</b>")
         yield site
 
 
-def ban(site: Site, key: str, reason: str = "") -> None:
-    """Ban a client, like a script."""
-    body = {"key": key, "duration": "1h", "reason": reason}
-    assert httpx.put(f"{site.dashboard}api/bans", headers=BEARER, json=body).status_code == 200
+def put(site: Site, what: str, **change: str) -> None:
+    """Ban a client or change a limit, like a script."""
+    bearer = {"Authorization": f"Bearer {TOKEN}"}
+    done = httpx.put(f"{site.dashboard}api/{what}", headers=bearer, json={"duration": "1h", **change})
+    assert done.status_code == 200, done.text
 
 
 def violations(page: Page, part: str | None = None) -> list[str]:
@@ -315,9 +366,6 @@ def test_all_of_it_works_without_scripts_and_a_page_with_them_says_that_its_serv
 # -- the built documentation site, at the widths of a desk and a phone -------------------------------------------------
 
 
-pytestmark = pytest.mark.all
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built from the checkout into another directory."""
@@ -347,7 +395,7 @@ def test_no_page_is_too_wide_or_lacks_an_image_and_axe_finds_nothing(built: Path
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(quiet, directory=str(built))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         site = Site(f"http://127.0.0.1:{server.server_port}")
-        page = opened(site, None, at="/404.html")
+        page = opened(site, None, "/404.html")
         # Every page would load the search index, which has its own test.
         page.route("**/search.json", lambda route: route.fulfill(json={"config": {}, "items": []}))
         for path in pages:

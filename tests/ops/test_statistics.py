@@ -20,6 +20,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -608,24 +609,23 @@ def send(site: str, requests: int, statuses: Counter[int]) -> set[int]:
     return {answer.json()["pid"] for answer in answers if answer is not None and answer.status_code == 200}
 
 
-def when(read: Callable[[], Any], is_there: Callable[[Any], bool], within_s: float = PATIENCE_S) -> Any:
-    """Return what is read as soon as it is there: a request counts after its answer was sent, and is written later."""
+def when(url: str, is_there: Callable[[httpx.Response], bool], within_s: float = PATIENCE_S) -> httpx.Response:
+    """Return an answer as soon as it is there: a request counts after its answer was sent, and is written later."""
     until_s = monotonic() + within_s
-    while not is_there(found := read()):
-        assert monotonic() < until_s, found
+    while (answer := ask(url)) is None or not is_there(answer):
+        assert monotonic() < until_s, answer and answer.text
         sleep(0.1)
-    return found
+    return answer
 
 
 def figures(site: str, window: str = "24h", counted: list[int] | None = None) -> Any:
     """Return the statistics of all workers as one of them reads them, when it is up and all have written theirs."""
-
-    def read() -> Any:
-        answer = ask(f"{site}/stats/{window}")
-        return answer.json() if answer is not None and answer.status_code == 200 else None
-
     within_s = PATIENCE_S if counted is None else 4 * EVERY_S  # a write is due within five seconds
-    return when(read, lambda found: found and counted in (None, found["counted"]), within_s)
+
+    def is_there(answer: httpx.Response) -> bool:
+        return answer.status_code == 200 and counted in (None, answer.json()["counted"])
+
+    return when(f"{site}/stats/{window}", is_there, within_s).json()
 
 
 def refusals(found: Samples) -> float:
@@ -634,14 +634,7 @@ def refusals(found: Samples) -> float:
 
 def scraped(site: str, refused: int) -> Samples:
     """Scrape one worker for all when so many refusals are counted."""
-
-    def read() -> Samples:
-        answer = ask(f"{site}/metrics/")
-        assert answer is not None
-        return parsed(answer.text)
-
-    found: Samples = when(read, lambda found: refusals(found) >= refused)
-    return found
+    return parsed(when(f"{site}/metrics/", lambda answer: refusals(parsed(answer.text)) >= refused).text)
 
 
 @pytest.mark.all

@@ -440,9 +440,6 @@ class Terminal:
             lines.append(form.format(at=at, **{part: text.format(n=n, second=second) for part, text in chosen.items()}))
         self._write(name, *lines)
 
-    def _mkdir(self, name: str) -> None:
-        (self.home / name).mkdir()
-
     def _env(self, *variables: str) -> None:
         for variable in variables:
             self.monkeypatch.setenv(*variable.split("=", 1))
@@ -458,9 +455,6 @@ class Terminal:
             client: Any = Redis.from_url(self.url.partition("?")[0])
             self.seen["changes"] = client.info("persistence")["rdb_changes_since_last_save"]
         return "the same" if self.seen == before else "changed"
-
-    def _ls(self) -> str:
-        return "\n".join(sorted(path.name for path in self.home.iterdir()))
 
 
 PLAYED = [

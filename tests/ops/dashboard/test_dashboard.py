@@ -476,39 +476,33 @@ def points(path: str) -> list[tuple[float, float]]:
 
 
 @given(STEPS, STEP_S)
-def test_chart_of_any_numbers_is_well_formed_and_inside_its_place(steps: list[dict[str, Any]], step_s: float) -> None:
-    for draw in (charts.requests, charts.times):
-        chart = draw(stats(steps, step_s), rate)
-        done = steps[:-1]
-        tree = ET.fromstring(f"<div>{chart.drawing}</div>")
-        lines = tree[1]
+def test_chart_of_any_numbers_is_well_formed_inside_its_place_and_stacked_in_the_order_of_the_legend(
+    steps: list[dict[str, Any]], step_s: float
+) -> None:
+    done = steps[:-1]
+    for draw in (charts.times, charts.requests):
+        chart, tops = draw(stats(steps, step_s), rate), dict[str, list[float]]()
+        _, lines, labels = ET.fromstring(f"<div>{chart.drawing}</div>")
         wide, high = (float(one) for one in lines.attrib["viewBox"].split()[2:])
         assert wide == max(len(done), 1)
         for path in lines.iter("path"):
-            for x, y in points(path.attrib["d"]):
+            drawn = points(path.attrib["d"])
+            for x, y in drawn:
                 assert 0 <= x <= wide
                 assert -0.01 <= y <= high
+            if path.attrib["class"].startswith("line"):
+                tops[path.attrib["class"].split()[1]] = [y for _, y in drawn]
         titles = [title.text or "" for title in lines.iter("title")]
         assert len(titles) == len(chart.rows) == len(done)
         for title, (when, texts) in zip(titles, chart.rows, strict=True):
             legend = [f"{name} {text}" for name, text in zip(chart.names, texts, strict=True)]
             said = [one for one in legend if not one.endswith((" 0", f" {charts.NOTHING}"))]
             assert title == f"{when}: {', '.join(said) or 'none'}"
-        labels = list(tree[2].iter("text"))
-        assert len(labels) <= charts.MAX_TICKS
+        assert len([*labels.iter("text")]) <= charts.MAX_TICKS
         assert "nan" not in chart.drawing
-
-
-@given(STEPS.filter(lambda steps: len(steps) > 1))
-def test_areas_are_stacked_in_the_order_of_the_legend(steps: list[dict[str, Any]]) -> None:
-    chart = charts.requests(stats(steps), rate)
-    tops: dict[str, list[float]] = {}
-    for path in ET.fromstring(f"<div>{chart.drawing}</div>")[1].iter("path"):
-        if path.attrib["class"].startswith("line"):
-            tops[path.attrib["class"].split()[1]] = [y for _, y in points(path.attrib["d"])]
-    drawn = [tops[f"s{index}"] for index in range(len(COUNTS)) if f"s{index}" in tops]
-    assert {f"s{index}" for index, name in enumerate(COUNTS) if any(step[name] for step in steps[:-1])} == {*tops}
-    for below, above in pairwise(drawn):
+    counted = [f"s{index}" for index, name in enumerate(COUNTS) if any(step[name] for step in done)]
+    assert {*counted} == {*tops}, "the lines of the chart of requests"
+    for below, above in pairwise(tops[name] for name in counted):
         assert all(high <= low + 0.01 for low, high in zip(below, above, strict=True))
 
 
