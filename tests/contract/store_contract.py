@@ -275,6 +275,8 @@ class StoreContract(RandomContract, StatsContract):
         ):
             assert (await store.hit((bucket(limits, rule), key, 1))).remaining == 2
         assert not await store.hit((bucket("3/minute"), "ann", 1))
+        assert [view.used for view in await as_peek_says(store.raw, "eve", bucket("3/minute; 3/hour"))] == [0, 0]
+        assert await settle(store.raw.inspect("ann", ())) == (store.clock.now_us, store.clock.now_us, [])
         await store.hit((bucket(Quota("3/month")), "ann", 3))
         for other in (Quota("3/month", starts=2), Quota("3/month", zone="Asia/Tokyo"), Quota("3/week")):
             assert (await store.hit((bucket(other), "ann", 1))).remaining == 2
@@ -290,16 +292,6 @@ class StoreContract(RandomContract, StatsContract):
     async def test_a_thread_without_an_event_loop_gets_its_answer_at_once(self, store: StoreHarness) -> None:
         store.needs("answers_threads")
         assert isinstance(store.raw.hit(((bucket("5/hour"), "ann", 1),)), Decision)
-
-    @with_store
-    async def test_a_look_changes_nothing_and_finds_nothing_of_strangers(self, store: StoreHarness) -> None:
-        views, limited = partial(as_peek_says, store.raw), bucket("5/minute; 100/hour")
-        assert [view.used for view in await views("ann", limited)] == [0, 0]
-        decision = await store.hit((limited, "ann", 3))
-        assert await views("ann", limited) == await views("ann", limited)
-        assert [view.used for view in await views("bob", limited)] == [0, 0]
-        assert await store.refund(decision) is True
-        assert await settle(store.raw.inspect("ann", ())) == (store.clock.now_us, store.clock.now_us, [])
 
     @with_store
     async def test_a_closed_store_answers_no_question(self, store: StoreHarness) -> None:

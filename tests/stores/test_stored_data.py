@@ -420,19 +420,6 @@ def test_who_is_stopped_while_the_store_is_away_is_counted_for_a_whole_window_al
     assert all(later - first >= 10 * SECOND_US for first, later in pairwise(admitted)), admitted
 
 
-@pytest.mark.parametrize("kind", ["memory", "lmdb"])
-async def test_a_ban_ends_by_the_wall_clock_alone(opened: Opened) -> None:
-    """That it is the same in any store that imports it is in the random bans of the contract."""
-    clock, wall = FakeClock(7), FakeClock(YEAR_2100_US)
-    store = opened(clock=clock, wall_clock=wall)
-    await settle(store.bans.ban("user:eve", HOUR_US, "why", "ann"))
-    for left_us in (HOUR_US, 1, 0):
-        wall.set(YEAR_2100_US + HOUR_US - left_us)
-        clock.advance("2h")
-        decision = await settle(store.hit(((bucket("100/hour"), "user:eve", 1),)))
-        assert (decision.allowed, decision.retry_after_us) == (not left_us, left_us)
-
-
 @pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
 async def test_a_step_of_the_wall_clock_moves_the_end_of_a_quota_alone(opened: Opened, rng: random.Random) -> None:
     quota, wall = Quota("50/year"), FakeClock(YEAR_2100_US + 100 * DAY_US)
@@ -448,17 +435,25 @@ async def test_a_step_of_the_wall_clock_moves_the_end_of_a_quota_alone(opened: O
     assert (await settle(store.hit(((limited, "ann", 1),)))).remaining == 49
 
 
-@pytest.mark.parametrize("kind", ["memory", "lmdb"])
-async def test_a_step_of_the_wall_clock_moves_no_window(opened: Opened, rng: random.Random) -> None:
+@HERE
+async def test_a_step_of_the_wall_clock_moves_the_end_of_a_ban_and_no_window(
+    opened: Opened, rng: random.Random
+) -> None:
+    """That a ban ends so in any store that imports it is in the random bans of the contract."""
     clocks = [FakeClock(), FakeClock()]
     walls = [FakeClock(YEAR_2100_US), FakeClock(YEAR_2100_US)]
     stores = [opened(f"store-{at}", clock=clocks[at], wall_clock=walls[at]) for at in range(2)]
     checks = ((bucket("5/minute"), "ann", 1), (bucket("100/10m", "other"), "ann", 7))
-    for _ in range(100):
+    until_us = YEAR_2100_US + 1_000 * DAY_US
+    await settle(stores[1].bans.ban("user:eve", 1_000 * DAY_US, "why", "ann"))
+    for left_us in (*[None] * 100, HOUR_US, 1, 0):  # of the ban
         span_us = rng.choice((1, SECOND_US, 20 * SECOND_US))
         for clock, wall in zip(clocks, walls, strict=True):
             clock.advance(us=span_us)
             wall.advance(us=span_us)
-        walls[1].advance(us=rng.choice((-DAY_US, -1, 0, HOUR_US, DAY_US)))
+        step_us = rng.choice((-DAY_US, -1, 0, HOUR_US, DAY_US))
+        walls[1].set(walls[1].now_us + step_us if left_us is None else until_us - left_us)
         steady, stepped = [await settle(store.hit(checks)) for store in stores]
         assert (steady.reason, steady.states) == (stepped.reason, stepped.states)
+        decision = await settle(stores[1].hit(((bucket("100/hour"), "user:eve", 1),)))
+        assert (decision.allowed, decision.retry_after_us) == (left_us == 0, until_us - walls[1].now_us)

@@ -17,7 +17,7 @@ from typing import Any
 import lmdb
 import pytest
 
-from slidegate import BanPolicy, ConfigurationError, Quota, parse_limits
+from slidegate import BanPolicy, ConfigurationError, Decision, Quota, parse_limits
 from slidegate.core import Bucket, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore, environment, journal, kept_rows, layout, opening
 from slidegate.stores.lmdb.ban_rows import ban_of
@@ -234,10 +234,22 @@ def ban(store: Any, *keys: str, length_us: int | None = None) -> None:
         store.bans.ban(key, length_us, "by request", "ann")
 
 
-def test_each_change_is_a_line_with_named_fields_and_a_version(machine: Machine, texts: Callable[..., None]) -> None:
-    store, journal = machine.store(), machine.path / JOURNAL
-    names = {"bans": store.bans, "POLICY": POLICY, "reset_all": store.reset_all}
-    names["charge"] = lambda quota, cost: store.hit(((Bucket("plan", parse_limits(Quota(quota))), "user:ann", cost),))
+def test_each_change_is_a_line_with_named_fields_and_a_version(
+    machine: Machine, texts: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_rows, "MOST_A_SECOND", 4)  # of quotas
+    store, journal, charged = machine.store(), machine.path / JOURNAL, list[Decision]()
+
+    def charge(quota: str, cost: int = 1, times: int = 1, key: str = "user:ann") -> None:
+        checks = ((Bucket("plan", parse_limits(Quota(quota))), key, cost),)
+        charged.extend(store.hit(checks) for _ in range(times))
+
+    def refund(times: int) -> None:
+        for _ in range(times):
+            store.refund(charged.pop().begin_refund())
+
+    names = {"bans": store.bans, "POLICY": POLICY, "reset_all": store.reset_all, "advance": machine.wall.advance}
+    names |= {"charge": charge, "refund": refund}
 
     def lines_of(change: str) -> str:
         size = journal.stat().st_size if journal.exists() else 0
@@ -245,6 +257,8 @@ def test_each_change_is_a_line_with_named_fields_and_a_version(machine: Machine,
         return journal.read_text()[size:].strip("\n")
 
     texts(Path(__file__).with_name("journal.txt"), ">>> ", lines_of)
+    plan = Bucket("plan", parse_limits(Quota("640/year")))
+    assert machine.restart("2").hit(((plan, "user:ann", 1),)).remaining == 640 - 32
 
 
 def killed(machine: Machine, act: Callable[[Any], object]) -> None:
@@ -490,41 +504,6 @@ def test_what_comes_last_is_synced_though_nothing_follows(machine: Machine) -> N
 
 
 # -- quotas ------------------------------------------------------------------------------------------------------------
-
-
-def spent_lines(machine: Machine) -> list[int]:
-    return [line["quota"]["spent"] for line in lines(machine) if "quota" in line]
-
-
-def test_a_quota_has_a_line_at_each_64th_of_its_amount_and_where_the_last_is_a_minute_old(machine: Machine) -> None:
-    store, checks = machine.store(), ((Bucket("plan", parse_limits(Quota("640/year"))), "user:ann", 1),)
-    charged = [store.hit(checks) for _ in range(35)]
-    assert spent_lines(machine) == [1, 10, 20, 30]
-    machine.wall.advance(us=60_000_000)
-    store.hit(checks)
-    store.hit(checks)
-    assert spent_lines(machine)[4:] == [36]
-    for decision in charged[-8:]:
-        store.refund(decision.begin_refund())
-    assert spent_lines(machine)[5:] == [29]
-    store.hit(checks)
-    machine.wall.now_us -= 3_600_000_000
-    store.hit(checks)
-    store.hit(checks)
-    assert spent_lines(machine)[6:] == [30, 31], "no line can be from later than now"
-    assert machine.restart("2").hit(checks).remaining == 640 - 32
-
-
-def test_lines_of_quotas_are_bounded_in_each_second(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_rows, "MOST_A_SECOND", 3)
-    store, plan = machine.store(), Bucket("plan", parse_limits(Quota("5/year")))
-    for number in range(5):
-        store.hit(((plan, f"user:{number}", 1),))
-    assert len(spent_lines(machine)) == 3
-    machine.wall.advance(us=1_000_000)
-    for number in range(5):
-        store.hit(((plan, f"user:{number}", 1),))
-    assert len(spent_lines(machine)) == 6
 
 
 def test_a_quota_comes_back_to_the_end_of_its_period_and_no_longer(machine: Machine) -> None:

@@ -498,34 +498,24 @@ async def test_the_answers_to_one_call_do_not_wait_for_the_next(store: RedisStor
     assert (await again).readings[0][0] == 2
 
 
-@pytest.mark.parametrize("forgets", ["refund", "reset"])
-async def test_a_refusal_is_not_remembered_past_what_follows(store: RedisStore, held: Held, forgets: str) -> None:
-    charged = await held.answer(ask(store, "ann", FIVE, 5))
+@pytest.mark.parametrize("follows", ["a refund", "a reset", "a refund of another key"])
+async def test_a_refusal_is_remembered_until_something_follows(store: RedisStore, held: Held, follows: str) -> None:
+    charged, other = [await held.answer(ask(store, key, FIVE, 5)) for key in ("ann", "bob")]
     refused = ask(store, "ann", FIVE)
     await held.come(1)
-    ways = {"refund": lambda: store.refund(charged.begin_refund()), "reset": lambda: store.reset("ann")}
-    back = asyncio.ensure_future(settle(ways[forgets]()))
+    ways = {"a refund": lambda: store.refund(charged.begin_refund()), "a reset": lambda: store.reset("ann")}
+    way = ways.get(follows, lambda: store.refund(other.begin_refund()))
+    back = asyncio.ensure_future(settle(way()))
     await held.come(2)
     assert (await held.answer(refused)).reason is Reason.LIMITED
+    if follows not in ways:
+        assert await held.answer(back)
+        assert not await asyncio.wait_for(ask(store, "ann", FIVE), PLENTY_S), "and nobody is asked"
+        return
     after = ask(store, "ann", FIVE)  # must not be answered by the refusal from before
     await held.come(2)
     assert await held.answer(back)
     assert (await held.answer(after)).allowed
-
-
-async def test_a_refusal_is_remembered_while_units_of_others_are_handed_back(store: RedisStore, held: Held) -> None:
-    futures = [ask(store, "ann", FIVE, 5), ask(store, "bob")]
-    await held.answer(futures[0])
-    refused = ask(store, "ann", FIVE)
-    await held.come(1)
-    back = asyncio.ensure_future(settle(store.refund((await futures[1]).begin_refund())))
-    await held.come(2)
-    assert (await held.answer(refused)).reason is Reason.LIMITED
-    assert await held.answer(back)
-    again = ask(store, "ann", FIVE)
-    await turns(3)
-    assert again.done(), "nobody was asked"
-    assert again.result().reason is Reason.LIMITED
 
 
 async def test_a_refusal_by_a_ban_is_not_remembered_past_its_unban(store: RedisStore, held: Held) -> None:
