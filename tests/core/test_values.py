@@ -214,19 +214,6 @@ def test_hits_of_several_threads_pass_no_more_than_the_largest_amount() -> None:
     assert admitted == 300
 
 
-def test_what_a_user_made_never_changes() -> None:
-    made = [Limit(5, "1m", resolution=10, name="burst"), Quota("10/day"), Concurrency(3)]
-    texts, hashes, bucket = [*map(str, made)], [*map(hash, made)], Bucket("api", made)
-    derived = bucket.under("other")
-    for one, user_made in zip(bucket.limits, made, strict=True):
-        assert (one, str(one), hash(one)) == (user_made, str(user_made), hash(user_made))
-        one.become(2)
-        assert one != user_made
-        assert (one.name, one.same_window) == (user_made.name, user_made.same_window)
-    assert ([*map(str, made)], [*map(hash, made)]) == (texts, hashes)
-    assert [one.amount for one in bucket.limits + derived.limits] == [2] * 6
-
-
 WORKERS = (b"worker 1", b"worker 2", b"worker 3")
 LEASE_US = 10
 STEPS = st.lists(

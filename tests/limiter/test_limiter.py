@@ -25,27 +25,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
 import slidegate
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimitExceeded, RateLimitMiddleware, Rule, header
-from slidegate.core import Bucket, Concurrency, ConfigurationError, InvalidKey, Reason, StoreTimeout, StoreUnavailable
+from slidegate.core import ConfigurationError, InvalidKey, Reason, Store, StoreTimeout, StoreUnavailable
 from slidegate.events import KINDS, Event, Observer
 from slidegate.httpx import SyncLimitedTransport
 from slidegate.limiter import MAX_KEY_BYTES
 from slidegate.limiter.aio import STEP
 from slidegate.limiter.inspect import TOGETHER
+from slidegate.ops.statistics import Statistics
 from slidegate.stores.open_store import open_store
-from slidegate.testing import FakeClock, RecordingObserver, limits_clock, limits_off, reset_limits
+from slidegate.testing import FakeClock, RecordingObserver
 
-from ..asgi import hello, page, statuses
+from ..asgi import call, hello, page, statuses
 from ..conftest import details
 from ..contract.player import settle
 from ..contract.programs import SECOND_US
 from ..contract.store_contract import StatsContract
-from ..core.test_store import Smallest
 from ..hurry import at_once, hurried
 from ..redis_servers import AT_REDIS
 from ..remote_stores import RemoteStore, SlowStore
@@ -107,17 +109,6 @@ def test_a_rule_is_claimed_once_under_its_own_name_while_its_owner_lives() -> No
     with hurried(collecting=False):
         parts = at_once(lambda thread: [unique_id("api", owner) for owner in owners[thread::3]], 3)
     assert len({*parts[0], *parts[1], *parts[2]}) == 300
-
-
-@pytest.mark.parametrize(
-    "limits", ["5/minute; 50/hour", ["5/minute", "50/hour"], ("5/minute", slidegate.Limit(50, "1h"))]
-)
-async def test_the_question_of_a_call_is_prepared_once(limits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    limiter, prepared = Limiter(), list[Any]()
-    prepare = limiter.engine.prepare
-    monkeypatch.setattr(limiter.engine, "prepare", lambda *asked: prepared.append(asked) or prepare(*asked))
-    assert [(await limiter.hit("user:1", limits)).remaining for _ in range(3)] == [4, 3, 2]
-    assert len(prepared) == 1
 
 
 # -- what is read of it: windows of a customer, middlewares and limits, rows for all workers ---------------------------
@@ -494,10 +485,10 @@ def entered_on_a_loop(block: Any) -> int | None:
     return asyncio.run(enter())
 
 
-HELPERS: list[Any] = [ran, listed, entered, entered_on_a_loop, copy, pickle, partial, FakeClock, Bucket, Concurrency]
-HELPERS += [inspect.signature, inspect.iscoroutinefunction, gc, httpx, SyncLimitedTransport]
-HELPERS += [Starlette, Route, Event, asyncio.run, hello, page, statuses, SlowStore, RecordingObserver, SimpleNamespace]
-HELPERS += [logging, details, reset_limits, limits_off, limits_clock, StoreUnavailable]
+HELPERS: list[Any] = [ran, listed, entered, entered_on_a_loop, copy, pickle, partial, gc, logging, asyncio.run]
+HELPERS += [inspect.signature, inspect.iscoroutinefunction, httpx, SyncLimitedTransport, Statistics, details, call]
+HELPERS += [Starlette, Route, PlainTextResponse, BackgroundTask, hello, page, statuses, SlowStore, SimpleNamespace]
+WORDS = vars(slidegate.core) | vars(slidegate.testing) | vars(slidegate) | {one.__name__: one for one in HELPERS}
 
 
 def said_by(error: Exception) -> str:
@@ -514,8 +505,7 @@ class Program:
 
     def __init__(self, store: Callable[..., Any], blocks: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
         self.store, self.caplog = store, caplog
-        self.names: dict[str, Any] = {**vars(slidegate), **{one.__name__: one for one in HELPERS}}
-        self.names |= {"sent": list[str](), "events": self.events, "log": self.log, "KINDS": KINDS}
+        self.names = WORDS | {"sent": list[str](), "events": self.events, "log": self.log, "KINDS": KINDS}
         self.names |= {"begin": blocks.enter_context, "end": blocks.close}
 
     def answer(self, line: str) -> str:
@@ -551,6 +541,12 @@ class Program:
         records = [record for record in self.caplog.records if record.name == "slidegate"]
         self.caplog.clear()
         return "\n".join(f"{record.levelname}: {record.getMessage()}" for record in records)
+
+
+class Smallest(RemoteStore):
+    """Answers what every store has to answer, and nothing else."""
+
+    permits_held, close = Store.permits_held, Store.close  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("store", [MemoryStore, SlowStore, Smallest])

@@ -75,17 +75,6 @@ async def test_in_a_worker_thread_of_a_loop_it_works(kind: str, tmp_path: Path) 
     await limiter.close()
 
 
-@pytest.mark.parametrize(
-    ("on_error", "allowed"), [("deny", [False] * 3), ("allow", [True] * 3), ("local", [True, True, False])]
-)
-def test_a_store_that_hangs_hangs_no_thread(on_error: Any, allowed: list[bool]) -> None:
-    store, observer = SlowStore(FakeClock(10**9)), RecordingObserver(without=["refused"])
-    store.hangs = True
-    with Limiter(store, deadline="1ms", on_error=on_error, observers=[observer]).sync as limiter:
-        assert [limiter.hit("user:1", "2/hour").allowed for _ in range(3)] == allowed
-        assert [event.kind for event in observer.events] == ["store_failed"]
-
-
 def test_a_writer_that_is_stopped_hangs_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slidegate.limiter.engine.COMMAND_DEADLINE_S", 0.2)  # 30 s for commands of operators
     observer = RecordingObserver(without=["refused"])

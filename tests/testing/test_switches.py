@@ -21,19 +21,19 @@ from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slidegate import Limiter, Quota, RateLimitMiddleware, Rule
+from slidegate import Limiter, RateLimitMiddleware
 from slidegate.core import Reason
 from slidegate.limiter.engine import Engine
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.system_clock import SystemClock, monotonic_us, system_us
 from slidegate.testing import FakeClock, limits_clock, limits_off, reset_limits
 
-from ..asgi import call, hello, statuses
+from ..asgi import hello, statuses
 from ..contract.ban_player import BanPlayer
 from ..contract.programs import Choices
 from ..hurry import at_once, hurried
+from ..pages.blocks import blocks
 from ..reference.ban_model import BanModel
-from ..web.middlewares import Listener
 
 MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
 DAY_US = 24 * HOUR_US
@@ -95,25 +95,6 @@ def test_a_clock_that_fails_before_it_is_read_leaves_the_time_as_it_was() -> Non
     assert system.monotonic_ns() >= before_ns
 
 
-@pytest.mark.parametrize("is_new", [False, True])
-async def test_the_clock_gives_every_time_that_a_limiter_states(is_new: bool) -> None:
-    limiter = Limiter(observers=[listener := Listener()])
-    with limits_clock(FakeClock(NOON_US)) as clock:
-
-        async def take_2_s(scope: Any, receive: Any, send: Any) -> None:
-            await hello(scope, receive, send)
-            clock.advance("2s")
-
-        if is_new:
-            limiter = Limiter(observers=[listener])
-        assert await limiter.now_us() == NOON_US
-        rules = [Rule("*", Quota("9/day", name="plan"))]
-        answer = await call(RateLimitMiddleware(take_2_s, rules=rules, limiter=limiter, headers="legacy"))
-        assert int(answer.headers["x-ratelimit-reset"]) * 1_000_000 == NOON_US + DAY_US // 2
-        assert [outcome.began_us for outcome in listener.outcomes] == [NOON_US]
-        assert (await limiter.inspect("peer:203.0.113.9")).unix_us == NOON_US + 2_000_000
-
-
 async def test_a_switch_decorates_functions_and_those_that_are_awaited_for_each_call() -> None:
     limiter = Limiter()
 
@@ -173,20 +154,23 @@ ROOT = Path(__file__).resolve().parents[2]
 CASES = Path(__file__).parent / "plugin" / "cases.py"
 
 
-def pytest_of_its_own(*arguments: str, path: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest in a separate process that imports from the source and `path`, with only the named plugins."""
+def passed(*arguments: str, path: Path = ROOT) -> int:
+    """Run pytest in a separate process that imports from the source and `path`, with only the named plugins.
+
+    Return how many tests have passed; none may fail.
+    """
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     found = {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(path))), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    everything = {**os.environ, **found, **environment}
-    return subprocess.run(command, cwd=path, env=everything, capture_output=True, text=True, timeout=300)
+    everything = {**os.environ, **found}
+    ended = subprocess.run(command, cwd=path, env=everything, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stdout[-6_000:]
+    return int(re.findall(r"(\d+) passed", ended.stdout)[-1])
 
 
 def test_the_fixtures_do_what_they_say() -> None:
-    ended = pytest_of_its_own("-p", "slidegate_pytest", "-p", "pytest_asyncio.plugin", str(CASES))
-    assert ended.returncode == 0, ended.stdout[-6_000:]
     count = sum(line.startswith(("def test", "async def test")) for line in CASES.read_text("utf-8").splitlines())
     assert count > 5
-    assert f"{count} passed" in ended.stdout
+    assert passed("-p", "slidegate_pytest", "-p", "pytest_asyncio.plugin", str(CASES)) == count
 
 
 def test_the_plugin_imports_the_package_on_first_use() -> None:
@@ -197,17 +181,15 @@ def test_the_plugin_imports_the_package_on_first_use() -> None:
 
 
 def test_the_tests_on_the_page_pass(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "how_to" / "testing_your_app.md").read_text("utf-8")
-    saved = dict(re.findall(r"^<!-- file: ([\w.]+) -->\n```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
-    (fragment,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    for name, code in {**saved, "pyproject.toml": fragment}.items():
+    page = [*blocks((ROOT / "docs" / "how_to" / "testing_your_app.md").read_text("utf-8"))]
+    files = {block.value: block.code for block in page if block.language == "python"}
+    (fragment,) = [block.code for block in page if block.language == "toml"]
+    for name, code in {**files, "pyproject.toml": fragment}.items():
         (tmp_path / name).write_text(code, "utf-8")
-    assert page.count("```python") == len(saved) == 2
-    files = [str(tmp_path / name) for name in saved if name.startswith("test_")]
-    plugins = ("-p", "slidegate_pytest")
-    ended = pytest_of_its_own(*plugins, "-W", "error", *files, path=tmp_path)
-    assert ended.returncode == 0, ended.stdout[-6_000:]
-    assert f"{sum(code.count('def test_') for code in saved.values())} passed" in ended.stdout
+    assert len(files) == 2
+    tests = [str(tmp_path / name) for name in files if name.startswith("test_")]
+    count = sum(code.count("def test_") for code in files.values())
+    assert passed("-p", "slidegate_pytest", "-W", "error", *tests, path=tmp_path) == count
 
 
 def test_the_contract_of_stores_runs_where_it_is_copied_to(tmp_path: Path) -> None:
@@ -215,11 +197,9 @@ def test_the_contract_of_stores_runs_where_it_is_copied_to(tmp_path: Path) -> No
         shutil.copytree(ROOT / "tests" / folder, tmp_path / "tests" / folder)
     (tmp_path / "tests" / "__init__.py").touch()
     page = (ROOT / "examples" / "own_store" / "README.md").read_text("utf-8")
-    (code,) = re.findall(r"^<!-- file: test_my_store.py -->\n```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (code,) = [block.code for block in blocks(page) if block.mark == "file"]
     (tmp_path / "tests" / "test_my_store.py").write_text(code, "utf-8")
-    ended = pytest_of_its_own("-W", "error", "tests/test_my_store.py", path=tmp_path)
-    assert ended.returncode == 0, ended.stdout[-6_000:]
-    assert int(re.findall(r"(\d+) passed", ended.stdout)[-1]) > 30
+    assert passed("-W", "error", "tests/test_my_store.py", path=tmp_path) > 30
 
 
 # -- what the contract of stores finds in a wrong one ------------------------------------------------------------------
