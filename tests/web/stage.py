@@ -9,8 +9,10 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > endpoint /a RateLimit("1/hour")         an endpoint, what decorates it, and what it depends=[...] on
     > around limits="9/hour"                  a middleware around the others; `around other, ...` has its own limiter
     > around twice                            an application of others, which uses each scope twice
-    > application RateLimit("1/hour")         what the whole application inside depends on, and its options; alone=True:
-                                              no middleware is around it
+    > application RateLimit("1/hour")         what the whole application inside depends on, and its options
+    > serve Starlette(routes=[...])           an application in code, in place of all that
+    > keep one Limiter()                      a value, for later lines; `keep _ ...` is done, and awaited
+    > tell len(stage.app.rules)               a value as text; `stage` is here, with all that it has
     > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,raises,left
     > GET /{./*3000}a method={x*9}          a path, or a method, that repeats a text so many times
     > GET /a client=none server=unix        one whose server listens on a socket of Unix
@@ -44,13 +46,16 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
 """
 
 import asyncio
+import gc
 import json
 import logging
 import re
 import shlex
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from inspect import isawaitable
 from itertools import cycle, groupby
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,15 +67,17 @@ import fastapi
 import pytest
 from fastapi import Depends, FastAPI
 from fastapi.exception_handlers import http_exception_handler
-from starlette import authentication
+from starlette import authentication, convertors
+from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.endpoints import HTTPEndpoint
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Mount, Route, Router, WebSocketRoute
+from starlette.routing import Mount, Route, Router, WebSocketRoute, request_response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import slidegate
@@ -78,8 +85,9 @@ from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateL
 from slidegate.core import StoreUnavailable
 from slidegate.core.durations import read_span_us
 from slidegate.testing import FakeClock, limits_clock
+from slidegate.web.routes import layers
 
-from ..asgi import PEER, Answer, scope_of, send_scope
+from ..asgi import PEER, Answer, hello, scope_of, send_scope
 from ..remote_stores import SlowStore
 from ..virtual_time import VirtualTime, turns
 from . import middlewares
@@ -129,6 +137,7 @@ async def softened() -> AsyncIterator[None]:
 
 OTHERS: list[Any] = [current_user, impatient, softened, twice, page, UUID, SimpleNamespace, HTTPException, Middleware]
 OTHERS += [HTTPEndpoint, Mount, Path, Route, class_of, fastapi, http_exception_handler, mmdb]
+OTHERS += [ExceptionMiddleware, Starlette, gc, hello, layers, re, request_response, weakref]
 NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "other": True, "store": True}
 NAMES |= {one.__name__: one for one in OTHERS}
 NAMES |= {"Text": PlainTextResponse, "fails": fails, "fails_later": middlewares.written(fails, "later")}
@@ -137,6 +146,7 @@ NAMES |= {
     "in_a_second": lambda *given: asyncio.sleep(1, "late"),
     "later": lambda value: asyncio.sleep(0, value),
     "authentication": authentication,
+    "convertors": convertors,
     "others": [
         Middleware(BaseHTTPMiddleware, dispatch=lambda request, call_next: call_next(request)),
         # It gets a copy of each scope, as below middlewares of monitoring.
@@ -179,6 +189,7 @@ class Stage:
         self.clock = FakeClock(1_800_000_000_000_000)
         self.observer, self.log = Listener(without=["store_late"]), Log()
         self.names |= {"country": middlewares.countries(directory), "asked": [], "observer": self.observer}
+        self.names["stage"] = self
         self.names["outage_begins"] = self.outage_begins
         self.remote, self.sockets = SlowStore(self.clock), dict[str, middlewares.SocketClient]()
         self.limiter = self._limiter()
@@ -247,9 +258,17 @@ class Stage:
         limiter = self._limiter() if other else self.limiter
         self.around.append(other if callable(other) else partial(RateLimitMiddleware, limiter=limiter, **options))
 
-    def _application(self, *limits: RateLimit, root_path: str = "", alone: bool = False, **options: Any) -> None:
+    def _application(self, *limits: RateLimit, root_path: str = "", **options: Any) -> None:
         self.inside = middlewares.with_root(root_path, dependencies=[*map(Depends, limits)], **options)
-        self._app = self.inside if alone else None
+
+    def _serve(self, app: Any) -> None:
+        self._app = app
+
+    async def _keep(self, name: str, value: Any) -> None:
+        self.names[name] = await value if isawaitable(value) else value
+
+    def _tell(self, value: Any) -> str:
+        return str(value)
 
     def _slow(self) -> None:
         """Let answers wait until they are ended."""
@@ -376,7 +395,7 @@ class Stage:
             words: list[Any] = shlex.split(rest) if verb == "write" else rest.split()
             options: dict[str, Any] = {}
             if verb in AS_IN_CODE:
-                paths = words[:1] if verb in ("endpoint", "socket", "file") else []
+                paths = words[:1] if verb in ("endpoint", "socket", "file", "keep") else []
                 written = rest.removeprefix("".join(paths))
                 given, options = eval(f"(lambda *given, **options: (given, options))({written})", self.names)
                 words = [*paths, *given]
@@ -651,4 +670,5 @@ class Stage:
 LIFTED = ("restore", "unban", "reset")
 """Verbs that are methods of the limiter, and say whether there was something."""
 AS_IN_CODE = ("site", "everywhere", "forms", "rule", "around", "application", "endpoint", "socket", "inspect", "file")
+AS_IN_CODE += ("serve", "keep", "tell")
 """Verbs of which the rest is written as in code."""

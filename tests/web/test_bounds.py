@@ -28,7 +28,7 @@ from slidegate.web.keys import combine, cookie, everyone, header, path_param, qu
 from slidegate.web.responses import Answer
 
 from ..asgi import hello, page, scope_of, send_scope, statuses
-from .middlewares import PLENTY, FollowedFiles
+from .middlewares import PLENTY
 from .test_paths import LITERALS, named, template
 
 TEXT = 60_000
@@ -176,20 +176,6 @@ async def test_however_many_routes_clients_request_few_questions_are_left(monkey
     assert 200 < asked() <= 300
     found = reached(app).values()
     assert sum(isinstance(one, Answer) for one in found) <= 100
-
-
-async def test_of_a_file_that_changes_only_the_newest_middleware_is_kept(tmp_path: Path) -> None:
-    files = FollowedFiles(tmp_path)
-    site = Starlette(routes=[Route("/", RateLimit("9000/hour")(page))])
-    app = RateLimitMiddleware.from_file(site, files.write("it.toml", 'default_limits = "900/hour"'))
-    made = []
-    for number in range(3):
-        assert (await send_scope(app, scope_of())).status == 200
-        made.append(weakref.ref(app.app))
-        files.write("it.toml", f'default_limits = "{number + 9}/hour"')
-        await files.visit(app)
-    gc.collect()
-    assert [one() for one in made] == [None] * 3
 
 
 @pytest.mark.parametrize("limiter", [None, Limiter()])

@@ -45,7 +45,6 @@ from slidegate.ops.cli import run
 from slidegate.web import file_watcher
 from slidegate.web.config import OF_LIMITER
 from slidegate.web.reload import FileOptions, ReloadingMiddleware
-from slidegate.web.routes import layers
 
 from ..asgi import attempt, call, hello, page, scope_of, send_scope
 from ..redis_servers import until
@@ -305,18 +304,6 @@ async def test_the_third_middleware_of_the_same_options_that_counts_apart_is_fou
     assert "SG131" not in codes(again[2])
 
 
-async def test_routes_of_starlette_with_a_middleware_each_are_as_they_are_written() -> None:
-    several = [
-        Route(path, page, middleware=[Middleware(RateLimitMiddleware, limits="9/minute")])
-        for path in ("/a", "/b", "/c")
-    ]
-    app = Starlette(routes=several)
-    for route in several:
-        assert (await call(app, route.path)).status == 200
-        (around,) = [layer for layer in layers(route.app) if isinstance(layer, RateLimitMiddleware)]
-        assert codes(around) == []
-
-
 # -- rules that no route meets -----------------------------------------------------------------------------------------
 
 
@@ -364,20 +351,6 @@ def test_everything_can_be_written_in_the_file(texts: Callable[..., None]) -> No
         return "\n".join(f"{at}: {found[at]!r}" for at in own)
 
     texts(EVERYTHING_MADE, "> ", described)
-
-
-def test_a_file_of_networks_is_opened_once_for_bans_keys_and_conditions(tmp_path: Path) -> None:
-    file = tmp_path / "slidegate.toml"
-    operators(tmp_path)
-    rules = "".join(
-        f'[[rules]]\npath = "/{number}"\nlimits = "9/hour"\nkey = {{ network = "asn.mmdb" }}\n'
-        'when = { network = "asn.mmdb", is_in = [64500] }\n'
-        for number in range(2)
-    )
-    file.write_text(f'networks = "asn.mmdb"\n{rules}', "utf-8")
-    app = RateLimitMiddleware.from_file(hello, file).app
-    files: list[Any] = [*app.limiter.engine.networks, *(rule.key.file for rule in app.rules)]  # type: ignore[union-attr]
-    assert [file is files[0] for file in files] == [True] * 3
 
 
 def test_type_checkers_know_every_option_beside_the_file() -> None:

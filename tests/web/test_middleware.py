@@ -2,7 +2,6 @@
 
 import asyncio
 import contextvars
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -17,11 +16,10 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
-from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
-from starlette.routing import Host, Mount, Route, Router, request_response
+from starlette.routing import Host, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -31,7 +29,7 @@ from slidegate.testing import FakeClock, limits_clock
 from slidegate.web.callbacks import whole_cost
 from slidegate.web.websockets import MessageLimits
 
-from ..asgi import PEER, attempt, call, hello, page, scope_of, send_scope, statuses
+from ..asgi import PEER, attempt, call, hello, page, scope_of, send_scope
 from ..remote_stores import SlowStore
 from ..test_public_values import WRONG
 from ..virtual_time import turns
@@ -86,25 +84,6 @@ async def test_an_answer_that_breaks_after_its_start_is_not_started_twice() -> N
     await call(app)
     answer, error = await attempt(app)
     assert (repr(error), answer.messages) == ("KeyError('half')", [answer.start])
-
-
-async def test_workers_that_create_middlewares_in_another_order_count_the_same_by_their_names(tmp_path: Path) -> None:
-    for order, expected in (("ab", [200, 200, 200]), ("ba", [429, 429, 200])):
-        async with Limiter.from_url(f"lmdb://{tmp_path}", deadline="30s") as limiter:
-            apps = {name: RateLimitMiddleware(hello, limits="2/hour", limiter=limiter, name=name) for name in order}
-            assert [(await call(apps[name])).status for name in "aab"] == expected
-
-
-async def test_unnamed_limits_of_two_middlewares_are_numbered_or_an_error(tmp_path: Path) -> None:
-    shared = Limiter()
-    apps = [RateLimitMiddleware(hello, limits="2/hour", limiter=shared) for _ in range(2)]
-    assert [await statuses(app, 3) for app in apps] == [[200, 200, 429]] * 2
-    async with Limiter.from_url(f"lmdb://{tmp_path}") as limiter:
-        first = RateLimitMiddleware(hello, limits="2/hour", limiter=limiter)
-        with pytest.raises(ConfigurationError, match=r"limits without a name \('default'\).*name=\"admin\""):
-            RateLimitMiddleware(hello, limits="2/hour", limiter=limiter)
-        del first
-        assert RateLimitMiddleware(hello, limits="2/hour", limiter=limiter), "the other one is gone"
 
 
 @pytest.mark.parametrize("read", ["limits", "cost"])
@@ -180,17 +159,6 @@ def test_each_route_is_a_bucket_unless_it_is_exempt(texts: Callable[..., None]) 
         return "\n".join(found)
 
     texts(Path(__file__).with_name("routes.txt"), "> ", label)
-
-
-async def test_a_route_with_a_pattern_of_its_own_is_asked_all_the_same() -> None:
-    login = Route("/login", page)
-    login.path_regex = re.compile(login.path_regex.pattern, re.IGNORECASE)
-    app = with_defaults(Starlette(routes=[login, Route("/other", page)]))
-    assert await statuses(app, 1, "/login") == [200]
-    assert await statuses(app, 2, "/LOGIN") == [200, 429]
-    assert await statuses(app, 1, "/other") == [200]
-    app.app.router.routes.append(Route("/late", page))
-    assert await statuses(app, 3, "/late") == [200, 200, 429], "a route that was added at last is its own bucket"
 
 
 # -- messages of websockets --------------------------------------------------------------------------------------------
@@ -322,18 +290,6 @@ def test_each_endpoint_has_one_count_for_each_of_its_limits_whatever_comes_first
         assert all(found[at].isdisjoint(found[one]) for one in range(at)), "no two endpoints share a count"
     random.shuffle(order)
     assert asyncio.run(all_counts(order)) == found
-
-
-async def test_without_a_router_the_function_is_known_all_the_same() -> None:
-    limit = RateLimit("1/hour")
-    one, two = request_response(limit(page)), request_response(limit(other))
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await (two if scope["path"] == "/two" else one)(scope, receive, send)
-
-    middleware = RateLimitMiddleware(ExceptionMiddleware(app))
-    paths = ["/one/1", "/two", "/one/2", "/two"]
-    assert [(await call(middleware, path)).status for path in paths] == [200, 200, 429, 429]
 
 
 # -- functions may read the body in any way, and the endpoint reads it again in any way --------------------------------

@@ -31,7 +31,7 @@ from starlette.websockets import WebSocket
 from slidegate import BanPolicy, Limiter, RateLimit, RateLimitMiddleware, Rule, client_ip, header, path_param
 from slidegate.testing import RecordingObserver
 
-from ..asgi import PEER, hello, scope_of, send_scope, statuses
+from ..asgi import PEER, hello, scope_of, send_scope
 from .middlewares import PLENTY, charged, checks, class_of, greet, with_root
 
 # -- what pydantic takes for a number or a UUID ------------------------------------------------------------------------
@@ -122,31 +122,6 @@ async def test_a_scope_with_odd_values_is_counted_by_all_that_could_mean_it(
     assert "refused" in observer.kinds
     left_out = re.findall(r"selecting rules failed.*suppressed=(\d+)", caplog.text)
     assert left_out == (["0", "2"] if left_out or "path" in odd else []), "odd requests fill no log"
-
-
-# -- routers that are changed, and convertors of others ---------------------------------------------------------------
-
-
-async def test_a_rule_older_than_a_change_of_the_routers_knows_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FastHTML changes Starlette's pattern of a text when it is imported, perhaps after the rules."""
-    rule, exempt = Rule("/items/{id}", "1/hour"), Rule("/items/{id}", exempt=True)
-    monkeypatch.setattr(StringConvertor, "regex", "[^/]*")
-    app = RateLimitMiddleware(hello, rules=[rule])
-    assert await statuses(app, 2, "/items/") == [200, 429]
-    app = RateLimitMiddleware(hello, rules=[exempt, Rule("*", "1/hour", name="all")])
-    assert await statuses(app, 2, "/items/") == [200, 200]
-
-
-async def test_only_the_parameter_that_a_rule_counts_by_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Report(StringConvertor):
-        def convert(self, value: str) -> str:
-            pytest.fail("it may ask a database")
-
-    monkeypatch.setitem(CONVERTOR_TYPES, "report", Report())
-    rule = Rule("/{tenant}/{number:report}", "1/hour", key=path_param("tenant"))
-    app = RateLimitMiddleware(hello, rules=[rule])
-    assert await statuses(app, 2, "/a/7") == [200, 429]
-    assert await statuses(app, 1, "/b/7") == [200]
 
 
 # -- behind random trees of routes, whatever reaches a limited handler was charged, however its path was spelt ---------
