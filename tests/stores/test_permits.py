@@ -15,7 +15,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from slidegate import Decision, Limiter, Quota, StoreError, parse_limits
+from slidegate import Decision, Limiter, Quota, parse_limits
 from slidegate.core import Bucket, Concurrency, Reason, StoreUnavailable
 from slidegate.stores import leases
 from slidegate.stores.leases import HeldPermits
@@ -29,7 +29,7 @@ from ..redis_servers import AT_REDIS, BOUND_S, RedisCluster, RedisServer, needs_
 from ..virtual_time import turns
 from .conftest import Opened
 from .lmdb.processes import Faulty, gate_held
-from .redis.stores import PLENTY_S, until_answered, workers_at
+from .redis.stores import PLENTY_S
 
 TWO = Bucket("render", [Concurrency(2)])
 WINDOW = Bucket("window", parse_limits("100/minute"))
@@ -271,23 +271,6 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
         assert store.refund(held.pop().begin_refund()) is True
     taken = [await take(store) for _ in range(3)]
     assert [bool(decision) for decision in taken] == [True, True, False]
-
-
-@needs_redis
-async def test_permits_are_written_again_after_a_server_has_lost_them() -> None:
-    with RedisServer() as server:
-        async with workers_at(server, 2, permit_lease="10m") as (holds, other):
-            held = [await take(holds), await take(holds)]
-            assert not await take(other)
-            server.kill()
-            with pytest.raises(StoreError):
-                await renew(holds)
-            server.start()
-            await until_answered(lambda: holds.peek(((WINDOW, "ann", 1),)))
-            await renew(holds)
-            await until_answered(lambda: other.peek(((WINDOW, "ann", 1),)))
-            assert not await take(other)
-            assert await leave(holds, *held) == [True, True]
 
 
 def test_a_file_does_not_grow_by_permits_that_nobody_has(in_file: Opened, clock: FakeClock) -> None:
