@@ -51,6 +51,7 @@ import json
 import logging
 import re
 import shlex
+import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
@@ -82,13 +83,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import slidegate
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, client_key
-from slidegate.core import StoreUnavailable
+from slidegate.core import Bucket, Concurrency, StoreUnavailable
 from slidegate.core.durations import read_span_us
 from slidegate.testing import FakeClock, limits_clock
 from slidegate.web.routes import layers
 
 from ..asgi import PEER, Answer, hello, scope_of, send_scope
-from ..remote_stores import SlowStore
+from ..remote_stores import SlowStore, hit_all
 from ..virtual_time import VirtualTime, turns
 from . import middlewares
 from .middlewares import FORMS, METHODS, FollowedFiles, Listener, Log, check_fields, class_of, fails, item, mmdb, page
@@ -136,8 +137,8 @@ async def softened() -> AsyncIterator[None]:
 
 
 OTHERS: list[Any] = [current_user, impatient, softened, twice, page, UUID, SimpleNamespace, HTTPException, Middleware]
-OTHERS += [HTTPEndpoint, Mount, Path, Route, class_of, fastapi, http_exception_handler, mmdb]
-OTHERS += [ExceptionMiddleware, Starlette, gc, hello, layers, re, request_response, weakref]
+OTHERS += [Bucket, Concurrency, ExceptionMiddleware, HTTPEndpoint, Mount, Path, Route, Starlette, class_of, fastapi, gc]
+OTHERS += [hello, hit_all, http_exception_handler, layers, mmdb, re, request_response, threading, weakref]
 NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "other": True, "store": True}
 NAMES |= {one.__name__: one for one in OTHERS}
 NAMES |= {"Text": PlainTextResponse, "fails": fails, "fails_later": middlewares.written(fails, "later")}

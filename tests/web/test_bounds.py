@@ -4,7 +4,6 @@ import gc
 import random
 import subprocess
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count, product
@@ -176,22 +175,6 @@ async def test_however_many_routes_clients_request_few_questions_are_left(monkey
     assert 200 < asked() <= 300
     found = reached(app).values()
     assert sum(isinstance(one, Answer) for one in found) <= 100
-
-
-@pytest.mark.parametrize("limiter", [None, Limiter()])
-def test_a_middleware_is_freed_though_its_options_refer_to_it(limiter: Limiter | None) -> None:
-    class Owner:
-        def __init__(self) -> None:
-            self.app = RateLimitMiddleware(hello, limits="9/minute", key=self.key, limiter=limiter)
-
-        def key(self, request: Request) -> str:
-            return "user:1"
-
-    owner = Owner()
-    gone = weakref.ref(owner)
-    del owner
-    gc.collect()
-    assert gone() is None
 
 
 # -- the work for one request grows out of proportion neither with its texts nor with the number of routes -------------

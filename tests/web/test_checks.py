@@ -20,7 +20,6 @@ from itertools import combinations
 from pathlib import Path
 from signal import SIGINT
 from subprocess import DEVNULL, PIPE, STDOUT, Popen
-from threading import current_thread
 from typing import Any
 
 import jsonschema
@@ -33,7 +32,6 @@ from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.routing import Mount, Route
-from starlette.types import Scope
 
 import slidegate
 from scripts import make_configuration
@@ -42,7 +40,6 @@ from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimit, RateLim
 from slidegate.core import Store
 from slidegate.httpx import LimitedTransport
 from slidegate.ops.cli import run
-from slidegate.web import file_watcher
 from slidegate.web.config import OF_LIMITER
 from slidegate.web.reload import FileOptions, ReloadingMiddleware
 
@@ -50,7 +47,7 @@ from ..asgi import attempt, call, hello, page, scope_of, send_scope
 from ..redis_servers import until
 from ..remote_stores import RemoteStore
 from ..test_messages import message_of
-from .middlewares import FORMS, FollowedFiles, Odd, operators
+from .middlewares import FORMS, Odd, operators
 
 MESSAGES = Path(__file__).with_name("messages.txt")
 FILE_MESSAGES = Path(__file__).with_name("file_messages.txt")
@@ -302,29 +299,6 @@ async def test_the_third_middleware_of_the_same_options_that_counts_apart_is_fou
     assert ["SG131" in codes(one) for one in built] == [False, False, "r=8" in fields, False]
     again = [RateLimitMiddleware(hello, rules=list(rules), limiter=limiter, **more) for _ in range(3)]
     assert "SG131" not in codes(again[2])
-
-
-# -- rules that no route meets -----------------------------------------------------------------------------------------
-
-
-async def test_routes_are_compared_with_a_changed_file_before_it_is_in_force_and_in_no_request(tmp_path: Path) -> None:
-    """With a thousand rules and some hundred routes this takes half a second."""
-    compared: dict[str, str] = {}
-
-    class Seen(Route):
-        def matches(self, scope: Scope) -> Any:
-            compared[scope["path"]] = current_thread().name
-            return super().matches(scope)
-
-    files, text = FollowedFiles(tmp_path), 'rules = [{{ path = "{}", limits = "9/minute" }}]'
-    path = files.write("slidegate.toml", text.format("/before"))
-    app = RateLimitMiddleware.from_file(Starlette(routes=[Seen("/a", page)]), path)
-    await call(app, "/a")
-    files.write("slidegate.toml", text.format("/after"))
-    await files.visit(app)
-    assert compared["/before"] == current_thread().name
-    assert compared["/after"] == file_watcher.THREAD
-    assert [finding.code for finding in app.findings] == ["SG123"]
 
 
 # -- the configuration file, and what its JSON Schema says of mistakes -------------------------------------------------
