@@ -38,7 +38,6 @@ from slidegate.events import KINDS, Event, Observer
 from slidegate.httpx import SyncLimitedTransport
 from slidegate.limiter import MAX_KEY_BYTES
 from slidegate.limiter.aio import STEP
-from slidegate.limiter.inspect import TOGETHER
 from slidegate.ops.statistics import Statistics
 from slidegate.stores.open_store import open_store
 from slidegate.testing import FakeClock, RecordingObserver
@@ -112,24 +111,6 @@ def test_a_rule_is_claimed_once_under_its_own_name_while_its_owner_lives() -> No
 
 
 # -- what is read of it: windows of a customer, middlewares and limits, rows for all workers ---------------------------
-
-
-@pytest.mark.interpreted("a compiled class cannot be derived from")
-async def test_a_thousand_rules_are_asked_a_part_at_a_time_and_the_rest_is_counted(clock: FakeClock) -> None:
-    sizes: list[int] = []
-
-    class Watched(RemoteStore):
-        def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
-            if question == self.inner.inspect:
-                sizes.append(len(arguments[1]))
-            return question(*arguments)
-
-    limiter = Limiter(Watched(clock))
-    await limiter.hit("ann", "5/minute", rule="rule-0")
-    rules = {f"rule-{number}": "5/minute" for number in range(5 * TOGETHER + 5)}
-    view = await limiter.inspect("ann", rules)
-    assert (len(view.windows), max(sizes)) == (5 * TOGETHER + 5, TOGETHER)
-    assert [(shown.name, shown.used) for shown in view.windows if shown.used] == [("rule_0", 1)]
 
 
 class TestRowsOfAStoreWithoutSharedOnes(StatsContract):

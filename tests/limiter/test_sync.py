@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -26,6 +26,7 @@ from slidegate.core import Bucket, Concurrency, Reason, StoreTimeout, StoreUnava
 from slidegate.limiter import portal
 from slidegate.limiter.aio import answer_of
 from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.open_store import open_store
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..hurry import at_once, hurried
@@ -33,12 +34,6 @@ from ..redis_servers import AT_REDIS, BOUND_S, until
 from ..remote_stores import SlowStore, hit_all
 from .test_failover import LONG
 
-Make = Callable[[FakeClock, Path], Any]
-STORES: dict[str, Make] = {
-    "memory": lambda clock, directory: MemoryStore(clock=clock),
-    "lmdb": lambda clock, directory: LmdbStore(directory, clock=clock),
-    "a store that is awaited": lambda clock, directory: SlowStore(clock),
-}
 WIDE = Bucket("wide", parse_limits("1000000/hour"))
 
 
@@ -66,9 +61,9 @@ async def test_on_a_running_loop_it_says_what_to_write(store: Any) -> None:
     await asyncio.to_thread(trio.run, main)
 
 
-@pytest.mark.parametrize("kind", ["memory", "lmdb", "a store that is awaited"])
-async def test_in_a_worker_thread_of_a_loop_it_works(kind: str, tmp_path: Path) -> None:
-    limiter = Limiter(STORES[kind](FakeClock(10**9), tmp_path), deadline="60s")
+@pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
+async def test_in_a_worker_thread_of_a_loop_it_works(url: str) -> None:
+    limiter = Limiter.from_url(url, deadline="60s")
     assert await asyncio.to_thread(limiter.sync.hit, "user:1", "2/minute")
     assert await anyio.to_thread.run_sync(limiter.limited("2/minute", key="user:1", rule="hit")(lambda: True))
     assert not await limiter.hit("user:1", "2/minute"), "both ways count together"
@@ -97,14 +92,14 @@ class Interrupt(Exception):
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb"])
-def test_whatever_a_signal_interrupts_the_next_is_answered(kind: str, tmp_path: Path, rng: random.Random) -> None:
+def test_whatever_a_signal_interrupts_the_next_is_answered(url: str, tmp_path: Path, rng: random.Random) -> None:
     """Of any thread, and of another process."""
 
     def interrupt(*_: object) -> None:
         if asking:
             raise Interrupt
 
-    store, asking, before = STORES[kind](FakeClock(10**9), tmp_path), False, signal.signal(signal.SIGALRM, interrupt)
+    store, asking, before = open_store(url), False, signal.signal(signal.SIGALRM, interrupt)
     store.keep_deadline(5.0)
     trace = sys.gettrace()
     sys.settrace(None)  # a lock of coverage's would stay locked, too
@@ -123,8 +118,8 @@ def test_whatever_a_signal_interrupts_the_next_is_answered(kind: str, tmp_path: 
         signal.signal(signal.SIGALRM, before)
         sys.settrace(trace)
     assert all(at_once(lambda thread: store.hit(((WIDE, f"user:{thread}", 1),)).allowed, threads=8))
-    if kind == "lmdb":
-        with open(tmp_path / "gate", "rb") as file:
+    if url != "memory://":
+        with open(tmp_path / "store" / "gate", "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

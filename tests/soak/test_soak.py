@@ -7,21 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ..redis_servers import needs_redis
+from . import checks
 from .__main__ import soak
-from .checks import (
-    CLOCKS_S,
-    MORE_FILES,
-    MORE_TASKS,
-    MOST_GROWTH_MIB,
-    Answer,
-    Promise,
-    Sample,
-    broken_bounds,
-    grown,
-    leaked,
-    lost_bans,
-    most_inside,
-)
+from .checks import CLOCKS_S, Answer, Promise, Sample, broken_bounds, grown, leaked, lost_bans, most_inside
 
 QUARTERS_S = st.integers(0, 40).map(lambda quarters: quarters / 4)
 SPANS = st.lists(st.tuples(QUARTERS_S, st.integers(0, 12)).map(lambda span: (span[0], span[0] + span[1] / 4)))
@@ -64,10 +52,10 @@ def test_growth_and_what_is_left_are_accused_beyond_their_bounds() -> None:
         return [Sample(at, 40.0 + growth_mib * (at >= 9), 3, 20) for at in range(12)]
 
     first = samples(0)[0]
-    assert grown("a worker", samples(MOST_GROWTH_MIB)) == []
-    assert len(grown("a worker", samples(MOST_GROWTH_MIB + 0.1))) == 1
+    assert grown("a worker", samples(checks.MOST_GROWTH_MIB)) == []
+    assert len(grown("a worker", samples(checks.MOST_GROWTH_MIB + 0.1))) == 1
     assert grown("a short life", samples(9)[-7:]) == []
-    last = first._replace(tasks=first.tasks + MORE_TASKS, files=first.files + MORE_FILES)
+    last = first._replace(tasks=first.tasks + checks.MORE_TASKS, files=first.files + checks.MORE_FILES)
     assert leaked("a worker", first, last) == []
     assert len(leaked("a worker", first, last._replace(tasks=last.tasks + 1, files=last.files + 1))) == 2
 

@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from anyio.lowlevel import checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slidegate import Limiter, RateLimitMiddleware
 from slidegate.core import Reason
-from slidegate.limiter.engine import Engine
 from slidegate.stores.memory.store import MemoryStore
 from slidegate.stores.system_clock import SystemClock, monotonic_us, system_us
 from slidegate.testing import FakeClock, limits_clock, limits_off, reset_limits
@@ -93,24 +91,6 @@ def test_a_clock_that_fails_before_it_is_read_leaves_the_time_as_it_was() -> Non
     clock.now_us = "noon"  # type: ignore[assignment]
     system.use(None)
     assert system.monotonic_ns() >= before_ns
-
-
-async def test_a_switch_decorates_functions_and_those_that_are_awaited_for_each_call() -> None:
-    limiter = Limiter()
-
-    @limits_off()
-    async def awaited() -> list[bool]:
-        await checkpoint()
-        return [bool(await limiter.hit("ann", "1/minute")) for _ in range(2)]
-
-    @limits_off()
-    @limits_clock(FakeClock(NOON_US))
-    def called() -> tuple[bool, int]:
-        return Engine.counting, system_us()
-
-    assert await asyncio.gather(awaited(), awaited()) == [[True, True]] * 2
-    assert [called() for _ in range(2)] == [(False, NOON_US)] * 2
-    assert [bool(await limiter.hit("ann", "1/minute")) for _ in range(2)] == [True, False]
 
 
 @pytest.mark.parametrize("order", [order for count in (1, 2, 3) for order in permutations(range(count))])
