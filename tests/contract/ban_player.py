@@ -126,7 +126,7 @@ class BanPlayer:
         if not expected:
             same((decision.reason, decision.ban, found_ban), (Reason.OK, None, None))
             return
-        longest = max(expected, key=_end_us)
+        longest = max(expected, key=lambda ban: inf if ban.until_us is None else ban.until_us)
         left_us = None if longest.until_us is None else longest.until_us - self.now_us
         same((decision.reason, decision.retry_after_us, decision.states), (Reason.BANNED, left_us, ()))
         last = [_shown(ban) for ban in expected if ban.until_us == longest.until_us]
@@ -229,10 +229,6 @@ def span_us(choices: Choices) -> int:
     """Choose a span of time, often a whole number of seconds or a microsecond more or less."""
     whole_us = choices.pick((1, 2, 3, 5, 10, 30, 60)) * SECOND_US
     return choices.pick((whole_us, whole_us - 1, whole_us + 1, choices.below(5 * SECOND_US), 86_400 * SECOND_US))
-
-
-def _end_us(ban: Made) -> float:
-    return inf if ban.until_us is None else ban.until_us
 
 
 def _shown(ban: Ban | Made) -> tuple[str, str, int, int, int]:

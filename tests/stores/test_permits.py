@@ -16,7 +16,7 @@ import trio
 from trio.testing import MockClock
 
 from slidegate import Decision, Limiter, Quota, parse_limits
-from slidegate.core import Bucket, Concurrency, Reason, StoreUnavailable
+from slidegate.core import Bucket, Concurrency, Reason, StatsRow, StoreUnavailable
 from slidegate.stores import leases
 from slidegate.stores.leases import HeldPermits
 from slidegate.stores.lmdb import LmdbStore
@@ -290,7 +290,9 @@ def test_a_file_does_not_grow_by_permits_that_nobody_has(in_file: Opened, clock:
     assert used[-1] < 1.5 * used[0]
 
 
-def test_a_full_file_hands_permits_back_and_takes_them_again(in_file: Opened, observer: RecordingObserver) -> None:
+def test_a_full_file_hands_permits_back_and_takes_them_again_and_stats_leave_it_alone(
+    in_file: Opened, observer: RecordingObserver
+) -> None:
     store = in_file(max_map_size=2**20)
     held = [take_now(store), take_now(store)]
     hour, number = Bucket("hour", parse_limits("1000/hour")), 0
@@ -298,6 +300,12 @@ def test_a_full_file_hands_permits_back_and_takes_them_again(in_file: Opened, ob
         store.hit(((hour, f"user:{number}", 1),))
         number += 1
         assert number < 20_000
+    with pytest.raises(StoreUnavailable, match="no room"):
+        store.shared_stats.write(b"ann00000", StatsRow("5s", 0, bytes(4_097), 60_000_000))
+    store.shared_stats.write(b"ann00000", StatsRow("limits", 0, b"off", 60_000_000))
+    change = [(0, b"ann00000", b"off")]
+    assert store.shared_stats.read("limits", 0, 0) == change, "an operator's change has room"
+    assert store.hit(((hour, "user:0", 1),)).allowed
     taken: list[Decision] = []
     with pytest.raises(StoreUnavailable, match="full") as failed:  # which the failure policy answers
         taken.extend(take_now(store, f"other:{number}") for number in range(50_000))

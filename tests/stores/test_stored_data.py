@@ -75,10 +75,6 @@ ROWS = {
 """By key without the prefix, and by field: a ban by hand, a quota of which one unit is spent, and a level."""
 
 
-def limiter_at(server: RedisServer, prefix: str, clock: FakeClock) -> Limiter:
-    return Limiter(store_of(server, prefix=prefix, readable=True, clock=clock))
-
-
 async def assert_known(limiter: Limiter, clock: FakeClock) -> None:
     """Check what `ROWS` contain: who is banned, the unit of the quota, and that the next ban is the second."""
     ban = await limiter.banned("user:eve")
@@ -97,19 +93,19 @@ async def test_what_the_first_version_has_written_is_read(server: RedisServer) -
     for name, fields in ROWS.items():
         for field, value in fields.items():
             server.command("HSET", f"{{{prefix}}}:{name}", field, value)
-    async with limiter_at(server, prefix, clock) as limiter:
+    async with Limiter(store_of(server, prefix=prefix, readable=True, clock=clock)) as limiter:
         await assert_known(limiter, clock)
 
 
 @needs_redis
 async def test_another_layout_begins_only_windows_anew(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     prefix, clock = fresh_prefix(), FakeClock(NOW_US)
-    async with limiter_at(server, prefix, clock) as limiter:
+    async with Limiter(store_of(server, prefix=prefix, readable=True, clock=clock)) as limiter:
         await limiter.ban("user:eve", "1h", reason="a reason", by="ann")
         await limiter.hit("user:kim", [QUOTA, "9/hour"])
         await limiter.store.bans.strike(SCANNERS, "user:bob", 2, "")
     monkeypatch.setattr(script, "LAYOUT", script.LAYOUT + 1)
-    async with limiter_at(server, prefix, clock) as limiter:
+    async with Limiter(store_of(server, prefix=prefix, readable=True, clock=clock)) as limiter:
         await assert_known(limiter, clock)
         assert (await limiter.peek("user:kim", "9/hour", 0)).remaining == 9
 
@@ -215,19 +211,6 @@ async def test_rows_that_are_over_go_by_other_writes_alone(opened_as: Opened) ->
         assert (await settle(store.hit(CHECKS))).allowed
         clock.advance("100ms")
     assert await entries(store) == 1, "a row that is written again is kept for longer"
-
-
-async def test_stats_leave_a_full_file_alone(opened_as: Opened) -> None:
-    store = opened_as("lmdb", max_map_size=2**20)
-    for number in range(100_000):
-        if store._env.counts.fullness:
-            break
-        await settle(store.hit(((CHECKS[0][0], f"user:{number}", 1),)))
-    with pytest.raises(StoreUnavailable, match="no room"):
-        await write(store, *rows(1, 4_097))
-    await write(store, StatsRow("limits", 0, b"off", MINUTE_US))
-    assert await settle(store.shared_stats.read("limits", 0, 0)) == [(0, ANN, b"off")], "an operator's change has room"
-    assert (await settle(store.hit(CHECKS))).allowed
 
 
 async def test_large_rows_take_no_more_than_was_taken_ahead(opened_as: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

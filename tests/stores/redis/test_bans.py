@@ -1,7 +1,6 @@
 """Bans in Redis, values of others at keys of ours, and lost data; clients, servers of nonsense, and being closed."""
 
 import asyncio
-import itertools
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -32,7 +31,6 @@ from ...contract.player import settle
 from ...contract.store_contract import CHECKS, QUESTIONS, SHARED_QUESTIONS, bucket
 from ...fault_proxy import FaultProxy, stop_listening
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis
-from .faults import Deployment
 from .stores import PLENTY, PLENTY_S, hit, store_at, struck, until_answered, workers_at
 
 pytestmark = needs_redis
@@ -49,24 +47,6 @@ async def turns_of(work: Awaitable[object]) -> int:
         turns += 1
     await done
     return turns
-
-
-async def test_requests_are_decided_while_bans_change_with_each(deployment: Deployment) -> None:
-    async with store_at(deployment.server) as one, store_at(deployment, prefix=one._prefix) as slow:
-        deployment.proxy.delay_s = 0.003
-
-        async def change() -> None:
-            for number in itertools.count():
-                await one.bans.ban(f"198.51.100.{number % 250}", 60_000_000, "", "ann")
-
-        changing = [asyncio.create_task(change()) for _ in range(4)]
-        async with asyncio.timeout(PLENTY_S):
-            for _ in range(100):
-                hits = (hit(slow, f"user:{n}", WIDE, subjects=[ADDRESS]) for n in range(5))
-                assert {answer.reason for answer in await asyncio.gather(*hits)} == {Reason.OK}
-        assert not any(task.done() for task in changing)
-        for task in changing:
-            task.cancel()
 
 
 async def test_a_server_clock_that_is_set_back_revives_no_ban(server: RedisServer) -> None:
