@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -107,15 +106,9 @@ def slidegate(capsys: pytest.CaptureFixture[str]) -> Command:
     return ran
 
 
-@pytest.fixture
-def lmdb_url(tmp_path: Path) -> str:
-    """The address of an existing, empty LMDB store."""
-    return create_store(f"lmdb://{tmp_path}/store")
-
-
 @pytest.fixture(scope="module")
 def lmdb_store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of an LMDB store for all examples of a property."""
+    """The address of an LMDB store for all tests and examples that change nothing in it."""
     return create_store(f"lmdb://{tmp_path_factory.mktemp('of_examples')}/store")
 
 
@@ -219,7 +212,7 @@ def test_redis_without_data_is_a_store_yet_to_be_made(server: RedisServer, tmp_p
 
 
 def test_a_store_that_may_only_be_read_is_an_unusable_store_for_changes(
-    lmdb_url: str, slidegate: Command, monkeypatch: pytest.MonkeyPatch
+    lmdb_store: str, slidegate: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = os.open
 
@@ -229,27 +222,9 @@ def test_a_store_that_may_only_be_read_is_an_unusable_store_for_changes(
         return opened(path, flags, *mode, **more)
 
     monkeypatch.setattr(os, "open", of_another_user)
-    assert slidegate("bans", "list", "--store", lmdb_url).code == 0
-    ended = slidegate("bans", "add", "203.0.113.7", "--for", "1h", "--store", lmdb_url)
+    assert slidegate("bans", "list", "--store", lmdb_store).code == 0
+    ended = slidegate("bans", "add", "203.0.113.7", "--for", "1h", "--store", lmdb_store)
     assert (ended.code, ended.err.count("Permission denied")) == (1, 1)
-
-
-INTERRUPTIBLE = """\
-import runpy, signal
-signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it, and child processes inherit that
-runpy.run_module("slidegate", run_name="__main__", alter_sys=True)
-"""
-
-
-@pytest.mark.all
-def test_ctrl_c_ends_with_130(lmdb_url: str) -> None:
-    use_store(lmdb_url, lambda limiter: ban_many(limiter, 20_000))
-    command = [sys.executable, "-c", INTERRUPTIBLE, "bans", "list", "--json", "--store", lmdb_url]
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert json.loads(process.stdout.readline())["key"]  # the process blocks until the pipe is read
-        process.send_signal(signal.SIGINT)
-        err = process.stderr.read()
-    assert (process.returncode, err) == (130, b"\n")
 
 
 # -- simulate and suggest: numbers that are right; their texts are in the transcripts ----------------------------------

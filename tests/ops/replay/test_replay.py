@@ -459,7 +459,7 @@ EACH_TWICE = [AccessRecord(0, CLIENTS[0], "GET", path, 200) for path in PATHS * 
 
 @example(EACH_TWICE, [(None, {"rules": [], "default_limits": "1/minute"})], False)
 @given(RECORDS, LAYERS, st.booleans())
-async def test_a_replay_decides_as_the_live_application_does(
+async def test_a_replay_decides_as_the_live_application_does_and_a_simulation_counts_its_requests(
     gaps: list[AccessRecord], layers: list[tuple[str | None, dict[str, Any]]], is_shared: bool
 ) -> None:
     async def answer(request: Request, not_found: object = None) -> Response:
@@ -478,12 +478,35 @@ async def test_a_replay_decides_as_the_live_application_does(
         inner = middlewares[0] if middlewares else app
         limiter = shared if is_shared else Limiter(MemoryStore(clock=clock))
         middlewares.insert(0, RateLimitMiddleware(inner, limiter=limiter, name=name, **options))
-    replay = Replay(middlewares)
+    replay, simulated, results = Replay(middlewares), Simulated(Replay(middlewares)), list[Played]()
     for record in at_times(gaps):
         clock.set(record.time_us)
         scope = scope_of(record)
         scope["headers"].append((b"x-status", str(record.status).encode()))
-        assert (await replay.play(record)).status == (await send_scope(middlewares[0], scope)).status
+        results.append(await replay.play(record))
+        assert results[-1].status == (await send_scope(middlewares[0], scope)).status
+        await simulated.add(record)
+    check_counts(simulated.value(), results)
+
+
+def check_counts(value: dict[str, Any], results: list[Played]) -> None:
+    """Check that the numbers of a simulation are those of its requests."""
+    refused = Counter(result.client for result in results if not result.allowed)
+    assert value["requests"] == len(results)
+    assert value["passed"] == sum(result.allowed for result in results)
+    assert (value["refused"], value["refused_clients"]) == (refused.total(), len(refused))
+    assert {row["client"]: row["refused"] for row in value["most_refused"]} == refused
+    rows = {(row["kind"], row["rule"]): row for row in value["rules"]}
+    kinds = Counter(event.kind for result in results for event in result.events)
+    assert sum(row["refused"] for (kind, _), row in rows.items() if kind == "shadow") == kinds["shadow_refused"]
+    for (kind, _), row in rows.items():
+        assert (row["requests"] is not None) == (kind == "limit")
+    outcomes = [result.outcome for result in results]
+    counted = Counter(label for one in outcomes for label in {bucket.label for bucket, _, _ in checks_of(one)})
+    for name, row in [(name, row) for (kind, name), row in rows.items() if kind == "limit"]:
+        assert row["requests"] == counted[name]
+        assert row["refused"] == sum(not outcome.allowed and name in outcome.rules for outcome in outcomes)
+        assert row["refused_clients"] <= row["refused"]
 
 
 # -- busiest moments are those of the log, and refusals those of the real limiter --------------------------------------
@@ -530,37 +553,6 @@ def test_the_suggested_limit_is_twice_the_most_requests_in_any_minute(gaps: list
     assert (found["most"], found["suggested"]) == (max(peaks), f"{2 * max(peaks)}/1m")
     (row,) = (row for row in found["would_refuse"] if row["limit"] == found["suggested"])
     assert (row["clients"], row["requests"]) == (0, 0)
-
-
-@given(RECORDS, OPTIONS, st.booleans())
-async def test_counts_of_a_simulation_are_those_of_its_requests(
-    gaps: list[AccessRecord], options: dict[str, Any], have_one_limiter: bool
-) -> None:
-    records, limiter = at_times(gaps), Limiter()
-    inner = RateLimitMiddleware(hello, limiter=limiter if have_one_limiter else Limiter(), **options)
-    outer = RateLimitMiddleware(inner, rules=[Rule("*", "9/hour", name="all")], limiter=limiter)
-    simulated = Simulated(Replay([outer, inner]))
-    for one in records:
-        await simulated.add(one)
-    results = await play(Replay([outer, inner]), *records)
-    value = simulated.value()
-    refused = Counter(result.client for result in results if not result.allowed)
-    assert value["requests"] == len(records)
-    assert value["passed"] == sum(result.allowed for result in results)
-    assert (value["refused"], value["refused_clients"]) == (refused.total(), len(refused))
-    assert {row["client"]: row["refused"] for row in value["most_refused"]} == refused
-    rows = {(row["kind"], row["rule"]): row for row in value["rules"]}
-    kinds = Counter(event.kind for result in results for event in result.events)
-    assert sum(row["refused"] for (kind, _), row in rows.items() if kind == "shadow") == kinds["shadow_refused"]
-    assert rows["limit", "all"]["requests"] <= len(records), "once each, unless they are banned"
-    assert {kind for (kind, _), row in rows.items() if row["requests"] is not None} == {"limit"}
-    outcomes = [result.outcome for result in results]
-    for name, row in [(name, row) for (kind, name), row in rows.items() if kind == "limit"]:
-        assert row["refused"] == sum(not outcome.allowed and name in outcome.rules for outcome in outcomes)
-        assert row["requests"] == sum(
-            bucket.label == name for outcome in outcomes for bucket, _, _ in checks_of(outcome)
-        )
-        assert row["refused_clients"] <= row["refused"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["/a", "/b", "*"]), st.sampled_from(ENDS))))
