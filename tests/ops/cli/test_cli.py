@@ -32,7 +32,7 @@ from slidegate.ops.cli.main import table
 from slidegate.ops.rows import span_of
 
 from ...asgi import PEER, hello, statuses
-from ...redis_servers import RedisServer, needs_redis, until
+from ...redis_servers import needs_redis, until
 from ...web import frameworks
 from ...workers import ask, serving
 from ..replay.test_replay import line
@@ -201,16 +201,6 @@ def test_middleware_in_or_around_a_framework_is_found(
         assert codes(apps.limited(make())) == []
 
 
-@needs_redis
-def test_redis_without_data_is_a_store_yet_to_be_made(server: RedisServer, tmp_path: Path, slidegate: Command) -> None:
-    file = tmp_path / "slidegate.toml"
-    file.write_text(f'store = "{server.url}?prefix={tmp_path.name}"\nlimits = "5/m"\n', "utf-8")
-    ended = slidegate("check", str(file))
-    assert (ended.code, ended.out) == (0, "Nothing was found.\n")
-    assert re.search("does not exist yet.*; the first worker creates it; check the database and the prefix", ended.err)
-    assert server.command("KEYS", f"{tmp_path.name}*") == []
-
-
 def test_a_store_that_may_only_be_read_is_an_unusable_store_for_changes(
     lmdb_store: str, slidegate: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,15 +298,13 @@ class Terminal:
         monkeypatch.chdir(self.home)
         monkeypatch.setenv("LOGNAME", "operator")
         monkeypatch.setenv("COLUMNS", "1000")
-        if url:
-            monkeypatch.setenv("SLIDEGATE_STORE", url)
 
     def answer(self, line: str) -> str:
         """Return what a command prints."""
-        program, *words = shlex.split(line.replace("DIR", str(self.home)))
+        program, *words = shlex.split(line.replace("DIR", str(self.home)).replace("URL", self.url))
         words = [word.encode().decode("unicode_escape") if "\\" in word else word for word in words]
         shown: str = getattr(self, f"_{program}")(*words) or ""
-        shown = TIMES.sub(since_now, shown.replace(str(self.home), "DIR"))
+        shown = TIMES.sub(since_now, shown.replace(str(self.home), "DIR").replace(self.home.parent.name, "PREFIX"))
         for pattern, steady in UNSTEADY:
             shown = re.sub(pattern, steady, shown)
         return shown
@@ -434,11 +422,10 @@ class Terminal:
 
 PLAYED = [
     *((name, "lmdb") for name in ("bans", "limits", "explain", "processes")),
-    *(pytest.param(name, "redis", marks=needs_redis) for name in ("bans", "limits", "explain")),
+    *(pytest.param(name, "redis", marks=needs_redis) for name in ("bans", "limits", "explain", "check")),
     pytest.param("workers", "lmdb", marks=pytest.mark.all),
     pytest.param("workers", "redis", marks=[pytest.mark.all, needs_redis]),
     *((name, "") for name in ("usage", "no_stores", "simulate")),
-    pytest.param("check", "", marks=needs_redis),
 ]
 """The transcripts, and the kind of the existing, empty store that each is played on, if any."""
 

@@ -97,12 +97,6 @@ def test_every_format_contains_the_same_requests(name: str) -> None:
         assert ("x-api-key", "key-of-nobody") in fields or name == "combined.log"
 
 
-def test_one_file_may_mix_formats(tmp_path: Path) -> None:
-    texts = [name for name in NAMES if name.endswith(".log")]
-    _, found = read(tmp_path, b"".join((SAMPLES / name).read_bytes() for name in texts))
-    assert len(found) == sum(len(requests(name)) for name in texts)
-
-
 # -- whatever stands around the address --------------------------------------------------------------------------------
 
 OCTET = st.integers(0, 255)
@@ -268,13 +262,6 @@ def test_every_line_is_counted_once(lines: list[bytes], joint: bytes, tmp_path_f
     assert logs.example.isprintable()
 
 
-@pytest.mark.parametrize("parts", [1, 3])
-def test_gzip_is_read_like_plain_text_whatever_the_name(tmp_path: Path, parts: int) -> None:
-    lines = (SAMPLES / "combined.log").read_bytes().splitlines(keepends=True)
-    texts = [b"".join(lines[part::parts]) for part in range(parts)]
-    assert read(tmp_path, b"".join(map(gzip.compress, texts)))[1] == list(logs_of("combined.log"))
-
-
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "cut": lambda data: data[: len(data) // 2],
     "flipped": lambda data: data[: len(data) // 2] + bytes(64) + data[len(data) // 2 + 64 :],
@@ -435,15 +422,14 @@ def record(second: float, client: str = "192.0.2.7", path: str = "/", **more: An
     return AccessRecord(at_us, client, "GET", path, 200)._replace(**more)
 
 
-SHOWN: list[Any] = [count, ms, rate, share, span, scope_of, measure, span_of, record, admits, hello, asyncio.run]
-SHOWN += [Replay, RateLimitMiddleware, Rule, header, read, line, play, Limiter, MemoryStore, Networks, client_ip]
-SHOWN += [Measured, Starlette, Route, Counter, AccessRecord, parse_line]
+OF_THE_TEXT = (count, ms, rate, share, span, span_of)
+"""What the text uses besides the other names of this module."""
 
 
 def test_numbers_are_shown_lines_read_and_records_replayed_as_the_text_says(
     texts: Callable[..., None], tmp_path: Path
 ) -> None:
-    names = {"COMMON": COMMON, "DIR": tmp_path, "PARSERS": PARSERS, **{one.__name__: one for one in SHOWN}}
+    names = {**globals(), "DIR": tmp_path, "run": asyncio.run}
 
     def answer(line: str) -> str:
         kept = re.match(r"(\w+) = ", line)
