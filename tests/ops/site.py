@@ -16,17 +16,8 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.routing import Mount, Route
 
-from slidegate import (
-    BanPolicy,
-    Limiter,
-    MemoryStore,
-    Networks,
-    RateLimitMiddleware,
-    Rule,
-    __version__,
-    client_ip,
-    header,
-)
+import slidegate
+from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, client_ip, header
 from slidegate.core import Quota
 from slidegate.dashboard import Dashboard
 from slidegate.ops.statistics import Statistics
@@ -212,7 +203,7 @@ class Page(HTMLParser):
 
 UNSTEADY = (
     (r"[\w.-]+:\d+:[0-9a-f]{8}", "WORKER"),
-    (rf"{__version__}(, compiled)?, Python [\w.+]+", "VERSION"),
+    (rf"{slidegate.__version__}(, compiled)?, Python [\w.+]+", "VERSION"),
     (rf"\b{socket.gethostname()} \| {os.getpid()}\b", "HOST | PID"),
 )
 """What depends on the machine, and what stands for it."""

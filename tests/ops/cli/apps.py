@@ -115,9 +115,8 @@ def wsgi(environ: object, start_response: object) -> list[bytes]:
     return [b"hello"]
 
 
-UNKNOWN: dict[str, Any] = {"unknown": 1}
 # A mounted application creates its middlewares at its first request.
-unbuildable = Starlette(routes=[Mount("/v1", Starlette(middleware=[Middleware(CORSMiddleware, **UNKNOWN)]))])
+unbuildable = Starlette(routes=[Mount("/v1", Starlette(middleware=[Middleware(CORSMiddleware, unknown=1)]))])
 
 
 shop, bare_shop = FastAPI(), FastAPI()

@@ -18,7 +18,7 @@ from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -38,8 +38,7 @@ from ...workers import ask, serving
 from ..replay.test_replay import line
 from . import apps
 
-T = TypeVar("T")
-
+os.environ.pop("SLIDEGATE_STORE", None)  # that of the developer would be used by every command
 ROOT = Path(__file__).resolve().parents[3]
 HANG_S = 120
 
@@ -51,11 +50,6 @@ class Ended(NamedTuple):
     out: str
     err: str
 
-    @property
-    def rows(self) -> list[Any]:
-        """The output of a command with ``--json``."""
-        return [json.loads(line) for line in self.out.splitlines()]
-
 
 Command = Callable[..., Ended]
 """Runs the command with some arguments: the fixture `slidegate`."""
@@ -66,10 +60,10 @@ def environment(**more: str) -> dict[str, str]:
     return {**inherited, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))), **more}
 
 
-def use_store(url: str, work: Callable[[Limiter], Awaitable[T]]) -> T:
+def use_store(url: str, work: Callable[[Limiter], Awaitable[Any]]) -> Any:
     """Use a store like an application, and close it."""
 
-    async def used() -> T:
+    async def used() -> Any:
         async with Limiter.from_url(url, deadline="60s") as limiter:
             return await work(limiter)
 
@@ -80,18 +74,6 @@ def create_store(url: str) -> str:
     """Create an empty store, and return its address."""
     use_store(url, lambda limiter: limiter.peek("nobody", "1/minute"))
     return url
-
-
-async def ban_many(limiter: Limiter, count: int) -> None:
-    now_us = 1_700_000_000_000_000
-    rows = ['{"slidegate": "bans", "version": 4}']
-    for n in range(count):
-        key = f"user:{n}" if n % 3 else f"10.{n >> 16 & 255}.{n >> 8 & 255}.{n & 255}"
-        rows.append(
-            f'{{"key": "{key}", "reason": "scan {n % 7}", "by": "{("abuse", "manual")[n % 2]}", "level": 0, '
-            f'"since_us": {now_us}, "until_us": null}}'
-        )
-    await limiter.import_bans(rows)
 
 
 @pytest.fixture
@@ -110,12 +92,6 @@ def slidegate(capsys: pytest.CaptureFixture[str]) -> Command:
 def lmdb_store(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The address of an LMDB store for all tests and examples that change nothing in it."""
     return create_store(f"lmdb://{tmp_path_factory.mktemp('of_examples')}/store")
-
-
-@pytest.fixture(autouse=True)
-def _no_store_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unset the store of the developer's environment."""
-    monkeypatch.delenv("SLIDEGATE_STORE", raising=False)
 
 
 USUAL = {
@@ -188,8 +164,9 @@ def test_middleware_in_or_around_a_framework_is_found(
         with pytest.MonkeyPatch.context() as patched:  # which keeps no application alive
             patched.setitem(sys.modules, module.__name__, module)
             ended = slidegate("check", "--json", f"{module.__name__}:app")
-        assert ended.code == (1 if ended.rows else 0)
-        return [finding["code"] for finding in ended.rows]
+        found = [json.loads(line)["code"] for line in ended.out.splitlines()]
+        assert ended.code == (1 if found else 0)
+        return found
 
     monkeypatch.setattr(logging.root, "handlers", list(logging.root.handlers))  # the startup of Litestar changes both
     monkeypatch.setattr(logging.root, "level", logging.root.level)
@@ -327,7 +304,12 @@ class Terminal:
         return self._shown(Ended(ended.returncode, ended.stdout, ended.stderr))
 
     def _ban(self, count: str) -> None:
-        use_store(self.url, lambda limiter: ban_many(limiter, int(count)))
+        rows = ['{"slidegate": "bans", "version": 4}']
+        for n in range(int(count)):
+            key = f"user:{n}" if n % 3 else f"10.{n >> 16 & 255}.{n >> 8 & 255}.{n & 255}"
+            ban = {"key": key, "reason": f"scan {n % 7}", "by": ("abuse", "manual")[n % 2], "level": 0}
+            rows.append(json.dumps({**ban, "since_us": 1_700_000_000_000_000, "until_us": None}))
+        use_store(self.url, lambda limiter: limiter.import_bans(rows))
 
     def _options(self, *words: str) -> str:
         """Show the options of a command, whose help has an example."""
