@@ -43,7 +43,6 @@ from .worker import at_work
 pytestmark = needs_redis
 
 DEADLINE_S = 0.25
-DEADLINE = "250ms"
 PLENTY_S = 5.0
 SLACK_S = 3.0
 """How much longer than the deadline an answer may take on a busy machine; a hang takes for ever."""
@@ -228,15 +227,13 @@ async def test_a_worker_is_well_with_the_one_connection_that_a_server_lets_it_ha
 
 async def test_no_event_or_log_line_has_the_password(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
     password = "s3cret"
-    observer = RecordingObserver(without=["refused"])
-    url = deployment.url.replace("//", f"//user:{password}@")
-    async with Limiter.from_url(url, observers=[observer], deadline=DEADLINE) as limiter:
-        for _ in range(breaker.FAILURES_TO_OPEN):
-            await limiter.hit("key", LIMIT)
+    site = Site(deployment.url.replace("//", f"//user:{password}@"), "local")
+    async with site.limiter as limiter:
+        await site.hits(breaker.FAILURES_TO_OPEN)
         await asyncio.sleep(0.11)  # the next one is the probe
         await deployment.proxy.refuse()
-        await limiter.hit("key", LIMIT)
-        shown = f"{limiter.store!r} {limiter!r} {caplog.text} {[*observer.events]}"
+        await site.hits(1)
+        shown = f"{site.store!r} {limiter!r} {caplog.text} {[*site.observer.events]}"
         await deployment.proxy.accept()
     assert "WRONGPASS" in shown or "invalid username-password pair" in shown
     assert password not in shown
@@ -291,7 +288,7 @@ async def test_requests_that_end_during_an_outage_hold_no_permits_after_it(deplo
         await hello(scope, receive, send)
 
     troubled, well = (
-        Limiter(RedisStore(url, permit_lease="1s"), deadline=DEADLINE, on_error="allow")
+        Limiter(RedisStore(url, permit_lease="1s"), deadline="250ms", on_error="allow")
         for url in (deployment.url, deployment.server.url)
     )
     one_at_a_time = [Rule("*", concurrency=1)]
@@ -652,14 +649,15 @@ async def test_a_sentinel_that_is_out_of_date_is_overruled_by_what_the_server_sa
 
 @pytest.mark.all
 async def test_errors_and_messages_name_the_service(sentinels: list[Sentinel]) -> None:
-    url, observer = url_of(sentinels), RecordingObserver(without=["refused"])
+    url = url_of(sentinels)
     async with store_at(url.replace("/mymaster", "/gaet")) as store:
         with pytest.raises(StoreUnavailable, match=r"no sentinel leads to a master of service 'gaet'.*No such master"):
             await store.reset("user:1")
     for sentinel in sentinels:
         sentinel.kill()
-    async with Limiter.from_url(url, deadline="10s", on_error="deny", observers=[observer]) as limiter:
-        assert (await limiter.hit("user:1", "1000/hour")).reason is Reason.UNAVAILABLE
-    message = observer.events[0].message
+    site = Site(url, "deny", 10.0)
+    async with site.limiter:
+        assert await site.hits(1) == [CLOSED]
+    message = site.observer.events[0].message
     assert "service 'mymaster'" in message
     assert "6379" not in message

@@ -33,17 +33,7 @@ from ...redis_servers import RedisCluster, RedisServer, needs_redis, needs_valke
 from ...remote_stores import hit_all
 from ...virtual_time import turns
 from .faults import Deployment
-from .stores import (
-    PLENTY,
-    PLENTY_S,
-    all_connected,
-    eventually,
-    fresh_prefix,
-    hit,
-    store_at,
-    store_of,
-    workers_at,
-)
+from .stores import PLENTY, PLENTY_S, all_connected, eventually, fresh_prefix, hit, store_at, store_of, workers_at
 
 pytestmark = needs_redis
 PAGE: Final = Path(__file__).resolve().parents[3] / "docs/stores/redis.md"
