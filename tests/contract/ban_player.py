@@ -1,6 +1,7 @@
 """Plays random strikes, bans, times and restarts to a store and to the reference, and compares them after each move."""
 
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from math import inf
 from typing import Any, TypeAlias
@@ -18,6 +19,8 @@ from .programs import SECOND_US, YEAR_2100_US, Choices
 
 NewStore: TypeAlias = Callable[[FakeClock], Store | Awaitable[Store]]
 HAND = "hand"
+MANY = Bucket("rule", parse_limits("3600/400d @3600"))
+EVERYONE = "everyone"
 COMPARED = ("banned", "unbanned", "shadow_banned")
 
 # (a client, its key)
@@ -52,7 +55,7 @@ class BanPlayer:
         self.model = BanModel()
         self.moves: list[str] = []
         self.exports: list[tuple[Sequence[Any], list[Made]]] = []
-        self._bucket = Bucket("rule", parse_limits("3600/400d @3600"))
+        self.hits = Counter[str]()  # those that are counted, by key
 
     @property
     def now_us(self) -> int:
@@ -105,6 +108,7 @@ class BanPlayer:
     async def _reset(self, key: str | None) -> None:
         """Reset a key, or all keys, which leaves bans, levels and strikes."""
         await settle(self.store.reset_all() if key is None else self.store.reset(key))
+        self.hits = Counter() if key is None else self.hits - Counter({key: self.hits[key]})
 
     async def _strike(self, policy: BanPolicy, client: tuple[str, str], weight: int) -> None:
         _, key = client
@@ -120,12 +124,17 @@ class BanPlayer:
         parsed = parse_address(address)
         subjects: tuple[BanSubject, ...] = () if parsed is None else (parsed,)
         expected = self.model.refusing(address, key, self.now_us)
-        decision = await settle(ask(((self._bucket, key, 0),), subjects))
+        checks = ((MANY, key, 1), (MANY, EVERYONE, 1))
+        decision = await settle(ask(checks, subjects))
         found_ban = await settle(self.store.bans.find((*subjects, key)))
         same(decision.allowed, not expected)
         if not expected:
             same((decision.reason, decision.ban, found_ban), (Reason.OK, None, None))
+            hits = self.hits + Counter([key, EVERYONE])
+            same([state.remaining for state in decision.states], [3_600 - hits[whose] for _, whose, _ in checks])
+            self.hits = self.hits if peeks else hits
             return
+        same(await settle(self.store.refund(decision.begin_refund())), False)
         longest = max(expected, key=lambda ban: inf if ban.until_us is None else ban.until_us)
         left_us = None if longest.until_us is None else longest.until_us - self.now_us
         same((decision.reason, decision.retry_after_us, decision.states), (Reason.BANNED, left_us, ()))
@@ -152,6 +161,7 @@ class BanPlayer:
     async def _restart(self, start_us: int, loads: int) -> None:
         """Replace the store by a new one at another time, which loads an export of the old one."""
         self.moves.append(f"a restart at {start_us} us")
+        self.hits.clear()
         await self._export()
         await settle(self.store.close())
         self.model = BanModel()

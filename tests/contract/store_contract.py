@@ -398,19 +398,6 @@ class StoreContract(RandomContract, StatsContract):
     # -- bans
 
     @with_store
-    async def test_nothing_is_charged_while_banned(self, store: StoreHarness) -> None:
-        assert (await store.request("user:eve", 40)).remaining == 60
-        await store.ban("user:eve")
-        refused = await store.request("user:eve", 40)
-        assert await store.refund(refused) is False
-        both = ((bucket("100/400d"), "user:eve", 1), (bucket("100/400d"), "user:ann", 1))
-        assert (await store.hit(*both)).reason is Reason.BANNED
-        assert (await store.peek(*both)).reason is Reason.BANNED
-        await store.unban("user:eve")
-        assert (await store.request("user:eve", 0)).remaining == 60
-        assert (await store.request("user:ann", 0)).remaining == 100
-
-    @with_store
     async def test_a_strike_that_bans_ends_what_was_known_of_earlier_refusals(self, store: StoreHarness) -> None:
         own = (bucket("1/400d"), "203.0.113.7", 1)
         await store.hit(own)

@@ -370,6 +370,7 @@ class Restarts(BanPlayer):
         await settle(self.store.close())
         if loads == 2:
             self.boot += 1
+            self.hits.clear()
             self.model.entries = [entry for entry in self.model.entries if isinstance(entry, Made)]
         self.model.changes = []
         self._wait(max(start_us - self.now_us, 0))
