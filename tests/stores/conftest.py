@@ -23,6 +23,12 @@ Opened: TypeAlias = Callable[..., Any]
 
 
 @pytest.fixture
+def kind(request: pytest.FixtureRequest) -> str:
+    """The kind of the stores in a folder of one kind; other tests are parametrized with it."""
+    return request.path.parent.name
+
+
+@pytest.fixture
 async def opened(kind: str, opened_as: Opened) -> Opened:
     """Open stores of the `kind` that a test is parametrized with; all are closed at its end."""
     return partial(opened_as, kind)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slidegate import BanPolicy, Decision, MemoryStore
-from slidegate.core import Check, parse_address
+from slidegate import BanPolicy, MemoryStore
+from slidegate.core import parse_address
 from slidegate.core.bans.rows import to_rows
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -198,13 +198,6 @@ def small(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> Opened:
     return small
 
 
-def hit(store: Any, *checks: Check) -> Decision:
-    """Charge all checks or none; nobody else is there, so LMDB answers at once as well."""
-    decision = store.hit(checks)
-    assert isinstance(decision, Decision)
-    return decision
-
-
 @HERE
 @pytest.mark.interpreted("a constant that the test replaces is a part of the compiled code")
 def test_what_a_flood_leaves_goes_in_two_windows(small: Opened, rng: random.Random) -> None:
@@ -218,7 +211,7 @@ def test_what_a_flood_leaves_goes_in_two_windows(small: Opened, rng: random.Rand
     while coming[0][0] < start_us + len(refused) * MINUTE_US:
         at_us, key = heappop(coming)
         clock.set(at_us)
-        passes = hit(store, (limited, key, 1))
+        passes = store.hit(((limited, key, 1),))
         if key.startswith("honest"):
             refused[(at_us - start_us) // MINUTE_US] += not passes
             heappush(coming, (at_us + rng.randrange(20 * SECOND_US, 80 * SECOND_US), key))
@@ -233,9 +226,9 @@ def test_a_key_that_was_reset_has_no_units_of_the_cell_of_other_keys(small: Open
     limited = bucket("5/minute")
     store = small(FakeClock(10**12), 1)
     for key in ("user:1", "user:2", "user:3", "user:3"):  # the last two have no window of their own
-        hit(store, (limited, key, 1))
+        store.hit(((limited, key, 1),))
     assert store.reset("user:1")
-    assert [hit(store, (limited, key, 1)).remaining for key in ("user:3", "user:1")] == [1, 4]
+    assert [store.hit(((limited, key, 1),)).remaining for key in ("user:3", "user:1")] == [1, 4]
 
 
 class Crowded(Player):
@@ -290,7 +283,7 @@ def test_nobody_passes_a_bound_between_cells_and_windows(small: Opened) -> None:
             runner.run(Crowded(store, clock, program).play())
             store.reset_all()
             for number in range(max_keys):
-                hit(store, (bucket("5/minute"), f"user:{number}", 1))
+                store.hit(((bucket("5/minute"), f"user:{number}", 1),))
             assert not isinstance(store, MemoryStore) or store.key_count() == max_keys, "each has a window of its own"
             store.close()
 

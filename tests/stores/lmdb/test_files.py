@@ -97,11 +97,8 @@ def test_who_reads_while_files_are_closed_is_answered_or_gets_an_error_of_the_st
                 answered += store.peek(CHECKS).allowed
         return answered
 
-    try:
-        with hurried(collecting=False):
-            answers = at_once(lambda thread: read_often() if thread else close_often(), threads=3)
-    finally:
-        ended.set()
+    with hurried(collecting=False):
+        answers = at_once(lambda thread: read_often() if thread else close_often(), threads=3)
     assert all(answers[1:])
 
 

@@ -178,10 +178,8 @@ async def test_what_cannot_be_read_of_a_key_says_nothing_about_the_server(server
         await fill(store)
         for key in ("ann", "bob"):
             for value in damage(server, f"{{{store._prefix}}}:w:{key}".encode()):
-                answer = asyncio.ensure_future(settle(store.hit(((LAST, key, 1),), (key,))))
-                await asyncio.wait([answer])
-                error = answer.exception()
-                assert error is None or (isinstance(error, StoreUnavailable) and error.concerns == "key"), value
+                found = await outcome(partial(store.hit, ((LAST, key, 1),), (key,)))
+                assert isinstance(found, Decision) or found.concerns == "key", value
                 assert await settle(store.hit(((HELD, f"{value} at {key}"[:60], 1),))), "nobody else is stopped"
 
 
