@@ -9,25 +9,32 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 from starlette.convertors import CONVERTOR_TYPES, StringConvertor
 
+import slidegate
 from slidegate.core.store import Event
 from slidegate.testing import FakeClock
 
 from .redis_servers import RedisCluster, RedisServer
 
 POSIX_ALONE = re.compile(r"LmdbStore needs POSIX|No module named '(?:fcntl|grp|pty|pwd|resource|termios|tty)'")
-METRICS = Path(__file__).resolve().parents[1] / "docs" / "guides" / "metrics.md"
+ROOT = Path(__file__).resolve().parents[1]
+METRICS = ROOT / "docs" / "guides" / "metrics.md"
+SHOWN = (ROOT / "tests", Path(str(slidegate.__file__)).parent)
+"""The folders of the tests and of slidegate, in the checkout or in a wheel."""
+MOST_LOGGED = 4
+"""How many lines of the log of a failed test are printed, the last ones."""
 FORKING = ("stores/test_forks.py", "stores/lmdb/")
 """The tests that fork most."""
 
-settings.register_profile("default", deadline=None, print_blob=True)
-settings.register_profile("transport", max_examples=40, deadline=None, print_blob=True)
-settings.register_profile("deep", max_examples=10_000, deadline=None, print_blob=True)
+PHASES = [phase for phase in Phase if phase is not Phase.explain]  # which prints more lines than the case has
+settings.register_profile("default", deadline=None, print_blob=True, phases=PHASES)
+settings.register_profile("transport", settings.get_profile("default"), max_examples=40)
+settings.register_profile("deep", settings.get_profile("default"), max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
@@ -171,10 +178,24 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return skipped_without_posix((yield))
 
 
+def is_ours(call: Any) -> bool:
+    """Return whether a printed call is one of the tests or of slidegate."""
+    at = call.reprfileloc
+    return at is None or any(map((ROOT / at.path).is_relative_to, SHOWN))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Leave out tests that ask for it when they run."""
-    return skipped_without_posix((yield))
+    """Leave out tests that ask for it when they run. Print of a failure what shows the case.
+
+    These are the calls of the tests and of slidegate, the one that has raised, and the end of the log.
+    """
+    report = skipped_without_posix((yield))
+    for calls, *_ in getattr(report.longrepr, "chain", ()):
+        *before, last = calls.reprentries
+        calls.reprentries = [*filter(is_ours, before), last]
+    report.sections = [(name, "\n".join(text.splitlines()[-MOST_LOGGED:])) for name, text in report.sections]
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
