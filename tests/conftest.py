@@ -31,8 +31,13 @@ MOST_LOGGED = 4
 FORKING = ("stores/test_forks.py", "stores/lmdb/")
 """The tests that fork most."""
 
-PHASES = [phase for phase in Phase if phase is not Phase.explain]  # which prints more lines than the case has
-settings.register_profile("default", deadline=None, print_blob=True, phases=PHASES)
+settings.register_profile(
+    "default",
+    deadline=None,
+    print_blob=True,
+    report_multiple_bugs=False,
+    phases=[phase for phase in Phase if phase is not Phase.explain],  # it prints more lines than the case has
+)
 settings.register_profile("transport", settings.get_profile("default"), max_examples=40)
 settings.register_profile("deep", settings.get_profile("default"), max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
