@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Host, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
@@ -386,6 +386,14 @@ async def how_many_messages(request: Request) -> int:
 async def test_what_is_kept_of_a_body_does_not_grow_with_the_number_of_its_parts(where: str, part: bytes) -> None:
     limit = RateLimit("9/hour", key=as_body, when=as_body)
     assert await post(served(where, limit, how_many_messages), "text/plain", [b"k", *[part] * 1_000]) == (200, 1)
+
+
+@pytest.mark.parametrize("where", FORMS)
+async def test_a_client_that_leaves_within_its_body_has_left_for_the_endpoint_too(where: str) -> None:
+    app, has_left = served(where, RateLimit("9/hour", key=as_body), as_body), anyio.Event()
+    has_left.set()
+    with pytest.raises(ClientDisconnect):
+        await send_scope(app, scope_of(method="POST"), b"a", more_body=True, leaves=has_left)
 
 
 async def by_form(account: Annotated[str, Form()]) -> str:
