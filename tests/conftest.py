@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 METRICS = ROOT / "docs" / "guides" / "metrics.md"
 SHOWN = (ROOT / "tests", Path(str(slidegate.__file__)).parent)
 """The folders of the tests and of slidegate, in the checkout or in a wheel."""
-MOST_LOGGED = 4
-"""How many lines of the log of a failed test are printed, the last ones."""
+MOST_SHOWN = 3
+"""How many of the first and of the last calls, and of the last lines of the log, are printed of a failure."""
 FORKING = ("stores/test_forks.py", "stores/lmdb/")
 """The tests that fork most."""
 
@@ -198,8 +198,9 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = skipped_without_posix((yield))
     for calls, *_ in getattr(report.longrepr, "chain", ()):
         *before, last = calls.reprentries
-        calls.reprentries = [*filter(is_ours, before), last]
-    report.sections = [(name, "\n".join(text.splitlines()[-MOST_LOGGED:])) for name, text in report.sections]
+        shown = [*filter(is_ours, before), last]
+        calls.reprentries = [*shown[:MOST_SHOWN], *shown[MOST_SHOWN:][-MOST_SHOWN:]]
+    report.sections = [(name, "\n".join(text.splitlines()[-MOST_SHOWN:])) for name, text in report.sections]
     return report
 
 
