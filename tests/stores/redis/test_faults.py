@@ -10,7 +10,7 @@ import gc
 import random
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 from starlette.types import Receive, Scope, Send
 
 from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Rule, StoreError, parse_limits
@@ -615,7 +616,12 @@ async def test_one_live_sentinel_is_enough_to_follow_a_failover(
     trouble: Any, when: str, pair: ReplicaPair, sentinels: list[Sentinel]
 ) -> None:
     *sick, live = sentinels
-    until(lambda: live.command("SENTINEL", "REPLICAS", "mymaster"), "it knows the replica")
+
+    def fails_over() -> bool:
+        with suppress(ResponseError):  # until it knows the replica
+            return bool(live.command("SENTINEL", "FAILOVER", "mymaster"))
+        return False
+
     for one in sick if when == "from the start" else []:
         trouble(one)
     async with Limiter.from_url(url_of(sentinels), on_error="deny") as limiter:
@@ -623,7 +629,7 @@ async def test_one_live_sentinel_is_enough_to_follow_a_failover(
         pair.wait_copied()
         for one in sick if when == "in between" else []:
             trouble(one)
-        live.command("SENTINEL", "FAILOVER", "mymaster")
+        until(fails_over, "the sentinel begins")
         until(lambda: pair.replica.info("replication")["role"] == "master", "the replica takes over")
         until(
             lambda: int(live.command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster")[1]) == pair.replica.port,
