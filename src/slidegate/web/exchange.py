@@ -137,12 +137,11 @@ class Exchange:
                     return self._start(message)
             if not self.is_plain:
                 return self.send_on(self._with_all_fields(message))
-            for decision in self.own:
-                if decision.readings:
-                    rendered = decision.checks.rendered or self.middleware.header_writer.render(decision.checks)
-                    message = message.copy()  # type: ignore[attr-defined]  # an application may send it several times
-                    fields = message["headers"] = [*message.get("headers", ())]
-                    fields += rendered.fields(decision, fields)
+            decision = self.own[-1]  # only the last one may name limits
+            if decision.readings:
+                rendered = decision.checks.rendered or self.middleware.header_writer.render(decision.checks)
+                message = message.copy()  # type: ignore[attr-defined]  # an application may send it several times
+                message["headers"] = rendered.added_to(message.get("headers", ()), decision)
         elif kind == "websocket.close":
             self.status = CLOSED
             return self._start(message)
@@ -162,7 +161,7 @@ class Exchange:
         for decision in self.own if self.is_plain else joined(self.own):
             if decision.readings:
                 rendered = decision.checks.rendered or self.middleware.header_writer.render(decision.checks)
-                fields += rendered.fields(decision, fields)
+                fields = rendered.added_to(fields, decision)
         if self.needed and message["type"].endswith("http.response.start"):
             complete(fields, self.needed)
         return {**message, "headers": fields}

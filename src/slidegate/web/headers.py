@@ -80,30 +80,30 @@ class Rendered:
         self._amounts = [limit.amount for limit in self.limits]
         self._amount = self._amounts[0]
 
-    def fields(self, decision: Decision, given: Sequence[Field]) -> Sequence[Field]:
-        """Return RateLimit-Policy, and RateLimit with the current numbers.
+    def added_to(self, given: Iterable[Field], decision: Decision) -> list[Field]:
+        """Return the fields of an answer and, behind them, RateLimit-Policy and RateLimit with the current numbers.
 
         Args:
-            decision: The decision that they tell of.
             given: The fields of the answer so far.
+            decision: The decision that RateLimit tells of.
         """
         now_us = decision.now_us
         numbers: tuple[int, ...] = ()
         for (spent, leaves_us, _, _), amount in zip(decision.readings, self._amounts, strict=True):
             left = amount - spent if amount > spent else 0
             numbers += left, -((now_us - leaves_us) // 1_000_000) if spent else 0
-        return self._policy, (b"ratelimit", self._text % numbers)
+        return [*given, self._policy, (b"ratelimit", self._text % numbers)]
 
 
 class _OneLimit(Rendered):
     """The same for one limit, which most requests have."""
 
-    def fields(self, decision: Decision, given: Sequence[Field]) -> Sequence[Field]:
-        """See `Rendered.fields`."""
+    def added_to(self, given: Iterable[Field], decision: Decision) -> list[Field]:
+        """See `Rendered.added_to`."""
         spent, leaves_us, _, _ = decision.readings[0]
         left = self._amount - spent
         more_s = -((decision.now_us - leaves_us) // 1_000_000) if spent else 0
-        return self._policy, (b"ratelimit", self._text % (left if left > 0 else 0, more_s))
+        return [*given, self._policy, (b"ratelimit", self._text % (left if left > 0 else 0, more_s))]
 
 
 class _InStyles(Rendered):
@@ -114,14 +114,14 @@ class _InStyles(Rendered):
         self._styles = styles
         self._unix_us = unix_us
 
-    def fields(self, decision: Decision, given: Sequence[Field]) -> Sequence[Field]:
+    def added_to(self, given: Iterable[Field], decision: Decision) -> list[Field]:
         """Return them; X-RateLimit-* of the limit that refuses, or that admits the fewest further requests.
 
         These are of the innermost middleware: what is there already stays.
         """
-        fields: Sequence[Field] = super().fields(decision, given) if "draft" in self._styles else ()
-        if "legacy" in self._styles and all(lowered(field[0]) != b"x-ratelimit-limit" for field in given):
-            fields = *fields, *_legacy_fields(decision, self._unix_us())
+        fields = super().added_to(given, decision) if "draft" in self._styles else [*given]
+        if "legacy" in self._styles and all(lowered(field[0]) != b"x-ratelimit-limit" for field in fields):
+            fields += _legacy_fields(decision, self._unix_us())
         return fields
 
 

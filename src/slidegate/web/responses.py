@@ -143,7 +143,7 @@ class Refusals:
         if send is None:  # no hook is for the status of this answer
             send, exchange.status = exchange.send_on, answer.status
             if decision.readings:
-                fields += decision.checks.rendered.fields(decision, fields)
+                fields = decision.checks.rendered.added_to(fields, decision)
         await send({"type": "http.response.start", "status": answer.status, "headers": fields})
         await send({"type": "http.response.body", "body": b"" if scope.get("method") == "HEAD" else answer.body})
 
