@@ -116,7 +116,7 @@ async def problem_of(function: Callable[..., Any], name: str, value: object) -> 
         bound.arguments["options"] = {name: value}
     try:
         answer = function(*bound.args, **bound.kwargs)
-        if isinstance(answer, LmdbStore):
+        if isinstance(answer, (LmdbStore, PrometheusMetrics)):
             answer = answer.close()
         if inspect.isawaitable(answer):
             await answer
