@@ -56,8 +56,10 @@ Command = Callable[..., Ended]
 
 
 def environment(**more: str) -> dict[str, str]:
+    """Return the variables of a process that imports the slidegate that is tested, which may be a compiled wheel."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    return {**inherited, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))), **more}
+    tested = Path(str(package.__file__)).parents[1]
+    return {**inherited, "PYTHONPATH": os.pathsep.join((str(tested), str(ROOT))), **more}
 
 
 def use_store(url: str, work: Callable[[Limiter], Awaitable[Any]]) -> Any:
