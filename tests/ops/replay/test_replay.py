@@ -422,14 +422,11 @@ def record(second: float, client: str = "192.0.2.7", path: str = "/", **more: An
     return AccessRecord(at_us, client, "GET", path, 200)._replace(**more)
 
 
-OF_THE_TEXT = (count, ms, rate, share, span, span_of)
-"""What the text uses besides the other names of this module."""
-
-
 def test_numbers_are_shown_lines_read_and_records_replayed_as_the_text_says(
     texts: Callable[..., None], tmp_path: Path
 ) -> None:
-    names = {**globals(), "DIR": tmp_path, "run": asyncio.run}
+    shown = {function.__name__: function for function in (count, ms, rate, share, span, span_of)}
+    names = {**globals(), **shown, "DIR": tmp_path, "run": asyncio.run}
 
     def answer(line: str) -> str:
         kept = re.match(r"(\w+) = ", line)
