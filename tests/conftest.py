@@ -15,16 +15,16 @@ import pytest
 from hypothesis import Phase, settings
 from starlette.convertors import CONVERTOR_TYPES, StringConvertor
 
-import slidegate
 from slidegate.core.store import Event
 from slidegate.testing import FakeClock
 
 from .redis_servers import RedisCluster, RedisServer
+from .workers import TESTED
 
 POSIX_ALONE = re.compile(r"LmdbStore needs POSIX|No module named '(?:fcntl|grp|pty|pwd|resource|termios|tty)'")
 ROOT = Path(__file__).resolve().parents[1]
 METRICS = ROOT / "docs" / "guides" / "metrics.md"
-SHOWN = (ROOT / "tests", Path(str(slidegate.__file__)).parent)
+SHOWN = (ROOT / "tests", TESTED / "slidegate")
 """The folders of the tests and of slidegate, in the checkout or in a wheel."""
 MOST_SHOWN = 3
 """How many of the first and of the last calls, and of the last lines of the log, are printed of a failure."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from .redis_servers import AT_REDIS
+from .workers import TESTED
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -52,7 +53,7 @@ LOG = "examples/demo/sample.log"
 
 def run(store: str, *commands: str) -> tuple[list[str], list[str]]:
     """Run middleware, dashboard and commands; return what stands in the lines of both streams."""
-    ours = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    ours = {**os.environ, "PYTHONPATH": str(TESTED)}
     command = [sys.executable, "-c", PROGRAM, store, *commands]
     ended = subprocess.run(command, cwd=ROOT, env=ours, capture_output=True, text=True, timeout=120)
     out, errors = ended.stdout.splitlines(), ended.stderr.splitlines()

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import httpx
 
+import slidegate
+
 ROOT = Path(__file__).resolve().parents[1]
+TESTED = Path(slidegate.__file__).parents[1]
+"""Where the slidegate that is tested is imported from: the source, or a compiled wheel."""
 PATIENCE_S = 60
 CLIENT = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=PATIENCE_S, trust_env=False)
 

@@ -24,7 +24,7 @@ from examples.demo.app import make_app
 from slidegate import Limiter, MemoryStore
 from slidegate.ops.statistics import Statistics
 from tests.redis_servers import RedisServer, free_port, needs_redis, until
-from tests.workers import ask
+from tests.workers import TESTED, ask
 
 ROOT = Path(__file__).resolve().parents[2]
 SCANNERS = {"203.0.113.200", "198.51.100.150"}
@@ -68,7 +68,7 @@ def test_the_printed_curl_lines_are_refused_as_printed(tmp_path: Path) -> None:
     log = tmp_path / "short.log"
     log.write_text("".join([line.format("192.0.2.7", "/"), *[line.format("203.0.113.77", "/.env")] * 4]))
     command = [sys.executable, "-m", "examples.demo", "--port", "0", "--log", str(log)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1", "COLUMNS": "200"}
+    environment = {**os.environ, "PYTHONPATH": str(TESTED), "NO_COLOR": "1", "COLUMNS": "200"}
     options: dict[str, Any] = {"cwd": ROOT, "env": environment, "text": True, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **options) as server, ExitStack() as stack:
         stack.callback(server.kill)

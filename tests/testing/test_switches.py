@@ -32,6 +32,7 @@ from ..contract.programs import Choices
 from ..hurry import at_once, hurried
 from ..pages.blocks import blocks
 from ..reference.ban_model import BanModel
+from ..workers import TESTED
 
 MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
 DAY_US = 24 * HOUR_US
@@ -135,12 +136,12 @@ CASES = Path(__file__).parent / "plugin" / "cases.py"
 
 
 def passed(*arguments: str, path: Path = ROOT) -> int:
-    """Run pytest in a separate process that imports from the source and `path`, with only the named plugins.
+    """Run pytest in a separate process that imports what is tested, and from `path`, with only the named plugins.
 
     Return how many tests have passed; none may fail.
     """
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    found = {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(path))), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    found = {"PYTHONPATH": os.pathsep.join((str(TESTED), str(path))), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     everything = {**os.environ, **found}
     ended = subprocess.run(command, cwd=path, env=everything, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stdout[-6_000:]
@@ -155,7 +156,7 @@ def test_the_fixtures_do_what_they_say() -> None:
 
 def test_the_plugin_imports_the_package_on_first_use() -> None:
     code = "import sys, pytest; old = {*sys.modules}; import slidegate_pytest; print({*sys.modules} - old)"
-    paths = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    paths = {**os.environ, "PYTHONPATH": str(TESTED)}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=paths)
     assert ended.stdout.strip() == "{'slidegate_pytest'}"
 

@@ -34,7 +34,7 @@ from slidegate.ops.rows import span_of
 from ...asgi import PEER, hello, statuses
 from ...redis_servers import needs_redis, until
 from ...web import frameworks
-from ...workers import ask, serving
+from ...workers import TESTED, ask, serving
 from ..replay.test_replay import line
 from . import apps
 
@@ -56,10 +56,8 @@ Command = Callable[..., Ended]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return the variables of a process that imports the slidegate that is tested, which may be a compiled wheel."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    tested = Path(str(package.__file__)).parents[1]
-    return {**inherited, "PYTHONPATH": os.pathsep.join((str(tested), str(ROOT))), **more}
+    return {**inherited, "PYTHONPATH": os.pathsep.join((str(TESTED), str(ROOT))), **more}
 
 
 def use_store(url: str, work: Callable[[Limiter], Awaitable[Any]]) -> Any:
