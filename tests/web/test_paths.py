@@ -542,7 +542,7 @@ class Judge:
             lacking.append("the rule of a middleware within")
         if lacking and self.reads_apart(handler):
             self.apart, lacking = self.apart + 1, []
-        if name in self.tree.shared and not any(one.endswith("shared") for one in self.counted):
+        if name in self.tree.shared and not any(one.startswith("endpoint ") for one in self.counted):
             lacking.append("the limit at the endpoint")
         # What a mounted application makes of the path is its own: a rule ends the list for the path that it is given.
         is_free = handler.is_mounted and any(self.is_free(rule, self.text) for rule in self.rules)

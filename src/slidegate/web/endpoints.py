@@ -35,7 +35,7 @@ from .keys import path_parameters
 from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, takes_answer
 from .routes import labels_of
 from .rule_set import Plan, limits_kind, method_of
-from .rules import MAX_LABEL, Condition, CostFunction, CountIf, Limits, LimitsFunction, Rule
+from .rules import MAX_LABEL, Condition, CostFunction, CountIf, Limits, LimitsFunction, Rule, printable
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -51,6 +51,8 @@ _SIZE: Final = re.compile("([0-9]{1,12}) ?(B|KB|MB|GB|)", re.IGNORECASE)
 _UNITS: Final = {"": 1, "B": 1, "KB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
 _MOST_BODY: Final = 10**12
 _NOTHING_COUNTED: Final = (Reason.EXEMPT, *UNCOUNTED)
+_LABEL_START: Final = 24
+"""How much of the start of a label stays that is too long."""
 _CONNECTION: Final = "slidegate_connection"
 """The parameter by which FastAPI gives the request to a decorated function."""
 
@@ -132,8 +134,9 @@ class RateLimit:
         wait_max: The most requests of one key that wait at a time.
         fair: As for `Rule`: shares permits fairly among waiting tenants.
         on_error: As for `Rule`: how this limit decides when the store fails.
-        name: The name of the limit in headers and logs. Objects of one name share their counts. If several limits of an
-            endpoint come from partials, or from lambdas in one line that differ in numbers alone, give them names.
+        name: The name of the limit in headers and logs, by default ``endpoint`` and the route. Objects of one name
+            share their counts. If several limits of an endpoint come from partials, or from lambdas in one line that
+            differ in numbers alone, give them names.
         max_body: How many bytes of the body its functions may read, at least 1: ``"1MB"``, ``"64KB"`` or a number. The
             endpoint reads the body again in any way. Reading more fails the function, and the endpoint gets all.
 
@@ -250,7 +253,7 @@ class RateLimit:
             identity = rule.identity
             if rule.name is None:
                 where, is_named = _place_of(endpoint)
-                rule.label = where[-MAX_LABEL:]
+                rule.label = _label_of(endpoint, scope)
                 if not is_named:
                     where = f"{where} {min(labels_of(scope), default=getattr(route, 'path', ''))}"
                 identity = rule.identity_of(f"{where} {_spelled(rule)}")
@@ -259,6 +262,22 @@ class RateLimit:
             # The memo keeps all three alive, so that no other object gets their ids.
             found = remember(plans, known, (plan, (self, endpoint, route)))
         return found[0]
+
+
+def _label_of(endpoint: Any, scope: Scope) -> str:
+    """Return what a limit without a name is called: by its route, as clients read the name and need no module.
+
+    Equal names would be changed together by an operator: a method of a class, which shares its route with others, adds
+    its name, and of a path that is too long the end stays.
+    """
+    route = min(labels_of(scope), default="")
+    function = inspect.unwrap(endpoint)
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    *_, name = kind.__qualname__.rpartition("<locals>.")
+    of_route: Any = scope.get("endpoint")
+    is_of_route = bool(route) and function is inspect.unwrap(of_route)
+    label = printable(" ".join(filter(None, ("endpoint", route, "" if is_of_route else name))))
+    return label if len(label) <= MAX_LABEL else f"{label[:_LABEL_START]}...{label[_LABEL_START + 3 - MAX_LABEL :]}"
 
 
 def _report_parameters(rule: Rule, scope: Scope) -> None:
@@ -354,12 +373,14 @@ async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
     decided: Decided = of_request(request, DECIDED_KEY, "rate_limit_exceeded")
     innermost, _ = decided[-1]
     refusals, decision = innermost.refusals, error.decision
+    is_listed = isinstance(error, EndpointRefusal)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         within: Exchange | None = scope.get(EXCHANGE_KEY)  # None for a class below the middlewares of a route
         exchange = within or Exchange(innermost, scope, receive, send, (), decided)
         exchange.own = exchange.own or (decision,)
-        await refusals.send(decision, refusals.answer(decision), exchange, receive, send if within else None)
+        made = refusals.answer(decision, is_listed=is_listed)
+        await refusals.send(decision, made, exchange, receive, send if within else None)
 
     return answer
 

@@ -147,18 +147,26 @@ class Refusals:
         await send({"type": "http.response.start", "status": answer.status, "headers": fields})
         await send({"type": "http.response.body", "body": b"" if scope.get("method") == "HEAD" else answer.body})
 
-    def answer(self, decision: Decision) -> Answer:
-        """Return the answer to a refused request."""
+    def answer(self, decision: Decision, *, is_listed: bool = True) -> Answer:
+        """Return the answer to a refused request.
+
+        Args:
+            decision: The refusal.
+            is_listed: Whether its limits stand in the header fields. Those of a limited function do not, and have the
+                names of modules; so the answer does not name them.
+        """
         if not decision.readings:
             return self._without_limit(decision)
         rendered = decision.checks.rendered or self._writer.render(decision.checks)
         waits_s = [-(-wait_us // 1_000_000) if wait_us > 0 else wait_us for _, _, _, wait_us in decision.readings]
-        known = rendered, decision.at_least_us, *waits_s
+        known = rendered, is_listed, decision.at_least_us, *waits_s
         answer = self._answers.get(known)
         if answer is None:
             limits = zip(rendered.names, rendered.limits, waits_s, strict=True)
             violated = [(name, limit) for name, limit, wait_s in limits if wait_s]
-            made = _over_quota(violated, decision.retry_after, too_large=decision.reason is Reason.TOO_LARGE)
+            names = tuple([name for name, _ in violated]) if is_listed else ()
+            said = _too_much([limit for _, limit in violated], too_large=decision.reason is Reason.TOO_LARGE)
+            made = _answer(_QUOTA, 429, said, decision.retry_after, names)
             answer = remember(self._answers, known, made)
         return answer
 
@@ -298,14 +306,11 @@ def _answer(kind: str, status: int, detail: str, retry_after_s: int | None, viol
     return Answer(status, detail, body, needed, [*of_body, *needed], headers)
 
 
-def _over_quota(violated: Sequence[tuple[str, AnyLimit]], retry_after_s: int | None, *, too_large: bool) -> Answer:
-    """Render the answer for exceeded limits."""
-    allowed = " and ".join(limit.said for _, limit in violated)
+def _too_much(exceeded: Sequence[AnyLimit], *, too_large: bool) -> str:
+    """Return the sentence about exceeded limits."""
+    allowed = " and ".join(limit.said for limit in exceeded)
     if too_large:
-        detail = f"This request costs more than {allowed} ever allows; retrying will not help."
-    elif any(isinstance(limit, Concurrency) for _, limit in violated):
-        detail = f"No more than {allowed}; try again when an earlier request has ended."
-    else:
-        detail = f"No more than {allowed}; Retry-After says when to try again."
-    names = tuple([name for name, _ in violated])
-    return _answer(_QUOTA, 429, detail, retry_after_s, names)
+        return f"This request costs more than {allowed} ever allows; retrying will not help."
+    if any(isinstance(limit, Concurrency) for limit in exceeded):
+        return f"No more than {allowed}; try again when an earlier request has ended."
+    return f"No more than {allowed}; Retry-After says when to try again."

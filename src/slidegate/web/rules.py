@@ -278,14 +278,15 @@ class Rule:
 
 
 def label_of(paths: Sequence[str], methods: Collection[str] = ()) -> str:
-    """Return methods and paths as printable ASCII, without ":" and ";", which separate parts of other names.
-
-    It is ``POST /login``, ``/search``, or ``default`` for all paths.
-    """
+    """Return methods and paths as `printable` text: ``POST /login``, ``/search``, or ``default`` for all paths."""
     text = "default" if paths[0] == "*" else " ".join(paths)
     names = {*methods} - ({"HEAD"} if "GET" in methods else set())
-    text = f"{','.join(sorted(names))} {text}".lstrip()
-    return text.encode("unicode_escape").decode().replace(":", "|").replace(";", "|")[:MAX_LABEL]
+    return printable(f"{','.join(sorted(names))} {text}".lstrip())[:MAX_LABEL]
+
+
+def printable(text: str) -> str:
+    """Return a text as printable ASCII, without ":" and ";", which separate parts of other names."""
+    return text.encode("unicode_escape").decode().replace(":", "|").replace(";", "|")
 
 
 def checked_paths(path: Any) -> tuple[str, ...]:
