@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .. import ConfigurationError, Limiter, Networks, RateLimitMiddleware, cookie, header, query
 from ..core import Ban, LimitState
@@ -15,13 +15,63 @@ from ..core import Ban, LimitState
 KEYED: Final = {"header": header, "cookie": cookie, "query": query}
 """The kinds of keys whose values clients send."""
 _KIND: Final = re.compile("[A-Za-z][A-Za-z0-9_-]*[:#].")
+_OF_CLIENT: Final = re.compile("peer:.|unknown-peer$|asn:[0-9]")
+"""How keys begin that, beside addresses and networks, each request has."""
+_BY_FUNCTION: Final = 'Rule("*", "600/minute", key=your_function) above the others'
 _S: Final = 1_000_000
 
 
 def row_of_ban(ban: Ban) -> dict[str, Any]:
-    """Return a ban."""
+    """Return a ban, with where it holds."""
     until_at = None if ban.until is None else ban.until.timestamp()
-    return {**named(ban, "key", "reason", "by", "level"), "since_at": ban.since.timestamp(), "until_at": until_at}
+    times = {"since_at": ban.since.timestamp(), "until_at": until_at}
+    return {**named(ban, "key", "reason", "by", "level"), **times, **place_of(ban.key)._asdict()}
+
+
+class Place(NamedTuple):
+    """Where the ban of a key holds: on requests for which a middleware reads that key.
+
+    Attributes:
+        holds: Where, in words.
+        remedy: What to write for a ban that holds on every request; empty if it does.
+    """
+
+    holds: str
+    remedy: str
+
+    @property
+    def sentence(self) -> str:
+        """The place, and what to write if it is not every request."""
+        return f"{self.holds}: {self.remedy}" if self.remedy else self.holds
+
+
+EVERYWHERE: Final = Place("on every request", "")
+"""The place of bans of addresses, networks and operators."""
+
+
+def place_of(key: str) -> Place:
+    """Return where the ban of a key holds.
+
+    The store does not tell which keys the workers read, so this does not say whether any does.
+
+    Args:
+        key: The key in its canonical form, or as it was typed beside a value: ``header:X-API-Key``.
+    """
+    if _is_network(key) or _OF_CLIENT.match(key):
+        return EVERYWHERE
+    kind, _, name = key.partition("#")[0].partition(":")
+    if kind == "path":  # no policy bans by it
+        return Place(f"where a rule counts by {kind}:{name}", "")
+    by_function = "a function that returns it"
+    if kind == "user":
+        read, made = f"user, or by {by_function}", f"BanPolicy(key=user), or {_BY_FUNCTION},"
+    elif kind in KEYED:
+        read, made = f"{kind}:{name}", f'BanPolicy(key={kind}("{name}"))'
+    elif kind == "combined":
+        read, made = "these keys together", "BanPolicy(key=combine(...))"
+    else:
+        return Place(f"where a rule counts by {by_function}", f"write {_BY_FUNCTION} for every request")
+    return Place(f"where a rule or a policy counts by {read}", f"write {made} for every request")
 
 
 def row_of_change(override: Any) -> dict[str, Any]:
@@ -117,13 +167,18 @@ def check_key(key: str) -> None:
         ConfigurationError: It is no address, no network, and has no kind. The message does not contain it, because it
             may be the secret value of a header.
     """
-    if _KIND.match(key):
-        return
-    try:
-        Networks([key])
-    except ConfigurationError:
+    if not (_KIND.match(key) or _is_network(key)):
         raise ConfigurationError(
             'expected an address, a network or kind:value, for example "203.0.113.7", "198.51.100.0/24" or "user:42"; '
             "a value that clients send needs its header, cookie or query parameter",
             "key",
-        ) from None
+        )
+
+
+def _is_network(key: str) -> bool:
+    """Return whether a key is an address or a network."""
+    try:
+        Networks([key])
+    except ConfigurationError:
+        return False
+    return True

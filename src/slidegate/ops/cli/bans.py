@@ -8,10 +8,10 @@ from typing import Any, Final
 import click
 
 from ... import Limiter
-from ..rows import check_key, key_of, row_of_ban
+from ..rows import EVERYWHERE, check_key, key_of, place_of, row_of_ban
 from .main import Answer, asking, note, program, table, time_of, with_author, with_change, with_value
 
-_COLUMNS: Final = ("key", "until", "by", "level", "reason")
+_COLUMNS: Final = ("key", "until", "by", "level", "reason", "holds")
 
 
 @program.group()
@@ -52,7 +52,8 @@ async def list_bans(limiter: Limiter, by: str | None, match: str) -> Answer:
 async def add_ban(limiter: Limiter, key: str, value: str | None, duration: str, reason: str, by: str) -> Answer:
     """Ban KEY: an address, a network, or another key such as user:42.
 
-    An existing ban of the key is replaced; the last of concurrent commands wins.
+    An existing ban of the key is replaced; the last of concurrent commands wins. A ban of another key than an address
+    or a network holds where a rule or a policy counts by it.
 
     \b
     Example: slidegate bans add 203.0.113.7 --for 1h --reason scanner
@@ -62,7 +63,9 @@ async def add_ban(limiter: Limiter, key: str, value: str | None, duration: str, 
     if value is not None:
         await _compare_secrets(limiter)
     row = row_of_ban(await limiter.ban(target, duration, reason=reason, by=by))
-    return [row], [f"banned: {row['key']} until {end_of(row)}"]
+    place = place_of(row["key"] if value is None else key)
+    holds = "" if place == EVERYWHERE else f"; it holds {place.sentence}"
+    return [row], [f"banned: {row['key']} until {end_of(row)}{holds}"]
 
 
 @bans.command("remove")

@@ -19,7 +19,7 @@ from starlette.responses import RedirectResponse, Response
 from ... import ConfigurationError, MemoryStore, StoreError, __version__
 from ...core import compiled
 from ...core.logs import escaped
-from ..rows import check_key, key_of, span_of
+from ..rows import EVERYWHERE, check_key, key_of, place_of, span_of
 from . import charts
 from .charts import NOTHING
 from .service import WINDOWS, Service, problem_of
@@ -91,7 +91,7 @@ def _environment() -> jinja2.Environment:
     )
     texts: tuple[Callable[..., Any], ...] = (count, rate, ms, span, moment, plain, grouped)
     environment.filters |= {text.__name__: text for text in texts}
-    environment.globals |= {"views": VIEWS, "windows": WINDOWS}
+    environment.globals |= {"views": VIEWS, "windows": WINDOWS, "everywhere": EVERYWHERE.holds}
     environment.globals |= {"share": share, "span": span, "charts": charts, "urlencode": urlencode}
     return environment
 
@@ -131,7 +131,7 @@ class Page:
         except StoreError:
             is_failing = True
         shown |= {"view": view, "query": query, "may": self._changes, "wrong": wrong or {}}
-        shown |= {"is_failing": is_failing, "on_error": self._limiter.on_error}
+        shown |= {"is_failing": is_failing, "on_error": self._limiter.on_error, "made": _made(query)}
         text = self._templates.get_template(f"{view or 'now'}.html").render(shown)
         return Response(text, (wrong or {}).get("status", 200), media_type="text/html")
 
@@ -156,7 +156,7 @@ class Page:
                 check_key(key)
                 return _go(view, {"key": self._limiter.key_for(key_of(key, fields.get("value")))})
             made = await self._service.call(*_OPERATIONS[action], fields, by)
-            kept = {"key": made["key"]} if view == "clients" and "key" in made else {}
+            kept = {"key": made["key"]} if "key" in made and (view == "clients" or action == "ban") else {}
             return _go(view, {**kept, "done": action})
         except (HTTPException, ConfigurationError, StoreError) as error:
             problem = problem_of(error)
@@ -245,6 +245,16 @@ def key_name(key: object) -> str:
     if key is None:
         return "address"
     return plain(getattr(key, "identity", None) or getattr(key, "__qualname__", type(key).__qualname__))
+
+
+def _made(query: Mapping[str, str]) -> str:
+    """Return what is said after a change, given what to show; empty if there was none."""
+    done = query.get("done")
+    if done not in _OPERATIONS:
+        return ""
+    text = "The change is made; all workers know it within a second."
+    place = place_of(query["key"]) if done == "ban" and query.get("key") else EVERYWHERE
+    return text if place == EVERYWHERE else f"{text} The ban holds {place.sentence}."
 
 
 def _go(view: str, query: Mapping[str, str]) -> Response:
