@@ -3,15 +3,19 @@
 import asyncio
 import json
 import re
+import sys
 import threading
+from collections.abc import Awaitable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
@@ -134,14 +138,18 @@ WINDOWS = [(name, text) for name, (_, window) in LIMITS.items() for text in {win
 GOOD = st.tuples(st.sampled_from(WINDOWS), st.integers(1, 99)).map(
     lambda drawn: (drawn[0][0], f"{drawn[1]}{drawn[0][1]}")
 ) | st.just(("*", "off"))
-WORKER_ROW = {"version": 2, "secret": "", "limits": {"api": "10/1m"}, "fixed": []}
+WORKER_ROW = {"secret": "", "limits": {"api": "10/1m"}, "fixed": []}
 CHANGE_ROW = {"name": "calm", "limit": "6/minute", "by": "", "reason": "", "since_us": 0, "until_us": 2**51}
 ODD_ROWS = [(1, WORKER_ROW, "limits", odd) for odd in (["api", "10/1m"], {"api": ["10/1m"]}, {"api": "10 a m"})]
 ODD_ROWS += [(0, CHANGE_ROW, "limit", odd) for odd in ("6 a minute", 6, "off")]
 ODD_ROWS += [(0, CHANGE_ROW, "name", odd) for odd in (7, "*")]
-ODD_ROWS += [(1, WORKER_ROW, "version", 3), (0, CHANGE_ROW, "later", 1)]
 UNREADABLE = [(number, json.dumps({**row, field: odd}).encode()) for number, row, field, odd in ODD_ROWS]
-UNREADABLE += [(number, bad) for number in (0, 1) for bad in (b"", b"\xff", b"[]", b"[" * 100_000, b'{"version": 2}')]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda one: st.lists(one) | st.dictionaries(st.text(), one),
+    max_leaves=4,
+)
+UNREADABLE += [(number, bad) for number in (0, 1, 2) for bad in (b"", b"\xff", b"[]", b"[" * 100_000, b"{}")]
 
 
 class Changes(OnALoop):
@@ -397,6 +405,85 @@ async def test_a_look_that_is_under_way_at_the_end_leaves_no_row() -> None:
         await turns()
         goes_on.set()
     assert await Worker(rows).limiter.workers() == []
+
+
+class Steps:
+    """Counts the calls of functions between two turns of the event loop, in which no request is answered.
+
+    A call takes some 0.1 us to 0.25 us, so that 20,000 of them are at most 5 ms.
+    """
+
+    def __init__(self) -> None:
+        self.calls = self.most = 0
+
+    def count(self, frame: FrameType, event: str, argument: object) -> None:
+        self.calls += event in ("call", "c_call")
+
+    async def watch(self) -> None:
+        while True:
+            self.most, self.calls = max(self.most, self.calls), 0
+            await asyncio.sleep(0)
+
+    async def of(self, work: Awaitable[T]) -> T:
+        """Do some work, and keep how many calls its longest step has made."""
+        self.most = 0
+        watching = asyncio.create_task(self.watch())
+        await asyncio.sleep(0)
+        sys.setprofile(self.count)
+        try:
+            return await work
+        finally:
+            self.most = max(self.most, self.calls)
+            sys.setprofile(None)
+            watching.cancel()
+
+
+@pytest.mark.parametrize(("workers", "limits"), [(64, 100), (64, 300), (2, 1_000)])
+async def test_no_step_between_requests_is_longer_with_many_workers_and_limits(workers: int, limits: int) -> None:
+    rows, steps = Rows(), Steps()
+    names = [f"per-route_GET_items_{number}" for number in range(limits)]
+    own, operator, *others = [Worker(rows, secret=SECRETS[number % 2]) for number in range(workers + 2)]
+    for one in (own, *others):
+        configured = [parse_one(f"{number}/1m") for number in range(1, limits + 1)]
+        one.named += [NamedLimit(*each, each[1]) for each in zip(names, configured, strict=True)]
+        one.limiter.engine.register(one)
+        await one.changes.update()
+    changed = names[:: limits // 10]
+    for name in changed:
+        await operator.change(name, "7/minute")
+    found: dict[str, Any] = {}
+    for what, work in {
+        "update": own.changes.update,
+        "workers": own.limiter.workers,
+        "change": partial(own.change, names[1], "9/minute"),
+        "list": own.limiter.overrides,
+    }.items():
+        own.changes.due_s = 0.0
+        found[what] = await steps.of(work())
+        assert steps.most < 20_000, f"{what}: {steps.most} calls in one step"
+    assert own.observer.kinds.count("secret_differs") == 1
+    assert len(found["workers"]) == workers
+    assert [one.workers for one in found["list"]] == [workers + 1] * (len(changed) + 1)
+
+
+@settings(max_examples=30)
+@given(
+    st.dictionaries(st.text(max_size=8).filter(lambda name: name not in CHANGE_ROW), JSON, max_size=3),
+    st.dictionaries(st.text(max_size=8).filter(lambda name: name not in WORKER_ROW), JSON, max_size=3),
+)
+def test_what_a_later_version_writes_besides_is_ignored(of_change: dict[str, Any], of_worker: dict[str, Any]) -> None:
+    async def play() -> None:
+        rows = Rows()
+        worker, secret = Worker(rows, "calm"), {"secret": "later"}
+        for number, row in ((0, CHANGE_ROW | of_change), (1, WORKER_ROW | of_worker), (2, secret | of_worker)):
+            await rows.write(b"of later", StatsRow(CHANGED_LIMITS, number, json.dumps(row).encode(), 10**9))
+        await worker.changes.update()
+        assert worker.named[0].limit.amount == 6
+        assert [one.limits for one in await worker.limiter.workers()] == [WORKER_ROW["limits"]]
+        assert [one.workers for one in await worker.limiter.overrides()] == [1]
+        assert worker.observer.kinds.count("secret_differs") == 1
+
+    asyncio.run(play())
 
 
 def test_a_thread_with_an_older_read_takes_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:

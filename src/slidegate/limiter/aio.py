@@ -48,11 +48,11 @@ async def let_others_run() -> None:
         await checkpoint()
 
 
-async def yielding_to_others(many: Iterable[T]) -> AsyncIterator[T]:
-    """Yield each item, and let other tasks run after every `STEP` items, if there is an event loop."""
+async def yielding_to_others(many: Iterable[T], step: int = STEP) -> AsyncIterator[T]:
+    """Yield each item, and let other tasks run after every `step` items, if there is an event loop."""
     for number, one in enumerate(many, start=1):
         yield one
-        if not number % STEP:
+        if not number % step:
             await let_others_run()
 
 

@@ -1,31 +1,34 @@
 """Limits by their names, and overrides: temporary changes of an amount, for all workers that share a store.
 
-Overrides are rows of the store, see `rows`, and expire with these. Of kind ``limits`` there are two numbers::
+Overrides are rows of the store, see `rows`, and expire with these. Of kind ``limits`` there are three numbers::
 
     0    digest of a limit's name    JSON: an `Override`
-    1    worker                      JSON: {"version": 2, "secret": "fingerprint#9f", "limits": {"api": "50/1m"}}
+    1    worker                      JSON: {"secret": "fingerprint#9f", "limits": {"api": "50/1m"}, "fixed": []}
+    2    worker                      JSON: {"secret": "fingerprint#9f"}
 
 A worker reads the rows twice a second while it has requests. Each time it sets the amounts of all its limits anew,
 see `AnyLimit.become`: that of the override of that name, or that in code. Where an event loop runs, requests do not
 wait for that. During an outage, the last known overrides stay in effect until their end. In a store without rows,
 overrides apply to this process only. The name ``*`` with the limit ``off`` switches all workers off.
 
-A worker writes its own row every ten seconds, kept for thirty: its limits by name, as configured, and which cannot be
+A worker writes its own rows every ten seconds, kept for thirty: its limits by name, as configured, and which cannot be
 changed. The secret is a digest of a constant that is keyed with it: it shows only whether two secrets are the same.
+It has a row of its own as well: each worker compares it with those of all others whenever it writes, beside requests;
+the limits of all workers are read for operators alone, and in steps.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache
 from hashlib import blake2b
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from ..core.concurrency import Concurrency
 from ..core.decision import Bucket
@@ -36,7 +39,7 @@ from ..core.quotas import Quota
 from ..core.store import CHANGED_LIMITS, Event, StatsRow
 from ..stores.forks import ProcessLock
 from ..stores.shared import running_loop
-from .aio import COMMAND_DEADLINE_S, in_background
+from .aio import COMMAND_DEADLINE_S, in_background, let_others_run, yielding_to_others
 from .rows import Row
 
 if TYPE_CHECKING:
@@ -51,7 +54,8 @@ _UPDATE_DEADLINE_S: Final = 1.0
 _LOG_EVERY_S: Final = 600.0
 WORKER: Final = 1
 """The number of the rows of workers."""
-_VERSION: Final = 2
+SECRET: Final = 2
+"""The number of the rows with their secrets alone."""
 _MAX_NAME: Final = 128
 """A name of response headers has what follows a rule's name of 64 characters: its window, or a number."""
 _WRITE_EVERY_S: Final = 10.0
@@ -60,10 +64,10 @@ _LISTED: Final = 10
 """How many names an error lists."""
 _MAX_LIMITS: Final = 4_000
 """The most limits in a worker's row; 100 bytes each are well below the largest row."""
+_PARSED_AT_ONCE: Final = 50
+"""How many limits of others are parsed in one step, at 10 to 50 us each."""
 _LENGTHS: Final = {"/day": "/1d", "/week": "/7d"}
 """The windows of limits that users write like the units of quotas."""
-T = TypeVar("T")
-
 Changes: TypeAlias = dict[str, tuple[int, int, "Override | None"]]
 """The amounts of limits before and after a change, and the override that sets the latter, by name."""
 
@@ -98,14 +102,14 @@ class NamedLimit:
             raise ConfigurationError(
                 f"limit {self.name!r}: a function returns the limits of its rule for each request; change them there"
             )
-        limit = parse_one(text)
-        window, own = _window_of(limit), _window_of(self.configured)
+        amount, window = _terms_of(text)
+        own = _window_of(self.configured)
         if window != own and ("@" in text or _LENGTHS.get(window, window) != own.partition(" @")[0]):
             raise ConfigurationError(
                 f"limit {self.name!r}: in the code it is {written(self.configured)!r}, and its amount alone can "
                 f"change; write for example '{max(self.configured.amount // 2, 1)}{own}', not {quoted(text)}"
             )
-        return limit.amount
+        return amount
 
     def takes(self, text: str) -> bool:
         """Return whether an override of its name with this text applies to it: it has the window of this limit."""
@@ -157,6 +161,10 @@ class Override:
         return datetime.fromtimestamp(self.until_us / 1_000_000, UTC)
 
 
+_STORED: Final = ("name", "limit", "by", "reason", "since_us", "until_us")
+"""The fields of an override that a row must have; the number of workers is counted anew."""
+
+
 class Worker(NamedTuple):
     """A worker that has used the store within the last 30 seconds."""
 
@@ -186,7 +194,7 @@ class Overrides:
 
     Attributes:
         in_force: The overrides in this process, by limit name, those included that no limit here takes.
-        due_s: When the row of this worker is written next; 0 for the next update, because its limits have changed.
+        due_s: When the rows of this worker are written next; 0 for the next update, because its limits have changed.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -246,7 +254,11 @@ class Overrides:
         await self.refresh()
         found = sorted(self.in_force.values(), key=lambda override: override.name)
         workers = await self._workers() if found else []
-        return [replace(one, workers=sum(worker.takes(one) for worker in workers)) for one in found]
+        counted = []
+        for override in found:
+            counted.append(replace(override, workers=sum(worker.takes(override) for worker in workers)))
+            await let_others_run()
+        return counted
 
     async def refresh(self, deadline_s: float = COMMAND_DEADLINE_S) -> None:
         """Read the overrides from the store, and apply them.
@@ -257,21 +269,30 @@ class Overrides:
         with self._lock:
             self._begun = reading = self._begun + 1
         rows = await self._rows.read(CHANGED_LIMITS, 0, 0, deadline_s)
-        self._take(reading, _readable(rows, _override_in))
+        found: list[Override] = []
+        for row in rows:
+            with _left_out_if_unreadable():
+                found.append(_override_in(row.value))
+        self._take(reading, found)
 
     def forget(self) -> None:
         """End all overrides in this process. For tests."""
         self._take(self._applied, ())
 
     async def others(self, deadline_s: float = COMMAND_DEADLINE_S) -> list[Worker]:
-        """Return the other workers; those of other versions are left out.
+        """Return the other workers; those whose rows cannot be read are left out.
+
+        With a hundred limits each this takes a millisecond a worker, so that other tasks run after each.
 
         Raises:
             StoreError: The store does not answer.
         """
-        rows = await self._rows.read(CHANGED_LIMITS, WORKER, WORKER, deadline_s)
-        others = [row for row in rows if row.worker != self._rows.worker]
-        return _readable(others, partial(_worker_in, self._engine.keys.fingerprint))
+        others: list[Worker] = []
+        for row in await self._rows_of_others(WORKER, deadline_s):
+            with _left_out_if_unreadable():
+                others.append(await _worker_in(row.value, self._engine.keys.fingerprint))
+            await let_others_run()
+        return others
 
     # -- updating -----------------------------------------------------------------------------------------------------
 
@@ -363,7 +384,7 @@ class Overrides:
         return [_worker_of(self._engine.limits())] * is_worker + await self.others()
 
     async def _keep_own_row(self) -> None:
-        """Write the row of this worker every ten seconds, and report if other workers have another secret.
+        """Write the rows of this worker every ten seconds, and report if other workers have another secret.
 
         Raises:
             StoreError: The store does not answer.
@@ -372,12 +393,16 @@ class Overrides:
         if not self._rows.is_shared or (monotonic() < self.due_s and self._written_by == worker):
             return
         self.due_s, self._written_by = monotonic() + _WRITE_EVERY_S, worker
-        own = _worker_of(self._engine.limits())
-        row = {"version": _VERSION, "secret": self._engine.keys.fingerprint, "limits": own.limits, "fixed": own.fixed}
-        value = json.dumps(row).encode()
-        await self._rows.write(worker, StatsRow(CHANGED_LIMITS, WORKER, value, _KEPT_US), _UPDATE_DEADLINE_S)
-        others = await self.others(_UPDATE_DEADLINE_S)
-        differing = sum(not other.same_secret for other in others)
+        own, fingerprint = _worker_of(self._engine.limits()), self._engine.keys.fingerprint
+        row = {"secret": fingerprint, "limits": own.limits, "fixed": own.fixed}
+        for number, said in ((WORKER, row), (SECRET, {"secret": fingerprint})):
+            kept = StatsRow(CHANGED_LIMITS, number, json.dumps(said).encode(), _KEPT_US)
+            await self._rows.write(worker, kept, _UPDATE_DEADLINE_S)
+        others: list[str] = []
+        async for other in yielding_to_others(await self._rows_of_others(SECRET, _UPDATE_DEADLINE_S)):
+            with _left_out_if_unreadable():
+                others.append(json.loads(other.value)["secret"])
+        differing = sum(secret != fingerprint for secret in others)
         if differing and self._throttle.left_out("secret_differs", monotonic()) is not None:
             message = (
                 f"{differing} of {len(others)} other workers on this store have another secret, so their digests of "
@@ -385,14 +410,19 @@ class Overrides:
             )
             self._engine.emit(Event("secret_differs", message, {"workers": differing}))
 
+    async def _rows_of_others(self, number: int, deadline_s: float) -> list[Row]:
+        rows = await self._rows.read(CHANGED_LIMITS, number, number, deadline_s)
+        return [row for row in rows if row.worker != self._rows.worker]
+
     async def end(self) -> None:
-        """Delete the row of this worker, if it has written one; if the store does not answer, the row expires."""
+        """Delete the rows of this worker, if it has written them; if the store does not answer, they expire."""
         if self._updating is not None and self._updating.get_loop() is running_loop():  # it may write the row once more
             await asyncio.wait([self._updating], timeout=_UPDATE_DEADLINE_S)
         worker, self._written_by = self._written_by, b""
         if worker == self._rows.worker:
             with suppress(StoreError):
-                await self._rows.write(worker, StatsRow(CHANGED_LIMITS, WORKER, b"", 0), _UPDATE_DEADLINE_S)
+                for number in (WORKER, SECRET):
+                    await self._rows.write(worker, StatsRow(CHANGED_LIMITS, number, b"", 0), _UPDATE_DEADLINE_S)
 
 
 def _checked(name: str, limit: str) -> str:
@@ -409,26 +439,23 @@ def _checked(name: str, limit: str) -> str:
     return written(parse_one(limit))
 
 
-def _readable(rows: Iterable[Row], read: Callable[[bytes], T]) -> list[T]:
-    """Return what rows say; without those that cannot be parsed, for example of a later version."""
-    found = []
-    for row in rows:
-        with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigurationError):
-            found.append(read(row.value))
-    return found
+def _left_out_if_unreadable() -> AbstractContextManager[None]:
+    """Leave out a row that cannot be read, because a limit is of a kind that this version does not know."""
+    return suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigurationError)
 
 
 def _override_in(value: bytes) -> Override:
-    found = Override(**json.loads(value))
+    """Return the override of a row; a later version may have written further fields, which stay in the row."""
+    row = json.loads(value)
+    found = Override(**{name: row[name] for name in _STORED})
     _checked(found.name, found.limit)
     return found
 
 
-def _worker_in(fingerprint: str, value: bytes) -> Worker:
+async def _worker_in(value: bytes, fingerprint: str) -> Worker:
+    """Return the worker of a row; its limits are parsed in steps."""
     row = json.loads(value)
-    if row["version"] != _VERSION:
-        raise ValueError("of another version")
-    for text in row["limits"].values():
+    async for text in yielding_to_others(row["limits"].values(), _PARSED_AT_ONCE):
         parse_one(text)
     return Worker(row["limits"], row["fixed"], row["secret"] == fingerprint)
 
@@ -475,6 +502,13 @@ def parse_one(text: object) -> AnyLimit:
     if len(limits) != 1:
         raise ConfigurationError(f'limit: expected one, for example "50/minute", not {quoted(text)}')
     return limits[0]
+
+
+@lru_cache(_MAX_LIMITS)
+def _terms_of(text: str) -> tuple[int, str]:
+    """Return the amount of a limit and what follows it, see `_window_of`; a change is compared with each limit."""
+    limit = parse_one(text)
+    return limit.amount, _window_of(limit)
 
 
 def written(limit: AnyLimit) -> str:
