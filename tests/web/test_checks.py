@@ -4,7 +4,6 @@ messages.txt and file_messages.txt have each message whole, as its user reads it
 """
 
 import asyncio
-import inspect
 import json
 import os
 import re
@@ -41,7 +40,6 @@ from slidegate.core import Store
 from slidegate.httpx import LimitedTransport
 from slidegate.ops.cli import run
 from slidegate.web.config import OF_LIMITER
-from slidegate.web.reload import FileOptions, ReloadingMiddleware
 
 from ..asgi import attempt, call, hello, page, scope_of, send_scope
 from ..redis_servers import until
@@ -325,11 +323,6 @@ def test_everything_can_be_written_in_the_file(texts: Callable[..., None]) -> No
         return "\n".join(f"{at}: {found[at]!r}" for at in own)
 
     texts(EVERYTHING_MADE, "> ", described)
-
-
-def test_type_checkers_know_every_option_beside_the_file() -> None:
-    options = inspect.signature(ReloadingMiddleware).parameters.keys() - {"app", "path", "others"}
-    assert FileOptions.__annotations__.keys() == options
 
 
 FILES = sorted((ROOT / "examples").rglob("*.toml"))

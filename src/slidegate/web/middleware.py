@@ -10,9 +10,8 @@ A refused request strikes, is reported and answered (`responses.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from os import PathLike
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Unpack
+from typing import TYPE_CHECKING, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -45,11 +44,24 @@ from .websockets import GuardedWebSocket, MessageLimits
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .reload import FileOptions, ReloadingMiddleware
+    from .reload import ReloadingMiddleware
 
 _REQUESTS: Final = ("http", "websocket")
 _NOTHING: Final[Mapping[str, Plan | None]] = MappingProxyType({})
 _DISABLED: Final = Decision(True, Reason.DISABLED)
+
+
+class _OfFiles:
+    """Gives the class of middlewares that follow a file, a `ReloadingMiddleware`.
+
+    What is given to `add_middleware` is a class, because agents that trace middlewares replace its ``__call__``. It is
+    imported where it is used: most applications read no file, and this is a tenth of the package's import time.
+    """
+
+    def __get__(self, middleware: object, kind: object) -> type[ReloadingMiddleware]:
+        from .reload import ReloadingMiddleware
+
+        return ReloadingMiddleware
 
 
 class RateLimitMiddleware(FailsAtStartup):
@@ -181,35 +193,13 @@ class RateLimitMiddleware(FailsAtStartup):
                 checks.report(self, checks.about_building(self))
             self._engine.register(self)
 
+    from_file = _OfFiles()
+    """The middleware that reads its options from a TOML file, and again when the file changes; see `_OfFiles`."""
+
     def unique_id(self, identity: str) -> str:
         """Return an identity for counts, unique among middlewares and stable when a configuration file is reloaded."""
         self._has_unnamed = True
         return self._engine.unique_id(self.prefix + identity, self._owner or self)
-
-    @classmethod
-    def from_file(
-        cls,
-        app: ASGIApp,
-        path: str | PathLike[str],
-        **options: Unpack[FileOptions],
-    ) -> ReloadingMiddleware:
-        """Create a middleware that reads its rules from a TOML file and reloads them when the file changes.
-
-        Use it as ``app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml")``.
-
-        Args:
-            app: The application to guard.
-            path: The file. Requests trigger a check for changes at most once a second.
-            options: `on_refused`; and `limiter`, with which the file must not set ``store``, ``deadline``, ``on_error``
-                or ``networks``. Its observers receive ``config_reloaded`` and ``config_rejected``, too.
-
-        Raises:
-            ConfigurationError: The file is invalid; the message names the path of the key.
-        """
-        # Imported lazily: most applications read no file, and this is a tenth of the package's import time.
-        from .reload import ReloadingMiddleware
-
-        return ReloadingMiddleware(app, path, **options)
 
     # -- what others read ----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -36,19 +36,25 @@ class FileOptions(TypedDict, total=False):
 
 
 class ReloadingMiddleware(FailsAtStartup, FollowedFile):
-    """A `RateLimitMiddleware` that follows its configuration file; created by `RateLimitMiddleware.from_file`.
+    """A `RateLimitMiddleware` that reads its options from a TOML file, and again when the file changes.
+
+    It is what ``RateLimitMiddleware.from_file`` stands for. Use it as
+    ``app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml")``.
 
     Args:
         app: The application to guard.
-        path: The file.
-        limiter: The limiter that counts; None for the one that the file describes.
-        on_refused: As for `RateLimitMiddleware`.
-        store: The address of a store that replaces the file's.
+        path: The file. Requests trigger a check for changes at most once a second.
+        options: `on_refused`, as for `RateLimitMiddleware`; and `limiter`, with which the file must not set ``store``,
+            ``deadline``, ``on_error`` or ``networks``. Its observers receive ``config_reloaded`` and
+            ``config_rejected``, too. For tools `store`: the address of a store that replaces the file's.
 
     Attributes:
         app: The active middleware, a `RateLimitMiddleware`.
         file: The file.
         limiter: The limiter that counts.
+
+    Raises:
+        ConfigurationError: The file is invalid; the message names the path of the key.
     """
 
     kind = "config"
@@ -59,14 +65,10 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         self,
         app: ASGIApp,
         path: str | PathLike[str],
-        *,
-        limiter: Limiter | None = None,
-        on_refused: Refused | None = None,
-        store: str = "",
-        **others: object,
+        **options: Unpack[FileOptions],
     ) -> None:
-        if others:
-            raise ConfigurationError(f"from_file: write {next(iter(others))} into the file, not beside it")
+        for other in [option for option in options if option not in FileOptions.__annotations__]:
+            raise ConfigurationError(f"from_file: write {other} into the file, not beside it")
         if not isinstance(path, (str, PathLike)):
             raise ConfigurationError(
                 f'from_file: expected the path of a file, for example "slidegate.toml", not {quoted(path)}'
@@ -74,10 +76,13 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         super().__init__(str(path), "")
         self.file = Path(path)
         self._below = app
-        self._code = {"on_refused": on_refused} if limiter is None else {"on_refused": on_refused, "limiter": limiter}
+        limiter = options.get("limiter")
+        self._code: dict[str, Any] = {"on_refused": options.get("on_refused")}
+        if limiter is not None:
+            self._code["limiter"] = limiter
         reader = ConfigReader(self.file, self._code)
         first = reader.options()
-        self.limiter = reader.limiter(store) if limiter is None else limiter
+        self.limiter = reader.limiter(options.get("store", "")) if limiter is None else limiter
         self._of_limiter = reader.of_limiter
         self.app = self._made(reader, first)
         self.limiter.engine.register(self.app)
