@@ -1,7 +1,7 @@
 """What the README, the pages and the examples show is run, so that it cannot go stale.
 
 * A python block runs, in order, with the blocks before it on its page; a block may `await`.
-* A toml block is a configuration of the middleware, and a json block is read. Code of other programs is shown.
+* A toml block is a configuration of the middleware; json and yaml blocks are read. Code of other programs is shown.
 * The commands of a bash or console block are run by tests/pages, which also says how blocks are marked (blocks.py)."""
 
 import ast
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import yaml
 from markdown import Markdown
 from starlette.applications import Starlette
 
@@ -162,6 +163,8 @@ def test_data_on_the_page_is_what_it_says(page: Path, tmp_path: Path, monkeypatc
     for block in blocks(page.read_text("utf-8")):
         if block.language == "json":
             assert list(read_json(block.code))
+        elif block.language == "yaml":
+            assert [*yaml.safe_load_all(block.code)]
         elif block.language == "toml" and block.mark == "fragment":
             tomllib.loads(block.code)
         elif block.language == "toml":

@@ -1,11 +1,15 @@
 """What holds for the checkout as a whole: its version, its links, and no address of an index."""
 
+import json
 import os
 import re
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hatchling.metadata.core import ProjectMetadata
 from hatchling.plugin.manager import PluginManager
 
@@ -22,19 +26,60 @@ FORBIDDEN = {
 }
 
 
-def test_no_file_names_a_package_index_or_a_path_of_one_machine() -> None:
+READERS: dict[str, Callable[[str], Any]] = {
+    ".json": json.loads,
+    ".toml": tomllib.loads,
+    ".yaml": lambda text: [*yaml.safe_load_all(text)],
+    ".yml": lambda text: [*yaml.safe_load_all(text)],
+}
+"""How files of data are read, by the ends of their names."""
+FORMS = ROOT / ".github" / "ISSUE_TEMPLATE"
+ELEMENTS = {"checkboxes": "options", "dropdown": "options", "input": "label", "markdown": "value", "textarea": "label"}
+"""What the elements of a form must have."""
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of each file of the checkout, those without text left out."""
     lines = (ROOT / ".gitignore").read_text("utf-8").splitlines()
     ignored = {".git", *(line.strip("/") for line in lines if line.endswith("/"))}
-    texts: dict[str, str] = {}
     for directory, below, files in os.walk(ROOT):
         below[:] = [name for name in below if name not in ignored]
         # In a worktree of git, .git is a file.
         for path in (Path(directory, file) for file in files if file != ".git"):
             if b"\0" not in path.read_bytes()[:8192]:
-                texts[path.relative_to(ROOT).as_posix()] = path.read_text("utf-8", "replace")
-    found = {(path, what) for path, text in texts.items() for what, one in FORBIDDEN.items() if one.search(text)}
+                yield path.relative_to(ROOT).as_posix(), path.read_text("utf-8", "replace")
+
+
+def test_no_file_names_a_package_index_or_a_path_of_one_machine() -> None:
+    found = {(path, what) for path, text in texts() for what, one in FORBIDDEN.items() if one.search(text)}
     assert found == set()
-    assert {"dev.py", "README.md", ".ci/run", "requirements/develop.txt"} <= set(texts)
+    assert {"dev.py", "README.md", ".ci/run", "requirements/develop.txt"} <= {path for path, _ in texts()}
+
+
+def test_every_file_of_data_is_what_its_name_says() -> None:
+    read, wrong = set(), {}
+    for path, text in texts():
+        if reader := READERS.get(Path(path).suffix):
+            read.add(Path(path).suffix)
+            try:
+                reader(text)
+            except ValueError as error:
+                wrong[path] = str(error)
+            except yaml.YAMLError as error:
+                wrong[path] = str(error)
+    assert wrong == {}
+    assert read == set(READERS)
+
+
+@pytest.mark.parametrize("path", [path for path in sorted(FORMS.glob("*.yml")) if path.stem != "config"])
+def test_every_form_of_an_issue_has_what_a_form_must_have(path: Path) -> None:
+    """A form with a mistake is not shown, without a word."""
+    form = yaml.safe_load(path.read_text("utf-8"))
+    assert {"name", "description", "body"} <= {*form}
+    ids = [element["id"] for element in form["body"] if element["type"] != "markdown"]
+    assert len({*ids}) == len(ids) > 0
+    assert all(re.fullmatch(r"[\w-]+", one) for one in ids)
+    assert [one for one in form["body"] if not one["attributes"].get(ELEMENTS[one["type"]])] == []
 
 
 def test_the_version_stands_in_one_place_and_is_that_of_the_changelog() -> None:
