@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import math
 import random
 import re
@@ -25,7 +26,7 @@ from starlette.routing import Route
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimitMiddleware, Rule, header
 from slidegate.core import Decision, Reason, StoreUnavailable
-from slidegate.events import Outcome
+from slidegate.events import Event, Outcome
 from slidegate.ops.metrics import BOUNDS_S, MAX_NAMES
 from slidegate.ops.prometheus import PART
 from slidegate.otel import OtelMetrics
@@ -382,3 +383,20 @@ def test_every_metric_is_on_the_dashboard_and_legends_name_labels(series: dict[s
     for target in (target for panel in PANELS for target in panel["targets"]):
         grouped = {label for labels in GROUPED.findall(target["expr"]) for label in labels.split(", ")}
         assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) == grouped - {"le"}
+
+
+# -- the levels of events in the log -----------------------------------------------------------------------------------
+
+
+def test_the_page_says_which_events_are_logged_as_information(caplog: pytest.LogCaptureFixture) -> None:
+    """Those of files are logged where they are read, and not again."""
+    caplog.set_level(logging.INFO, "slidegate")
+    limiter, text = Limiter(), PAGE.read_text("utf-8")
+    kinds = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    for kind in kinds:
+        limiter.engine.emit(Event(kind, "a test"))
+    levels = {line.message.split(": ")[1]: line.levelname for line in caplog.records}
+    (sentence,) = re.findall(r'The logger `"slidegate"` gets (.*?)at\s+level INFO', text, re.DOTALL)
+    told = {*re.findall("`(\\w+)`", sentence)}
+    assert {kind for kind, level in levels.items() if level == "INFO"} == told - {"list_reloaded", "config_reloaded"}
+    assert {*kinds} - {*levels} == {"list_reloaded", "config_reloaded", "list_rejected", "config_rejected"}
