@@ -18,7 +18,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from slidegate import BanPolicy, Limiter, MessageLimits, Quota, RateLimitMiddleware, Rule, client_ip
+from slidegate import BanPolicy, Limiter, MessageLimits, Networks, Quota, RateLimitMiddleware, Rule, client_ip
 from slidegate.web import config
 from slidegate.web.rules import EXCLUSIONS, NEEDS
 
@@ -49,7 +49,7 @@ def table_of(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 KEY: Final = any_of({"enum": ["client", "everyone", "user"]}, ref("Keys"))
 LIMITS: Final = any_of(TEXT, ref("Quotas"), list_of(any_of(TEXT, ref("Quotas")), minItems=1))
-LIST: Final = any_of(TEXT, list_of(TEXT))
+LIST: Final = any_of(TEXT, list_of(TEXT), ref("Lists"))
 WRITTEN: Final[Mapping[str, dict[str, Any]]] = {
     **dict.fromkeys(("limits", "default_limits"), LIMITS),
     "fair": KEY,
@@ -192,6 +192,9 @@ def json_schema() -> dict[str, Any]:
     bans = table(BanPolicy, [name for name in inspect.signature(BanPolicy).parameters if name != "name"])
     bans["properties"]["key"]["anyOf"] = [{"enum": ["client", "user"]}, ref("Keys")]  # a ban of everyone is an error
     rule = [name for name in inspect.signature(Rule).parameters if name not in config.OF_FUNCTIONS]
+    files = table(Networks.from_file)
+    files["properties"]["path"] |= NAME
+    del files["properties"]["path"]["anyOf"]  # that of a rule may be several
     tables = {
         "Rules": excluding(table(Rule, rule)),
         "Bans": bans,
@@ -200,6 +203,7 @@ def json_schema() -> dict[str, Any]:
         "Conditions": named([(["mcp_tool", "validated", "is_in"], []), (["network", "is_in"], [])]),
         "Quotas": table(Quota, ("quota", "zone", "starts", "name"), quota="text"),
         "Messages": table(MessageLimits),
+        "Lists": files,
     }
     top = table(RateLimitMiddleware, [name for name in config.OPTIONS if name not in config.OF_LIMITER])
     limiter = table(Limiter, ("deadline", "on_error"))

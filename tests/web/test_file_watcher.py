@@ -341,7 +341,7 @@ async def test_without_a_thread_a_request_is_answered(files: FollowedFiles, monk
 
 async def test_no_lookup_sees_half_a_list_while_lists_are_swapped_under_eight_threads(files: FollowedFiles) -> None:
     """Two addresses at the ends of a long list come and go together."""
-    filler = "".join(f"10.{number >> 8}.{number & 255}.0/25\n" for number in range(300))
+    filler = "".join(f"11.{number >> 8}.{number & 255}.0/25\n" for number in range(300))
     low, high = (4, 0xC000_0201), (6, 0x2001_0DB8 << 96)
     texts = (filler, f"192.0.2.1/32\n{filler}2001:db8::/128\n")
     listed = Networks.from_file(files.write("one.netset", texts[1]))

@@ -9,7 +9,7 @@ and take about 90 bytes each. Arrays would be smaller, but create an integer obj
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from heapq import merge
 from itertools import islice
@@ -21,6 +21,10 @@ from .logs import written
 
 _RUN: Final = 4_096
 _EVERYBODY: Final = {4: (0, (1 << 32) - 1), 6: (0x2000 << 112, (0x4000 << 112) - 1)}
+"""The first and the last address that clients can have, by version. Of IPv6 that is 2000::/3, because only that is
+allocated; bogon lists legitimately contain the rest."""
+ADDRESSES: Final = {version: last - first + 1 for version, (first, last) in _EVERYBODY.items()}
+"""How many addresses clients can have, by version."""
 
 
 class Networks:
@@ -75,17 +79,25 @@ class Networks:
         at = bisect_right(starts, last) - 1
         return at >= 0 and first <= ends[at]
 
-    def covers_most_of(self) -> str | None:
-        """Return ``"IPv4"`` or ``"IPv6"`` if the networks cover at least half of its addresses; else None.
+    def overlapping(self, other: Networks) -> int:
+        """Return how many of the ranges have an address in common with another, smaller set."""
+        found, counted = 0, {4: 0, 6: 0}
+        for version, first, last in other.ranges():
+            starts, ends = self._ranges[version]
+            begin, end = bisect_left(ends, first), bisect_right(starts, last)
+            found += max(end - max(begin, counted[version]), 0)
+            counted[version] = max(end, counted[version])
+        return found
 
-        Of IPv6 only 2000::/3 counts, because only that is allocated; bogon lists legitimately contain the rest.
-        """
-        for version, (low, high) in _EVERYBODY.items():
-            ranges = zip(*self._ranges[version], strict=True)
-            covered = sum(max(min(last, high) - max(first, low) + 1, 0) for first, last in ranges)
-            if 2 * covered > high - low:
-                return f"IPv{version}"
-        return None
+    def covered(self, version: int) -> int:
+        """Return how many of the addresses that clients can have, see `ADDRESSES`, are in one of the networks."""
+        low, high = _EVERYBODY[version]
+        ranges = zip(*self._ranges[version], strict=True)
+        return sum(max(min(last, high) - max(first, low) + 1, 0) for first, last in ranges)
+
+    def covers_most(self) -> bool:
+        """Return whether the networks cover at least half of the addresses of a version."""
+        return any(2 * self.covered(version) >= addresses for version, addresses in ADDRESSES.items())
 
     def __len__(self) -> int:
         """Return the number of ranges after merging."""

@@ -15,6 +15,8 @@ unclosed quote from the client cannot hide the entries that proxies have appende
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, takewhile
@@ -34,11 +36,13 @@ from ..core.addresses import (
 )
 from ..core.arguments import check_list
 from ..core.bans.ban import BanSubject
+from ..core.bans.policy import PRIVATE
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import check_whole
 from ..core.memo import MANY, MEMO_BYTES, key_bytes, remember
 from ..core.networks import Networks
+from ..core.store import Event
 from ..limiter import MAX_KEY_BYTES, Limiter
 from .headers import field_value
 from .keys import Key, check_token
@@ -161,7 +165,7 @@ def client_ip(
         ConfigurationError: A network is invalid, the networks cover most addresses, or a value is out of range.
     """
     networks, unix, hops = _read_trusted(trusted)
-    if networks.covers_most_of() is not None:
+    if networks.covers_most():
         raise ConfigurationError(
             "these networks cover most addresses, so any client could forge its address; list your proxies, "
             f"{_EXAMPLE}",
@@ -304,6 +308,11 @@ class Clients:
         self.who: Callable[[Scope], Any] = self._checking_files(self._who) if files else self._who
         self._blocklist = middleware.lists["blocklist"]
         self._allowlist = middleware.lists["allowlist"]
+        list_file: ListFile | None = getattr(self._blocklist, "file", None)
+        self._blocking_file = None if list_file is None or list_file.private else list_file
+        self._spared_before = 0
+        self._emit = middleware.limiter.engine.emit
+        self._tell_spared()
         self._files = files
         self._changed = middleware.rule_set.forget_questions
         self._read = 0
@@ -342,9 +351,38 @@ class Clients:
         elif address is not None and self._allowlist is not None and self._allowlist.covers(*address):
             verdict = _ALLOWLISTED
         elif address is not None and self._blocklist is not None:
-            name = self._blocklist.find(*address)
+            name = None if self.spares(*address) else self._blocklist.find(*address)
             verdict = None if name is None else Decision(False, Reason.BLOCKED, by=name)
         return Client(who, key, self._signals.own_subjects(key, address), verdict)
+
+    def spares(self, version: int, first: int, last: int | None = None) -> bool:
+        """Return whether a blocklist does not refuse an address or a network because it comes from a file.
+
+        Lists of others contain private networks (those that must not be routed), whose addresses here are probes,
+        gateways, the proxies and the neighbours.
+        """
+        if self._blocking_file is None:
+            return False
+        end = first if last is None else last
+        return PRIVATE.overlaps(version, first, end) or self._client.networks.overlaps(version, first, end)
+
+    def _tell_spared(self) -> None:
+        """Report how many ranges of the blocklist's file are left out, unless they were as many before."""
+        if self._blocking_file is None or self._blocklist is None:
+            return
+        spared = Networks.of_ranges([*PRIVATE.ranges(), *self._client.networks.ranges()])
+        count, before = self._blocklist.overlapping(spared), self._spared_before
+        self._spared_before = count
+        if count in (0, before):
+            return
+        name, path = self._blocking_file.name, self._blocking_file.path
+        written = json.dumps(os.path.basename(path))
+        message = (
+            f"list {name!r}: of {count} address ranges, private addresses and trusted proxies are left out; to refuse "
+            f"these, too, write Networks.from_file({written}, private=True), in slidegate.toml blocklist = "
+            f"{{ path = {written}, private = true }}"
+        )
+        self._emit(Event("list_spared", message, {"count": count, "list": name, "path": path}))
 
     def _checking_files(self, who: Callable[[Scope], Any]) -> Callable[[Scope], Any]:
         """Return a function that checks the files for changes, if that is due, before it calls `who`."""
@@ -357,6 +395,7 @@ class Clients:
                 self._read = read
                 self._cache.clear()
                 self._changed()
+                self._tell_spared()
             return who(scope)
 
         return checked

@@ -13,12 +13,13 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ..core.addresses import network_of
-from ..core.arguments import check_list, unknown_option
+from ..core.arguments import check_flag, check_list, unknown_option
 from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.limits import check_whole
@@ -112,7 +113,8 @@ class ConfigReader:
         self._opened: dict[str, NetworkFile] = {}
         self._readers: Mapping[str, Callable[[Any], Any]] = {
             **dict.fromkeys(("limits", "default_limits"), self._limits),
-            **dict.fromkeys(("blocklist", "allowlist"), self._list),
+            "blocklist": lambda given: self._list(given, "blocklist"),
+            "allowlist": lambda given: self._list(given, "allowlist"),
             "key": self._key,
             "client": lambda table: self._made(client_ip, table),
             "trusted": lambda given: self._list(given) if isinstance(given, str) else given,
@@ -286,13 +288,26 @@ class ConfigReader:
             self.unread = name, before
             raise ConfigurationError(error.text) from error.__cause__
 
-    def _list(self, given: object) -> Networks:
-        """Return networks that are written in the configuration, or those of a file."""
+    def _list(self, given: object, role: str = "") -> Networks:
+        """Return networks that are written in the configuration, or those of a file.
+
+        Args:
+            given: The networks; the name of a file; or a table of the arguments of `Networks.from_file`.
+            role: What they are for, if they are a blocklist or an allowlist.
+        """
         if isinstance(given, list):
             return Networks(given)
+        if isinstance(given, dict) and role:
+            return self._made(self._list_file, given, role=role)
         if isinstance(given, str) and network_of(given) is not None:
             raise ConfigurationError(f"expected a list such as [{json.dumps(given)}], or a file, not {quoted(given)}")
-        return self._open(ListFile, given, _NETSET).networks
+        return self._list_file(given, role=role)
+
+    def _list_file(self, path: object, *, wide: bool = False, private: bool = False, role: str) -> Networks:
+        """Return the networks of a file beside the configuration."""
+        is_wide, is_private = check_flag("wide", wide), check_flag("private", private)  # here, where errors name them
+        kind = partial(ListFile, wide=is_wide, private=is_private, role=role)
+        return self._open(kind, path, _NETSET).networks
 
     def _network_file(self, path: object) -> NetworkFile:
         """Open a file in MaxMind's format, once for all keys."""

@@ -168,8 +168,13 @@ class RateLimitMiddleware(FailsAtStartup):
         self.lists = {"blocklist": blocklist, "allowlist": allowlist}
         for option, networks in self.lists.items():
             expect(option, networks, Networks, 'Networks(["192.0.2.0/24"]) or Networks.from_file("blocked.netset")')
-        in_files: list[ListFile | None] = [getattr(networks, "file", None) for networks in self.lists.values()]
-        files: Sequence[ListFile | NetworkLookup] = (*filter(None, in_files), *self._engine.networks)
+        in_files: dict[str, ListFile | None] = {
+            option: getattr(networks, "file", None) for option, networks in self.lists.items()
+        }
+        for option, list_file in in_files.items():
+            if list_file is not None:
+                list_file.serve_as(option)
+        files: Sequence[ListFile | NetworkLookup] = (*filter(None, in_files.values()), *self._engine.networks)
         self.signals = BanSignals(self, bans)
         self.policies = tuple(self.signals.policies.values())
         self.rule_set = RuleSet(self, default_limits)

@@ -57,6 +57,8 @@ async def explain(limiter: Limiter, key: str, value: str | None, rules: str | No
     windows = [row_of_window(window) for window in await windows_of(limiter, keys)]
     del middlewares
     listed = {kind: networks is not None and _is_in(networks, key) for kind, networks in lists.items()}
+    if of_file is not None and listed["blocklist"]:
+        listed["blocklist"] = not any(of_file.clients.spares(*one) for one in Networks([key]).ranges())
     left_us = None if ban is None else ban.left_us(view.unix_us)
     state = {
         "key": view.key,

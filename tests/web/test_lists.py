@@ -1,0 +1,161 @@
+"""A list from a file refuses neither nearly everybody nor the machines around the application, unless that is meant."""
+
+import ipaddress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, client_ip
+from slidegate.testing import RecordingObserver
+
+from ..asgi import call, hello
+from ..core.bans.test_bans import Network
+from .middlewares import FollowedFiles
+
+ANY = {4: ipaddress.ip_network("0.0.0.0/0"), 6: ipaddress.ip_network("2000::/3")}
+"""The addresses that clients can have."""
+SHARED_DIRECTORY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> FollowedFiles:
+    return FollowedFiles(tmp_path)
+
+
+# -- files that cover nearly everybody ---------------------------------------------------------------------------------
+
+
+@st.composite
+def pieces(draw: st.DrawFn) -> list[Network]:
+    """Draw networks that cover a version in some cut, but for what is left out."""
+    kept: list[Any] = [ANY[draw(st.sampled_from([4, 6]))]]
+    for _ in range(draw(st.integers(0, 12))):
+        at = draw(st.integers(0, len(kept) - 1))
+        if kept[at].prefixlen < 12:
+            kept += kept.pop(at).subnets()
+    left_out = draw(st.sets(st.sampled_from(kept), max_size=4)) if len(kept) > 1 else set()
+    return [network for network in kept if network not in left_out]
+
+
+def is_too_wide(networks: list[Network], role: str) -> bool:
+    """Return whether a list covers nearly everybody; the networks do not overlap."""
+    for version, whole in ANY.items():
+        covered = sum(one.num_addresses for one in networks if one.version == version)
+        most = whole.num_addresses * 9 / 10 if role == "blocklist" else 2 ** (whole.max_prefixlen - 4)
+        if covered >= most:
+            return True
+    return False
+
+
+def text_of(networks: list[Network]) -> str:
+    return "".join(f"{one}\n" for one in networks) or "# nothing\n"
+
+
+@SHARED_DIRECTORY
+@given(pieces(), st.sampled_from(["blocklist", "allowlist"]))
+@example([ANY[4]], "blocklist")
+@example([*ANY[4].subnets()], "blocklist")
+@example([ipaddress.ip_network("::/0")], "blocklist")
+@example([ANY[6]], "blocklist")
+@example([ipaddress.ip_network("224.0.0.0/4")], "allowlist")
+@example([ipaddress.ip_network("224.0.0.0/5")], "allowlist")
+@example([*ipaddress.ip_network("224.0.0.0/4").subnets(new_prefix=8)], "allowlist")
+def test_a_file_that_covers_nearly_everybody_is_taken_on_request_alone(
+    files: FollowedFiles, networks: list[Network], role: str
+) -> None:
+    path = files.write("drop.netset", text_of(networks))
+    try:
+        RateLimitMiddleware(hello, **{role: Networks.from_file(path)})  # type: ignore[arg-type]
+        said = ""
+    except ConfigurationError as error:
+        said = str(error)
+    # ::/0 is wider than what clients can have.
+    expected = is_too_wide([ANY[6] if one.prefixlen == 0 and one.version == 6 else one for one in networks], role)
+    assert bool(said) is expected, said
+    assert not said or " % of " in said
+    RateLimitMiddleware(hello, **{role: Networks.from_file(path, wide=True)})  # type: ignore[arg-type]
+    RateLimitMiddleware(hello, **{role: Networks(networks)})  # type: ignore[arg-type]
+    assert len(Networks.from_file(path)) <= len(networks), "a file that nobody uses yet is not judged"
+
+
+@pytest.mark.parametrize("role", ["blocklist", "allowlist"])
+async def test_a_file_that_comes_to_cover_nearly_everybody_leaves_the_list_as_it_was(
+    files: FollowedFiles, role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    networks = Networks.from_file(files.write("drop.netset", "203.0.113.0/24\n"))
+    limiter = Limiter(MemoryStore(), observers=[files.observer])
+    app = RateLimitMiddleware(hello, limits="1/hour", limiter=limiter, **{role: networks})  # type: ignore[arg-type]
+    for content in ("0.0.0.0/1\n128.0.0.0/1\n", "2000::/3\n", "::/0\n", ""):
+        files.observer.events.clear()
+        caplog.clear()
+        files.write("drop.netset", content)
+        await files.visit(app)
+        assert files.observer.kinds == ["list_rejected"], content
+        (line,) = [record.getMessage() for record in caplog.records if "list_rejected" in record.getMessage()]
+        assert "drop.netset" in line
+    assert networks == Networks(["203.0.113.0/24"])
+    files.write("drop.netset", "198.51.100.0/24\n")
+    await files.visit(app)
+    assert networks == Networks(["198.51.100.0/24"])
+
+
+# -- private addresses, and trusted proxies ----------------------------------------------------------------------------
+
+
+OWN = [
+    *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16"),
+    *("::1/128", "fc00::/7", "fe80::/10"),
+]
+FIREHOL = ["0.0.0.0/8", "1.10.16.0/20", *OWN[:6], "203.0.113.0/24", "224.0.0.0/3"]
+"""What FireHOL's level 1 begins and ends with."""
+LISTED = st.lists(
+    st.sampled_from([*FIREHOL, *OWN[6:], "8.0.0.0/6", "10.1.2.3", "192.168.1.0/25", "198.51.100.0/25", "fe00::/7"]),
+    min_size=1,
+    unique=True,
+)
+TRUSTED = st.lists(st.sampled_from(["198.51.100.0/28", "203.0.113.64/26", "10.0.0.0/16"]), unique=True)
+PEERS = ["10.1.2.3", "11.0.0.1", "127.0.0.1", "169.254.169.254", "172.18.0.1", "192.168.1.9", "198.51.100.7"]
+PEERS += ["198.51.100.100", "203.0.113.7", "203.0.113.70", "0.1.2.3", "1.10.16.1", "230.0.0.1", "::1", "fd00::1"]
+PEERS += ["fe80::1", "2001:db8::1"]
+
+
+def holds(networks: list[str], address: str) -> bool:
+    found = ipaddress.ip_address(address)
+    return any(found in ipaddress.ip_network(one) for one in networks)
+
+
+@SHARED_DIRECTORY
+@given(LISTED, TRUSTED, st.booleans(), st.booleans())
+async def test_a_blocklist_from_a_file_refuses_no_neighbour_and_no_proxy_unless_it_is_asked_to(
+    files: FollowedFiles, listed: list[str], trusted: list[str], private: bool, is_reloaded: bool
+) -> None:
+    path = files.write("level1.netset", "192.0.2.0/24\n" if is_reloaded else "\n".join(listed))
+    observer = RecordingObserver()
+    limiter = Limiter(MemoryStore(), observers=[observer])
+    networks = Networks.from_file(path, private=private)
+    app = RateLimitMiddleware(hello, limiter=limiter, blocklist=networks, client=client_ip(trusted=trusted))
+    if is_reloaded:
+        files.write("level1.netset", "\n".join(listed))
+        await files.visit(app)
+    own = [*OWN, *trusted]
+    for peer in PEERS:
+        expected = holds(listed, peer) and (private or not holds(own, peer))
+        assert (await call(app, client=(peer, 1))).status == (403 if expected else 200), peer
+    ranges = [(version, first, last) for version, first, last in Networks(listed).ranges()]
+    count = sum(Networks(own).overlaps(*one) for one in ranges)
+    told = [event.details["count"] for event in observer.events if event.kind == "list_spared"]
+    assert told == ([count] if count and not private else [])
+
+
+@pytest.mark.parametrize("role", ["blocklist", "allowlist"])
+async def test_networks_in_code_and_those_that_are_allowed_stand_as_written(files: FollowedFiles, role: str) -> None:
+    path = files.write("own.netset", "\n".join(OWN))
+    networks = Networks(OWN) if role == "blocklist" else Networks.from_file(path)
+    app = RateLimitMiddleware(hello, rules=[], limits=None, **{role: networks})  # type: ignore[arg-type]
+    for peer in ("10.1.2.3", "127.0.0.1", "fd00::1"):
+        answer = await call(app, client=(peer, 1))
+        assert answer.status == (403 if role == "blocklist" else 200)
+    assert "10.1.2.3" in networks
