@@ -114,8 +114,8 @@ def suggest(log: tuple[str, ...], app: str | None, as_json: bool, **formats: str
     """Show how busy clients were, and what limits would have refused.
 
     For all requests, and for each route of an application (--app): the busiest minute of each client, as quantiles over
-    all clients, and what a few limits would have refused. The suggested limit is twice what 99.9 % of the clients did
-    not exceed. LOG may be compressed with gzip; - is stdin.
+    all clients, and what a few limits would have refused. It does not know which clients are honest, so choose a limit
+    that refuses only those that you would refuse. LOG may be compressed with gzip; - is stdin.
 
     \b
     Example: slidegate suggest access.log
@@ -126,9 +126,12 @@ def suggest(log: tuple[str, ...], app: str | None, as_json: bool, **formats: str
     _read(logs, measured)
     times_us = measured.clients.values()
     span = span_of((max(times[-1] for times in times_us) - min(times[0] for times in times_us)) / 1_000_000)
-    headline = f"{measured.requests:,} requests of {len(measured.clients):,} clients in {span}"
+    counted = sum(map(len, times_us))
+    left_out = measured.requests - counted
+    headline = f"{counted:,} requests of {len(measured.clients):,} clients in {span}"
+    headline += f"; {left_out:,} more are exempt or blocked, and not measured" if left_out else ""
     routes = measured.routes()
-    found = {"requests": measured.requests, "clients": len(measured.clients), "routes": routes}
+    found = {"requests": counted, "left_out": left_out, "clients": len(measured.clients), "routes": routes}
     show(as_json, [found], [headline, *_suggested_text(routes)])
 
 
