@@ -25,7 +25,7 @@ from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemorySt
 from slidegate.core import Bucket, Concurrency, Reason, StoreTimeout, StoreUnavailable
 from slidegate.limiter import portal
 from slidegate.limiter.aio import answer_of
-from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.lmdb import LmdbStore, batching, environment
 from slidegate.stores.open_store import open_store
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -85,6 +85,36 @@ def test_a_writer_that_is_stopped_hangs_no_thread(tmp_path: Path, monkeypatch: p
         assert observer.kinds == ["store_late"]
         assert not blocking.hit("user:1", "2/hour")
         assert blocking.peek("user:1", "2/hour").reason is Reason.LIMITED
+
+
+class Ticking:
+    """The time of waits for a gate: it passes while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 1.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, span_s: float) -> None:
+        self.now_s += span_s
+
+
+def test_behind_a_writer_that_is_stopped_all_that_a_hit_asks_takes_little_more_than_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The changed limits of operators, too, which a thread reads before its question."""
+    time = Ticking()
+    for module in (environment, batching):
+        monkeypatch.setattr(module, "time", time)
+    limiter = Limiter(LmdbStore(tmp_path), deadline="50ms", on_error="local")
+    with limiter.sync as blocking, open(tmp_path / "gate", "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for number in range(5):
+            limiter.engine.overrides._next_us, began_s = 0, time.now_s  # as half a second later
+            assert blocking.hit("user:1", "100/hour").remaining == 99 - number, "counted in this process"
+            assert time.now_s - began_s <= (0.062 if number < 3 else 0), number
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 class Interrupt(Exception):

@@ -51,6 +51,8 @@ OFF: Final = "off"
 INTERVAL_US: Final = 500_000
 _LONGEST_UPDATE_US: Final = 5_000_000
 _UPDATE_DEADLINE_S: Final = 1.0
+_PARTS: Final = 5
+"""Which part of the deadline of a question its thread gives to an update, which comes before it."""
 _LOG_EVERY_S: Final = 600.0
 WORKER: Final = 1
 """The number of the rows of workers."""
@@ -315,13 +317,23 @@ class Overrides:
         if self._rows.is_shared and running_loop() is not None:
             self._updating = in_background(self.update())
         elif not self._rows.is_shared or self._engine.store.answers_threads():
-            next(self.update().__await__(), None)  # never suspends: rows in memory, or a store that answers threads
+            next(self._update_in_thread().__await__(), None)  # never suspends: such a store answers at once
 
-    async def update(self) -> None:
+    async def _update_in_thread(self) -> None:
+        """Update for a question whose thread waits: within its deadline, and not while the store is known to fail."""
+        failover = self._engine.failover
+        if failover is None:
+            await self.update()
+        elif failover.breaker.open_until_us:
+            self._next_us = self._engine.now_us() + INTERVAL_US
+        else:
+            await self.update(min(failover.deadline_us / 1_000_000 / _PARTS, _UPDATE_DEADLINE_S))
+
+    async def update(self, deadline_s: float = _UPDATE_DEADLINE_S) -> None:
         """Refresh the overrides, and keep the row of this worker."""
         try:
-            await self.refresh(_UPDATE_DEADLINE_S)
-            await self._keep_own_row()
+            await self.refresh(deadline_s)
+            await self._keep_own_row(deadline_s)
         except Exception as error:
             now_us = self._engine.unix_us()
             self._take(self._applied, (one for one in self.in_force.values() if one.until_us > now_us))
@@ -383,8 +395,11 @@ class Overrides:
         is_worker = bool(self._engine.callers())
         return [_worker_of(self._engine.limits())] * is_worker + await self.others()
 
-    async def _keep_own_row(self) -> None:
+    async def _keep_own_row(self, deadline_s: float) -> None:
         """Write the rows of this worker every ten seconds, and report if other workers have another secret.
+
+        Args:
+            deadline_s: The deadline of each step.
 
         Raises:
             StoreError: The store does not answer.
@@ -397,9 +412,9 @@ class Overrides:
         row = {"secret": fingerprint, "limits": own.limits, "fixed": own.fixed}
         for number, said in ((WORKER, row), (SECRET, {"secret": fingerprint})):
             kept = StatsRow(CHANGED_LIMITS, number, json.dumps(said).encode(), _KEPT_US)
-            await self._rows.write(worker, kept, _UPDATE_DEADLINE_S)
+            await self._rows.write(worker, kept, deadline_s)
         others: list[str] = []
-        async for other in yielding_to_others(await self._rows_of_others(SECRET, _UPDATE_DEADLINE_S)):
+        async for other in yielding_to_others(await self._rows_of_others(SECRET, deadline_s)):
             with _left_out_if_unreadable():
                 others.append(json.loads(other.value)["secret"])
         differing = sum(secret != fingerprint for secret in others)
