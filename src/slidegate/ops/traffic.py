@@ -1,7 +1,6 @@
 """The counts of requests and the latest events, and how they are written in the rows of a store.
 
-Rows are objects of JSON, read by name: a worker of a later version may write further fields. A *series* is the requests
-that the same rules counted or refused on one route; or the requests of one client.
+A *series* is the requests that the same rules counted or refused on one route; or the requests of one client.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -26,8 +25,8 @@ MAX_DETAILS: Final = 8
 
 SeriesName: TypeAlias = tuple[tuple[str, ...], str]
 """The rules that counted or refused some requests, and their route: empty for refusals before a route was found."""
-Entry: TypeAlias = dict[str, Any]
-"""The kind, message, time and details of an event, by the names of `LoggedEvent`."""
+Entry: TypeAlias = tuple[str, str, int, dict[str, str]]
+"""The kind, message, time and details of an event."""
 
 
 @dataclass(slots=True)
@@ -93,10 +92,6 @@ class Traffic:
         self.times.add(other.times)
 
 
-COUNTS: Final = tuple(one.name for one in fields(Traffic) if one.name != "times")
-"""The names of the counts, which are those in rows as well: of those that are 0 there is none in a row."""
-
-
 class Series(dict[SeriesName, Traffic]):
     """The counts of several series by name."""
 
@@ -117,21 +112,18 @@ class Series(dict[SeriesName, Traffic]):
     def packed(self) -> bytes:
         """Return the row of a slice."""
         lines: list[Any] = []
-        for (rules, route), one in self.items():
-            times = one.times
-            line = {name: getattr(one, name) for name in COUNTS if getattr(one, name)}
-            line |= {"rules": rules, "route": route}
-            line |= {"sum_us": times.sum_us, "min_us": times.min_us, "buckets": list(times.buckets.items())}
-            lines.append(line)
+        for name, one in self.items():
+            counts = one.passed, one.refused, one.banned, one.blocked, one.shadow_refused, one.exceptions, one.cancelled
+            lines.append((*name, counts, one.times.sum_us, one.times.min_us, list(one.times.buckets.items())))
         return encoded(lines)
 
     @staticmethod
     def unpacked(row: bytes) -> Iterator[tuple[SeriesName, Traffic]]:
         """Return the counts in the row of a slice."""
-        for line in decoded(row):
-            traffic = Traffic(**{name: line[name] for name in COUNTS if name in line})
-            traffic.times = ResponseTimes(line["sum_us"], line["min_us"], dict(line["buckets"]))
-            yield (tuple(line["rules"]), line["route"]), traffic
+        for rules, route, counts, sum_us, min_us, buckets in decoded(row):
+            traffic = Traffic(*counts)
+            traffic.times = ResponseTimes(sum_us, min_us, dict(buckets))
+            yield (tuple(rules), route), traffic
 
 
 def _requests(entry: tuple[SeriesName, Traffic]) -> int:
@@ -237,7 +229,7 @@ def entry_of(event: Event | Outcome) -> Entry:
 
 def _entry(kind: str, message: str, time_us: int, details: Mapping[str, object]) -> Entry:
     texts = {name: written(value, str)[:MAX_DETAIL] for name, value in islice(details.items(), MAX_DETAILS)}
-    return {"kind": kind, "message": escaped(message, MAX_MESSAGE), "time_us": time_us, "details": texts}
+    return kind, escaped(message, MAX_MESSAGE), time_us, texts
 
 
 def encoded(value: object) -> bytes:

@@ -9,8 +9,11 @@ A *job* is a method of `Transaction` with its arguments. On an asyncio event loo
 * while another process is behind the gate, jobs wait and are retried without blocking the loop. A `Limiter` gives up
   the futures of requests after its deadline; after `TIMEOUT_S`, a job fails with `StoreTimeout`.
 
-Without an event loop, the caller blocks until the job has run or the deadline of its thread has passed. A job that is
-cancelled or times out before it has run has charged nothing.
+Without an event loop, the caller blocks until the job has run, or the gate has been closed to this process for the
+deadline of its thread. A job that is cancelled or times out before it has run has charged nothing.
+
+For other threads of its process, whose transactions are short, a job waits in a thread as on a loop, and that is no
+failure of the files: the more threads want to run Python code, the longer each of them is in its transaction.
 """
 
 from __future__ import annotations
@@ -85,10 +88,11 @@ class Batcher:
 
     def _wait(self, job: Job) -> list[Any]:
         """Run a job without an event loop."""
-        span_s = getattr(self.timeout, "span_s", TIMEOUT_S)
-        until_s = time.monotonic() + span_s
+        span_s, env = getattr(self.timeout, "span_s", TIMEOUT_S), self._transactions.env
+        before_s = env.refused_s
         while (answers := self._transactions.write((job,))) is None:
-            if time.monotonic() > until_s:
+            before_s = min(before_s, env.refused_s)  # it begins anew where another thread was behind the gate
+            if env.refused_s - before_s > span_s:
                 raise _too_long(span_s)
             time.sleep(POLL_S)
         return answers
@@ -157,6 +161,10 @@ class _LoopJobs:
         try:
             answers = self._transactions.write([job for _, job, _ in items]) if items else []
         except Exception as error:
+            if isinstance(error, StoreTimeout):  # a thread holds the files, and each further try would block the loop
+                for future, _, _ in items:
+                    _fail(future, StoreTimeout(str(error)))
+                return []
             if len(items) > 1:
                 return [blocked for item in items for blocked in self._attempt([item], now_s)]
             # Futures reject StopIteration, which a user's clock that is an iterator may raise.

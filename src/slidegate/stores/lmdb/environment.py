@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import lmdb
 
-from ...core.errors import Concerns, ConfigurationError, StoreUnavailable, quoted
+from ...core.errors import Concerns, ConfigurationError, StoreTimeout, StoreUnavailable, quoted
 from ...core.store import Clock, Event
 from ..forks import InChild, begin_anew_if_forked
 from .checking import DISK_FULL, check_directory, check_file_system, check_files, unusable
@@ -39,9 +39,13 @@ from .opening import DAMAGE, Options, discard, open_file
 if TYPE_CHECKING:
     from .transaction import Transaction
 
-IN_PROCESS_S: Final = 0.001
-"""How long a thread waits for another one of its process."""
+STUCK_S: Final = 1.0
+"""How long a thread waits for others of its process while none of them gets ahead, as on a disk that hangs."""
+_STUCK_TRIES: Final = 5
 POLL_S: Final = 0.000_5
+REFUSED_S: Final = 0.005
+"""For how long a refusal of the gate counts at most: since the last try, a thread may have waited for the interpreter,
+and the gate may have been open."""
 FORK_S: Final = 5.0
 """How long a fork waits for a transaction, or for files that are opened."""
 START_S: Final = 1.0
@@ -63,6 +67,7 @@ class Environment:
         pending_events: Events to emit; any thread may add some while another one emits them.
         users: How many open stores of this process use it.
         counts: The file, in a transaction.
+        refused_s: For how long the gate has been closed to this process, since a thread of it was behind it.
     """
 
     def __init__(self, path: Path, options: Options) -> None:
@@ -73,6 +78,7 @@ class Environment:
         self.pending_events: deque[Event] = deque()
         self.users = 0
         self._gate = Gate(path, read_only=options.read_only)
+        self.refused_s = self._refused_at_s = 0.0
         self._inside = 0  # the thread that is behind the gate; in it, a signal handler may ask
         self._is_closed = False
         self.counts: Counts
@@ -96,11 +102,13 @@ class Environment:
         Raises:
             lmdb.Error: LMDB cannot begin or commit it.
             OSError: The journal cannot be written.
+            StoreTimeout: A thread of this process stays behind a gate.
             StoreUnavailable: The files have become unusable, or were replaced.
         """
         begin_anew_if_forked()
         if self._opened is None:
             self._open_in_thread()
+            self._count_refusal()
             return None
         try:
             if not self._enter():
@@ -173,26 +181,42 @@ class Environment:
     # -- the gate ----------------------------------------------------------------------------------------------------
 
     def _enter(self) -> bool:
-        """Enter the gate without waiting for another process; return False if somebody else is behind it."""
+        """Enter the gate without waiting for another process; return False if somebody else is behind it.
+
+        Raises:
+            StoreTimeout: A thread of this process stays behind a gate.
+        """
         thread, entered = threading.get_ident(), False
         if self._inside == thread:
+            self._count_refusal()
             return False
         try:
-            if _lock.acquire(timeout=IN_PROCESS_S):
-                self._inside = thread
-                if not self._is_closed:
-                    if not self._gate.is_open:
-                        self._check()
-                    entered = self._gate.enter()
+            _wait_for_turn()
+            self._inside = thread
+            if not self._is_closed:
+                if not self._gate.is_open:
+                    self._check()
+                entered = self._gate.enter()
         finally:
-            if not entered:
+            if entered:  # no call from here on, in which a signal handler could raise
+                self.refused_s = self._refused_at_s = 0.0
+            else:
                 if self._inside == thread:
                     self._inside = 0
                 try:  # noqa: SIM105 - a signal handler could end a call before it
                     _lock.release()
                 except RuntimeError:  # another thread has it
                     pass
+        if not entered:
+            self._count_refusal()
         return entered
+
+    def _count_refusal(self) -> None:
+        """Count in `refused_s` the time since the last refusal."""
+        now_s = time.monotonic()
+        if self._refused_at_s:
+            self.refused_s += min(now_s - self._refused_at_s, REFUSED_S)
+        self._refused_at_s = now_s
 
     def _leave(self) -> None:
         self._inside = 0
@@ -204,7 +228,10 @@ class Environment:
     def _behind_gate(self, do: Callable[[], object]) -> bool:
         """Call a function behind the gate, in a thread that may wait; return False if the environment was closed."""
         while not self._is_closed:
-            if self._enter():
+            entered = False
+            with suppress(StoreTimeout):  # this thread has the time to wait for another one
+                entered = self._enter()
+            if entered:
                 try:
                     self._examine()
                     if self._gate.is_open:
@@ -328,6 +355,26 @@ It is taken within `try`, so that a signal handler that raises leaves it free. A
 gate closed: it would leave it in the middle of a transaction.
 """
 _open: Final[dict[Path, Environment]] = {}
+_turns = 0
+"""How often a thread of this process has had the lock to enter a gate."""
+
+
+def _wait_for_turn() -> None:
+    """Wait for the threads of this process that come first, which is a queue and no failure of the files.
+
+    Raises:
+        StoreTimeout: One of them stays behind its gate.
+    """
+    global _turns
+    before, tries = _turns, 0
+    while not _lock.acquire(timeout=STUCK_S / _STUCK_TRIES):  # in one of which all threads may wait for the interpreter
+        tries = tries + 1 if _turns == before else 0
+        before = _turns
+        if tries >= _STUCK_TRIES:
+            raise StoreTimeout(
+                f"lmdb: a thread of this process has held the files for {STUCK_S:g} s; is the disk slow?"
+            )
+    _turns += 1
 
 
 def _is_held() -> bool:

@@ -28,7 +28,6 @@ from ...core.quotas import Quota
 from ...core.reservation import Reservation, reserved
 from ...core.ring import MAX_UNITS, OPEN
 from ...core.store import Clock
-from ...core.stored import read_by_name
 from ..leases import WORKER_BYTES, HeldPermits
 from .errors import refusal, unexpected
 
@@ -269,13 +268,12 @@ def pack_ban(ban: Ban) -> bytes:
 
 
 def unpack_ban(packed: bytes) -> Ban:
-    """Unpack what `pack_ban` packed; a later version may have added fields.
+    """Unpack what `pack_ban` packed.
 
     Raises:
         ValueError: The bytes are not a ban.
-        KeyError: A field is missing.
     """
-    return read_by_name(Ban, json.loads(packed[_END.size :]))
+    return Ban(**json.loads(packed[_END.size :]))
 
 
 def pack_level(level: Level) -> bytes:
@@ -284,8 +282,8 @@ def pack_level(level: Level) -> bytes:
 
 
 def unpack_level(packed: bytes) -> Level | None:
-    """Unpack what `pack_level` packed, at whose end a later version may have added bytes; None if it is empty."""
+    """Unpack what `pack_level` packed; None if it is empty."""
     if not packed:
         return None
-    over_us, until_us, level = _LEVEL.unpack_from(packed)
+    over_us, until_us, level = _LEVEL.unpack(packed)
     return Level(level, until_us, over_us)
