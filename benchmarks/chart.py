@@ -14,8 +14,8 @@ COLOURS: Final = {
 WIDTH, LABELS, BAR, STEP, TOP = 640, 250, 16, 26, 44
 
 
-def write(path: Path, title: str, bars: Sequence[tuple[str, float]], ours: str = "slidegate") -> None:
-    """Write `path`-light.svg and `path`-dark.svg.
+def drawn(path: Path, title: str, bars: Sequence[tuple[str, float]], ours: str = "slidegate") -> dict[Path, str]:
+    """Return the texts of `path`-light.svg and `path`-dark.svg.
 
     Args:
         path: The file, without the ending.
@@ -25,6 +25,7 @@ def write(path: Path, title: str, bars: Sequence[tuple[str, float]], ours: str =
     """
     height = TOP + STEP * len(bars)
     scale = (WIDTH - LABELS - 60) / max(length for _, length in bars)
+    files: dict[Path, str] = {}
     told = "; ".join(f"{label}: {length:.1f}" for label, length in bars)
     for theme, colour in COLOURS.items():
         lines = [
@@ -43,4 +44,5 @@ def write(path: Path, title: str, bars: Sequence[tuple[str, float]], ours: str =
                 f'<rect x="{LABELS}" y="{y}" width="{width:.0f}" height="{BAR}" fill="{fill}"/>',
                 f'<text x="{LABELS + width + 6:.0f}" y="{y + 13}" fill="{colour["text"]}">{length:.1f}</text>',
             ]
-        Path(f"{path}-{theme}.svg").write_text("\n".join([*lines, "</svg>", ""]), "utf-8")
+        files[Path(f"{path}-{theme}.svg")] = "\n".join([*lines, "</svg>", ""])
+    return files

@@ -11,21 +11,15 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 from typing import Final
 
-from . import chart, messages, rounds
+from scripts import make_benchmarks
+
+from . import messages, rounds
 from .rounds import Row, Times, over_processes
 
 BARE: Final = "bare Starlette"
 PEER: Final = "asgi-ratelimit"
 FIVE: Final = "asgi-ratelimit, five patterns"
 FASTAPI: Final = "bare FastAPI"
-CHART: Final = rounds.ROOT / "docs" / "images" / "added"
-BARS: Final = {
-    "default": "slidegate",
-    PEER: PEER,
-    "dependency": "slidegate, FastAPI dependency",
-    "fastapi-limiter": "fastapi-limiter, dependency",
-}
-"""The rows of the chart, with their labels."""
 
 
 def to_peer(name: str, target: str = "", peer: str = PEER) -> Row:
@@ -96,22 +90,28 @@ TABLES: Final = {
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=200, help="of each candidate in each round")
-    parser.add_argument("--chart", action="store_true", help="write the chart of docs/benchmarks.md; needs all rows")
+    parser.add_argument(
+        "--chart", action="store_true", help="write what docs/benchmarks.md draws; needs all rows and --other compiled"
+    )
     rounds.arguments(parser, TABLES)
 
 
 def main(options: Namespace) -> None:
     measured = rounds.main(options, TABLES, options.requests)
     if options.chart:
-        chart.write(CHART, "Microseconds that a limit adds to a request", bars(measured))
+        numbers = make_benchmarks.read()
+        make_benchmarks.write({**numbers, "us": added(measured)})
+        make_benchmarks.main([])
 
 
-def bars(measured: Mapping[str, list[list[Times]]]) -> list[tuple[str, float]]:
-    """Return the bars of the chart: peers as they are in the processes of the source."""
+def added(measured: Mapping[str, list[list[Times]]]) -> dict[str, dict[str, float]]:
+    """Return what a limit adds in each version; peers as they are in the processes of the source."""
     rows = {row.name: row for table in TABLES.values() for row in table}
-    return [
-        (label if version == "source" else f"{label}, {version}", over_processes(rows[name].us, processes))
-        for name, label in BARS.items()
-        for version, processes in measured.items()
-        if version == "source" or label.startswith("slidegate")
-    ]
+    return {
+        name: {
+            version: round(over_processes(rows[name].us, processes), 1)
+            for version, processes in measured.items()
+            if version == "source" or label.startswith("slidegate")
+        }
+        for name, label in make_benchmarks.BARS.items()
+    }

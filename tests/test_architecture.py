@@ -39,7 +39,9 @@ SEAMS = {
     "slidegate.core.memo": {"MANY", "MEMO_SIZE", "remember"},
     "slidegate.core.windows.histogram": {"BUCKETS", "ResponseTimes"},
     "slidegate.web.broken": {"FailsAtStartup"},  # `slidegate check` shows the errors that such middlewares keep
-    **dict.fromkeys([f"slidegate.core.{name}" for name in ("arguments", "durations", "errors", "limits", "logs")]),
+    **dict.fromkeys(
+        [f"slidegate.core.{name}" for name in ("arguments", "durations", "encodings", "errors", "limits", "logs")]
+    ),
 }
 """Further modules that it may import, with the names; None for all public ones: texts, and checks of arguments."""
 OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import rounds
 from benchmarks.__main__ import NAMES
+from scripts import make_benchmarks
 
 SMALL = {
     "bytecodes": ["--only", "default", "--functions"],
@@ -86,3 +87,41 @@ def test_one_request_costs_no_more_bytecodes_and_calls_than_it_should(tmp_path: 
     costs = {row: (int(bytecodes.replace(",", "")), int(calls)) for row, bytecodes, calls in found}
     assert costs.keys() == CEILINGS.keys()
     assert [row for row, most in CEILINGS.items() if costs[row][0] > most[0] or costs[row][1] > most[1]] == [], shown
+
+
+# -- one set of numbers on all pages -----------------------------------------------------------------------------------
+
+
+PARTS = {3: "a third", 4: "a quarter", 5: "a fifth", 10: "a tenth"}
+
+
+def shown() -> dict[str, list[str]]:
+    """Return the sentences of each page that have numbers of a benchmark, as the file of numbers says them."""
+    numbers = make_benchmarks.read()
+    us = {f"{name} {version}": value for name, row in numbers["us"].items() for version, value in row.items()}
+    ours, compiled, endpoint = us["default source"], us["default compiled"], us["dependency source"]
+    peer, its_endpoint = us["asgi-ratelimit source"], us["fastapi-limiter source"]
+    source = {name: cells[0] for rows in numbers["tables"].values() for name, cells in rows.items()}
+    statistics = ("everything, with statistics", "everything, with Prometheus", "a key by header, 100,000 values")
+    dear, permits = sorted(float(source[name]) for name in statistics), float(source["`concurrency`"])
+    refused, decorated = source["dependency, refused"], source["decorator, refused"]
+    return {
+        "README.md": [
+            f"A limit adds {ours:.0f} us to a request, {compiled:.0f} us in the compiled wheel; asgi-ratelimit, the "
+            f"leanest peer, adds {peer:.0f} us, and fastapi-limiter at an endpoint {its_endpoint:.0f} us to "
+            f"slidegate's {endpoint:.0f} us",
+            f"| Microseconds added by a FastAPI dependency | +{endpoint:.0f} | | | +{its_endpoint:.0f} | |",
+        ],
+        "docs/first_steps.md": [f"the middleware adds {PARTS[round(ours / (ours - compiled))]} less"],
+        "docs/benchmarks.md": [
+            f"**Statistics, Prometheus, 100,000 header values** cost {dear[0]:.1f} to {dear[-1]:.1f} times as much, "
+            f"permits {permits:.1f} times",
+            f"**A refusal at an endpoint** costs {refused} to {decorated} times fastapi-limiter's",
+        ],
+    }
+
+
+def test_all_pages_show_the_numbers_of_one_file() -> None:
+    assert make_benchmarks.main(["--check"]) == 0, "run python -m scripts.make_benchmarks"
+    pages = {page: " ".join((rounds.ROOT / page).read_text("utf-8").split()) for page in shown()}
+    assert [one for page, sentences in shown().items() for one in sentences if one not in pages[page]] == []

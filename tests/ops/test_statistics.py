@@ -37,7 +37,7 @@ from slidegate.events import Event, Outcome, Passed
 from slidegate.limiter.rows import MAX_BYTES
 from slidegate.ops import statistics as module
 from slidegate.ops.statistics import ALIVE_S, EVERY_S, MAX_SERIES, OTHER, PART, STEPS, WORKERS, Statistics, Traffic
-from slidegate.ops.traffic import MAX_CLIENTS, Series
+from slidegate.ops.traffic import MAX_CLIENTS, Series, decoded, encoded
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import page
@@ -560,6 +560,32 @@ def test_the_end_of_a_server_writes_the_rest(closes: bool, tmp_path: Path, caplo
 def unpackable_text() -> str:
     """Return random characters, which JSON writes as twelve bytes each and which cannot be compressed well."""
     return "".join(chr(0x20000 + int.from_bytes(os.urandom(2)) % 0xA6D0) for _ in range(300))
+
+
+async def test_what_a_later_version_adds_to_rows_is_ignored(rows: SharedRows, statistics: Statistics) -> None:
+    """Every object in every row has further fields, those within lists as well; none of them is read."""
+
+    def with_further(value: Any) -> Any:
+        if isinstance(value, list):
+            return [with_further(one) for one in value]
+        return {**value, "": None, "later": {"é": [1]}} if isinstance(value, dict) else value
+
+    async def read() -> tuple[Any, ...]:
+        stats = await reader.read("5m")
+        return stats, await reader.clients(), await reader.events()
+
+    _, reader = worker_of(rows)
+    for outcome in (passed("api", key="ann"), refused("api", key="bob"), passed("api", ended="exception")):
+        statistics.request(outcome)
+    statistics.event(Event("banned", "bob is banned", {"key": "bob"}, START_US))
+    await statistics.publish()
+    before = await read()
+    for name, (value, until_us) in rows.rows.items():
+        rows.rows[name] = encoded(with_further(decoded(value))), until_us
+    assert await read() == before
+    assert (before[0].total.passed, before[0].total.refused) == (2, 1)
+    assert {client.key for client in before[1]} == {"ann", "bob"}
+    assert {event.kind for event in before[2]} == {"banned", "refused"}
 
 
 async def test_the_largest_rows_fit(rows: SharedRows, statistics: Statistics) -> None:

@@ -110,6 +110,60 @@ async def test_another_layout_begins_only_windows_anew(server: RedisServer, monk
         assert (await limiter.peek("user:kim", "9/hour", 0)).remaining == 9
 
 
+# -- rows of a later version, which has further fields -----------------------------------------------------------------
+
+
+FURTHER: list[dict[str, Any]] = [{"scope": "all"}, {"": None, "later": {"é": [1, None]}, "x" * 300: 2**70}]
+HAND = "198.51.100.0/24"
+
+
+@pytest.mark.parametrize("further", FURTHER)
+async def test_an_export_of_a_later_version_is_imported(further: dict[str, Any]) -> None:
+    lines = (DATA / "bans.jsonl").read_text("utf-8").splitlines()
+    clock = FakeClock(max(json.loads(line)["since_us"] for line in lines[1:]))
+    async with Limiter(MemoryStore(clock=clock)) as limiter:
+        assert await limiter.import_bans([json.dumps(json.loads(line) | further) for line in lines]) == len(lines) - 1
+        assert await limiter.banned("user:42")
+
+
+@needs_redis
+@pytest.mark.parametrize("further", FURTHER)
+async def test_what_a_later_version_adds_to_rows_in_redis_is_left_there(
+    further: dict[str, Any], server: RedisServer
+) -> None:
+    prefix, clock = fresh_prefix(), FakeClock(NOW_US)
+
+    def add_further(name: str, field: bytes) -> Callable[[], bytes]:
+        """Add fields to a row, and return what it is later."""
+        stored = server.command("HGET", f"{{{prefix}}}:{name}", field)
+        if name.startswith("s:"):  # a level, which has no names
+            stored += json.dumps(further).encode()
+        else:
+            stored = stored[:8] + json.dumps(json.loads(stored[8:]) | further).encode()
+        server.command("HSET", f"{{{prefix}}}:{name}", field, stored)
+        return lambda: server.command("HGET", f"{{{prefix}}}:{name}", field) == stored
+
+    async with Limiter(store_of(server, prefix=prefix, readable=True, clock=clock)) as limiter:
+        for key in ("user:eve", HAND):
+            await limiter.ban(key, "1h", reason="a reason", by="ann")
+        await limiter.store.bans.strike(SCANNERS, "user:bob", 2, "")
+        kept = [add_further("w:user:eve", b"b"), add_further("bans:networks", HAND.encode())]
+        add_further("w:user:bob", b"b")
+        (level,) = server.command("HKEYS", f"{{{prefix}}}:s:user:bob")
+        add_further("s:user:bob", level)
+    async with Limiter(store_of(server, prefix=prefix, readable=True, clock=clock), on_error="deny") as limiter:
+        for key in ("user:eve", "user:bob", "198.51.100.7"):
+            assert (await limiter.hit(key, "9/hour")).reason == "banned", key
+        assert await limiter.banned("user:eve") == ("user:eve", "a reason", "ann", 0, NOW_US, NOW_US + HOUR_US)
+        assert {ban.key async for ban in limiter.bans()} == {"user:eve", "user:bob", HAND}
+        assert all(is_as_it_was() for is_as_it_was in kept)
+        clock.advance("90m")
+        second = await limiter.store.bans.strike(SCANNERS, "user:bob", 2, "")
+        assert second is not None
+        assert second.level == 2
+        assert await limiter.unban("user:bob")
+
+
 # -- quotas outlive those who made them, and go by the right clock -----------------------------------------------------
 
 

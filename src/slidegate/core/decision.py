@@ -70,6 +70,7 @@ class Bucket:
         on_error: What decides while the store fails: "local", "allow" or "deny"; None for the limiter's own choice.
         by: Who made it, compared by identity: another bucket may have the same name.
         shadow: Whether its rule only reports, and never refuses.
+        is_fallback: Whether a function returns the limits of its rule, and these apply only where that fails.
 
     Attributes:
         configured: The limits as given.
@@ -82,6 +83,7 @@ class Bucket:
         "by",
         "configured",
         "count_denied",
+        "is_fallback",
         "is_permit",
         "label",
         "limits",
@@ -104,6 +106,7 @@ class Bucket:
         on_error: str | None = None,
         by: object = None,
         shadow: bool = False,
+        is_fallback: bool = False,
     ) -> None:
         self.name = name
         self.configured = limits
@@ -116,6 +119,7 @@ class Bucket:
         self.on_error = on_error
         self.by = by
         self.shadow = shadow
+        self.is_fallback = is_fallback
 
     def __getnewargs__(self) -> tuple[str, Sequence[AnyLimit]]:
         return self.name, self.limits

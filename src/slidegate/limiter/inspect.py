@@ -69,20 +69,24 @@ class KeyView(NamedTuple):
     """The store's Unix time at that moment."""
     windows: tuple[LimitState, ...]
     """One for each limit of each rule, empty windows included."""
+    by_function: tuple[str, ...] = ()
+    """The labels of rules whose limits a function returns for each request: `windows` has none of theirs."""
 
 
-async def inspect_key(engine: Engine, key: str, buckets: Sequence[Bucket]) -> KeyView:
+async def inspect_key(engine: Engine, key: str, used: Sequence[Bucket]) -> KeyView:
     """Return the windows of a key.
 
     Args:
         engine: Queries the store.
         key: The key in its canonical form.
-        buckets: The buckets that may have counted it.
+        used: The buckets that may have counted it.
 
     Raises:
         StoreError: The store does not answer.
     """
     views: list[LimitState] = []
+    by_function = dict.fromkeys(bucket.label for bucket in used if bucket.is_fallback)
+    buckets = one_of_each(bucket for bucket in used if not bucket.is_fallback)
     for first in range(0, max(len(buckets), 1), TOGETHER):  # without buckets, only the time is queried
         if first:
             await let_others_run()
@@ -91,7 +95,7 @@ async def inspect_key(engine: Engine, key: str, buckets: Sequence[Bucket]) -> Ke
         places = [(bucket, place) for bucket in part for place in range(len(bucket.limits))]
         for (bucket, place), window in zip(places, windows, strict=True):
             views.append(view_of(bucket, key, place, window, now_us, unix_us))
-    return KeyView(key, now_us, unix_us, tuple(views))
+    return KeyView(key, now_us, unix_us, tuple(views), tuple(by_function))
 
 
 def view_of(bucket: Bucket, key: str, at: int, window: bytes, now_us: int, unix_us: int) -> LimitState:

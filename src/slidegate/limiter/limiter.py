@@ -23,7 +23,7 @@ from .aio import COMMAND_DEADLINE_S, answer_of, answer_to_the_end, yielding_to_o
 from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
-from .inspect import BucketCaller, KeyView, inspect_key, one_of_each
+from .inspect import BucketCaller, KeyView, inspect_key
 from .keys import AnyKey, KeyOf, Limits, keyed
 from .observers import AnyObserver, Subscription
 from .operators import NetworkKey, check_ban, files_of, operators_of
@@ -222,8 +222,8 @@ class Limiter:
     async def inspect(self, key: AnyKey, rules: Mapping[str, Limits] | None = None) -> KeyView:
         """Return all windows of `key`, slice by slice. Changes nothing.
 
-        For a limits function, these are the windows of `fallback_limits`; pass the limits that it returns for `key` as
-        `rules`. Units that this process counted locally during an outage are not included.
+        The limits that a function returns are not known here: `KeyView.by_function` names their rules; pass what the
+        function returns for `key` as `rules`. Units that this process counted during an outage are not included.
 
         Args:
             key: The key.
@@ -237,7 +237,7 @@ class Limiter:
         spelled = self.key_for(key)
         if rules is None:
             used = [bucket for caller in self.engine.callers() for bucket in caller.buckets()]
-            buckets = one_of_each([*self._buckets.values(), *used])
+            buckets = [*self._buckets.values(), *used]
         elif not isinstance(rules, Mapping):
             raise ConfigurationError(
                 f'inspect: rules: expected a dict, for example {{"api": "5/minute"}}, not {quoted(rules)}'

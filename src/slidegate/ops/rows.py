@@ -105,15 +105,21 @@ def keys_of(key: str, middlewares: Iterable[RateLimitMiddleware]) -> list[str]:
     return found
 
 
-async def windows_of(limiter: Limiter, keys: Iterable[Any]) -> list[LimitState]:
-    """Return the windows of a client with several keys; a rule counts it by one of them, whose window is used most."""
+async def windows_of(limiter: Limiter, keys: Iterable[Any]) -> tuple[list[LimitState], list[str]]:
+    """Return the windows of a client with several keys, and what was not looked at.
+
+    A rule counts the client by one of the keys, whose window is used most.
+    """
     found: dict[tuple[str, ...], LimitState] = {}
+    by_function: dict[str, None] = {}
     for key in dict.fromkeys(map(limiter.key_for, keys)):
-        for one in (await limiter.inspect(key)).windows:
+        view = await limiter.inspect(key)
+        by_function |= dict.fromkeys(view.by_function)
+        for one in view.windows:
             place = one.rule, one.name, str(one.limit)
             if place not in found or one.used > found[place].used:
                 found[place] = one
-    return [*found.values()]
+    return [*found.values()], [f"{label}: its limits come from a function" for label in by_function]
 
 
 def span_of(span_s: float) -> str:

@@ -18,14 +18,14 @@ import asyncio
 import os
 import socket
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import Context
 from datetime import timedelta
 from heapq import nlargest
 from threading import Lock
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import anyio
@@ -322,11 +322,12 @@ class Statistics(Observer):
             events = [entry_of(event) for event in (*self._events, *self._refusals)]
             self._has_events = False
             try:
-                await self._limiter.keep_row(EVENTS, 0, encoded([host, pid, events]), KEPT_US)
+                await self._limiter.keep_row(EVENTS, 0, encoded({"host": host, "pid": pid, "events": events}), KEPT_US)
             except BaseException:
                 self._has_events = True
                 raise
-        await self._limiter.keep_row(WORKERS, 0, encoded([host, pid, now_us]), int(kept_s * 1_000_000))
+        who = encoded({"host": host, "pid": pid, "at_us": now_us})
+        await self._limiter.keep_row(WORKERS, 0, who, int(kept_s * 1_000_000))
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -355,8 +356,9 @@ class Statistics(Observer):
             await _pause()
         now_us = await self._limiter.now_us()
         for _, identity, row in await self._limiter.rows(WORKERS):
-            host, pid, at_us = decoded(row)
-            stats.workers.append(Worker(_name_of(host, pid, identity), host, pid, max(now_us - at_us, 0) / 1_000_000))
+            who = decoded(row)
+            age_s = max(now_us - who["at_us"], 0) / 1_000_000
+            stats.workers.append(Worker(_name_of(who, identity), who["host"], who["pid"], age_s))
         stats.workers.sort()
         return stats
 
@@ -398,8 +400,12 @@ class Statistics(Observer):
         await self.publish()
         found: list[LoggedEvent] = []
         for _, identity, row in await self._limiter.rows(EVENTS):
-            host, pid, events = decoded(row)
-            found += [LoggedEvent._make((*event, _name_of(host, pid, identity))) for event in events]
+            who = decoded(row)
+            name = _name_of(who, identity)
+            found += [
+                LoggedEvent(event["kind"], event["message"], event["time_us"], event["details"], name)
+                for event in who["events"]
+            ]
             found = nlargest(limit, found, key=lambda event: event.time_us)
             await _pause()
         return found
@@ -428,9 +434,9 @@ def _bounded() -> AbstractContextManager[object]:
     return anyio.fail_after(END_S)
 
 
-def _name_of(host: str, pid: int, identity: bytes) -> str:
-    """Return the unique name of a worker."""
-    return f"{host}:{pid}:{identity[:4].hex()}"
+def _name_of(who: Mapping[str, Any], identity: bytes) -> str:
+    """Return the unique name of a worker, given a row of its."""
+    return f"{who['host']}:{who['pid']}:{identity[:4].hex()}"
 
 
 async def _pause() -> None:

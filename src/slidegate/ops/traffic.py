@@ -1,6 +1,7 @@
 """The counts of requests and the latest events, and how they are written in the rows of a store.
 
-A *series* is the requests that the same rules counted or refused on one route; or the requests of one client.
+Rows are objects of JSON, read by name: a worker of a later version may write further fields. A *series* is the requests
+that the same rules counted or refused on one route; or the requests of one client.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from heapq import nlargest
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -25,8 +26,8 @@ MAX_DETAILS: Final = 8
 
 SeriesName: TypeAlias = tuple[tuple[str, ...], str]
 """The rules that counted or refused some requests, and their route: empty for refusals before a route was found."""
-Entry: TypeAlias = tuple[str, str, int, dict[str, str]]
-"""The kind, message, time and details of an event."""
+Entry: TypeAlias = dict[str, Any]
+"""The kind, message, time and details of an event, by the names of `LoggedEvent`."""
 
 
 @dataclass(slots=True)
@@ -92,6 +93,10 @@ class Traffic:
         self.times.add(other.times)
 
 
+COUNTS: Final = tuple(one.name for one in fields(Traffic) if one.name != "times")
+"""The names of the counts, which are those in rows as well: of those that are 0 there is none in a row."""
+
+
 class Series(dict[SeriesName, Traffic]):
     """The counts of several series by name."""
 
@@ -112,18 +117,21 @@ class Series(dict[SeriesName, Traffic]):
     def packed(self) -> bytes:
         """Return the row of a slice."""
         lines: list[Any] = []
-        for name, one in self.items():
-            counts = one.passed, one.refused, one.banned, one.blocked, one.shadow_refused, one.exceptions, one.cancelled
-            lines.append((*name, counts, one.times.sum_us, one.times.min_us, list(one.times.buckets.items())))
+        for (rules, route), one in self.items():
+            times = one.times
+            line = {name: getattr(one, name) for name in COUNTS if getattr(one, name)}
+            line |= {"rules": rules, "route": route}
+            line |= {"sum_us": times.sum_us, "min_us": times.min_us, "buckets": list(times.buckets.items())}
+            lines.append(line)
         return encoded(lines)
 
     @staticmethod
     def unpacked(row: bytes) -> Iterator[tuple[SeriesName, Traffic]]:
         """Return the counts in the row of a slice."""
-        for rules, route, counts, sum_us, min_us, buckets in decoded(row):
-            traffic = Traffic(*counts)
-            traffic.times = ResponseTimes(sum_us, min_us, dict(buckets))
-            yield (tuple(rules), route), traffic
+        for line in decoded(row):
+            traffic = Traffic(**{name: line[name] for name in COUNTS if name in line})
+            traffic.times = ResponseTimes(line["sum_us"], line["min_us"], dict(line["buckets"]))
+            yield (tuple(line["rules"]), line["route"]), traffic
 
 
 def _requests(entry: tuple[SeriesName, Traffic]) -> int:
@@ -229,7 +237,7 @@ def entry_of(event: Event | Outcome) -> Entry:
 
 def _entry(kind: str, message: str, time_us: int, details: Mapping[str, object]) -> Entry:
     texts = {name: written(value, str)[:MAX_DETAIL] for name, value in islice(details.items(), MAX_DETAILS)}
-    return kind, escaped(message, MAX_MESSAGE), time_us, texts
+    return {"kind": kind, "message": escaped(message, MAX_MESSAGE), "time_us": time_us, "details": texts}
 
 
 def encoded(value: object) -> bytes:

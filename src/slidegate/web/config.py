@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 from ..core.addresses import network_of
 from ..core.arguments import check_flag, check_list, unknown_option
 from ..core.bans.policy import BanPolicy
+from ..core.encodings import utf_8_needed
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.limits import check_whole
 from ..core.logs import escaped
@@ -324,6 +325,8 @@ def _parsed(content: bytes) -> dict[str, Any]:
         ConfigurationError: It is not TOML.
         RecursionError: It is nested too deeply.
     """
+    if problem := utf_8_needed(content):
+        raise ConfigurationError(f"not TOML: {problem}")
     try:
         return tomllib.loads(content.decode("utf-8-sig"))
     except ValueError as error:  # not UTF-8, not TOML, or a number with more digits than Python parses

@@ -21,6 +21,7 @@ from typing import Final
 from ..core import networks as core
 from ..core.addresses import parse_network
 from ..core.arguments import check_flag
+from ..core.encodings import utf_8_needed
 from ..core.errors import ConfigurationError, quoted
 from ..core.networks import ADDRESSES
 from .file_watcher import FollowedFile, read_whole
@@ -155,6 +156,8 @@ def read_entries(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 def _ranges(path: str) -> Iterator[tuple[int, int, int]]:
     """Read a file, and yield its networks as (4 or 6, first address, last address)."""
     content = read_whole(path, MAX_BYTES, "path")
+    if problem := utf_8_needed(content):
+        raise ConfigurationError(f"cannot read {path}: {problem}", "path")
     for number, entry in read_entries(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", "replace")):
         try:
             found = parse_network(entry)

@@ -98,7 +98,8 @@ class BoundRule:
         self.rule = rule
         self.identity = identity
         self._taken = taken
-        self.counts = self._bucket(rule.limits) if rule.limits else None
+        is_fallback = rule.limits_function is not None
+        self.counts = self._bucket(rule.limits, is_fallback=is_fallback) if rule.limits else None
         self.permits = None if rule.concurrency is None else self._permits(rule.concurrency)
         self.key = rule.key if isinstance(rule.key, Key) else None
         self.key_function = None if isinstance(rule.key, Key) else rule.key
@@ -112,7 +113,7 @@ class BoundRule:
         self._by_limits: dict[object, Bucket] = {}
         self._preflights: BoundRule | None = None
 
-    def _bucket(self, limits: Sequence[AnyLimit]) -> Bucket:
+    def _bucket(self, limits: Sequence[AnyLimit], *, is_fallback: bool = False) -> Bucket:
         rule = self.rule
         return Bucket(
             self.identity,
@@ -124,6 +125,7 @@ class BoundRule:
             on_error=rule.on_error,
             by=rule,
             shadow=rule.shadow,
+            is_fallback=is_fallback,
         )
 
     def _permits(self, concurrency: Concurrency) -> Bucket:

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from redis import Redis
 
 import slidegate as package
-from slidegate import Limiter, RateLimitMiddleware, Rule, header
+from slidegate import Limiter, Networks, RateLimitMiddleware, Rule, client_ip, header
 from slidegate.ops.cli import run
 from slidegate.ops.cli.main import table
 from slidegate.ops.rows import span_of
@@ -192,6 +192,53 @@ def test_a_store_that_may_only_be_read_is_an_unusable_store_for_changes(
     assert slidegate("bans", "list", "--store", lmdb_store).code == 0
     ended = slidegate("bans", "add", "203.0.113.7", "--for", "1h", "--store", lmdb_store)
     assert (ended.code, ended.err.count("Permission denied")) == (1, 1)
+
+
+# -- explain: what it cannot know it does not deny ---------------------------------------------------------------------
+
+
+REFUSING: dict[str, dict[str, Any]] = {
+    "a rule": {"rules": [Rule("*", "5/hour", name="api")]},
+    "default limits": {"default_limits": "5/hour"},
+    "a block": {"rules": [Rule("*", block=True)]},
+    "a block by a condition": {"rules": [Rule("/", block=True, when=lambda request: True)]},
+    "a blocklist": {"limits": "99/hour", "blocklist": Networks([PEER])},
+    "a rule by a header": {"rules": [Rule("*", "5/hour", key=header("X-API-Key"), name="api")]},
+    "a key of a function": {"rules": [Rule("*", "5/hour", key=lambda request: "tenant:1", name="api")]},
+    "limits of a function": {"rules": [Rule("*", lambda request: "5/hour", name="api")]},
+    "a wider network": {"rules": [Rule("*", "5/hour", key=client_ip(ipv4_prefix=16), name="api")]},
+}
+"""Middlewares, each of which refuses its client for another reason at the sixth request."""
+OF_FILES = (
+    "",
+    '[[rules]]\npath = "*"\nlimits = "90/hour"\nname = "other"\n',
+    '[[rules]]\npath = "/old"\nblock = true\nname = "old"\n',
+    'default_limits = "5/minute"\n',
+    'allowlist = "listed.netset"\nlimits = "60/hour"\n',
+)
+"""Files that are given to `explain`, or none: none has the rule that refuses."""
+
+
+@pytest.mark.parametrize("refusing", REFUSING)
+def test_a_client_that_is_refused_is_never_said_not_to_be(refusing: str, slidegate: Command, tmp_path: Path) -> None:
+    url = create_store(f"lmdb://{tmp_path}/store")
+
+    async def refused(limiter: Limiter) -> int:
+        app = RateLimitMiddleware(hello, limiter=limiter, **REFUSING[refusing])
+        return (await statuses(app, 6, headers={"X-API-Key": "k123"}))[-1]
+
+    assert use_store(url, refused) in (403, 429)
+    (tmp_path / "listed.netset").write_text(PEER)
+    file = tmp_path / "some.toml"
+    for text in OF_FILES:
+        file.write_text(text)
+        words = ["explain", PEER, "--store", url, *(["--rules", str(file)] if text else [])]
+        ended = slidegate(*words)
+        state = json.loads(slidegate(*words, "--json").out)
+        assert "not refused" not in ended.out
+        assert state["refused"] is None
+        assert state["not_looked_at"]
+        assert all(f"not looked at: {one}" in ended.out for one in state["not_looked_at"])
 
 
 # -- simulate and suggest: numbers that are right; their texts are in the transcripts ----------------------------------

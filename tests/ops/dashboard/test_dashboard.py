@@ -19,11 +19,13 @@ import pytest
 import tree_sitter_javascript
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
+from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import Message
 from tree_sitter import Language, Parser
 
-from slidegate import Limiter, RateLimitMiddleware, Rule, SlidegateError
+from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule, SlidegateError
 from slidegate.core import Ban, parse_duration_us
 from slidegate.core.bans.rows import to_rows
 from slidegate.dashboard import Dashboard
@@ -313,6 +315,39 @@ async def test_64_kib_of_a_key_are_digested_or_refused_and_never_shown(site: Sit
     status, found = await site.ask("PUT", "bans", {"key": long[:60_000], "duration": "1h"})
     assert (status, found["key"][:5], len(found["key"])) == (200, "long#", 37)
     assert (await site.ask("PUT", "bans", {"key": long, "duration": "1h"}))[0] == 413
+
+
+FALLBACK = "7919/13m"
+"""Limits that no other rule of a test has."""
+
+
+@pytest.mark.parametrize("where", ["rule", "shadow", "default_limits", "endpoint"])
+async def test_the_fallback_of_a_function_is_shown_nowhere_as_the_limits_of_a_client(
+    where: str, clock: FakeClock
+) -> None:
+    def plan(request: Request) -> str:
+        return "600/minute"
+
+    planned = Rule("*", plan, fallback_limits=FALLBACK, key=lambda _: "user:bob", name="plan", shadow=where == "shadow")
+    exempt = Rule("/slidegate/{rest:path}", exempt=True)
+    site = Site(clock, middleware={"rules": [exempt, planned] if where in ("rule", "shadow") else [exempt]})
+    if where == "default_limits":
+        site = Site(clock, middleware={"rules": [exempt], "default_limits": plan})
+    limited = RateLimit(limits=plan, fallback_limits=FALLBACK, key=lambda _: "user:bob", name="plan")
+    if where == "endpoint":
+        site.app.router.routes.insert(0, Route("/", limited(page)))
+    assert await site.visit("/", times=100) == [200] * 100
+    key = "203.0.113.9" if where == "default_limits" else "user:bob"
+    view = await site.limiter.inspect(key)
+    assert view.windows == ()
+    assert len(view.by_function) == 1
+    (label,) = view.by_function
+    assert (await read(site, "client", key=key))["not_looked_at"] == [f"{label}: its limits come from a function"]
+    shown = [json.dumps(await read(site, "limits")), json.dumps(await read(site, "client", key=key)), repr(view)]
+    shown += [(await site.page(one)).text for one in (*VIEWS, f"clients?key={quote(key)}")]
+    wrong = re.compile(r"7919|7,919|\b13 ?m|60/1m|/ 60\b")  # that of `default_limits` cannot be chosen
+    assert [wrong.findall(text) for text in shown] == [[]] * len(shown)
+    assert all("by a function" in text for text in (shown[0], (await site.page("configuration")).text))
 
 
 JSON = st.recursive(

@@ -33,7 +33,7 @@ from slidegate.ops.replay import AccessLogs, AccessRecord, Measured, Played, Rep
 from slidegate.ops.replay import logs as logs_module
 from slidegate.ops.replay.logs import NO_TIME, PRESETS, Preset, parse_line
 from slidegate.ops.replay.replay import checks_of, scope_of
-from slidegate.ops.replay.report import MINUTE_US, measure, peak, quantile, refused_by
+from slidegate.ops.replay.report import MINUTE_US, QUANTILES, measure, peak, quantile, refused_by
 from slidegate.ops.rows import span_of
 from slidegate.testing import FakeClock
 
@@ -528,14 +528,29 @@ def test_a_quantile_is_the_smallest_value_that_covers_a_share(values: list[int],
 
 @example([[1, 30_000_000, 30_000_000]])  # the last is a minute after the first, which no longer counts
 @given(st.lists(GAPS, min_size=1, max_size=5))
-def test_the_suggested_limit_is_twice_the_most_requests_in_any_minute(gaps: list[list[int]]) -> None:
+def test_peaks_are_the_most_requests_in_any_minute(gaps: list[list[int]]) -> None:
     clients = [list(accumulate(one)) for one in gaps]
     found = measure("all", clients)
     peaks = [max(sum(end - MINUTE_US < time <= end for time in times) for end in times) for times in clients]
     assert [peak(times) for times in clients] == peaks
-    assert (found["most"], found["suggested"]) == (max(peaks), f"{2 * max(peaks)}/1m")
-    (row,) = (row for row in found["would_refuse"] if row["limit"] == found["suggested"])
-    assert (row["clients"], row["requests"]) == (0, 0)
+    assert found["most"] == max(peaks)
+    assert found["would_refuse"]
+
+
+@given(st.lists(st.integers(1, 20), min_size=20, max_size=60), st.integers(1, 200), st.integers(1, 200))
+def test_the_busiest_client_alone_moves_no_number_but_the_most(honest: list[int], once: int, more: int) -> None:
+    """What it sends decides how many of it are refused, and not which limits are tried, or how the others look."""
+    found = []
+    for peak_of_it in (20 + once, 20 + once + more):
+        measured = measure("all", [[0] * count for count in (*honest, peak_of_it)])
+        assert measured.pop("most") == peak_of_it
+        decided = {f"{100 * share:g}%" for share in QUANTILES if share * (len(honest) + 1) > len(honest)}
+        numbers = {name: value for name, value in measured.items() if name not in {*decided, "requests"}}
+        numbers["would_refuse"] = [row["limit"] for row in measured["would_refuse"]]
+        found.append(numbers)
+    shorter, longer = found
+    assert longer["would_refuse"][: len(shorter["would_refuse"])] == shorter["would_refuse"]
+    assert {**longer, "would_refuse": None} == {**shorter, "would_refuse": None}
 
 
 @given(st.lists(st.tuples(st.sampled_from(["/a", "/b", "*"]), st.sampled_from(ENDS))))

@@ -18,7 +18,7 @@ import lmdb
 import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Decision, Quota, parse_limits
-from slidegate.core import Bucket, StoreUnavailable
+from slidegate.core import Ban, Bucket, StoreUnavailable, parse_address
 from slidegate.stores.lmdb import LmdbStore, environment, journal, kept_rows, layout, opening
 from slidegate.stores.lmdb.ban_rows import ban_of
 from slidegate.stores.lmdb.journal import JOURNAL, Journal
@@ -432,6 +432,62 @@ def test_at_twice_the_length_of_what_counts_it_is_written_anew(machine: Machine)
     compact(store)
     assert len([json.loads(line) for line in kept.read_text().splitlines() if line]) == 1 + 19
     assert banned(machine.restart("2")) == sorted(f"user:{number}" for number in range(20) if number != 3)
+
+
+LINES = [
+    {"ban": Ban("user:eve", "why", "ann", 0, 10**15, None)._asdict()},
+    {"ban": Ban("198.51.100.0/24", "why", "ann", 0, 10**15, None)._asdict()},
+    {"ban": Ban("198.51.100.0/24", "why", "abuse", 1, 10**15, 2 * 10**15)._asdict()},
+    {"level": {"policy": "abuse", "key": "user:bob", "level": 1, "until_us": 10**15, "over_us": 2 * 10**15}},
+    {
+        "quota": {
+            "key": "user:kim",
+            "window": "64103d7761431d39",
+            "spent": 3,
+            "until_us": 1009843200000000,
+            "rule": "plan",
+        }
+    },
+    {"pause": {"host": "example.org", "until_us": 2 * 10**15}},
+]
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("further", [{"scope": "all"}, {"": None, "later": {"é": [1, None]}}])
+@pytest.mark.parametrize("where", ["in the row", "before it", "after it"])
+def test_what_a_later_version_adds_to_lines_is_kept(machine: Machine, further: dict[str, Any], where: str) -> None:
+    """Also where the file is written anew, and where a row is told once more beside another one of its key."""
+    written, store = list[Any](), machine.store()
+    for line in LINES:
+        ((kind, fields),) = line.items()
+        row = {kind: fields | further if where == "in the row" else fields}
+        added = {} if where == "in the row" else further
+        written.append({**added, "v": 1, **row} if where == "before it" else {"v": 1, **row, **added})
+
+    def lines() -> list[Any]:
+        return [json.loads(line) for line in (machine.path / JOURNAL).read_bytes().splitlines() if line]
+
+    (machine.path / JOURNAL).write_bytes(b"\n".join(json.dumps(line).encode() for line in written) + b"\n")
+    for boot in "23":
+        store = machine.restart(boot)
+        assert banned(store) == ["198.51.100.0/24", "198.51.100.0/24", "user:eve"]
+        assert store.bans.find(("user:eve",)).reason == "why"
+        assert store.bans.find((parse_address("198.51.100.7"),)).by == "ann"
+        assert store.hit(((Bucket("plan", parse_limits(Quota("5/year"))), "user:kim", 0),)).remaining == 2
+        compact(store)
+        assert [line for line in lines() if "compacted" not in line] == written
+    assert store.bans.strike(POLICY, "user:bob", 1, "why").level == 2
+    told = len(lines())
+    store._env.run(lambda txn: retold(store, txn, "198.51.100.0/24"))
+    if where == "in the row":
+        assert lines()[told:] == [{"v": 1, "ban": {"key": "198.51.100.0/24", "lifted": True}}, written[2], written[1]]
+
+
+def retold(store: Any, txn: Any, key: str) -> Any:
+    """Let the bans of a key be told once more."""
+    transaction = Transaction(store._transactions, txn)
+    transaction.rows.noted.append(("ban", {"key": key}))
+    return transaction
 
 
 @pytest.mark.usefixtures("short")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
 from typing import Any, Final
 
@@ -12,11 +12,13 @@ import click
 from ... import ConfigurationError, Limiter, RateLimitMiddleware, Rule, everyone
 from ...core import Networks
 from ..replay import nothing
-from ..rows import key_of, keys_of, row_of_ban, row_of_window, span_of, windows_of
+from ..rows import EVERYWHERE, key_of, keys_of, place_of, row_of_ban, row_of_window, span_of, windows_of
 from .bans import end_of
-from .main import Answer, asking, middleware_of, note, program, table, time_of, with_value
+from .main import Answer, asking, middleware_of, program, table, time_of, with_value
 
 _S: Final = 1_000_000
+_NAMED: Final = 10
+"""How many limits of workers are named."""
 _WINDOW_COLUMNS: Final = ("name", "limit", "used", "remaining", "room in", "all back in")
 
 
@@ -32,18 +34,13 @@ async def explain(limiter: Limiter, key: str, value: str | None, rules: str | No
     """Show why KEY is refused, until when, and what is counted for it.
 
     KEY is an address, user:42 or another key. The store does not contain the rules: name them with --rules or --rule to
-    see their windows, with the amounts that operators have changed.
+    see their windows, with the amounts that operators have changed. What was not looked at is named; it may refuse KEY.
 
     \b
     Example: slidegate explain 203.0.113.7 --rules slidegate.toml
     """
     client = key_of(key, value)
     of_file = None if rules is None else middleware_of(rules)
-    if of_file is None and not named:
-        note("name the rules with --rules FILE or --rule NAME=LIMITS to see windows")
-    elif of_file is not None and of_file.default_rule is not None:
-        note("default_limits count each route by itself and are not shown")
-    lists = {} if of_file is None else of_file.lists
     middlewares = _counting(limiter, of_file, named)  # limiters have weak references to them
     ban = await limiter.banned(client)
     changes = await limiter.overrides()  # reads them, and the middleware applies them
@@ -54,24 +51,83 @@ async def explain(limiter: Limiter, key: str, value: str | None, rules: str | No
     if of_file is not None and any(rule.key is everyone for rule in of_file.rules):
         keys.append("everyone")
     view = await limiter.inspect(keys[0])
-    windows = [row_of_window(window) for window in await windows_of(limiter, keys)]
+    windows = [row_of_window(window) for window in (await windows_of(limiter, keys))[0]]
     del middlewares
+    lists = {} if of_file is None else of_file.lists
     listed = {kind: networks is not None and _is_in(networks, key) for kind, networks in lists.items()}
     if of_file is not None and listed["blocklist"]:
         listed["blocklist"] = not any(of_file.clients.spares(*one) for one in Networks([key]).ranges())
     left_us = None if ban is None else ban.left_us(view.unix_us)
-    state = {
+    state: dict[str, Any] = {
         "key": view.key,
-        "refused": off is None
-        and not listed.get("allowlist")
-        and bool(ban or listed.get("blocklist") or any(map(_refuses, windows))),
+        "refused": None,
         "off_until_at": off,
         "at": view.unix_us / _S,
         **listed,
+        "blocked_by": _blocking_all(of_file),
         "ban": None if ban is None else {**row_of_ban(ban), "left_s": None if left_us is None else left_us / _S},
         "windows": windows,
+        "not_looked_at": [],
     }
+    state["refused"] = _is_refused(state)
+    if off is None:
+        names = {name for worker in await limiter.workers() for name in worker.limits}
+        state["not_looked_at"] = [*_unseen(of_file, view.key, windows, names)]
     return [state], _state_lines(state)
+
+
+def _is_refused(state: dict[str, Any]) -> bool | None:
+    """Return whether a client is refused; None if nothing that was looked at refuses it, as something else may."""
+    if state["off_until_at"] is not None:
+        return False
+    if state.get("allowlist"):
+        return None
+    reasons = state["ban"], state.get("blocklist"), state["blocked_by"], *filter(_refuses, state["windows"])
+    return True if any(reasons) else None
+
+
+def _blocking_all(of_file: RateLimitMiddleware | None) -> str | None:
+    """Return the label of a rule that blocks every request before any other ends the list; None if there is none."""
+    rules = () if of_file is None else of_file.rules
+    first = next((rule for rule in rules if rule.final or rule.blocks), None)
+    return first.label if first is not None and first.blocks and first.always else None
+
+
+def _unseen(
+    of_file: RateLimitMiddleware | None, key: str, windows: Sequence[dict[str, Any]], names: Iterable[str]
+) -> Iterator[str]:
+    """Yield what may refuse a client, and was not looked at.
+
+    Args:
+        of_file: The middleware of a file.
+        key: The key of the client.
+        windows: Its windows that were looked at.
+        names: The names of limits that workers have.
+    """
+    rules = () if of_file is None else of_file.rules
+    if of_file is not None and of_file.default_rule is not None:
+        yield "default_limits, which count each route by itself"
+    blocking = [rule.label for rule in rules if rule.blocks]
+    if blocking and _blocking_all(of_file) is None:
+        yield f"which requests the blocking rules meet: {', '.join(blocking)}"
+    is_address, kind = place_of(key) == EVERYWHERE, key.partition(":")[0]
+    own = {"address" if is_address else kind, key.partition("#")[0], f"network:{kind}"}
+    others = {_kind_of(rule) for rule in rules if rule.counts and rule.key is not everyone} - own
+    if others:
+        yield f"windows under the other keys of its requests: {', '.join(sorted(others))}"
+    if is_address and kind != "asn":
+        yield "bans of its operator"
+    known = sorted({*names} - {window["name"] for window in windows})
+    more = f"; workers have {', '.join(known[:_NAMED])}{', ...' if len(known) > _NAMED else ''}" if known else ""
+    if windows or of_file is not None:
+        yield f"limits and lists in code, at endpoints and of other files{more}"
+    else:
+        yield f"limits and lists: name the rules with --rules FILE or --rule NAME=LIMITS{more}"
+
+
+def _kind_of(rule: Rule) -> str:
+    """Return the kind of the keys by which a rule of a file counts."""
+    return "address" if rule.key is None or hasattr(rule.key, "truncated") else str(getattr(rule.key, "identity", ""))
 
 
 def _is_in(networks: Networks, key: str) -> bool:
@@ -107,25 +163,36 @@ def _refuses(window: dict[str, Any]) -> bool:
 
 
 def _state_lines(state: dict[str, Any]) -> Iterator[str]:
-    key, ban, windows = state["key"], state["ban"], state["windows"]
-    if state["off_until_at"] is not None:
+    key, windows = state["key"], state["windows"]
+    if state["refused"]:
+        yield f"{key} is refused"
+        yield from _refusal_lines(state)
+    elif state["off_until_at"] is not None:
         yield f"{key} is not refused: all workers are off until {time_of(state['off_until_at'])}"
     elif state.get("allowlist"):
-        yield f"{key} is on the allowlist and never refused"
-    elif not state["refused"]:
-        yield f"{key} is not refused: it has no ban" + (", and every limit below has room" if windows else "")
+        yield f"{key} is on the allowlist, and never refused by this file"
     else:
-        yield f"{key} is refused"
-        if state.get("blocklist"):
-            yield "  by the blocklist"
-        if ban is not None:
-            span = "for ever" if ban["left_s"] is None else f"for {span_of(ban['left_s'])}"
-            source = ": ".join(filter(None, (ban["by"], ban["reason"])))
-            yield f"  by the ban of {ban['key']} {span}, until {end_of(ban)}; by {source}"
-        for window in filter(_refuses, windows):
-            yield f"  by {window['name']} {_until(window, state['at'])}: {window['used']} of {window['limit']} are used"
+        yield f"{key} has no ban" + (", and every limit below has room" if windows else "")
+    for unseen in state["not_looked_at"]:
+        yield f"  not looked at: {unseen}"
     for number, line in enumerate(_window_table(windows)):
         yield from (line,) if number else ("", line)
+
+
+def _refusal_lines(state: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each reason for which a client is refused."""
+    ban = state["ban"]
+    if state.get("blocklist"):
+        yield "  by the blocklist"
+    if state["blocked_by"] is not None:
+        yield f"  by {state['blocked_by']}, which blocks every request"
+    if ban is not None:
+        span = "for ever" if ban["left_s"] is None else f"for {span_of(ban['left_s'])}"
+        source = ": ".join(filter(None, (ban["by"], ban["reason"])))
+        place = "" if ban["holds"] == EVERYWHERE.holds else f"; it holds {ban['holds']}"
+        yield f"  by the ban of {ban['key']} {span}, until {end_of(ban)}; by {source}{place}"
+    for window in filter(_refuses, state["windows"]):
+        yield f"  by {window['name']} {_until(window, state['at'])}: {window['used']} of {window['limit']} are used"
 
 
 def _window_table(windows: Sequence[dict[str, Any]]) -> Iterator[str]:

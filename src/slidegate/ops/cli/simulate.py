@@ -11,7 +11,7 @@ import click
 
 from ... import RateLimitMiddleware
 from ..replay import AccessLogs, Measured, Replay, Simulated
-from ..replay.logs import NO_TIME, PRESETS
+from ..replay.logs import IN_ANOTHER_ENCODING, NO_TIME, PRESETS
 from ..rows import span_of
 from .check import imported, middlewares_in
 from .main import middleware_of, note, program, show, table, time_of, with_json
@@ -29,6 +29,14 @@ _ADD_A_TIME: Final = (
     "uvicorn logs no time: start it with --log-config and a file whose formatter of uvicorn.access has "
     '"fmt": "%(asctime)s %(client_addr)s - \\"%(request_line)s\\" %(status_code)s"; ' + _OTHER_FORMAT
 )
+_REMEDIES: Final = {
+    NO_TIME: _ADD_A_TIME,
+    **{
+        reason: f"convert it, for example with: iconv -f {name} -t UTF-8 LOG"
+        for name, reason in IN_ANOTHER_ENCODING.items()
+    },
+}
+"""What helps if most lines cannot be read, by the reason."""
 _NOTHING_AROUND: Final = (
     "the application has no RateLimitMiddleware around all of its routes; write its rules to a file for --rules"
 )
@@ -106,8 +114,8 @@ def suggest(log: tuple[str, ...], app: str | None, as_json: bool, **formats: str
     """Show how busy clients were, and what limits would have refused.
 
     For all requests, and for each route of an application (--app): the busiest minute of each client, as quantiles over
-    all clients, and what a few limits would have refused. The suggested limit is twice what 99.9 % of the clients did
-    not exceed. LOG may be compressed with gzip; - is stdin.
+    all clients, and what a few limits would have refused. It does not know which clients are honest, so choose a limit
+    that refuses only those that you would refuse. LOG may be compressed with gzip; - is stdin.
 
     \b
     Example: slidegate suggest access.log
@@ -118,9 +126,12 @@ def suggest(log: tuple[str, ...], app: str | None, as_json: bool, **formats: str
     _read(logs, measured)
     times_us = measured.clients.values()
     span = span_of((max(times[-1] for times in times_us) - min(times[0] for times in times_us)) / 1_000_000)
-    headline = f"{measured.requests:,} requests of {len(measured.clients):,} clients in {span}"
+    counted = sum(map(len, times_us))
+    left_out = measured.requests - counted
+    headline = f"{counted:,} requests of {len(measured.clients):,} clients in {span}"
+    headline += f"; {left_out:,} more are exempt or blocked, and not measured" if left_out else ""
     routes = measured.routes()
-    found = {"requests": measured.requests, "clients": len(measured.clients), "routes": routes}
+    found = {"requests": counted, "left_out": left_out, "clients": len(measured.clients), "routes": routes}
     show(as_json, [found], [headline, *_suggested_text(routes)])
 
 
@@ -189,7 +200,7 @@ def _check(logs: AccessLogs, target: Simulated | Measured) -> None:
     records = logs.lines - unreadable
     shown = f"{unreadable:,} of {logs.lines:,} lines cannot be read; {logs.example}"
     if unreadable > records:
-        remedy = _ADD_A_TIME if logs.unreadable.most_common(1)[0][0] == NO_TIME else _OTHER_FORMAT
+        remedy = _REMEDIES.get(logs.unreadable.most_common(1)[0][0], _OTHER_FORMAT)
         raise click.ClickException(f"{shown}; {remedy}")
     if not clients:
         raise click.ClickException(

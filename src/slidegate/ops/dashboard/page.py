@@ -22,7 +22,7 @@ from ...core.logs import escaped
 from ..rows import EVERYWHERE, check_key, key_of, place_of, span_of
 from . import charts
 from .charts import NOTHING
-from .service import WINDOWS, Service, problem_of
+from .service import WINDOWS, Service, problem_of, text_of
 
 VIEWS: Final = {"": "Now", "clients": "Clients", "bans": "Bans", "shadow": "Shadow", "configuration": "Configuration"}
 _OPERATIONS: Final = {
@@ -132,6 +132,8 @@ class Page:
             is_failing = True
         shown |= {"view": view, "query": query, "may": self._changes, "wrong": wrong or {}}
         shown |= {"is_failing": is_failing, "on_error": self._limiter.on_error, "made": _made(query)}
+        by_function = not all(one.changeable for one in self._limiter.limits())
+        shown["unseen"] = "; limits of functions are not looked at" if by_function else ""
         text = self._templates.get_template(f"{view or 'now'}.html").render(shown)
         return Response(text, (wrong or {}).get("status", 200), media_type="text/html")
 
@@ -236,7 +238,7 @@ class Page:
         found: dict[str, list[str]] = {}
         for one in self._limiter.limits():
             if one.shadow or not shadow:
-                found.setdefault(one.rule, []).append(str(one.limit))
+                found.setdefault(one.rule, []).append(text_of(one))
         return found
 
 

@@ -29,6 +29,7 @@ MAX_CLIENTS: Final = 24
 MAX_BANS: Final = 1_000
 MAX_EVENTS: Final = 500
 WINDOWS: Final = ("1m", "5m", "10m", "30m", "1h", "3h", "6h", "12h", "24h")
+BY_FUNCTION: Final = "by a function"
 _SHORT: Final = frozenset({"1m", "5m", "10m"})
 _S: Final = 1_000_000
 _EXAMPLES: Final = {
@@ -175,16 +176,17 @@ class Service:
         return await self.snapshots[window].get()
 
     async def read_client(self, key: str) -> dict[str, Any]:
-        """Return the ban, the windows and the latest refusals of a client."""
+        """Return the ban, the windows and the latest refusals of a client, and what was not looked at."""
         own = self.limiter.key_for(key_of(key))
         keys = [own, *keys_of(key, self.limiter.middlewares)]
-        windows = await windows_of(self.limiter, keys)
+        windows, unseen = await windows_of(self.limiter, keys)
         ban = await self.limiter.banned(key)
         refusals = [event for event in await self.events.get() if event["kind"] == "refused"]
         return {
             "key": own,
             "ban": None if ban is None else row_of_ban(ban),
             "windows": [row_of_window(one) for one in windows if one.used],
+            "not_looked_at": unseen,
             "refusals": [event for event in refusals if event["details"]["key"] in keys],
         }
 
@@ -208,9 +210,9 @@ class Service:
                 **named(one, "name", "rule"),
                 "changeable": last.get(one.name) is one,
                 "shadow": one.shadow,
-                "limit": str(one.limit),
-                "configured": str(one.configured),
-                "amount": one.limit.amount,
+                "limit": text_of(one),
+                "configured": str(one.configured) if one.changeable else BY_FUNCTION,
+                "amount": one.limit.amount if one.changeable else None,
                 "change": change if (change := changed.get(one.name)) and one.takes(change["limit"]) else None,
             }
             for one in limits
@@ -304,6 +306,11 @@ class Service:
                 found.append(ban)
         newest = heapq.nsmallest(MAX_BANS, found, key=lambda ban: (-ban.since_us, ban.key))
         return {"bans": [row_of_ban(ban) for ban in newest], "matching": len(found), "total": total}
+
+
+def text_of(one: Any) -> str:
+    """Return a limit in force; one that a function returns for each request is not known here."""
+    return str(one.limit) if one.changeable else BY_FUNCTION
 
 
 def _traffic(traffic: Traffic) -> dict[str, Any]:

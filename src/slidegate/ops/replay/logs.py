@@ -31,6 +31,7 @@ from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from ...core import ConfigurationError, parse_address
+from ...core.encodings import encoding_of
 from ...core.errors import quoted
 from ...core.logs import escaped
 
@@ -43,6 +44,7 @@ STANDARD_INPUT: Final = "-"
 NO_CLIENT: Final = "it contains no address of a client"
 NO_REQUEST: Final = "it contains no request of an access log"
 NO_TIME: Final = "it contains no time"
+IN_ANOTHER_ENCODING: Final = {name: f"it is in {name}, not in UTF-8" for name in ("UTF-16", "UTF-32")}
 PRESETS: Final[dict[Preset, str]] = {
     "nginx": "time=msec|time_iso8601|time_local client=remote_addr request=request method=request_method "
     "path=request_uri|uri status=status headers=http_",
@@ -324,10 +326,12 @@ class AccessLogs:
             record = self._parse(text)
             if isinstance(record, AccessRecord):
                 yield record
-            else:
-                self.unreadable[record] += 1
-                where = f"line {number} of '{escaped(name, MAX_SHOWN)}'"
-                self.example = self.example or f"{where}: {record}: {escaped(text, MAX_SHOWN)}"
+                continue
+            encoding = encoding_of(line)
+            reason = IN_ANOTHER_ENCODING[encoding] if encoding else record
+            shown = reason if encoding else f"{reason}: {escaped(text, MAX_SHOWN)}"
+            self.unreadable[reason] += 1
+            self.example = self.example or f"line {number} of '{escaped(name, MAX_SHOWN)}': {shown}"
 
 
 def _lines(name: str) -> Iterator[bytes]:

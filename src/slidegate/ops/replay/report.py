@@ -26,8 +26,6 @@ from .replay import Replay, checks_of, nothing
 MAX_REFUSED: Final = 10
 MINUTE_US: Final = 60_000_000
 QUANTILES: Final = (0.5, 0.95, 0.99, 0.999)
-HEADROOM: Final = 2
-"""The suggested limit is this many times what 99.9 % of the clients do not exceed."""
 MAX_TRIED: Final = 7
 _ROUND: Final = (0, *(digit * 10**power for power in range(8) for digit in (1, 2, 5)))
 _BOUNDLESS: Final = Limit(2**31 - 1, "1s")
@@ -214,7 +212,6 @@ def measure(route: str, times_us: Sequence[Sequence[int]]) -> Json:
         times_us: The times of the requests of each client, ascending.
     """
     peaks = sorted(map(peak, times_us))
-    suggested = HEADROOM * quantile(peaks, QUANTILES[-1])
     low = quantile(peaks, 0.95) / 2.5
     tried = [amount for below, amount in pairwise(_ROUND) if low < amount and below < peaks[-1]]
     return {
@@ -223,8 +220,7 @@ def measure(route: str, times_us: Sequence[Sequence[int]]) -> Json:
         "clients": len(times_us),
         **{f"{100 * share:g}%": quantile(peaks, share) for share in QUANTILES},
         "most": peaks[-1],
-        "suggested": f"{suggested}/1m",
-        "would_refuse": [refused_by(amount, times_us) for amount in sorted({*tried[:MAX_TRIED], suggested})],
+        "would_refuse": [refused_by(amount, times_us) for amount in tried[:MAX_TRIED]],
     }
 
 

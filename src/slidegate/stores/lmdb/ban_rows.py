@@ -6,7 +6,8 @@
     ban_ends  time, row            when to check a row again, and its database
     meta      "networks"           the keys of the bans of networks, after 8 random bytes as their version
 
-Each change of a ban or of a level is a line of the journal as well, see `journal`.
+JSON has the fields by name: those of later versions are ignored, and kept as long as the row is. Each change of a ban
+or of a level is a line of the journal as well, see `journal`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from typing import Final, TypeAlias
 from ...core.bans.ban import Ban
 from ...core.bans.networks import BannedNetworks
 from ...core.bans.strikes import Level
+from ...core.stored import read_by_name
+from .journal import Fields
 from .layout import BETWEEN, DUE, NETWORKS, Rows, row_of
 
 _VERSION_BYTES: Final = 8
 BANS: Final = "bans"
 LEVELS: Final = "levels"
+_END: Final = {BANS: "until_us", LEVELS: "over_us"}
+"""The fields with the ends of rows."""
 
 KnownNetworks: TypeAlias = dict[bytes, BannedNetworks]
 """The banned networks as this process last read them, by the bytes of their version."""
@@ -46,14 +51,23 @@ class LmdbBanRows:
 
     def bans_of(self, key: str) -> list[Ban]:
         """See `BanRows`."""
+        return [read_by_name(Ban, fields) for fields in self.fields_of_bans(key)]
+
+    def fields_of_bans(self, key: str) -> list[Fields]:
+        """Return the fields of the bans of exactly this key, those of later versions as well."""
         rows = (self._txn.get(row, None, self._dbs.bans) for row in (key.encode(), row_of(key)))
-        return [ban_of(packed) for packed in rows if packed is not None]
+        return [json.loads(packed) for packed in rows if packed is not None]
 
     def put_ban(self, ban: Ban) -> None:
         """See `BanRows`."""
+        self.restore_ban(ban._asdict())
+
+    def restore_ban(self, fields: Fields) -> None:
+        """Store a ban, given its fields, as `put_ban` does."""
+        ban = read_by_name(Ban, fields)
         if ban.network() is not None:
             self._keep_networks(self.networks().with_ban(ban, self._rows.unix_us()))
-        self._write(BANS, _row_of_ban(ban), ban)
+        self._write(BANS, _row_of_ban(ban), fields)
         self._rows.noted.append(("ban", {"key": ban.key}))
 
     def remove_ban(self, ban: Ban) -> None:
@@ -79,12 +93,21 @@ class LmdbBanRows:
 
     def level(self, policy: str, key: str) -> Level | None:
         """See `BanRows`."""
+        fields = self.fields_of_level(policy, key)
+        return None if fields is None else read_by_name(Level, fields)
+
+    def fields_of_level(self, policy: str, key: str) -> Fields | None:
+        """Return the fields of a level, those of later versions as well."""
         packed = self._txn.get(row_of(key, policy.encode()), None, self._dbs.levels)
-        return None if packed is None else level_of(packed)
+        return None if packed is None else json.loads(packed)
 
     def put_level(self, policy: str, key: str, level: Level) -> None:
         """See `BanRows`."""
-        self._write(LEVELS, row_of(key, policy.encode()), level)
+        self.restore_level(policy, key, level._asdict())
+
+    def restore_level(self, policy: str, key: str, fields: Fields) -> None:
+        """Store a level, given its fields, as `put_level` does."""
+        self._write(LEVELS, row_of(key, policy.encode()), fields)
         self._rows.noted.append(("level", {"policy": policy, "key": key}))
 
     def remove_levels(self, key: str) -> list[Level]:
@@ -103,7 +126,7 @@ class LmdbBanRows:
         """See `BanRows`."""
         return self._rows.check_due(self._dbs.ban_ends, now_us, max_count, _due_us)
 
-    def _write(self, kind: str, row: bytes, new: Ban | Level | None) -> None:
+    def _write(self, kind: str, row: bytes, new: Fields | None) -> None:
         """Replace or delete a row and its end, which else would stay in the file until then."""
         database, index = getattr(self._dbs, kind), self._dbs.ban_ends
         old = self._txn.get(row, None, database)
@@ -113,7 +136,7 @@ class LmdbBanRows:
             self._txn.delete(row, b"", database)
             return
         self._txn.put(row, json.dumps(new, separators=(",", ":")).encode(), db=database)
-        if (due_us := _end_us(new)) is not None:
+        if (due_us := new[_END[kind]]) is not None:
             self._rows.recheck_at(index, due_us, row, kind)
 
     def _keep_networks(self, networks: BannedNetworks) -> None:
@@ -132,18 +155,15 @@ def _row_of_ban(ban: Ban) -> bytes:
 
 def ban_of(packed: bytes) -> Ban:
     """Return the ban of a row."""
-    return Ban(*json.loads(packed))
+    return read_by_name(Ban, json.loads(packed))
 
 
 def level_of(packed: bytes) -> Level:
     """Return the level of a row."""
-    return Level(*json.loads(packed))
+    return read_by_name(Level, json.loads(packed))
 
 
 def _due_us(kind: str, row: bytes, packed: bytes) -> int | None:
     """Return when a row of `bans` or `levels` can be deleted; None for never."""
-    return _end_us(level_of(packed) if kind == LEVELS else ban_of(packed))
-
-
-def _end_us(kept: Ban | Level) -> int | None:
-    return kept.until_us if isinstance(kept, Ban) else kept.over_us
+    end_us: int | None = json.loads(packed)[_END[kind]]
+    return end_us

@@ -8,11 +8,13 @@
     {"v": 1, "quota": {"key": "user:ann", "window": "5f...", "spent": 3, "until_us": 9, "rule": "plan", ...}}
     {"v": 1, "reset_all": {}}
 
-Times are Unix time. Lines are appended behind the gate, before the transaction that they belong to is committed: who is
-killed in between has told nobody. Each begins with a line break, so a torn line spoils no other. They are synced about
-once a second, in a thread. When the file is twice as long as the lines that counted when it was last written anew, a
-process copies those that count now into a new file, after a line with their length, and gives it the name of the old
-one behind the gate; so before each append, the open file is compared with that at the path.
+Times are Unix time. Fields that a later version has written are ignored, and kept where the journal is written anew; so
+are lines of kinds that this version does not know. Lines are appended behind the gate, before the transaction that they
+belong to is committed: who is killed in between has told nobody. Each begins with a line break, so a torn line spoils
+no other. They are synced about once a second, in a thread. When the file is twice as long as the lines that counted
+when it was last written anew, a process copies those that count now into a new file, after a line with their length,
+and gives it the name of the old one behind the gate; so before each append, the open file is compared with that at the
+path.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ _FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_CREAT | os.O_NONBLOCK
 Name: TypeAlias = tuple[str, ...]
 """The kind of a row, and what identifies it."""
 Fields: TypeAlias = Mapping[str, Any]
+Line: TypeAlias = Mapping[str, Any]
+"""What a line says: its version, and under the kind of its row the fields."""
 Noted: TypeAlias = list[tuple[str, Fields]]
 """The kinds of rows that have changed, and the fields that identify them."""
 _NAMED_BY: Final[Mapping[str, tuple[str, ...]]] = {
@@ -54,6 +58,9 @@ _TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "level": {"policy": str, "key": str, "level": int, "until_us": int, "over_us": int},
     "quota": {"key": str, "window": str, "spent": int, "until_us": int},
 }
+
+
+_KINDS: Final = (*_NAMED_BY, "reset_all", "compacted")
 
 
 def name_of(kind: str, fields: Fields) -> Name:
@@ -72,27 +79,21 @@ def is_over(kind: str, fields: Fields, unix_us: int) -> bool:
     return not fields["spent"] or unix_us >= int(fields["until_us"]) + KEPT_US
 
 
-def read_lines(lines: Iterable[bytes], unix_us: int) -> dict[Name, Fields]:
-    """Return the fields of the rows that count, by name.
+def read_lines(lines: Iterable[bytes], unix_us: int) -> dict[Name, Line]:
+    """Return the lines of the rows that count, by name; those of unknown kinds by themselves.
 
     Raises:
-        ConfigurationError: A later version has written some of them.
+        ConfigurationError: A version that this one does not understand has written some of them.
     """
-    kept: dict[Name, Fields] = {}
+    kept: dict[Name, Line] = {}
     later = 0
-    for line in lines:
+    for text in lines:
         try:
-            (_, version), (kind, fields) = json.loads(line).items()
-            if version > VERSION:
-                later = version
-            elif kind == "reset_all":
-                kept = {name: row for name, row in kept.items() if name[0] != "quota"}
-            elif is_over(kind, fields, unix_us):
-                kept.pop(name_of(kind, fields), None)
-                if "lifted" in fields:
-                    kept.pop((kind, fields["key"]), None)  # beside the ban of the network
-            elif all(isinstance(fields[field], of) for field, of in _TYPES[kind].items()):
-                kept[name_of(kind, fields)] = fields
+            line = json.loads(text)
+            if line["v"] > VERSION:
+                later = line["v"]
+            else:
+                _take(kept, line, unix_us)
         except (ValueError, TypeError, AttributeError, KeyError):
             continue  # a line that was torn, or written by hand
     if later:
@@ -100,9 +101,36 @@ def read_lines(lines: Iterable[bytes], unix_us: int) -> dict[Name, Fields]:
     return kept
 
 
+def _take(kept: dict[Name, Line], line: Line, unix_us: int) -> None:
+    """Change the lines that count by the next one."""
+    kind = next((kind for kind in _KINDS if kind in line), "")
+    if kind == "compacted":
+        return
+    if not kind:
+        kept[kind, json.dumps(line)] = line
+        return
+    if kind == "reset_all":
+        for name in [name for name in kept if name[0] == "quota"]:
+            del kept[name]
+        return
+    fields = line[kind]
+    if is_over(kind, fields, unix_us):
+        kept.pop(name_of(kind, fields), None)
+        if "lifted" in fields:
+            kept.pop((kind, fields["key"]), None)  # beside the ban of the network
+        return
+    if all(isinstance(fields[field], of) for field, of in _TYPES[kind].items()):
+        kept[name_of(kind, fields)] = line
+
+
 def line_of(kind: str, fields: Fields) -> bytes:
-    """Return a line."""
-    return b"\n" + json.dumps({"v": VERSION, kind: fields}, separators=(",", ":")).encode()
+    """Return the text of a line about a row."""
+    return text_of({"v": VERSION, kind: fields})
+
+
+def text_of(line: Line) -> bytes:
+    """Return the text of a line."""
+    return b"\n" + json.dumps(line, separators=(",", ":")).encode()
 
 
 class Journal:
@@ -140,8 +168,8 @@ class Journal:
             raise
         self.is_unsynced = True
 
-    def read(self) -> dict[Name, Fields]:
-        """Return the fields of the rows that count, by name; some may have expired.
+    def read(self) -> dict[Name, Line]:
+        """Return the lines of the rows that count, by name; some may have expired.
 
         Raises:
             ConfigurationError: A later version has written some of them.
@@ -200,7 +228,7 @@ class Journal:
                 if not behind_gate(lambda: sizes.append(os.fstat(old.fileno()).st_size)):
                     return
                 kept = read_lines(old.read(sizes[0]).splitlines(), unix_us)
-                _write_anew(new, [line_of(kind, fields) for (kind, *_), fields in kept.items()])
+                _write_anew(new, [text_of(line) for line in kept.values()])
                 new.write(old.read())  # what was appended meanwhile, so that little is left for behind the gate
                 new.flush()
                 os.fsync(new.fileno())

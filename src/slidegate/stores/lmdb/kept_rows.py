@@ -13,11 +13,10 @@ from hashlib import blake2b
 from struct import Struct
 from typing import Any, Final
 
-from ...core.bans.ban import Ban
 from ...core.bans.strikes import Level
 from ...core.packing import pack_head, read_head
 from .ban_rows import LmdbBanRows
-from .journal import Fields, Name, Noted, line_of
+from .journal import Fields, Line, Name, Noted, line_of
 from .layout import BETWEEN, Databases, Rows, row_of
 
 PARTS: Final = 64
@@ -34,17 +33,20 @@ _BUDGET: Final = b"quota_lines"
 _WRITTEN: Final = Struct("=qI")  # a second of Unix time, and how many lines were written in it
 
 
-def write(txn: Any, dbs: Databases, kept: Iterable[tuple[Name, Fields]]) -> None:
-    """Write rows; those that have expired are found by the next sweeps, which know the clock of the store."""
+def write(txn: Any, dbs: Databases, kept: Iterable[tuple[Name, Line]]) -> None:
+    """Write the rows of lines; those that have expired are found by the next sweeps, which know the clock of the store.
+
+    Lines of kinds that only a later version knows stay in the journal.
+    """
     rows = _rows(txn, dbs)
     bans = LmdbBanRows(rows, {})
-    for (kind, *_), fields in kept:
+    for (kind, *_), line in kept:
+        fields = line.get(kind, {})
         if kind == "ban":
-            bans.put_ban(Ban(*(fields[name] for name in Ban._fields)))
+            bans.restore_ban(fields)
         elif kind == "level":
-            level = Level(*(fields[name] for name in Level._fields))
-            bans.put_level(fields["policy"], fields["key"], level)
-        else:
+            bans.restore_level(fields["policy"], fields["key"], fields)
+        elif kind == "quota":
             row, spent, until_us = quota_row(fields), fields["spent"], fields["until_us"]
             txn.put(row, HEAD.pack(0) + pack_head(spent, spent, until_us, until_us), db=dbs.windows)
             rows.recheck_at(dbs.ends, 0, row, "windows")
@@ -62,11 +64,11 @@ def lines_as_stored(txn: Any, dbs: Databases, noted: Noted) -> list[bytes]:
     for kind, fields in noted:
         states: list[Fields] = [{}]
         if kind == "ban":
-            states = [ban._asdict() for ban in bans.bans_of(fields["key"])]
+            states = bans.fields_of_bans(fields["key"])
             if not states or "/" in fields["key"]:  # a network may have had two
                 states.insert(0, {"lifted": True})
         elif kind == "level":
-            states = [(bans.level(fields["policy"], fields["key"]) or _NO_LEVEL)._asdict()]
+            states = [bans.fields_of_level(fields["policy"], fields["key"]) or _NO_LEVEL._asdict()]
         elif kind == "quota":
             states = [quota_state(txn.get(quota_row(fields), b"", dbs.windows))]
         lines += [line_of(kind, {**fields, **state}) for state in states]

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.store import Clock
 
-LAYOUT: Final = 19
+LAYOUT: Final = 20
 """The version of the file. It increases whenever the bytes or the meaning of any row change."""
 NETWORKS: Final = b"networks"
 """The key of the list of banned networks, which begins with random bytes that differ after each change."""

@@ -24,7 +24,7 @@ from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.store import Event
 from .counts import CAN_TAKE, Counts
 from .gate import Gate
-from .journal import Fields, Journal, Name
+from .journal import Journal, Line, Name
 from .kept_rows import write
 from .layout import LAYOUT, NAMES, Databases, boot_id
 
@@ -125,7 +125,7 @@ def _restarted(why: str) -> Event:
 
 
 def _mapped(
-    name: Path, gate: Gate, options: Options, *, alone: bool, kept: Mapping[Name, Fields] | None = None
+    name: Path, gate: Gate, options: Options, *, alone: bool, kept: Mapping[Name, Line] | None = None
 ) -> Counts:
     """Map a file and open its databases.
 
@@ -180,7 +180,7 @@ def _read(counts: Counts, gate: Gate, *, writes: bool) -> None:
     counts.dbs = counts.dbs._replace(cell_key=ready[-_CELL_KEY_BYTES:])
 
 
-def _fill(counts: Counts, gate: Gate, rows: Sequence[tuple[Name, Fields]]) -> None:
+def _fill(counts: Counts, gate: Gate, rows: Sequence[tuple[Name, Line]]) -> None:
     """Write the rows of the journal into a new file, and then that it is complete."""
     environment, dbs = counts.lmdb, counts.dbs
     for start in range(0, len(rows), _AT_ONCE):

@@ -28,6 +28,7 @@ from ...core.quotas import Quota
 from ...core.reservation import Reservation, reserved
 from ...core.ring import MAX_UNITS, OPEN
 from ...core.store import Clock
+from ...core.stored import read_by_name
 from ..leases import WORKER_BYTES, HeldPermits
 from .errors import refusal, unexpected
 
@@ -268,12 +269,13 @@ def pack_ban(ban: Ban) -> bytes:
 
 
 def unpack_ban(packed: bytes) -> Ban:
-    """Unpack what `pack_ban` packed.
+    """Unpack what `pack_ban` packed; a later version may have added fields.
 
     Raises:
         ValueError: The bytes are not a ban.
+        KeyError: A field is missing.
     """
-    return Ban(**json.loads(packed[_END.size :]))
+    return read_by_name(Ban, json.loads(packed[_END.size :]))
 
 
 def pack_level(level: Level) -> bytes:
@@ -282,8 +284,8 @@ def pack_level(level: Level) -> bytes:
 
 
 def unpack_level(packed: bytes) -> Level | None:
-    """Unpack what `pack_level` packed; None if it is empty."""
+    """Unpack what `pack_level` packed, at whose end a later version may have added bytes; None if it is empty."""
     if not packed:
         return None
-    over_us, until_us, level = _LEVEL.unpack(packed)
+    over_us, until_us, level = _LEVEL.unpack_from(packed)
     return Level(level, until_us, over_us)
