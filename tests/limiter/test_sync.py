@@ -30,7 +30,7 @@ from slidegate.stores.open_store import open_store
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..hurry import at_once, hurried
-from ..redis_servers import AT_REDIS, BOUND_S, until
+from ..redis_servers import AT_REDIS, BOUND_S, needs_redis, until
 from ..remote_stores import SlowStore, hit_all
 from .test_failover import LONG
 
@@ -270,6 +270,41 @@ def waits(thread: int) -> bool:
     while frame is not None and frame.f_code is not threading.Event.wait.__code__:
         frame = frame.f_back
     return frame is not None
+
+
+GREENLETS = """
+from gevent import joinall, monkey, sleep, spawn
+
+monkey.patch_all()
+
+import sys
+
+from slidegate import ConfigurationError, Limiter
+
+limiter = Limiter.from_url(sys.argv[1], deadline="10s")
+
+
+def ask():
+    answers = []
+    for _ in range(5):
+        try:
+            answers.append(limiter.sync.hit("user:1", "50/hour").allowed)
+        except ConfigurationError:
+            answers.append(None)
+        sleep(0.001)
+    return answers
+
+
+answers = [answer for job in joinall([spawn(ask) for _ in range(20)]) for answer in job.value]
+print(answers.count(True), answers.count(False), answers.count(None) > 0)
+"""
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb", pytest.param("redis", marks=needs_redis)])
+def test_greenlets_share_what_needs_no_event_loop(kind: str, url: str) -> None:
+    pytest.importorskip("gevent")
+    said = run(GREENLETS, url)
+    assert said == "50 50 False\n" if kind != "redis" else said.endswith("True\n"), said
 
 
 def test_no_thread_starts_for_a_store_that_needs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

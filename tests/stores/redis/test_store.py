@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
+import redis.asyncio
 
 from slidegate import BanPolicy, Decision, Limiter, MemoryStore, parse_limits
 from slidegate.core import Bucket, Concurrency, Reason, StatsRow, StoreUnavailable, parse_address
@@ -29,7 +30,7 @@ from ...contract import RandomContract, StoreContract
 from ...contract.player import settle
 from ...contract.store_contract import StatsContract, bucket
 from ...hurry import race
-from ...redis_servers import RedisCluster, RedisServer, needs_redis, needs_valkey
+from ...redis_servers import HOST, RedisCluster, RedisServer, needs_redis, needs_valkey
 from ...remote_stores import hit_all
 from ...virtual_time import turns
 from .faults import Deployment
@@ -37,6 +38,22 @@ from .stores import PLENTY, PLENTY_S, all_connected, eventually, fresh_prefix, h
 
 pytestmark = needs_redis
 PAGE: Final = Path(__file__).resolve().parents[3] / "docs/stores/redis.md"
+
+
+async def test_a_cluster_is_reached_at_the_addresses_that_the_user_s_client_maps_to(cluster: RedisCluster) -> None:
+    mapped = set[tuple[str, int]]()
+
+    def from_outside(announced: tuple[str, int]) -> tuple[str, int]:
+        mapped.add(announced)
+        return announced
+
+    first = cluster.servers[0]
+    client = redis.asyncio.RedisCluster(host=HOST, port=first.port, address_remap=from_outside)
+    limiter = Limiter(RedisStore(client, prefix=fresh_prefix()), deadline="10s")
+    assert await limiter.hit("user:1", "5/minute")
+    assert {(HOST, server.port) for server in cluster.servers} <= mapped
+    await limiter.close()
+    await client.aclose()
 
 
 @pytest.fixture
