@@ -327,18 +327,26 @@ def test_threads_get_no_more_than_the_amount_between_two_resets() -> None:
         assert sum(bool(store.hit(((limited, "ann", 1),))) for _ in range(amount + 10)) == amount
 
 
-@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+@pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
 @pytest.mark.parametrize("limit", ["3/hour", "100/hour @5", Quota("3/day")])
-async def test_windows_whose_units_have_left_are_none(kind: str, limit: AnyLimit | str, opened_as: Opened) -> None:
-    """Redis goes by the end of a hash, and its own time."""
+@pytest.mark.parametrize("how", ["reset", "reset_all"])
+async def test_windows_whose_units_have_left_are_none(
+    how: str, kind: str, limit: AnyLimit | str, opened_as: Opened
+) -> None:
+    """So it is with what lasts longer beside them: a ban, a window whose units were handed back, a longer limit."""
     clock = FakeClock(1_800_000_000_000_000)
-    store = opened_as(kind, clock=clock)
+    store = opened_as(kind, clock=clock, wall_clock=clock)
     question = ((Bucket("rule", parse_limits(limit)), "ann", 1),)
     found = []
     for passed in ("1us", "59m", "2d"):
+        longer = await settle(store.hit(((Bucket("longer", parse_limits("3/90d")), "ann", 1),)))
         assert await settle(store.hit(question))
+        await settle(store.refund(longer.begin_refund()))
+        await settle(store.bans.ban("ann", None, "", "bob"))
         clock.advance(passed)
-        found.append(await settle(store.reset_all()))
+        found.append(await settle(store.reset("ann") if how == "reset" else store.reset_all()))
+        await settle(store.bans.unban("ann", "bob"))
+        assert not await settle(store.reset("ann"))
     assert found == [True, True, False]
 
 

@@ -209,6 +209,11 @@ class Store:
     """The bans that `hit` and `peek` enforce."""
     shared_stats: SharedStats | None = None
     """The statistics of several workers; None if the store does not support them."""
+    writes: int | None = None
+    """How many calls have stored anything so far; None if the store does not say.
+
+    A store whose errors may concern ``"writes"`` alone says it: with the next write that it accepts, their outage ends.
+    """
 
     def __init__(self) -> None:
         # The check of an ABC without its metaclass: a compiled store would share the caches of ABCMeta with all other

@@ -8,8 +8,8 @@ late answer leaves open are one late call. An outage begins with
 * a refused connection; or
 * half of at least `MIN_CALLS` calls that ended within a second, of the last `KEPT_CALLS`.
 
-During an outage the store is not asked, but for one probe a second. While it refuses writes alone, a probe that needed
-none says nothing, and the next question is the probe::
+During an outage the store is not asked, but for one probe a second. While it refuses writes alone, a probe for which it
+stored nothing says nothing, and the next question is the probe; the store says whether it has, see `Store.writes`::
 
     closed ---- outage ----> open ---- 1 s ----> half open: one probe ---- answered ----> closed
                               ^                     |
@@ -99,6 +99,7 @@ class Breaker:
         on_error: What decides meanwhile.
         emit: Receives the events.
         clock: Returns monotonic time in microseconds.
+        writes: Returns how many calls have stored anything, as `Store.writes` says.
 
     Attributes:
         failures: How many calls have failed.
@@ -106,13 +107,22 @@ class Breaker:
         late: A late call in words.
     """
 
-    def __init__(self, deadline_us: int, on_error: str, emit: Callable[[Event], None], clock: Clock) -> None:
+    def __init__(
+        self,
+        deadline_us: int,
+        on_error: str,
+        emit: Callable[[Event], None],
+        clock: Clock,
+        writes: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self.failures = self.open_until_us = 0
         self.late = f"no answer within the deadline of {_shown(deadline_us)} (Limiter(deadline=...))"
         self._deadline_us = deadline_us
         self._on_error = on_error
         self._emit = emit
         self._clock = clock
+        self._writes = writes
+        self._writes_before: int | None = None
         self._current: Call | None = None
         self._has_failed: deque[tuple[int, bool]] = deque(maxlen=KEPT_CALLS)
         self._took_us: deque[int] = deque(maxlen=KEPT_CALLS)
@@ -133,7 +143,7 @@ class Breaker:
                 return False
             if self.open_until_us:
                 self.open_until_us = now_us + max(OPEN_US, self._deadline_us)  # nobody else asks while the probe runs
-                self._probe_us = now_us
+                self._probe_us, self._writes_before = now_us, self._writes()
             return True
 
     def call(self) -> Call:
@@ -146,18 +156,17 @@ class Breaker:
                 loop.call_soon(self._end_iteration)
         return call
 
-    def answered(self, call: Call | None, *, wrote: bool = True) -> None:
+    def answered(self, call: Call | None) -> None:
         """Count an answer, which may end an outage.
 
         Args:
             call: The call; None if it was answered at once.
-            wrote: Whether the store has written for it.
         """
         if call is not None and call.has_ended:
             return
         now_us = self._clock()
         is_probe = self._is_probe(call)
-        if is_probe and self._refuses_writes and not wrote:
+        if is_probe and self._refuses_writes and self._has_stored_nothing():
             self.forget(call)
             return
         self._ended_us, self._in_a_row, took_us = now_us, 0, 0
@@ -223,6 +232,10 @@ class Breaker:
     def _is_probe(self, call: Call | None) -> bool:
         """Return whether a call is the probe that runs now; others were asked before the outage."""
         return self._probe_us > 0 and (call is None or call.asked_us >= self._probe_us)
+
+    def _has_stored_nothing(self) -> bool:
+        """Return whether the store says that it has stored nothing since the probe was asked."""
+        return self._writes_before is not None and self._writes() == self._writes_before
 
     def _begins(self, call: Call, now_us: int, *, is_refused: bool) -> bool:
         """Count a failure; return whether an outage begins with it."""

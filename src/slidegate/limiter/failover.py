@@ -75,7 +75,7 @@ class Failover:
         self._keeps_deadline = store.keep_deadline(self._deadline_s)
         self._caches = False
         self._clock: Clock = monotonic_us
-        self.breaker = Breaker(deadline_us, on_error, emit, lambda: self._clock())
+        self.breaker = Breaker(deadline_us, on_error, emit, lambda: self._clock(), lambda: store.writes)
         store.observe_late(self.breaker.answered_late)
         self.local = MemoryStore(clock=lambda: self._clock(), wall_clock=system_us)
         self.local.observe(emit)
@@ -112,7 +112,7 @@ class Failover:
     async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Return what `ask` would return now."""
         decide = partial(self.decide, "peek", checks, subjects)
-        return await self._query(decide, self._store.peek, checks, subjects, writes=False)
+        return await self._query(decide, self._store.peek, checks, subjects)
 
     async def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost, whatever the limits."""
@@ -135,17 +135,15 @@ class Failover:
 
     async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""
-        return await self._query(partial(self.local.bans.find, subjects), self._store.bans.find, subjects, writes=False)
+        return await self._query(partial(self.local.bans.find, subjects), self._store.bans.find, subjects)
 
     # -- the store -----------------------------------------------------------------------------------------------------
 
-    async def _query(
-        self, decide: Callable[[], T], ask: Callable[..., T | Awaitable[T]], *arguments: Any, writes: bool = True
-    ) -> T:
+    async def _query(self, decide: Callable[[], T], ask: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
         """Return the store's answer, or what `decide` returns if none comes in time."""
         answer = self._begin(ask, *arguments)
         if answer is not _UNANSWERED:
-            answer = await self._wait(answer, self.breaker.call() if isawaitable(answer) else None, writes)
+            answer = await self._wait(answer, self.breaker.call() if isawaitable(answer) else None)
         return decide() if answer is _UNANSWERED else answer
 
     def _begin(self, ask: Callable[..., Any], *arguments: Any) -> Any:
@@ -161,7 +159,7 @@ class Failover:
             self.breaker.failed(None, error)
             return _UNANSWERED
 
-    async def _wait(self, answer: Awaitable[T] | T, call: Call | None, writes: bool = True) -> T:
+    async def _wait(self, answer: Awaitable[T] | T, call: Call | None) -> T:
         """Return an answer, or `_UNANSWERED` if it does not come in time."""
         try:
             if isinstance(answer, asyncio.Future) and call is not None:
@@ -178,7 +176,7 @@ class Failover:
             else:
                 self.breaker.failed(call, error)
             return _UNANSWERED  # type: ignore[no-any-return]
-        self._answered(call, writes and (found.allowed if isinstance(found, Decision) else found is not False))
+        self._answered(call)
         return found
 
     async def _refund_unawaited(self, answer: object) -> None:
@@ -188,8 +186,8 @@ class Failover:
         if charged := answer.result().begin_refund():
             await to_the_end(self.refund(charged))
 
-    def _answered(self, call: Call | None, wrote: bool = True) -> None:
-        self.breaker.answered(call, wrote=wrote)
+    def _answered(self, call: Call | None) -> None:
+        self.breaker.answered(call)
         if self._sweep_us and self._sweep_us <= (now_us := self._clock()):
             self.local.hit(())  # drops some of what has expired
             self._sweep_us = now_us + SWEEP_EVERY_US if self.local.key_count() else 0

@@ -314,6 +314,43 @@ async def test_bans_hold_where_the_list_of_their_keys_was_evicted(server: RedisS
         assert (await hit_ten(one, "user:eve")).allowed
 
 
+PERMANENT: Final[dict[str, Callable[[RedisStore], Any]]] = {
+    "unban": lambda store: store.bans.unban("user:eve", "ann"),
+    "a shorter ban": lambda store: store.bans.ban("user:eve", 60_000_000, "", "ann"),
+}
+BESIDE: Final[dict[str, tuple[Bucket, int]]] = {
+    "nothing": (TEN, 0),
+    "a window": (TEN, 3_600),
+    "a permit": (HELD, 10),
+    "a quota": (Bucket("plan", [Quota("5/day")]), 25 * 3_600),
+}
+"""By name: a bucket that is charged, and how many seconds it may be in Redis."""
+
+
+@pytest.mark.parametrize("how", PERMANENT)
+@pytest.mark.parametrize("beside", BESIDE)
+@pytest.mark.parametrize("charged", ["before", "meanwhile"])
+async def test_what_is_left_of_a_permanent_ban_that_is_lifted_ends_as_if_there_had_been_none(
+    how: str, beside: str, charged: str, server: RedisServer
+) -> None:
+    (limited, kept_s), cost = BESIDE[beside], int(beside != "nothing")
+    async with store_at(server) as store:
+        for moment in ("before", "meanwhile"):
+            if moment == charged:
+                made = await settle(store.charge(((limited, "user:eve", cost),)))
+            if moment == "before":
+                await store.bans.ban("user:eve", None, "", "ann")
+        assert server.command("PTTL", store.packing.name_of("user:eve")) > 10**12
+        await PERMANENT[how](store)
+        await store.bans.unban("user:eve", "ann")
+        names = server.command("KEYS", f"{{{store._prefix}}}:[wsb]*")
+        left_ms = {name: server.command("PTTL", name) for name in names if not name.endswith(b":bans")}
+        assert bool(left_ms) is bool(cost)
+        assert all(0 < left <= kept_s * 1_000 + 2_000 for left in left_ms.values()), left_ms
+        left = (await settle(store.peek(((limited, "user:eve", 0),)))).remaining
+        assert left == made.remaining, "what was charged counts on"
+
+
 # -- clients -----------------------------------------------------------------------------------------------------------
 
 
@@ -449,7 +486,7 @@ def packed(value: Any) -> bytes:
 
 
 KNOWN: Final = {
-    b"news": packed([bytes(8), [0, b"life", b"", b"", []]]),  # what there is: no bans
+    b"news": packed([bytes(9), [0, b"life", b"", b"", []]]),  # what there is: no bans
     b"CLIENT": b"+OK\r\n",
 }
 
@@ -488,7 +525,7 @@ def nonsense(rng: random.Random, depth: int = 0) -> Any:
 def nearly(rng: random.Random) -> Any:
     """Return an answer of the scripts' form, of whose parts one is nonsense."""
     if rng.random() < 0.5:
-        parts = [bytes(8), b"7", b"0" * 17, bytes(60)]
+        parts = [bytes(9), b"7", b"0" * 17, bytes(60)]
     else:
         answer = rng.choice([b"", 0, [bytes(60)], [bytes(8)], [b"", 1]])
         parts = [bytes(24), rng.choice([b"", b"4/24=1 key=1", b"7"]), b"0" * 17, answer, []]

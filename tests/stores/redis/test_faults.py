@@ -9,7 +9,7 @@ import asyncio
 import gc
 import random
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -145,6 +145,15 @@ async def test_refused_writes_are_one_outage_whatever_is_answered_that_needs_non
     async with site.limiter as limiter, store_at(deployment, prefix=site.store._prefix) as new:
         assert await site.hits(AMOUNT + 1, "spent") == [PASSED] * AMOUNT + [LIMITED]
         await limiter.ban("eve", "1h")
+        charged = [await site.hit(f"charged {number}") for number in range(6)]
+        own: Any = limiter.engine.failover
+        # What needs no write, or deletes: that is possible without memory, and then all else in the same call is.
+        probes: list[Callable[[], Awaitable[Any]]] = [
+            lambda: limiter.hit("key", LIMIT, 0),
+            lambda: own.strike(BanPolicy("3/hour", "1h"), "eve", 1, ""),
+            lambda: limiter.refund(charged.pop()),
+            lambda: asyncio.gather(limiter.refund(charged.pop()), site.hit("beside it")),
+        ]
         async with FAULTS[name][0](deployment):
             for key, reason in (("eve", Reason.BANNED), ("spent", Reason.LIMITED)):
                 assert (await hit(new, key, BUCKET)).reason is reason, "a worker that starts just now knows it, too"
@@ -156,6 +165,11 @@ async def test_refused_writes_are_one_outage_whatever_is_answered_that_needs_non
                 assert (await limiter.peek("key", LIMIT)).reason is Reason.OK
                 assert await limiter.engine.failover.find(("key",)) is None
                 assert await site.hits(2, "spent") == [LIMITED] * 2
+                assert await site.hits(2) == [OPENED] * 2
+            for ask in (*probes, *probes, lambda: asyncio.gather(*[ask() for ask in probes])):
+                await asyncio.sleep(breaker.OPEN_US / 1_000_000)
+                await ask()
+                assert limiter.is_failing
                 assert await site.hits(2) == [OPENED] * 2
             assert site.observer.kinds == ["store_failed"]
         await site.recovered()

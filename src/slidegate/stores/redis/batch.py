@@ -35,7 +35,8 @@ from .script import PEEK, SCRIPT, SCRIPT_NAME, Packed, command, raise_failure, r
 if TYPE_CHECKING:
     from .store import RedisStore
 
-_TIME: Final = Struct("<q")
+_HEAD: Final = Struct("<q?")
+"""The server's time, and whether the call has stored anything."""
 NEWS_S: Final = 1.0
 """How often to poll for changes: the bans of networks, and the identity of the data."""
 MAX_IN_CALL: Final = 32
@@ -251,11 +252,12 @@ class Batcher:
         args = [arg for packed in calls.values() for arg in packed.args]
         said = await self._eval(line, len(keys), *keys, time.for_script(), requests_packed, *args)
         try:
-            (now_us,) = _TIME.unpack(said[0])
+            now_us, has_stored = _HEAD.unpack(said[0])
             answers = [*zip(calls, said[1:], strict=True)]
         except Exception:
             raise unexpected(said) from None
         time.saw(now_us)
+        self._store.writes += has_stored
         if all(request.future.done() for request in calls):
             for took in self._store.late:
                 took((monotonic_ns() - sent_ns) // 1_000)

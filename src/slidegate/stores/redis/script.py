@@ -32,7 +32,7 @@ from ...core.stored import read_by_name
 from ..leases import WORKER_BYTES, HeldPermits
 from .errors import refusal, unexpected
 
-LAYOUT: Final = 10
+LAYOUT: Final = 11
 """The version of the format of windows, strikes and permits, which begin anew in another one: a part of their fields.
 
 Bans, levels and quotas have no version, because every later one reads them: their formats may only gain what an older

@@ -70,6 +70,7 @@ class RedisStore(Store):
     """
 
     bans: RedisBans
+    writes: int
 
     def __init__(
         self,
@@ -97,6 +98,7 @@ class RedisStore(Store):
         self.packing = Packing(prefix, self.time.unix_us, readable=readable)
         self.refusals = Refusals(self.time)
         self.late: list[Callable[[int], None]] = []
+        self.writes = 0
         self.bans = RedisBans(self)
         self.shared_stats = RedisSharedStats(self)
 

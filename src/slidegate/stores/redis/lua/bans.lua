@@ -2,7 +2,6 @@
 -- their keys by their places.
 
 local FOR_EVER_MS = 100 * 365 * 86400000
-local ENDS_BYTES = 8 -- of the end with which a row starts
 local commands = {}
 
 local function text_of(moment)
@@ -22,7 +21,7 @@ end
 
 -- Store a row that starts with its end, -1 for never.
 local function put(name, field, row)
-  redis.call("HSET", name, field, row)
+  store(name, field, row)
   live_with(name, row)
 end
 
@@ -50,12 +49,14 @@ function commands.read_stats()
   return rows_in_force(key_at(1))
 end
 
--- Reset the windows in a hash, but not the permits; return whether there were any, as 1 or 0.
+-- Reset the windows in a hash, but not the permits; return whether any had units that have not left, as 1 or 0.
 local function reset(name)
   local found, fields = 0, redis.call("HGETALL", name)
   for at = 1, #fields, 2 do
-    if #fields[at] == FIELD_BYTES then
-      found = redis.call("HDEL", name, fields[at])
+    local field = fields[at]
+    if #field == FIELD_BYTES or #field == 1 + FIELD_BYTES and sub(field, 1, 1) == WINDOW then
+      found = end_of_value(field, fields[at + 1]) > now and 1 or found
+      delete("HDEL", name, field)
     end
   end
   return found
@@ -87,13 +88,29 @@ local function add_to_index(key, row)
   local ends, index = end_of(row), key_at(INDEX)
   redis.call("ZADD", index, "GT", ends == math.huge and "+inf" or text_of(ends), key)
   live_with(index, row)
-  redis.call("ZREMRANGEBYSCORE", index, "-inf", text_of(now))
+  delete("ZREMRANGEBYSCORE", index, "-inf", text_of(now))
 end
 
 local function set_meta(field, value)
-  redis.call("HSET", key_at(META), field, value)
+  store(key_at(META), field, value)
   redis.call("PEXPIRE", key_at(META), FOR_EVER_MS)
   return value
+end
+
+-- Remove the ban of a key, and let its hash live as long as its windows again: a permanent ban lets it live for ever.
+local function remove_ban(name)
+  if delete("HDEL", name, BAN) == 0 then
+    return
+  end
+  local left_us, fields = 0, redis.call("HGETALL", name)
+  for at = 1, #fields, 2 do
+    local kept_us = #fields[at] == FIELD_BYTES and PERIOD_KEPT_US or 0
+    left_us = max(left_us, end_of_value(fields[at], fields[at + 1]) + kept_us - now)
+  end
+  local left_ms = math.ceil(left_us / 1000) + slack_ms
+  if redis.call("PTTL", name) > left_ms then
+    redis.call("PEXPIRE", name, left_ms)
+  end
 end
 
 -- Return the banned keys.
@@ -113,11 +130,11 @@ function commands.put(version, replaces, ...)
       name, field = key_at(NETWORKS), key
     end
     if replaces == "1" then
-      redis.call("ZREM", key_at(INDEX), key)
-      redis.call("HDEL", windows, BAN)
+      delete("ZREM", key_at(INDEX), key)
+      remove_ban(windows)
     end
-    local stored = replaces == "0" and redis.call("HGET", name, field)
-    if not stored or end_of(row) > end_of(stored) then
+    local before = replaces == "0" and redis.call("HGET", name, field)
+    if not before or end_of(row) > end_of(before) then
       put(name, field, row)
       add_to_index(key, row)
       if is_network == "1" then
@@ -131,15 +148,16 @@ end
 -- which are 0 where nothing was charged, and the row in the field `level`.
 function commands.strike(packed, level, is_shadow, units)
   local struck, limit = key_at(2), limit_of(packed)
-  local found = redis.call("HMGET", struck, limit.field, level)
+  local field = sub(packed, 1, FIELD_BYTES)
+  local found = redis.call("HMGET", struck, field, level)
   local before = found[2] or ""
   -- A level starts with its own end, and then has that of the ban that has left it.
   if ban_in_force(key_at(1)) ~= "" or is_shadow == "1" and before ~= "" and (unpack_from("<i8", before, 9)) > now then
     return { 0, before }
   end
-  local w = ring.read(sub(found[1] or "", ENDS_BYTES + 1), limit)
+  local w = ring.read(sub(found[1] or "", limit.starts), limit)
   ring.charge(w, limit, tonumber(units))
-  put(struck, limit.field, pack("<i8", ring.expires(w, limit)) .. ring.pack(w))
+  put(struck, field, pack("<i8", ring.expires(w, limit)) .. ring.pack(w))
   return { w.spent, before }
 end
 
@@ -162,7 +180,7 @@ function commands.put_next(key, row, strikes, level, before, after, most)
     add_to_index(key, row)
     put(windows, BAN, row)
   end
-  redis.call("HDEL", struck, strikes)
+  delete("HDEL", struck, strikes)
   put(struck, level, after)
   return MADE
 end
@@ -174,11 +192,11 @@ function commands.unban(key, version)
   local windows, struck = key_at(FIRST), key_at(FIRST + 1)
   local ban, of_network = ban_in_force(windows), redis.call("HGET", key_at(NETWORKS), key)
   local remembered = #rows_in_force(struck)
-  redis.call("HDEL", windows, BAN)
-  redis.call("UNLINK", struck)
-  redis.call("ZREM", key_at(INDEX), key)
+  remove_ban(windows)
+  delete("UNLINK", struck)
+  delete("ZREM", key_at(INDEX), key)
   if of_network then
-    redis.call("HDEL", key_at(NETWORKS), key)
+    delete("HDEL", key_at(NETWORKS), key)
     set_meta("networks", version)
   end
   return { ban, of_network or "", remembered }

@@ -3,15 +3,35 @@
 local LIMIT_BYTES = 39
 local COUNT_DENIED, QUOTA, PERMITS = 1, 2, 4 -- modes; the first two may be combined
 local PERIOD_KEPT_US = 3600000000
+local WINDOW, PERMIT_ROW = "w", "p" -- the start of the fields of windows and of permits; quotas have none
+local ENDS_BYTES = 8 -- of the end with which the value of a window starts, and each row of bans, strikes, levels and stats
+
+-- Return when a value in a hash of windows ends: the last unit of a window or of a quota leaves, the last permit is free. It
+-- ends at 0 if it is none of these, or damaged.
+local function end_of_value(field, value)
+  local kind = sub(field, 1, 1)
+  if #field == FIELD_BYTES then
+    return #value >= HEAD_BYTES and (select(3, unpack_from(HEAD, value))) or 0
+  elseif #field == 1 + FIELD_BYTES and kind == WINDOW then
+    return #value >= ENDS_BYTES and (unpack_from("<i8", value)) or 0
+  end
+  local ends = 0
+  if #field == 1 + FIELD_BYTES and kind == PERMIT_ROW then
+    for at = 1, #value - PERMIT_BYTES + 1, PERMIT_BYTES do
+      ends = max(ends, (select(2, unpack_from(PERMIT, value, at))))
+    end
+  end
+  return ends
+end
 
 -- Unpack a limit: the field, the amount, three numbers, the resolution and the modes.
 local function limit_of(text)
-  local limit = { field = sub(text, 1, FIELD_BYTES), kind = ring, kept = 0 }
+  local limit = { field = sub(text, 1, FIELD_BYTES), kind = ring, kept = 0, starts = 1 }
   local first, second, third, modes
   limit.amount, first, second, third, limit.resolution, modes = unpack_from("<I4i8i8i8HB", text, FIELD_BYTES + 1)
   limit.step, limit.span, limit.count_denied = first, second, modes % QUOTA == COUNT_DENIED
   if modes >= PERMITS then
-    limit.kind, limit.field = permits, "p" .. limit.field
+    limit.kind, limit.field = permits, PERMIT_ROW .. limit.field
     limit.worker, limit.lease, limit.held = sub(text, 13, 20), second, third
   elseif modes >= QUOTA then
     -- A ring with one slice from 1970 to the end of the period, as in core/quotas.py. The caller's clock chooses three
@@ -21,6 +41,8 @@ local function limit_of(text)
       error("the clock of a worker is behind the server's by more than a period of a quota; synchronize it", 0)
     end
     limit.step, limit.span, limit.kept = ends + 1, 0, PERIOD_KEPT_US
+  else
+    limit.field, limit.starts = WINDOW .. limit.field, 1 + ENDS_BYTES
   end
   return limit
 end

@@ -18,6 +18,21 @@ local function key_at(place)
   return KEYS[keys_before + place]
 end
 
+local stored = 0 -- 1 if this call has stored anything, which shows that the server accepts it
+local has_deleted = false
+
+-- Delete. A server without memory accepts that; after it, also what the same call stores.
+local function delete(...)
+  has_deleted = true
+  return redis.call(...)
+end
+
+-- Store a value in a field of a hash.
+local function store(name, field, value)
+  redis.call("HSET", name, field, value)
+  stored = has_deleted and stored or 1
+end
+
 -- Make a key live for at least left_ms; extend it by more than that, so that not every call has to.
 local function live_for(name, left_ms)
   if redis.call("PTTL", name) < left_ms then

@@ -1,11 +1,11 @@
 -- Windows and permits in Redis: a hash for each counted key, with a field for each rule and window, and for the permits of
--- each rule. Values have the format of core.
+-- each rule. Values have the format of core; that of a window has its end before it.
 --
 -- One call: ARGV[2] are the requests, which are decided in order; each reads what it needs, and writes
 -- what it has changed. A request starts with its operation, the numbers of its keys, asks, bans and arguments, and the
 -- indexes of the keys whose bans refuse it; an ask has the index of its key, a mark, units, and the limit. Indexes count
 -- from the first key of the request; KEYS has those of all requests, and ARGV the arguments of all commands, see
--- ``bans.lua``. The answer is {time, answers ...}.
+-- ``bans.lua``. The answer is {time and a byte, answers ...}; the byte is 1 if anything was stored.
 
 local ASK, ASK_BYTES = "<Hi8I4", 14 + LIMIT_BYTES
 
@@ -19,8 +19,8 @@ local function ask_at(at)
   local text = sub(requests, rest, rest + LIMIT_BYTES - 1)
   limits[text] = limits[text] or limit_of(text)
   local name, limit = key_at(1 + key), limits[text]
-  local stored = redis.call("HGET", name, limit.field) or ""
-  local w = limit.kind.read(stored, limit, name)
+  local value = redis.call("HGET", name, limit.field) or ""
+  local w = limit.kind.read(#value < limit.starts and value or sub(value, limit.starts), limit, name)
   return { name = name, limit = limit, mark = mark, units = units, w = w, wait = 0 }
 end
 
@@ -30,10 +30,11 @@ local function save(asks)
     local name, limit, kind = ask.name, ask.limit, ask.limit.kind
     local value = kind.pack(ask.w, limit)
     if value == "" then
-      redis.call("HDEL", name, limit.field)
+      delete("HDEL", name, limit.field)
     else
-      redis.call("HSET", name, limit.field, value)
-      live_for(name, (kind.expires(ask.w, limit) - now) / 1000)
+      local ends = kind.expires(ask.w, limit)
+      store(name, limit.field, limit.starts > 1 and pack("<i8", ends) .. value or value)
+      live_for(name, (ends - now) / 1000)
     end
     if kind == permits then
       written[name .. limit.field] = true
@@ -152,7 +153,7 @@ local function answer_to(what, many, bans, arguments, at)
   return (operations[what](asks))
 end
 
-local replies, next_at = { pack("<i8", now) }, 1
+local replies, next_at = { "" }, 1
 while next_at <= #requests do
   local what, keys, many, bans, arguments, at = unpack_from("<BHHHH", requests, next_at)
   local fine, reply = pcall(answer_to, what, many, bans, arguments, at)
@@ -163,4 +164,5 @@ while next_at <= #requests do
   keys_before, first_argument = keys_before + keys, first_argument + arguments
   next_at = at + 2 * bans + many * ASK_BYTES
 end
+replies[1] = pack("<i8B", now, stored)
 return replies
