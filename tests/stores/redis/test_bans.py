@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import hiredis
 import pytest
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import BlockingConnectionPool, Connection, ConnectionPool, Redis
 from redis.asyncio import RedisCluster as ClusterClient
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
@@ -19,7 +19,7 @@ from redis.asyncio.sentinel import Sentinel as RedisSentinel
 from redis.backoff import NoBackoff
 from redis.credentials import UsernamePasswordCredentialProvider
 
-from slidegate import BanPolicy, Decision, Limiter, Quota, StoreError
+from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, Quota, StoreError
 from slidegate.core import Ban, Bucket, Concurrency, Reason, Reservation, Snapshot, StoreUnavailable, parse_address
 from slidegate.core.bans.rows import to_rows
 from slidegate.core.reservation import reserved
@@ -600,6 +600,86 @@ async def test_what_fails_in_a_function_of_the_user_is_what_the_error_says(
     store = RedisStore(Redis(port=server.port, credential_provider=CREDENTIALS))
     assert "the vault is sealed" in str(await outcome(lambda: store.hit(CHECKS)))
     await store.close()
+
+
+class Moody(Connection):
+    """A user's class of connections, which raises at some times where it is said to.
+
+    Attributes:
+        raises_in: The name of a method.
+    """
+
+    raises_in = ""
+
+    def __init__(self, **settings: Any) -> None:
+        self.act("__init__")
+        super().__init__(**settings)
+
+    def act(self, name: str) -> None:
+        if name == self.raises_in:
+            raise TypeError(f"{name} is in a mood")
+
+    async def connect(self, *given: Any, **options: Any) -> None:
+        self.act("connect")
+        await super().connect(*given, **options)
+
+    async def send_packed_command(self, *given: Any, **options: Any) -> None:
+        self.act("send_packed_command")
+        await super().send_packed_command(*given, **options)
+
+    async def read_response(self, *given: Any, **options: Any) -> Any:
+        self.act("read_response")
+        return await super().read_response(*given, **options)
+
+    async def disconnect(self, *given: Any, **options: Any) -> None:
+        await super().disconnect(*given, **options)
+        self.act("disconnect")
+
+
+MOODS: Final = "__init__", "connect", "send_packed_command", "read_response", "disconnect"
+
+
+@pytest.mark.usefixtures("nothing_goes_wrong_that_nobody_deals_with")
+@pytest.mark.parametrize("raises_in", MOODS)
+@pytest.mark.parametrize("at_once", [1, 200])
+async def test_what_a_class_of_connections_raises_is_told_and_tried_again(
+    raises_in: str, at_once: int, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hits() -> set[str]:
+        found = await asyncio.gather(*(outcome(lambda: hit(store, limits=WIDE)) for _ in range(at_once)))
+        return {str(one) if isinstance(one, StoreError) else str(one.reason) for one in found}
+
+    given = Redis(connection_pool=ConnectionPool(connection_class=Moody, host="127.0.0.1", port=server.port))
+    async with store_at(given) as store:
+        for is_open in (False, True):
+            monkeypatch.setattr(Moody, "raises_in", raises_in)
+            for _ in range(3):
+                server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                found, told = await hits(), f"redis: TypeError: {raises_in} is in a mood"
+                killed = "redis: ConnectionError: Connection closed by server."
+                assert found == {told} or (found <= {told, killed, "ok"} and (is_open or raises_in == "disconnect"))
+                assert len(store.batcher()._queue) == 0
+            monkeypatch.setattr(Moody, "raises_in", "")
+            assert await hits() == {"ok"}
+
+
+@pytest.mark.parametrize("kind", ["server", "sentinel", "cluster"])
+def test_a_class_of_connections_that_cannot_be_made_is_refused_where_it_is_given(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Picky(Connection):
+        def __init__(self, host: str = "", port: int = 0, db: int = 0) -> None:
+            super().__init__(host=host, port=port, db=db)
+
+    if kind == "server":
+        given: Any = Redis(connection_pool=ConnectionPool(connection_class=Picky))
+    elif kind == "sentinel":
+        given = RedisSentinel([("127.0.0.1", 1)]).master_for("mymaster", connection_class=Picky)
+    else:
+        given = ClusterClient("127.0.0.1", 1)
+        given.connection_kwargs["connection_class"] = Picky
+    with pytest.raises(ConfigurationError, match=r"^client: a connection like those of .* cannot be made: TypeError"):
+        RedisStore(given)
 
 
 @pytest.mark.usefixtures("nothing_goes_wrong_that_nobody_deals_with")

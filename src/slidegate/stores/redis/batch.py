@@ -28,6 +28,7 @@ from redis.exceptions import NoScriptError, ResponseError
 from ...core.errors import StoreError, StoreUnavailable
 from ..leases import HeldPermits
 from ..shared import in_steps
+from .clients import line_of
 from .errors import CLOSED, store_error, unexpected
 from .requests import Command, Read, Request
 from .script import PEEK, SCRIPT, SCRIPT_NAME, Packed, command, raise_failure, renewal
@@ -152,12 +153,12 @@ class Batcher:
         It is sent over one connection of redis-py, or by its client for a cluster, which is this sender's own: while a
         slot is migrating, ASKING must go over the connection of the command that follows.
         """
-        client: Any = self._store.open_client()
-        line = client if isinstance(client, RedisCluster) else client.connection_pool.make_connection()
         task = asyncio.current_task()
         assert task is not None
-        failures = -1
+        line, failures = None, -1
         try:
+            client = self._store.open_client()  # kept: a connection of a sentinel's refers to it weakly
+            line = line_of(client)
             while not task.cancelling():  # asyncio may lose the exception of a cancellation, see `wait_for` in 3.11
                 if not self._queue:
                     if failures < 0:  # others were faster than this one could begin to connect
@@ -170,9 +171,22 @@ class Batcher:
                     await _close(line)
                     if len(self._senders) > 1 and not await self._connect(line):
                         return
+        except Exception as error:  # in opening or closing, by a class of connections of the user's
+            self._leave(task, error)
         finally:
             self._senders.discard(task)
-            await _close(line)
+            with suppress(Exception):
+                await _close(line)
+
+    def _leave(self, sender: asyncio.Task[None], error: Exception) -> None:
+        """End a sender that cannot go on: others send what is queued, or it fails. The next request begins another."""
+        self._senders.discard(sender)
+        if self._senders:
+            self._alone_until_s = monotonic() + RETRY_S
+            self._go()
+            return
+        self._fail(self._queue, store_error(error))
+        self._queue.clear()
 
     async def _rest(self, sender: asyncio.Task[None]) -> None:
         """Wait until there is something to send; not for long, unless this sender is the only one."""
@@ -294,6 +308,8 @@ class Batcher:
 
 async def _close(line: Any) -> None:
     """Close the connections of a sender; its next command opens them anew."""
+    if line is None:
+        return
     if isinstance(line, RedisCluster):
         await line.aclose()
         for nodes in ("nodes_cache", "startup_nodes"):  # it closes none of them if the last command failed

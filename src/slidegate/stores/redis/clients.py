@@ -22,6 +22,8 @@ from redis.asyncio.sentinel import MasterNotFoundError, SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from ...core.errors import ConfigurationError, quoted
+from ..shared import running_loop
 from .urls import Client
 
 IDLE_S: Final = 1.0
@@ -50,6 +52,31 @@ def open_own(given: Client, timeout_s: float) -> Client:
             SentinelConnectionPool(pool.service_name, masters, connection_class=kind, **settings)  # type: ignore[no-untyped-call]
         )
     return Redis.from_pool(ConnectionPool(connection_class=kind, **settings))
+
+
+def line_of(client: Any) -> Any:
+    """Return what sends the commands of a sender: one connection, or the client of a cluster."""
+    return client if isinstance(client, RedisCluster) else client.connection_pool.make_connection()
+
+
+def check_opens(given: Client, timeout_s: float) -> None:
+    """Check that connections with the settings of a user's client can be made; nothing connects.
+
+    Raises:
+        ConfigurationError: They cannot, for example because a class of the user's does not take all settings.
+    """
+    try:
+        own = open_own(given, timeout_s)
+        line = line_of(own)
+        if isinstance(line, RedisCluster):
+            next(iter(line.nodes_manager.startup_nodes.values())).acquire_connection()
+    except Exception as error:
+        if isinstance(error, RuntimeError) and running_loop() is None:
+            return  # it may need an event loop; senders have one
+        raise ConfigurationError(
+            f"client: a connection like those of {type(given).__name__} cannot be made: {quoted(error)}; a class of "
+            "connections has to take all settings of redis.asyncio.Connection, for example as **settings"
+        ) from error
 
 
 def _open_cluster(given: RedisCluster, timeout_s: float) -> RedisCluster:

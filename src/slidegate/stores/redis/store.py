@@ -30,7 +30,7 @@ from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, check_clock, running_loop
 from .bans import RedisBans
 from .batch import Batcher
-from .clients import open_own
+from .clients import check_opens, open_own
 from .clock import StoreTime
 from .errors import CLOSED
 from .refusals import Refusals
@@ -66,7 +66,8 @@ class RedisStore(Store):
         clock: For tests: returns microseconds; by default the server's time is used.
 
     Raises:
-        ConfigurationError: The address or an option cannot be used.
+        ConfigurationError: The address or an option cannot be used, or connections like those of the client cannot be
+            made.
     """
 
     bans: RedisBans
@@ -89,6 +90,7 @@ class RedisStore(Store):
         super().__init__()
         given = open_client(client) if isinstance(client, str) else client
         timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
+        check_opens(given, timeout_s)
         self._prefix = prefix
         self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}
         self.open_client = partial(open_own, given, timeout_s)
