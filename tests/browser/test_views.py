@@ -216,6 +216,8 @@ def test_times_are_those_of_the_reader(site: Site, opened: OpenPage) -> None:
     for time in page.locator("main time").all():
         said = time.get_attribute("datetime") or ""
         assert time.inner_text() == page.evaluate("said => new Date(said).toLocaleString('sv')", said)
+    expect(page.get_by_role("cell", name=re.compile("is banned until")).first.locator("time")).to_be_visible()
+    assert not re.search(r"\dT\d", page.locator("main").inner_text()), "no text has a time in UTC"
     page = opened(site, TOKEN, **zone)
     expect(page.locator("#state")).to_have_text("Live")
     figure = page.locator("figure").first
@@ -227,6 +229,17 @@ def test_times_are_those_of_the_reader(site: Site, opened: OpenPage) -> None:
         ]"""  # in one step, because a refresh may come between two
     )
     assert title == cell == start
+
+
+def test_what_is_told_after_a_change_leaves_the_address_at_once_and_then_the_page(site: Site, opened: OpenPage) -> None:
+    page = opened(site, TOKEN, "bans?q=nobody&done=unban")
+    expect(page.get_by_text("The change is made")).to_be_visible()
+    expect(page.locator("#state")).to_have_text("Live")
+    assert page.url.endswith("/bans?q=nobody")
+    expect(page.get_by_text("The change is made")).to_be_hidden()
+    page.goto(f"{site.dashboard}bans?done=anything")
+    expect(page.locator("#state")).to_have_text("Live")
+    assert "The change is made" not in page.content()
 
 
 def test_theme_is_chosen_and_kept(site: Site, opened: OpenPage) -> None:

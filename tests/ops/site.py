@@ -183,6 +183,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         tag, attrs = self.tags[-1] if self.tags else ("", {})
+        assert not UTC_TEXT.search(data), "the page's script shows times of elements alone in the reader's zone"
         if tag not in HIDDEN:
             self._lines[-1] += data
         if attrs.get("role") == "alert":
@@ -207,6 +208,7 @@ UNSTEADY = (
     (rf"\b{socket.gethostname()} \| {os.getpid()}\b", "HOST | PID"),
 )
 """What depends on the machine, and what stands for it."""
+UTC_TEXT = re.compile("[0-9]{2}T[0-9:]{8}Z")
 NO_VALUES = re.compile("[0-9:]{8}( \\| [0\u2013])+")
 """A row of a chart's table in which nothing happened."""
 

@@ -29,18 +29,18 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from slidegate import Limit, Limiter, RateLimitMiddleware, StoreError
+from slidegate import BanPolicy, Limit, Limiter, Networks, RateLimitMiddleware, Rule, StoreError
 from slidegate.core import Bucket, Check, Decision, Reason
 from slidegate.core.memo import MANY
 from slidegate.core.windows.histogram import BUCKETS
-from slidegate.events import Event, Outcome, Passed
+from slidegate.events import Event, Observer, Outcome, Passed
 from slidegate.limiter.rows import MAX_BYTES
 from slidegate.ops import statistics as module
 from slidegate.ops.statistics import ALIVE_S, EVERY_S, MAX_SERIES, OTHER, PART, STEPS, WORKERS, Statistics, Traffic
 from slidegate.ops.traffic import MAX_CLIENTS, Series, decoded, encoded
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..asgi import page
+from ..asgi import PEER, hello, page, statuses
 from ..hurry import THREADS, race
 from ..redis_servers import AT_REDIS
 from ..served_by_workers import AMOUNT, NAME
@@ -89,6 +89,7 @@ OUTCOMES = {
     "refused": refused("api", key="user:ann"),
     "banned": refused("api", key="user:bob", reason=Reason.BANNED),
     "blocked": refused("api", "all", reason=Reason.BLOCKED),
+    "unavailable": refused("api", reason=Reason.UNAVAILABLE, status=503),
     "exceptions": passed("api", "all", key="user:ann", ended="exception", status=500, route="GET /b"),
     "cancelled": refused("api", key="user:cy", status=0, ended="cancelled", route="GET /a"),
     "shadow_refused": passed("api", shadow_rules=("trial",)),
@@ -591,7 +592,7 @@ async def test_what_a_later_version_adds_to_rows_is_ignored(rows: SharedRows, st
 async def test_the_largest_rows_fit(rows: SharedRows, statistics: Statistics) -> None:
     for number in range(MAX_SERIES + 1):
         rules = tuple(f"{rule:02}{number:03}".ljust(64, "r") for rule in range(10))
-        statistics._fresh[rules, f"GET /{number}".ljust(256, "x")] = traffic = Traffic(*[10**9] * 7)
+        statistics._fresh[rules, f"GET /{number}".ljust(256, "x")] = traffic = Traffic(*[10**9] * 8)
         traffic.times.count_all([10 * 11**step // 10**step for step in range(BUCKETS)])
     for number in range(2 * module.MAX_EVENTS):
         details = {f"{number}-{name}": unpackable_text() for name in range(20)}
@@ -698,3 +699,60 @@ def test_workers_sum_up_and_a_killed_one_loses_five_seconds(url: str, tmp_path: 
         # Its metrics are in files: nothing is lost, and it is counted once after it was replaced.
         answered = statuses[429] - 100
         assert answered <= refusals(scraped(site, answered)) <= answered + statuses[0]
+
+
+# -- which requests are counted: those that a rule exempts are not, unless something else has counted them -------------
+
+EXEMPT = Rule("/health", exempt=True)
+FIRST: dict[str, tuple[dict[str, Any], int]] = {
+    "an exempt rule": ({"rules": [EXEMPT, Rule("*", "9/minute")]}, 0),
+    "an exempt rule alone": ({"rules": [EXEMPT]}, 0),
+    "by a condition": ({"rules": [Rule("*", exempt=True, when=lambda request: True), Rule("*", "9/minute")]}, 0),
+    "a limit before it": ({"rules": [Rule("*", "9/minute"), EXEMPT]}, 1),
+    "a shadow before it": ({"rules": [Rule("*", "9/minute", shadow=True), EXEMPT]}, 1),
+    "a ban": ({"rules": [EXEMPT], "bans": BanPolicy("1/m", "1h", signals={"/health": "ban"})}, 0),
+    "no rule at all": ({"rules": []}, 1),
+    "an allowlist": ({"rules": [Rule("*", "9/minute")], "allowlist": Networks([PEER])}, 1),
+}
+"""What a middleware has, and how many of two requests it counts for each of its paths."""
+
+
+@pytest.mark.parametrize("name", FIRST)
+async def test_what_a_rule_exempts_is_counted_by_no_statistics(name: str) -> None:
+    options, counted = FIRST[name]
+    limiter = Limiter()
+    statistics, outcomes = Statistics.of(limiter), list[Outcome]()
+
+    class Ear(Observer):
+        def request(self, outcome: Outcome, /) -> None:
+            outcomes.append(outcome)
+
+    limiter.observe(Ear())
+    app = Starlette(routes=[Route("/health", page)])
+    app.add_middleware(RateLimitMiddleware, limiter=limiter, **options)
+    assert await statuses(app, 3, "/health") == [200] * 3
+    stats = await statistics.read()
+    assert stats.total.passed == 3 * counted
+    assert sum(one.passed for one in stats.routes.values()) == 3 * counted
+    assert (stats.total.p95_us is None) == (counted == 0)
+    assert [outcome.allowed for outcome in outcomes] == [True] * 3, "other observers hear of all"
+
+
+async def test_a_refusal_of_an_exempt_request_is_counted() -> None:
+    limiter = Limiter()
+    statistics = Statistics.of(limiter)
+    app = RateLimitMiddleware(hello, limiter=limiter, rules=[EXEMPT])
+    await limiter.ban(PEER, "1h")
+    assert await statuses(app, 2, "/health") == [403] * 2
+    stats = await statistics.read()
+    assert (stats.total.passed, stats.total.banned) == (0, 2)
+
+
+async def test_an_exempt_request_that_an_inner_limit_counts_is_counted() -> None:
+    limiter = Limiter()
+    statistics = Statistics.of(limiter)
+    inner = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", "9/minute", name="inner")])
+    app = RateLimitMiddleware(inner, limiter=limiter, rules=[EXEMPT])
+    assert await statuses(app, 2, "/health") == [200] * 2
+    stats = await statistics.read()
+    assert (stats.total.passed, stats.rules["inner"].passed) == (2, 2)

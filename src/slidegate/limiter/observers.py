@@ -112,10 +112,12 @@ class Observer:
             making this event takes longer than refusing the request, and it is made only if an observer wants it.
         takes_passed: Whether `request` receives a `Passed` in place of the outcome of an ordinary request, which its
             only decision admitted and which ended well: an outcome takes longer to make, and to keep.
+        takes_exempt: Whether `request` receives requests that a rule exempts and no limit counts.
     """
 
     refused_events: bool = True
     takes_passed: bool = False
+    takes_exempt: bool = True
 
     def event(self, event: Event, /) -> None:
         """Receive an event."""
@@ -200,6 +202,7 @@ class ObserverHub:
         requests: The observers of requests.
         passed: Those of them that take an ordinary request as `Passed`.
         outcomes: The others; without any, no `Outcome` of such a request is created.
+        exempt: Those of all that take exempt requests, each as an `Outcome`.
     """
 
     def __init__(self, unix_us: Clock, observers: Iterable[AnyObserver]) -> None:
@@ -287,6 +290,7 @@ class ObserverHub:
         self.requests = [(one, one.request) for one in subscriptions if one.request is not None]
         self.passed = [one for one in self.requests if getattr(one[0].observer, "takes_passed", False)]
         self.outcomes = [one for one in self.requests if one not in self.passed]
+        self.exempt = [one for one in self.requests if getattr(one[0].observer, "takes_exempt", True)]
 
 
 def tell(receivers: Iterable[tuple[Subscription, Callable[[Any], object]]], what: Event | Outcome | Passed) -> None:

@@ -84,7 +84,7 @@ def row_of_window(view: LimitState) -> dict[str, Any]:
     """Return a window of a key."""
     wait_us = view.retry_after_us
     return {
-        **named(view, "name", "used", "remaining"),
+        **named(view, "name", "key", "used", "remaining"),
         "rule": view.label,
         "limit": str(view.limit),
         "amount": view.limit.amount,

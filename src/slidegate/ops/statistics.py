@@ -88,8 +88,9 @@ class _Publishing(asyncio.Task[None]):
 class Statistics(Observer):
     """Counts and durations of recent requests of all workers, by rule, route and client.
 
-    Use `Statistics.of`, which attaches one object to a limiter. Calls such as `Limiter.hit` are no requests. A worker
-    without an event loop of asyncio writes its counts when they are read, and at its end.
+    Use `Statistics.of`, which attaches one object to a limiter. Calls such as `Limiter.hit` are no requests, and those
+    that a rule exempts are not counted: a dashboard does not count itself. A worker without an event loop of asyncio
+    writes its counts when they are read, and at its end.
 
     Args:
         limiter: The limiter whose requests are counted.
@@ -97,6 +98,7 @@ class Statistics(Observer):
 
     refused_events = False  # refusals are taken from outcomes
     takes_passed = True
+    takes_exempt = False
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter

@@ -14,6 +14,7 @@ from heapq import nlargest
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from .. import everyone
 from ..core import Reason
 from ..core.logs import escaped, written
 from ..core.windows.histogram import ResponseTimes
@@ -39,6 +40,7 @@ class Traffic:
         refused: Requests refused: by a limit, a ban, a list, or because the store does not answer.
         banned: Requests refused by a ban; also counted in `refused`.
         blocked: Requests refused by a list or a blocking rule; also counted in `refused`.
+        unavailable: Requests refused because the store did not answer; also counted in `refused`.
         shadow_refused: Requests that a shadow rule would have refused; counted for that rule and in total.
         exceptions: Admitted requests that ended in an exception of the application.
         cancelled: Requests whose client disconnected before the response was complete.
@@ -52,6 +54,7 @@ class Traffic:
     shadow_refused: int = 0
     exceptions: int = 0
     cancelled: int = 0
+    unavailable: int = 0
     times: ResponseTimes = field(default_factory=ResponseTimes, repr=False)
 
     @property
@@ -77,6 +80,7 @@ class Traffic:
             self.refused += 1
             self.banned += outcome.reason == Reason.BANNED
             self.blocked += outcome.reason == Reason.BLOCKED
+            self.unavailable += outcome.reason == Reason.UNAVAILABLE
         elif ended != "success":
             self.exceptions += ended == "exception"
             self.cancelled += ended == "cancelled"
@@ -90,6 +94,7 @@ class Traffic:
         self.shadow_refused += other.shadow_refused
         self.exceptions += other.exceptions
         self.cancelled += other.cancelled
+        self.unavailable += other.unavailable
         self.times.add(other.times)
 
 
@@ -227,11 +232,17 @@ def entry_of(event: Event | Outcome) -> Entry:
         return _entry(event.kind, event.message, event.time_us, event.details)
     decision = next((one for one in reversed(event.decisions) if not one.allowed), None)
     state, ban, by = (decision.binding, decision.ban, decision.by) if decision is not None else (None, None, "")
-    key = state.key if state is not None else ban.key if ban is not None else ""
+    banned = "" if ban is None else ban.key
+    counted = [] if decision is None else [key for _, key, _ in decision.checks if key != everyone.identity]
+    key = banned and next(iter(counted), banned)  # the client, which the ban of its network has refused
+    if state is not None:
+        key = state.key
     rule = ", ".join(event.rules)
     source = f" under {rule!r}" if rule else f" by {by}" if by else ""
     message = f"{key or 'a client'} was refused: {event.reason}{source}"
     details = {"key": key, "rule": rule, "by": by, "reason": event.reason, "route": event.route, "status": event.status}
+    if banned:
+        details["ban"] = banned
     return _entry("refused", message, event.began_us + event.duration_us, details)
 
 

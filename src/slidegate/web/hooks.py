@@ -121,7 +121,9 @@ class Report(Hook):
         duration_us = (self._clock.monotonic_ns() - exchange.began_ns) // 1_000
         route, observers, decided = self._routes.label(exchange.scope), self._observers, exchange.decided
         told = observers.requests
-        if exchange.is_complete and len(decided) == 1 and not decided.shadow_rules:
+        if decided.exempt and _is_uncounted(exchange):
+            told = observers.exempt
+        elif exchange.is_complete and len(decided) == 1 and not decided.shadow_rules:
             ((_, decision),) = decided
             if decision.allowed:
                 told = observers.outcomes
@@ -145,6 +147,11 @@ class Report(Hook):
             ended, status = _ended(exchange, error, status)
         began_us = self._unix_us() - duration_us
         return Outcome(decisions, refusal, decided.shadow_rules, route, status, ended, began_us, duration_us)
+
+
+def _is_uncounted(exchange: Exchange) -> bool:
+    """Return whether a request has passed, and neither a limit nor a shadow rule has counted it."""
+    return not exchange.observed and all(one.allowed and not one.checks for _, one in exchange.decided)
 
 
 def _ended(exchange: Exchange, error: BaseException | None, status: Any) -> tuple[Ended, Any]:

@@ -15,6 +15,7 @@ from xml.etree import ElementTree as ET
 
 import anyio
 import anyio.lowlevel
+import jinja2
 import pytest
 import tree_sitter_javascript
 from hypothesis import given
@@ -25,20 +26,22 @@ from starlette.testclient import TestClient
 from starlette.types import Message
 from tree_sitter import Language, Parser
 
-from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule, SlidegateError
+from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule, SlidegateError, client_ip
 from slidegate.core import Ban, parse_duration_us
 from slidegate.core.bans.rows import to_rows
+from slidegate.core.errors import StoreUnavailable
 from slidegate.dashboard import Dashboard
 from slidegate.ops.dashboard import charts
 from slidegate.ops.dashboard.app import MAX_BODY
 from slidegate.ops.dashboard.page import rate
-from slidegate.ops.dashboard.service import WINDOWS
-from slidegate.ops.statistics import Statistics
+from slidegate.ops.dashboard.service import WINDOWS, Service
+from slidegate.ops.statistics import EVERY_S, Statistics
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...asgi import call, hello, page, scope_of, send_scope, statuses
 from ...redis_servers import free_port
+from ...remote_stores import SlowStore
 from ...virtual_time import VirtualTime
 from ..site import HOST, HOSTILE, NOW_US, SECRET, TOKEN, VIEWS, Page, Site, Visitor, basic
 
@@ -407,6 +410,54 @@ async def test_page_of_a_view_is_small_and_asks_no_other_place(site: Site) -> No
     assert not Parser(Language(tree_sitter_javascript.language())).parse(script).root_node.has_error
 
 
+async def test_no_request_waits_until_a_template_is_compiled(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, compiled = Site(clock), list[str]()
+    compile_template = jinja2.Environment.compile
+
+    def noted(*given: Any, **more: Any) -> Any:
+        compiled.append(str(given[1:]))
+        return compile_template(*given, **more)
+
+    monkeypatch.setattr(jinja2.Environment, "compile", noted)
+    for view in (*VIEWS, "clients?key=user:1"):
+        await site.page(view)
+    assert (await site.get("nothing")).status == 404
+    assert compiled == []
+
+
+SPELLED = ("2001:db8::1", "2001:0DB8:0::1", "2001:db8::1/128", "203.0.113.9", "::ffff:203.0.113.9")
+
+
+@pytest.mark.parametrize("ipv6_prefix", [48, 64, 96, 128])
+@pytest.mark.parametrize("ipv4_prefix", [24, 32])
+@pytest.mark.parametrize("typed", SPELLED)
+async def test_a_client_is_found_as_its_middleware_counts_it(
+    ipv4_prefix: int, ipv6_prefix: int, typed: str, clock: FakeClock
+) -> None:
+    prefixes = client_ip(ipv4_prefix=ipv4_prefix, ipv6_prefix=ipv6_prefix)
+    site = Site(clock, middleware={"client": prefixes, "rules": [Rule("*", "20/minute", name="all")]})
+    await site.visit(times=3, client=typed.removesuffix("/128"))
+    (counted,) = await Statistics.of(site.limiter).clients()
+    answer = await site.submit("clients", do="find", value=typed)
+    page = await site.page(answer.headers["location"].removeprefix("./"))
+    assert counted.key in page.names("section", "data-key")
+    assert "3 / 20" in page.text
+    (window,) = (await read(site, "client", key=typed))["windows"]
+    assert (window["key"], window["used"]) == (counted.key, 3)
+
+
+async def test_what_the_store_did_not_answer_is_unavailable_and_not_limited() -> None:
+    store = SlowStore(inline=True)
+    limiter = Limiter(store, on_error="deny")
+    app = RateLimitMiddleware(hello, limits="5/minute", limiter=limiter)
+    service = Service(limiter)
+    store.error = StoreUnavailable("gone")
+    assert await statuses(app, 4) == [503] * 4
+    store.error = None
+    total = (await service.read_statistics("5m"))["total"]
+    assert (total["refused"], total["unavailable"], total["limited"]) == (4, 4, 0)
+
+
 @pytest.fixture
 def reads(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is read from the statistics, while others come in between."""
@@ -484,7 +535,7 @@ async def test_limits_of_one_name_and_bans_of_one_key_are_rows_of_their_own(site
 # -- charts are well-formed, stay inside their place, and show the numbers that they are made of -----------------------
 
 
-COUNTS = ("passed", "limited", "banned", "blocked")
+COUNTS = ("passed", "limited", "banned", "blocked", "unavailable")
 STEPS = st.lists(
     st.fixed_dictionaries(
         {
@@ -498,7 +549,8 @@ STEP_S = st.sampled_from([5.0, 60.0, 300.0, 1_200.0])
 
 
 def stats(steps: list[dict[str, Any]], step_s: float = 5.0) -> dict[str, Any]:
-    return {"steps": steps, "step_s": step_s, "start_at": 1_800_000_000.0}
+    start_at = 1_800_000_000.0
+    return {"steps": steps, "step_s": step_s, "start_at": start_at, "at": start_at + step_s * (len(steps) - 0.5)}
 
 
 def points(path: str) -> list[tuple[float, float]]:
@@ -509,7 +561,7 @@ def points(path: str) -> list[tuple[float, float]]:
 def test_chart_of_any_numbers_is_well_formed_inside_its_place_and_stacked_in_the_order_of_the_legend(
     steps: list[dict[str, Any]], step_s: float
 ) -> None:
-    done = steps[:-1]
+    done = steps[:-1] if step_s == 5.0 else steps
     for draw in (charts.times, charts.requests):
         chart, tops = draw(stats(steps, step_s), rate), dict[str, list[float]]()
         _, lines, labels = ET.fromstring(f"<div>{chart.drawing}</div>")
@@ -534,6 +586,28 @@ def test_chart_of_any_numbers_is_well_formed_inside_its_place_and_stacked_in_the
     assert {*counted} == {*tops}, "the lines of the chart of requests"
     for below, above in pairwise(tops[name] for name in counted):
         assert all(high <= low + 0.01 for low, high in zip(below, above, strict=True))
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("passed", ["1s", "20s", "50s"])
+async def test_chart_of_any_window_shows_all_requests_that_its_tile_counts(
+    window: str, passed: str, site: Site
+) -> None:
+    """But those of the running five seconds, most of which are not written yet."""
+    for _ in range(3):
+        await site.visit(times=4)
+        await Statistics.of(site.limiter).publish()
+        site.clock.advance(passed)
+    found = await read(site, "statistics", window=window)
+    drawn = charts.drawn_steps(found)
+    last = found["steps"][-1]["passed"] if found["step_s"] == 5.0 else 0
+    assert sum(step["passed"] for step, _ in drawn) + last == found["total"]["passed"] > 0
+    chart = charts.requests(found, lambda value: str(value))
+    rates = [0.0 if texts[0] == "0.0" else float(texts[0]) for _, texts in chart.rows]
+    assert [rate * length_s for rate, (_, length_s) in zip(rates, drawn, strict=True)] == pytest.approx(
+        [step["passed"] for step, _ in drawn]
+    )
+    assert all(EVERY_S <= length_s <= found["step_s"] for _, length_s in drawn)
 
 
 @given(st.floats(0.001, 10**12))

@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
 
+from ..statistics import EVERY_S
+
 HEIGHT: Final = 150
 NOTHING: Final = "\u2013"
 """What is shown for no value."""
@@ -45,18 +47,32 @@ class Chart(NamedTuple):
 
 
 def requests(stats: Mapping[str, Any], text: Callable[[float | None], str]) -> Chart:
-    """Return the chart of requests per second: passed, limited, refused by bans and by lists, stacked."""
+    """Return the chart of requests per second: passed, limited, refused by bans and by lists, unanswered, stacked."""
     fields = {"passed": "passed", "limited": "limited", "by bans": "banned", "by lists": "blocked"}
-    steps = stats["steps"][:-1]
-    series = {name: [step[field] / stats["step_s"] for step in steps] for name, field in fields.items()}
+    fields["unavailable"] = "unavailable"
+    steps = drawn_steps(stats)
+    series = {name: [step[field] / length_s for step, length_s in steps] for name, field in fields.items()}
     return _chart("Requests per second", stats, series, text, is_stacked=True)
 
 
 def times(stats: Mapping[str, Any], text: Callable[[float | None], str]) -> Chart:
     """Return the chart of the times until the last byte."""
     fields = {"median": "p50_ms", "p95": "p95_ms"}
-    series = {name: [step[field] for step in stats["steps"][:-1]] for name, field in fields.items()}
+    series = {name: [step[field] for step, _ in drawn_steps(stats)] for name, field in fields.items()}
     return _chart("Time to the last byte, in ms", stats, series, text, is_stacked=False)
+
+
+def drawn_steps(stats: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], float]]:
+    """Return the steps that are drawn, each with its length in seconds; the last one is still running.
+
+    Workers write every five seconds. A running step of five seconds is left out, because most of it is not written yet.
+    """
+    steps, step_s = stats["steps"], stats["step_s"]
+    if step_s <= EVERY_S:
+        return [(step, step_s) for step in steps[:-1]]
+    running_s = stats["at"] - stats["start_at"] - step_s * (len(steps) - 1)
+    lengths = [*[step_s] * (len(steps) - 1), min(max(running_s, EVERY_S), step_s)]
+    return list(zip(steps, lengths, strict=False))
 
 
 def meter(used: float, amount: float) -> Markup:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
@@ -32,6 +34,7 @@ _OPERATIONS: Final = {
     "restore": ("DELETE", "limits"),
 }
 """The operation of each form that changes something."""
+_UTC: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 NEAREST: Final = 12
 SHADOWED: Final = 20
 
@@ -74,13 +77,27 @@ def plain(text: object, most: int = 80) -> str:
     return escaped(str(text), most)
 
 
+def timed(text: object) -> Markup:
+    """Return the message of an event, whose times, in UTC, are elements: the page's script shows them as all others."""
+    return Markup(_UTC.sub(_moment_of, str(escape(plain(text, 256)))))
+
+
+def _moment_of(found: re.Match[str]) -> str:
+    try:
+        return str(moment(datetime.fromisoformat(found[0]).timestamp()))
+    except ValueError:  # a client may choose what looks like a time
+        return found[0]
+
+
 def grouped(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return events, each with how many `times` it follows itself: several workers report a changed limit."""
     found = [[*same] for _, same in groupby(events, key=itemgetter("kind", "message"))]
     return [{**same[0], "times": len(same)} for same in found]
 
 
+@cache
 def _environment() -> jinja2.Environment:
+    """Return the templates, compiled: each takes tens of milliseconds, which no request of an application can wait."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("slidegate.ops.dashboard"),
         autoescape=True,
@@ -89,10 +106,12 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    texts: tuple[Callable[..., Any], ...] = (count, rate, ms, span, moment, plain, grouped)
+    texts: tuple[Callable[..., Any], ...] = (count, rate, ms, span, moment, plain, timed, grouped)
     environment.filters |= {text.__name__: text for text in texts}
     environment.globals |= {"views": VIEWS, "windows": WINDOWS, "everywhere": EVERYWHERE.holds}
     environment.globals |= {"share": share, "span": span, "charts": charts, "urlencode": urlencode}
+    for name in environment.list_templates():
+        environment.get_template(name)
     return environment
 
 
@@ -156,7 +175,8 @@ class Page:
             if action == "find":
                 key = fields.get("key", "")
                 check_key(key)
-                return _go(view, {"key": self._limiter.key_for(key_of(key, fields.get("value")))})
+                found = key_of(key, fields.get("value"))
+                return _go(view, {"key": found if isinstance(found, str) else self._limiter.key_for(found)})
             made = await self._service.call(*_OPERATIONS[action], fields, by)
             kept = {"key": made["key"]} if "key" in made and (view == "clients" or action == "ban") else {}
             return _go(view, {**kept, "done": action})

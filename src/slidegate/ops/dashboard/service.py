@@ -20,6 +20,7 @@ from ...core.errors import closest, quoted
 from ...core.logs import logger
 from ..rows import check_key, key_of, keys_of, named, row_of_ban, row_of_change, row_of_window, windows_of
 from ..statistics import LoggedEvent, Statistics, Traffic
+from ..traffic import COUNTS
 
 SHORT_S: Final = 2.0
 LONG_S: Final = 10.0
@@ -43,7 +44,7 @@ _EXAMPLES: Final = {
     "q": "scraping",
 }
 """A valid value of each field of a request."""
-_DETAILS: Final = ("key", "client", "rule", "reason", "by", "status", "policy")
+_DETAILS: Final = ("key", "client", "rule", "reason", "by", "status", "policy", "ban")
 """The details of events that the page shows."""
 
 T = TypeVar("T")
@@ -177,9 +178,10 @@ class Service:
 
     async def read_client(self, key: str) -> dict[str, Any]:
         """Return the ban, the windows and the latest refusals of a client, and what was not looked at."""
-        own = self.limiter.key_for(key_of(key))
-        keys = [own, *keys_of(key, self.limiter.middlewares)]
-        windows, unseen = await windows_of(self.limiter, keys)
+        middlewares = self.limiter.middlewares
+        own = self._client_of(key_of(key))
+        known = {own, *(one.client.truncated(key) for one in middlewares)}
+        windows, unseen = await windows_of(self.limiter, [own, *keys_of(key, middlewares)[1:]])
         ban = await self.limiter.banned(key)
         refusals = [event for event in await self.events.get() if event["kind"] == "refused"]
         return {
@@ -187,8 +189,15 @@ class Service:
             "ban": None if ban is None else row_of_ban(ban),
             "windows": [row_of_window(one) for one in windows if one.used],
             "not_looked_at": unseen,
-            "refusals": [event for event in refusals if event["details"]["key"] in keys],
+            "refusals": [one for one in refusals if {one["details"]["key"], one["details"]["ban"]} & known],
         }
+
+    def _client_of(self, key: Any) -> str:
+        """Return the key under which the outermost middleware counts a client; any other key as stores use it."""
+        outermost = next(iter(self.limiter.middlewares), None)
+        if outermost is not None and isinstance(key, str):
+            key = outermost.client.truncated(key)
+        return self.limiter.key_for(key)
 
     async def read_bans(self, q: str = "") -> dict[str, Any]:
         """Return the newest bans that contain a text, at most `MAX_BANS`, and how many there are."""
@@ -270,12 +279,14 @@ class Service:
 
     async def _statistics(self, window: str) -> dict[str, Any]:
         stats = await self.statistics.read(window)
-        ahead_us = int(time.time() * _S) - await self.limiter.now_us()
+        now = time.time()
+        ahead_us = int(now * _S) - await self.limiter.now_us()
         steps = [_traffic(step) for step in stats.steps]
         return {
             "window_s": stats.step_us * len(steps) / _S,
             "step_s": stats.step_us / _S,
             "start_at": (stats.start_us + ahead_us) / _S,
+            "at": now,
             "workers": [worker._asdict() for worker in stats.workers],
             "total": _traffic(stats.total),
             "rules": {name: _traffic(one) for name, one in stats.rules.items()},
@@ -314,11 +325,11 @@ def text_of(one: Any) -> str:
 
 
 def _traffic(traffic: Traffic) -> dict[str, Any]:
-    counts = named(traffic, "passed", "refused", "banned", "blocked", "shadow_refused", "exceptions", "cancelled")
+    counts = named(traffic, *COUNTS)
     times = {"p50_ms": traffic.p50_us, "p95_ms": traffic.p95_us, "p99_ms": traffic.p99_us}
     return {
         **counts,
-        "limited": traffic.refused - traffic.banned - traffic.blocked,
+        "limited": traffic.refused - traffic.banned - traffic.blocked - traffic.unavailable,
         **{name: None if us is None else us / 1_000 for name, us in times.items()},
     }
 

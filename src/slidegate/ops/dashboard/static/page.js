@@ -1,6 +1,7 @@
 // Refreshes the page: fetches it again every two seconds and writes only what has changed. All works without it.
 
 const EVERY_MS = 2000;
+const TOLD_MS = 15000;
 const THEMES = ["system", "light", "dark"];
 const root = document.documentElement;
 let main, state;
@@ -100,5 +101,13 @@ addEventListener("DOMContentLoaded", () => {
   main.addEventListener("input", (event) => event.target.form && (event.target.form.dataset.keep = ""));
   label();
   localize(main);
+  // What is told after a change leaves, and is not told again when the page is loaded anew.
+  const made = document.getElementById("made");
+  if (made) {
+    const address = new URL(location);
+    address.searchParams.delete("done");
+    history.replaceState(null, "", address);
+    setTimeout(() => made.remove(), TOLD_MS);
+  }
   poll();
 });
