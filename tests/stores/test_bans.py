@@ -127,6 +127,72 @@ async def test_bans_that_are_over_go_by_requests_and_counting_alone_a_few_at_a_t
     assert [ban.key for ban in await active(store)] == ["user:ever"]
 
 
+NETWORKS = ["192.0.2.0/24", "198.51.100.0/25", "2001:db8::/48"]
+
+
+async def views_of_bans(store: Any, subjects: list[str]) -> dict[str, dict[str, bool]]:
+    """Return which of some keys are banned, as each question about them tells it."""
+    listed = {ban.key for ban in await active(store)}
+    views: dict[str, dict[str, bool]] = {"listed": {key: key in listed for key in subjects}, "found": {}, "refused": {}}
+    for key in subjects:
+        subject = parse_address(key.partition("/")[0]) if "/" in key else key
+        views["found"][key] = await settle(store.bans.find([key])) is not None
+        views["refused"][key] = not await settle(store.hit(((bucket("1000000/hour"), "user:who", 1),), [subject]))
+    return views
+
+
+@ALL
+async def test_a_ban_is_in_force_for_every_question_or_for_none_also_where_unix_time_was_set_back(
+    opened: Opened, kind: str, rng: random.Random
+) -> None:
+    """Whatever has swept the ban meanwhile, and whichever worker is asked."""
+    start_us = 10**15
+    clock, wall = FakeClock(start_us), FakeClock(start_us)
+    workers = [opened(clock=clock, wall_clock=wall) for _ in range(1 if kind == "memory" else 2)]
+    # In Redis, the row of a key that has ended outlives its entry in the list.
+    subjects = NETWORKS if kind == "redis" else [*NETWORKS, "user:ann", "user:bob"]
+    done: list[object] = []
+    for turn in range(120):
+        key, worker = rng.choice(subjects), rng.choice(workers)
+        clock.advance(us=SECOND_US)
+        done.append((doing := rng.choice(("ban", "ban", "unban", "later", "back", "sweep", "join")), key))
+        match doing:
+            case "ban":
+                await settle(worker.bans.ban(key, rng.choice((2 * SECOND_US, 5 * SECOND_US, None)), "", "me"))
+            case "unban":
+                listed = (await views_of_bans(worker, subjects))["listed"][key]
+                assert await settle(worker.bans.unban(key, "me")) is listed, done
+            case "later":
+                wall.advance(us=rng.choice((1, 3, 6)) * SECOND_US)
+            case "back":
+                wall.set(max(wall.now_us - rng.choice((1, 3, 6)) * SECOND_US, start_us))
+            case "sweep":
+                for _ in range(4):
+                    await settle(worker.hit(((bucket("1000000/hour"), f"user:{turn}", 1),)))
+            case "join" if len(workers) > 1:
+                workers = [opened(clock=clock, wall_clock=wall), *workers[:3]]
+        seen = [await views_of_bans(each, subjects) for each in workers]
+        for view in ("listed", "found", "refused"):
+            assert [each[view] for each in seen] == [seen[0]["listed"]] * len(seen), (view, done)
+
+
+@ALL
+async def test_networks_that_make_room_for_another_are_banned_no_more_where_unix_time_is_set_back(
+    opened: Opened,
+) -> None:
+    clock, wall = FakeClock(10**15), FakeClock(10**15)
+    store, networks = opened(clock=clock, wall_clock=wall), [f"10.0.{number}.0/24" for number in range(200)]
+    for network in networks:
+        await settle(store.bans.ban(network, SECOND_US, "why", "me"))
+    wall.advance("2s")
+    await settle(store.bans.ban("192.0.2.0/24", None, "why", "me"))
+    wall.set(10**15)
+    listed = {ban.key for ban in await active(store)}
+    for network in [*networks, "192.0.2.0/24"]:
+        found = await settle(store.bans.find([parse_address(network.partition("/")[0])]))
+        assert (found is not None) == (network in listed), network
+
+
 @HERE
 async def test_strikes_that_have_left_hold_no_room_for_those_of_other_policies(opened: Opened) -> None:
     clock, observer = FakeClock(10**15), RecordingObserver()

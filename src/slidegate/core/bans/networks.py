@@ -53,6 +53,8 @@ class BannedNetworks:
     def with_ban(self, ban: Ban, now_us: int) -> BannedNetworks:
         """Return a copy with a ban added or replaced, without the bans that have expired when it begins.
 
+        Whoever stores bans deletes those, too: if the clock is set back, all who ask are told the same.
+
         Args:
             ban: The ban; one that is imported may begin in the future, because a clock was set back.
             now_us: The Unix time in microseconds.
@@ -67,9 +69,9 @@ class BannedNetworks:
             raise too_many_networks(ban.key)
         return others
 
-    def without(self, key: str) -> BannedNetworks:
-        """Return a copy without the ban of a key."""
-        return BannedNetworks(ban for ban in self.bans.values() if ban.key != key)
+    def without(self, *keys: str) -> BannedNetworks:
+        """Return a copy without the bans of some keys."""
+        return BannedNetworks(ban for ban in self.bans.values() if ban.key not in keys)
 
 
 def too_many_networks(key: str) -> ConfigurationError:

@@ -66,7 +66,11 @@ class LmdbBanRows:
         """Store a ban, given its fields, as `put_ban` does."""
         ban = read_by_name(Ban, fields)
         if ban.network() is not None:
-            self._keep_networks(self.networks().with_ban(ban, self._rows.unix_us()))
+            before, after = self.networks(), self.networks().with_ban(ban, self._rows.unix_us())
+            self._keep_networks(after)
+            for ended in before.bans.keys() - after.bans.keys():
+                self._write(BANS, row_of(ended), None)
+                self._rows.noted.append(("ban", {"key": ended}))
         self._write(BANS, _row_of_ban(ban), fields)
         self._rows.noted.append(("ban", {"key": ban.key}))
 
@@ -124,7 +128,18 @@ class LmdbBanRows:
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
         """See `BanRows`."""
-        return self._rows.check_due(self._dbs.ban_ends, now_us, max_count, _due_us)
+        ended: list[str] = []
+
+        def due_us(kind: str, row: bytes, packed: bytes) -> int | None:
+            end_us = _due_us(kind, row, packed)
+            if kind == BANS and row.endswith(BETWEEN) and end_us is not None and end_us <= now_us:
+                ended.append(row[: -len(BETWEEN)].decode())
+            return end_us
+
+        is_more = self._rows.check_due(self._dbs.ban_ends, now_us, max_count, due_us)
+        if ended:  # others would go on to refuse them if Unix time were set back
+            self._keep_networks(self.networks().without(*ended))
+        return is_more
 
     def _write(self, kind: str, row: bytes, new: Fields | None) -> None:
         """Replace or delete a row and its end, which else would stay in the file until then."""

@@ -75,7 +75,9 @@ class MemoryBanRows:
         """See `BanRows`."""
         network = ban.network()
         if network is not None:
-            self.networks = self.networks.with_ban(ban, self._unix_us())
+            before, self.networks = self.networks, self.networks.with_ban(ban, self._unix_us())
+            for ended in before.bans.keys() - self.networks.bans.keys():
+                self.bans.pop(network_place(ended), None)
         if ban.until_us is not None:
             self._ends_at(ban.until_us, _BAN, ban.key)
         self.bans[network or ban.key] = tuple(ban)

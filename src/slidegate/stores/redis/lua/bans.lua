@@ -25,7 +25,7 @@ local function put(name, field, row)
   live_with(name, row)
 end
 
--- Return the fields of a hash and their rows, one after another, without those that have ended.
+-- Return the fields of a hash and their rows, one after another, without those that have ended; and how many have.
 local function rows_in_force(name)
   local rows, fields = {}, redis.call("HGETALL", name)
   for at = 1, #fields, 2 do
@@ -34,7 +34,7 @@ local function rows_in_force(name)
       rows[#rows + 1], rows[#rows + 2] = fields[at], row
     end
   end
-  return rows
+  return rows, (#fields - #rows) / 2
 end
 
 -- Write a row of a worker, which is kept for some microseconds, into a hash that has the rows of all workers under one
@@ -46,7 +46,7 @@ end
 
 -- Return the rows of a hash of statistics, with their workers.
 function commands.read_stats()
-  return rows_in_force(key_at(1))
+  return (rows_in_force(key_at(1)))
 end
 
 -- Reset the windows in a hash, but not the permits; return whether any had units that have not left, as 1 or 0.
@@ -211,6 +211,13 @@ function commands.news(begins, asks_memory, known)
   local memory = asks_memory == "1" and redis.pcall("INFO", "memory") -- the user may not be allowed to
   local is_bounded = type(memory) == "string" and not memory:find("\nmaxmemory:0\r")
   local policy = is_bounded and memory:match("\nmaxmemory_policy:([a-z-]+)") or ""
-  local networks = version ~= known and rows_in_force(key_at(NETWORKS)) or {}
+  local networks, ended = {}, 0
+  if version ~= known then
+    networks, ended = rows_in_force(key_at(NETWORKS))
+  end
+  if ended > 0 and begins ~= "" then -- workers that know them would go on to refuse them if the clock were set back
+    redis.pcall("HSET", key_at(META), "networks", begins)
+    version = redis.call("HGET", key_at(META), "networks") or ""
+  end
   return { count_bans(), life, policy, version, networks }
 end
