@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 
 from slidegate import ConfigurationError, Decision, Limiter, Quota, StoreError, parse_limits
-from slidegate.core import Ban, Bucket, Reason, StatsRow, StoreTimeout, StoreUnavailable
+from slidegate.core import Ban, Bucket, Concurrency, Reason, StatsRow, StoreTimeout, StoreUnavailable
 from slidegate.core.bans.rows import to_rows
 from slidegate.stores.lmdb import LmdbStore, environment, journal, opening
 from slidegate.stores.lmdb.batching import LOOK_EVERY
@@ -345,6 +345,37 @@ def test_a_full_file_goes_on_when_what_is_in_it_has_ended(opened: Opened, stuffi
     assert keys_in(store) == 11, "each has a window of its own"
     assert store.bans.active() == []
     assert counts_file(store._env.path).stat().st_blocks * 512 <= 1 << 20
+
+
+@pytest.mark.parametrize("stuffing", ["bans", "windows"])
+def test_from_a_full_file_whatever_operators_and_requests_give_back_can_be_taken(opened: Opened, stuffing: str) -> None:
+    store = opened(max_map_size=1 << 20, clock=FakeClock(10**12), max_bans=10**6)
+    held = store.hit(((Bucket("held", (Concurrency(2),)), "ann", 1), CHECKS[0]))
+    store.bans.ban("198.51.100.0/24", None, "", "ann")
+    store.shared_stats.write(b"ann00000", StatsRow("changed", 0, b"x" * 200, MINUTE_US))
+    made, failed = list[int](), 0
+    for number in range(40_000):
+        with suppress(StoreUnavailable):
+            if stuffing == "bans":
+                store.bans.ban(f"user:{number}", None, "x" * 256, "ann")
+            else:
+                fill(store, [number % 100], f"{1000 + number // 100}/minute @{64 + number // 100 % 64}")
+            made.append(number)
+            continue
+        failed += 1
+        if failed > 50:
+            break
+    assert failed > 50
+    assert store.refund(held.begin_refund())
+    store.shared_stats.write(b"ann00000", StatsRow("changed", 0, b"", 0))
+    assert store.shared_stats.read("changed", 0, 0) == []
+    assert store.bans.unban("198.51.100.0/24", "ann")
+    if stuffing == "bans":
+        assert all(store.bans.unban(f"user:{number}", "ann") for number in made)
+    assert store.reset(CHECKS[0][1]) is False, "it was handed back"
+    assert store.reset_all() is (stuffing == "windows")
+    assert store.bans.active() == []
+    assert fill(store, range(10, 20)) == [True] * 10
 
 
 def export(bans: int) -> list[str]:

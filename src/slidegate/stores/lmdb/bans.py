@@ -92,6 +92,10 @@ class LmdbBans(BookBans):
         """See `BookBans.change`."""
         return self._batcher.run(Transaction.change_bans, do)
 
+    def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
+        """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
+        return self._batcher.free(Transaction.change_bans, lambda book, now_us: book.unban(key, by, now_us))
+
     async def _run(self, do: Callable[..., Any], *args: Any) -> Any:
         answer = self._batcher.run(do, *args)
         return await answer if isawaitable(answer) else answer

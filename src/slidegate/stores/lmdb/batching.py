@@ -86,6 +86,10 @@ class Batcher:
         """Run a method that changes nothing as a job; see `Transaction.read`."""
         return self.run(Transaction.read, ask, *args)
 
+    def free(self, do: Callable[[Transaction, *Args], T], *args: *Args) -> T | asyncio.Future[T]:
+        """Run a method that deletes or hands back as a job; see `Transaction.free`."""
+        return self.run(Transaction.free, do, *args)
+
     def _wait(self, job: Job) -> list[Any]:
         """Run a job without an event loop."""
         span_s, env = getattr(self.timeout, "span_s", TIMEOUT_S), self._transactions.env

@@ -46,7 +46,8 @@ class LmdbSharedStats(SharedStats):
         Raises:
             StoreUnavailable: There is no room for the row.
         """
-        return self._batcher.run(self._write, worker, row)
+        run = self._batcher.run if row.kept_us > 0 else self._batcher.free
+        return run(self._write, worker, row)
 
     def _write(self, transaction: Transaction, worker: bytes, row: StatsRow) -> None:
         rows, counts, size = transaction.rows, self._transactions.env.counts, len(row.value)

@@ -153,7 +153,7 @@ class LmdbStore(Store):
 
     def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
         """Refund charges; return False if all of them have expired or were refunded before."""
-        return self._batcher.run(Transaction.refund, reservations) if reservations else False
+        return self._batcher.free(Transaction.refund, reservations) if reservations else False
 
     def reset(self, key: str) -> bool | Awaitable[bool]:
         """Forget the windows of `key` under every rule; return whether it had spent units.
@@ -161,14 +161,14 @@ class LmdbStore(Store):
         Permits stay taken, because their requests are still in progress. The units of the key in a shared cell stay,
         because they are mixed with those of other keys.
         """
-        return self._batcher.run(lambda transaction: transaction.windows.reset(key))
+        return self._batcher.free(lambda transaction: transaction.windows.reset(key))
 
     def reset_all(self) -> bool | Awaitable[bool]:
         """Delete the windows of all keys under every rule, and all shared cells; return whether units were spent.
 
         Permits stay taken, because their requests are still in progress.
         """
-        return self._batcher.run(lambda transaction: transaction.windows.reset_all())
+        return self._batcher.free(lambda transaction: transaction.windows.reset_all())
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot | Awaitable[Snapshot]:
         """Return the windows of `key` under some buckets."""

@@ -137,7 +137,7 @@ class Transactions:
 
 def _change(jobs: Sequence[Job]) -> bool:
     """Return whether some jobs need room."""
-    return any(do is not Transaction.read and do is not Transaction.sweep for do, _ in jobs)
+    return any(do not in (Transaction.read, Transaction.free, Transaction.sweep) for do, _ in jobs)
 
 
 class Transaction:
@@ -166,6 +166,10 @@ class Transaction:
     def read(self, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T:
         """Return the answer of a method that changes nothing, and so needs no room."""
         return ask(self, *args)
+
+    def free(self, do: Callable[[Transaction, *Args], T], *args: *Args) -> T:
+        """Return the answer of a method that deletes or hands back, for which a full file keeps room."""
+        return do(self, *args)
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
