@@ -326,12 +326,24 @@ class Restarts(BanPlayer):
             case 6:
                 await self._fail(lambda: self.store.bans.strike(self.policies[0], key, 1_000, "why"))
             case 7:
-                await self._fail(lambda: self.store.charge(((PLAN, key, 1),)))
+                await self._charge_in_trouble(key)
         await super()._move()
         assert await settle(self.store._batcher.read(is_index_exact)), "or a tool that bans again and again fills it"
 
-    async def _fail(self, change: Callable[[], Any]) -> None:
-        """Try a change which cannot be committed, or whose lines cannot be written, or not whole."""
+    async def _charge_in_trouble(self, key: str) -> None:
+        """Charge a quota, which the end of the disk does not prevent; the next line has this charge, too."""
+        is_charged = await self._fail(lambda: self.store.charge(((PLAN, key, 1),)), needs_lines=False)
+        if is_charged:
+            self.spent[key] += 2
+            decision = await settle(self.store.charge(((PLAN, key, 1),)))
+            same(decision.remaining, max(PLAN.limits[0].amount - self.spent[key], 0))
+
+    async def _fail(self, change: Callable[[], Any], needs_lines: bool = True) -> bool:
+        """Try a change which cannot be committed, or whose lines cannot be written, or not whole.
+
+        Returns:
+            Whether it was made, which the end of the disk prevents only if it needs its lines.
+        """
         fits, write, counts = self.choices.pick((None, 0, 20)), os.write, self.store._env.counts
         self.moves.append(f"a change that fails after {fits} bytes of its lines")
         before, fitting = self.journal.read_bytes(), [fits]
@@ -351,8 +363,9 @@ class Restarts(BanPlayer):
             changed = False
             with suppress(StoreUnavailable, RuntimeError):
                 changed = await settle(change())
-        assert not changed
+        assert bool(changed) is not (needs_lines or fits is None)
         assert fits is None or self.journal.read_bytes() == before
+        return bool(changed)
 
     async def _hit(self, client: tuple[str, str], peeks: bool) -> None:
         await super()._hit(client, peeks)
@@ -388,6 +401,26 @@ def test_what_was_acknowledged_outlives_restarts(tmp_path: Path, monkeypatch: py
             await player.play()
 
     with_examples(drawn(150, 600), play)
+
+
+def test_where_the_journal_cannot_grow_quotas_count_and_say_so_and_commands_fail(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    store, asked = machine.store(), ((PLAN, "ann", 1),)
+    assert store.hit(asked).remaining == 59
+    with monkeypatch.context() as patched:
+        patched.setattr(journal.os, "write", full)
+        assert [store.hit(asked).remaining for _ in range(5)] == [58, 57, 56, 55, 54]
+        for command in (lambda: ban(store, "user:eve"), lambda: store.reset("ann"), store.reset_all):
+            with pytest.raises(StoreUnavailable, match=r"quota exceeded"):
+                command()
+    assert machine.observer.kinds == ["map_full"]
+    assert "kept.jsonl cannot grow" in machine.observer.events[0].message
+    assert store.hit(asked).remaining == 53
+    assert machine.restart("2").hit(asked).remaining == 52, "the next line has all that was counted"
 
 
 def test_the_bans_of_a_full_file_fit_into_that_after_a_restart(machine: Machine, rng: random.Random) -> None:

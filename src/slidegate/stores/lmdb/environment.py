@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, Any, Final
 import lmdb
 
 from ...core.errors import Concerns, ConfigurationError, StoreTimeout, StoreUnavailable, quoted
+from ...core.logs import Throttle
 from ...core.store import Clock, Event
 from ..forks import InChild, begin_anew_if_forked
 from .checking import DISK_FULL, check_directory, check_file_system, check_files, unusable
 from .counts import Counts
 from .gate import Gate
 from .journal import Journal, Noted, in_background
-from .kept_rows import lines_as_stored
+from .kept_rows import QUOTA, lines_as_stored
 from .opening import DAMAGE, Options, discard, open_file
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Environment:
         self.options = options
         self._writes = not options.read_only
         self.journal = Journal(path)
+        self._throttle = Throttle()
         self.pending_events: deque[Event] = deque()
         self.users = 0
         self._gate = Gate(path, read_only=options.read_only)
@@ -142,7 +144,16 @@ class Environment:
         if not self._is_in_place():  # the lines would belong to rows that nobody finds
             self._examine_at_s = 0.0
             raise StoreUnavailable(f"lmdb: the files at {self.path} were replaced")
-        self.journal.append(lines_as_stored(txn, self.counts.dbs, noted))
+        try:
+            self.journal.append(lines_as_stored(txn, self.counts.dbs, noted))
+        except OSError as error:
+            if error.errno not in DISK_FULL or any(kind != QUOTA for kind, _ in noted):
+                raise
+            # Windows have the counts, so a request is not refused because a restart may forget them.
+            if self._throttle.left_out(QUOTA, time.monotonic()) is not None:
+                why = f"{self.journal.path} cannot grow ({error.strerror}); free some space"
+                message = f"{why}, or a restart of the machine forgets what quotas count meanwhile"
+                self.pending_events.append(Event("map_full", message))
 
     def _undo(self, noted: Noted) -> None:
         """Append what is stored, after lines of a transaction that could not be committed."""

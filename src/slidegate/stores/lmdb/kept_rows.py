@@ -19,6 +19,9 @@ from .ban_rows import LmdbBanRows
 from .journal import Fields, Line, Name, Noted, line_of
 from .layout import BETWEEN, Databases, Rows, row_of
 
+QUOTA: Final = "quota"
+QUOTA_RESET: Final = "quota_reset"
+"""The kind of a change that fails without its line, which is like that of what a request charges."""
 PARTS: Final = 64
 MAX_AGE_US: Final = 60_000_000
 MOST_A_SECOND: Final = 500
@@ -69,7 +72,8 @@ def lines_as_stored(txn: Any, dbs: Databases, noted: Noted) -> list[bytes]:
                 states.insert(0, {"lifted": True})
         elif kind == "level":
             states = [bans.fields_of_level(fields["policy"], fields["key"]) or _NO_LEVEL._asdict()]
-        elif kind == "quota":
+        elif kind in (QUOTA, QUOTA_RESET):
+            kind = QUOTA
             states = [quota_state(txn.get(quota_row(fields), b"", dbs.windows))]
         lines += [line_of(kind, {**fields, **state}) for state in states]
     return lines

@@ -38,7 +38,7 @@ from ...core.store import Clock
 from ..leases import RENEWALS, HeldPermits
 from ..shared import SHARED_CELLS
 from .counts import NO_CELLS
-from .kept_rows import HEAD, HEAD_BYTES, digest_of, is_line_due, quota_fields
+from .kept_rows import HEAD, HEAD_BYTES, QUOTA, QUOTA_RESET, digest_of, is_line_due, quota_fields
 from .layout import DUE, Rows, row_of
 
 WINDOWS: Final = "windows"
@@ -203,7 +203,7 @@ class WindowRows:
             return stored[:HEAD_BYTES] or bound.head
         # Rule and period are for versions that name rows in another way.
         fields = {**quota_fields(row), "rule": bound.rule, "period": bound.limit.same_window[1]}
-        self._rows.noted.append(("quota", fields))
+        self._rows.noted.append((QUOTA, fields))
         return HEAD.pack(-unix_us)
 
     def reset(self, key: str) -> bool:
@@ -215,7 +215,7 @@ class WindowRows:
                 had_units |= self._expires_us(WINDOWS, stored) > self._now_us
                 self._txn.put(row, stored[:HEAD_BYTES])
                 if HEAD.unpack_from(stored)[0] <= 0:
-                    self._rows.noted.append(("quota", quota_fields(row)))
+                    self._rows.noted.append((QUOTA_RESET, quota_fields(row)))
         return had_units
 
     def reset_all(self) -> bool:
