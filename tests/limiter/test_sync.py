@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -85,6 +85,36 @@ def test_a_writer_that_is_stopped_hangs_no_thread(tmp_path: Path, monkeypatch: p
         assert observer.kinds == ["store_late"]
         assert not blocking.hit("user:1", "2/hour")
         assert blocking.peek("user:1", "2/hour").reason is Reason.LIMITED
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb", AT_REDIS])
+def test_no_method_takes_the_event_loop_of_its_thread_away(url: str) -> None:
+    """One that was set for the next `run_until_complete`, as in a notebook or a test."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        with Limiter.from_url(url, deadline="60s").sync as blocking:
+            decision = blocking.hit("user:ann", "5/minute")
+            blocking.ban("user:eve", "1h")
+            calls: list[Callable[[], Any]] = [
+                partial(blocking.peek, "user:ann", "5/minute"),
+                partial(blocking.charge, "user:ann", "5/minute", 1),
+                partial(blocking.refund, decision),
+                partial(blocking.strike, "user:bob", BanPolicy("5/minute", "1h")),
+                partial(blocking.inspect, "user:ann"),
+                partial(blocking.banned, "user:eve"),
+                blocking.bans,
+                partial(blocking.unban, "user:eve"),
+                partial(blocking.reset, "user:ann"),
+                blocking.reset_all,
+                blocking.close,
+            ]
+            for call in calls:
+                call()
+                assert asyncio.get_event_loop_policy().get_event_loop() is loop, call
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
 
 
 class Ticking:

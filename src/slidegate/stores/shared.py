@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -39,11 +40,19 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 async def in_steps(many: Iterable[T], step: int) -> AsyncIterator[list[T]]:
-    """Yield parts of a long iterable, and let other tasks run in between."""
+    """Yield parts of a long iterable, and let other tasks run in between, if an event loop runs."""
     rest = iter(many)
     while part := list(islice(rest, step)):
         yield part
-        await asyncio.sleep(0)
+        await pause()
+
+
+async def pause(span_s: float = 0.0) -> None:
+    """Sleep on the asyncio event loop that runs in this thread, where other tasks go on; else in the thread itself."""
+    if running_loop() is None:
+        time.sleep(span_s)  # noqa: ASYNC251 - there is no event loop that it could block
+    else:
+        await asyncio.sleep(span_s)
 
 
 def clean_address(url: str) -> str:

@@ -6,7 +6,6 @@ Every hit reads the bans of its client in its own transaction, so a new ban of a
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from inspect import isawaitable
 from itertools import islice
@@ -15,7 +14,7 @@ from typing import Any, Final, TypeVar
 from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.rows import Row, from_rows
 from ..ban_book import BanBook, BookBans
-from ..shared import in_steps, running_loop
+from ..shared import in_steps, pause, running_loop
 from .ban_rows import ban_of
 from .batching import PAUSE_S, Batcher
 from .transaction import Transaction, Transactions
@@ -78,14 +77,14 @@ class LmdbBans(BookBans):
         while rows := await self._run(Transaction.read, rows_from, first):
             bans += [ban_of(packed) for _, packed in rows]
             first = rows[-1][0] + b"\0"
-            await asyncio.sleep(0)
+            await pause()
         now_us = self._store.unix_us()
         return [ban for ban in bans if not ban.is_over(now_us)]
 
     async def _load(self, bans: list[Ban]) -> int:
         async for some in in_steps(bans, LOAD_STEP):
             await self._run(Transaction.change_bans, lambda book, _, some=some: book.take_over(some))
-            await asyncio.sleep(LOAD_PAUSE_S)
+            await pause(LOAD_PAUSE_S)
         return len(bans)
 
     def change(self, do: Callable[[BanBook, int], T]) -> T | Awaitable[T]:
@@ -108,5 +107,15 @@ def rows_from(transaction: Transaction, first: bytes) -> list[tuple[bytes, bytes
 
 
 def _answer(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
-    """Return a coroutine on an event loop, so that other tasks run in between; without one, its result."""
-    return asyncio.run(work) if running_loop() is None else work
+    """Return a coroutine on an event loop, so that other tasks run in between; without one, its result.
+
+    It suspends for nothing else, so it needs no loop of its own: `asyncio.run` would take the thread's one away.
+    """
+    if running_loop() is not None:
+        return work
+    try:
+        while True:
+            work.send(None)
+    except StopIteration as done:
+        answer: T = done.value
+        return answer
