@@ -1,13 +1,16 @@
 """Whom a rule counts: clients by address, behind proxies too, and what requests say; and the key of a value."""
 
+import hmac
 import json
 import os
 import re
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_address, ip_network
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
 from urllib.parse import urlencode
 
@@ -27,6 +30,7 @@ from slidegate.testing import FakeClock
 from slidegate.web.client_ip import client_ip
 from slidegate.web.exchange import client_key
 from slidegate.web.keys import Key, combine, cookie, header, path_param, query, user
+from slidegate.web.mcp import mcp_tool
 from slidegate.web.networks import NetworkFile, network
 
 from ..asgi import PEER, hello, scope_of, send_scope
@@ -48,7 +52,10 @@ LINES = [(b"x-api-key", b"first"), *[(b"x-api-key", b"%d" % n) for n in range(99
 API_KEY = header("X-API-Key")
 
 
-GIVEN = {"bearer": ["x", "X", "eyJh.b-_~+/=", "x y"], "basic": ["YW5uOng=", "YW!5uOng=", "YW5uOnk=", "YW5uOng"]}
+GIVEN = {
+    "bearer": ["x", "X", "eyJh.b-_~+/=", "x y"],
+    "basic": ["YW5uOng=", "YW!5uOng=", "YW5uOnk=", "YW5uOng", "YW5uOng=="],
+}
 AROUND = st.sampled_from(["", " ", "  ", "\t", "\x0b", "\x85", "\xa0"])
 
 
@@ -78,6 +85,98 @@ async def test_credentials_that_fastapi_takes_for_the_same_are_one_key(one: str,
     people = [await accepted(wire) for wire in (one, other)]
     if None not in people:
         assert (found[0] == found[1]) is (people[0] == people[1])
+
+
+SECRET = b"a secret of at least thirty-two bytes"
+SEGMENT = st.text("ABwx01-_!=%~", max_size=3)
+
+
+def signed(name: str) -> str:
+    """Return a JWT."""
+    parts = [urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in ({"alg": "HS256"}, {"sub": name})]
+    signature = hmac.digest(SECRET, b".".join(parts), "sha256")
+    return b".".join([*parts, urlsafe_b64encode(signature).rstrip(b"=")]).decode()
+
+
+def verified(token: str) -> str | None:
+    """Return what a JWT says, verified as libraries do that decode as Python does; None if it is not valid."""
+    text, _, signature = token.rpartition(".")
+    with suppress(ValueError):
+        if urlsafe_b64decode(signature + "==") == hmac.digest(SECRET, text.encode(), "sha256"):
+            return text
+    return None
+
+
+@given(st.sampled_from(["ann", "bob"]), st.lists(st.tuples(st.integers(0, 200), SEGMENT), max_size=3))
+def test_texts_that_a_library_verifies_as_one_token_are_one_key(name: str, insertions: list[tuple[int, str]]) -> None:
+    token = text = signed(name)
+    for at, inserted in insertions:
+        text = text[: at % (len(text) + 1)] + inserted + text[at % (len(text) + 1) :]
+    limiter, field = Limiter(), header("X-Token")
+    for key, scope, other in (
+        (header("Authorization"), {"Authorization": f"Bearer {token}"}, {"Authorization": f"bearer  {text}"}),
+        (header("X-Token"), {"X-Token": token}, {"X-Token": text}),
+        (cookie("jwt"), {"Cookie": f"jwt={token}"}, {"Cookie": f"jwt={text}"}),
+    ):
+        found = [key.find(scope_of(headers=fields), limiter, PEER) for fields in (scope, other)]
+        assert verified(text) is None or found[0] == found[1]
+    assert limiter.key_for(field.of(text)) == field.find(scope_of(headers={"X-Token": text}), limiter, PEER)
+
+
+@pytest.mark.parametrize("last", range(64))
+def test_spare_bits_of_a_signature_make_no_second_key(last: int) -> None:
+    letters = ascii_uppercase + ascii_lowercase + digits + "-_"
+    token = signed("ann")
+    text = token[:-1] + letters[last]
+    found = [header("X").find(scope_of(headers={"X": one}), Limiter(), PEER) for one in (token, text)]
+    assert (found[0] == found[1]) is (verified(text) is not None)
+
+
+@pytest.mark.parametrize("value", ["ey.a.b", "eyJ.a", "key.ab.ac", "eyJ.a=.b", "ey..", "ey....", "ey.\xff.a"])
+def test_what_only_resembles_a_token_is_a_value_as_any_other(value: str) -> None:
+    limiter, key = Limiter(), header("X")
+    others = [value.replace("a", "A"), value.replace("b", "c"), f"{value}d.d"]
+    found = {key.find(scope_of(headers=[(b"x", one.encode("latin-1"))]), limiter, PEER) for one in {value, *others}}
+    assert len(found) == len({value, *others})
+
+
+BYTES: list[Any] = [bytes, bytearray, memoryview]
+EVERY_KEY = [
+    *(client_ip(), client_ip(trusted=1), header("Authorization"), header("Host"), cookie("d"), query("q"), user),
+    *(combine(client_ip(), cookie("d")), mcp_tool("export", validated=True)),
+]
+TOOLS = mcp_tool("export", validated=True)
+SENT = {
+    b"authorization": b"Bearer x",
+    b"host": b"a",
+    b"cookie": b"d=1",
+    b"x-forwarded-for": b"198.51.100.7",
+    b"mcp-protocol-version": b"2026-07-28",
+    b"mcp-method": b"tools/call",
+    b"mcp-name": b"export",
+    b"origin": b"x",
+    b"access-control-request-method": b"GET",
+}
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(sorted(SENT)), unique=True), st.data())
+async def test_whatever_type_of_bytes_a_server_writes_the_keys_are_the_same(names: list[bytes], data: Any) -> None:
+    """Names, values and the query, under each built-in key and condition."""
+    kinds = st.sampled_from(BYTES)
+    method = data.draw(st.sampled_from(["GET", "POST", "OPTIONS"]))
+    rules = [Rule("*", "99/hour", key=key, name=f"r{at}") for at, key in enumerate(EVERY_KEY)]
+    rules += [Rule("*", "99/hour", when=TOOLS.is_in("export"), name="in"), Rule("*", "9/m", when=TOOLS.is_older())]
+    app = RateLimitMiddleware(hello, rules=rules, bans=BanPolicy("9/m", key=header("Host")))
+    plain = [(name, SENT[name]) for name in names]
+    odd = [(data.draw(kinds)(name), data.draw(kinds)(value)) for name, value in plain]
+    asked = [(plain, b"q=1"), (odd, data.draw(kinds)(b"q=1"))]
+    seen = []
+    for headers, sent in asked:
+        scope = scope_of(method=method, headers=headers, query_string=sent)
+        await send_scope(app, scope)
+        seen.append([(state.label, state.key) for state in scope["slidegate"].decision.states])
+    assert seen[0] == seen[1]
 
 
 @given(st.text("Aa.:[]1x", max_size=8), st.text("Aa.:[]1x", max_size=8))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from base64 import b64decode
+from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -29,6 +29,10 @@ _NO_HEADER: Final = re.compile(rb"[\r\n\0]")
 _NAME: Final = re.compile(rb"\[[^\]]*\]|[^:]*")
 _QUOTE: Final = b"\1"
 """Stands for a quote in a field; no field contains it."""
+_PADDING: Final = b"=="
+"""More than any base64 needs; decoders skip what is too much."""
+_TOKEN_BEGINS: Final = b"ey"
+"""The first letters of a JSON object in base64."""
 _ESCAPE: Final = re.compile(r"\\(?:([0-3][0-7][0-7])|(.))")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
@@ -114,6 +118,8 @@ class Value(Key):
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """See `Key.find`."""
         value = self._read(scope)
+        if value[:2] == _TOKEN_BEGINS:
+            value = _token(value)
         return limiter.digest(self.identity, value) if value else client_key
 
     def of(self, value: str | bytes) -> KeyOf:
@@ -135,7 +141,7 @@ class Value(Key):
             if isinstance(value, (str, bytes)):
                 shown += f" of {len(value)}"
             raise InvalidKey(f"{self.identity}: expected {self._expected}, not this {shown}")
-        return KeyOf(self.identity, encoded)
+        return KeyOf(self.identity, _token(encoded))
 
 
 def _credentials(value: bytes) -> bytes:
@@ -146,13 +152,29 @@ def _credentials(value: bytes) -> bytes:
     scheme, *rest = value.decode("latin-1").split() or [""]
     if not rest:
         return value
-    scheme, given = scheme.lower(), " ".join(rest)
+    scheme, given = scheme.lower(), " ".join(rest).encode("latin-1")
     if scheme == "basic":
         try:
-            return b"basic " + b64decode(given)
+            return b"basic " + b64decode(given + _PADDING)  # not every login wants the padding
         except ValueError:  # no login reads it
             pass
-    return f"{scheme} {given}".encode("latin-1")
+    return scheme.encode("latin-1") + b" " + _token(given)
+
+
+def _token(value: bytes) -> bytes:
+    """Return a signed or encrypted token (RFC 7515, 7516) as those who verify it read it; another value as it is.
+
+    They protect the text of its first part, and decode the others: padding, spare bits, and whatever is no base64 make
+    further texts of one token.
+    """
+    first, *others = value.split(b".")
+    if not first.startswith(_TOKEN_BEGINS) or len(others) not in (2, 4):
+        return value
+    try:
+        decoded = [urlsafe_b64decode(part + _PADDING) for part in others]
+    except ValueError:  # nobody reads it
+        return value
+    return b".".join([first, *map(urlsafe_b64encode, decoded)])
 
 
 def _host(value: bytes) -> bytes:
@@ -195,7 +217,8 @@ def header(name: str) -> Value:
 
     Spellings that authentication reads alike are one value: blanks around a value do not count; for ``Authorization``
     and ``Proxy-Authorization`` neither do the case of the scheme, the number of blanks and the encoding of Basic; for
-    ``Host`` neither do case and port.
+    ``Host`` neither do case and port; for a JWT neither does the spelling of its signature. Any other value counts by
+    its text, with its case.
 
     Args:
         name: The header's name, case-insensitive and displayed in lower case: ``"X-API-Key"``.
@@ -237,7 +260,7 @@ def cookie(name: str) -> Value:
     def read(scope: Scope) -> bytes:
         # Starlette finds the cookie, but sees no quotes: Python before 3.12.6 unquotes in quadratic time.
         fields = [
-            (field, bytes(value).replace(b'"', _QUOTE)) for field, value in scope["headers"] if field == b"cookie"
+            (b"cookie", bytes(value).replace(b'"', _QUOTE)) for field, value in scope["headers"] if field == b"cookie"
         ]
         cookies = HTTPConnection({"type": "http", "headers": fields}).cookies
         return utf8(_unquoted(cookies.get(name, "").replace(_QUOTE.decode(), '"')))
@@ -262,7 +285,12 @@ def query(name: str) -> Value:
         ConfigurationError: The name is empty or not printable.
     """
     check_parameter_name("query", name)
-    return Value(f"query:{name}", lambda scope: utf8(QueryParams(scope.get("query_string") or b"").get(name, "")), utf8)
+
+    def read(scope: Scope) -> bytes:
+        given = scope.get("query_string") or b""
+        return utf8(QueryParams(given if isinstance(given, str) else bytes(given)).get(name, ""))
+
+    return Value(f"query:{name}", read, utf8)
 
 
 class PathParam(Value):
@@ -355,24 +383,43 @@ class _User(Key):
         self._throttle = Throttle()
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
+        """See `Key.find`."""
+        name = self.name_in(scope)
+        return client_key if name is None else limiter.key_for(f"user:{name}")
+
+    def name_in(self, scope: Scope) -> str | None:
+        """Return the name or id of the user of a request; None if nobody is logged in, or it cannot be read."""
         try:
-            name = _name_of(_person(scope))
+            person = _person(scope)
+            name = _name_of(person)
+            if not name and _is_somebody(person):
+                self._tell(type(person).__qualname__)
         except Exception:
             # A user object may query a database; its failure neither bypasses the limit nor causes a 500.
             if self._throttle.left_out(None, monotonic()) is not None:
                 logger.exception("key `user`: reading the user failed, so the client's address is counted")
-            name = ""
-        if name:
-            return limiter.key_for(f"user:{name}")
-        return client_key
+            return None
+        return name or None
+
+    def _tell(self, kind: str) -> None:
+        """Log that users of a type have no name, at most once a minute."""
+        if self._throttle.left_out(kind, monotonic()) is not None:
+            logger.warning(
+                "key `user`: a user of type %s has none of %s, so the client's address is counted; give it one of "
+                "them, or count by a function such as key=lambda request: f'user:{request.user.email.lower()}'",
+                kind,
+                ", ".join(_NAMES),
+            )
 
 
 user: Final = _User()
 """Count each authenticated user.
 
 The user is `request.user`, which Starlette's `AuthenticationMiddleware` sets (add it outside `RateLimitMiddleware`),
-else ``request.state.user``, which for limits at FastAPI endpoints a dependency may set. Without a user, the client's
-address counts.
+else ``request.state.user``, which for limits at FastAPI endpoints a dependency may set. Its ``identity``, ``id``,
+``display_name``, ``username`` or ``sub`` counts, the first that there is, as the application spells it:
+``Ann@example.org`` and ``ann@example.org`` are two. Without a user, the client's address counts; a ban policy strikes
+nobody then.
 """
 
 
@@ -381,13 +428,24 @@ def _person(scope: Scope) -> object:
     return scope.get("state", {}).get("user") if person is None else person
 
 
+_NAMES: Final = ("identity", "id", "display_name", "username", "sub")
+"""The attributes, or the items of a mapping, that name a user, in this order."""
+
+
+def _is_somebody(person: object) -> bool:
+    """Return whether what an application keeps as its user stands for one; an empty text or mapping does not."""
+    if person is None or getattr(person, "is_authenticated", True) is False:
+        return False
+    return bool(person) if isinstance(person, (str, Mapping)) else True
+
+
 def _name_of(person: object) -> str:
     """Return the name or id of a user; empty if nobody is logged in."""
     if person is None or getattr(person, "is_authenticated", True) is False:
         return ""
     if isinstance(person, (str, int, UUID)):
         return str(person)
-    for attribute in ("identity", "id", "display_name", "username", "sub"):
+    for attribute in _NAMES:
         try:
             name = person.get(attribute) if isinstance(person, Mapping) else getattr(person, attribute, None)
         except NotImplementedError:  # Starlette's BaseUser raises this for properties that a subclass does not define

@@ -98,7 +98,8 @@ def _tool_of(scope: Scope) -> str | None:
     """
     if scope["type"] != "http" or str(scope.get("method")).upper() != "POST":
         return ""
-    found = [(name, value) for name, value in scope["headers"] if name in _FIELDS]
+    # Some servers write a bytearray, which has no hash.
+    found = [(bytes(name), bytes(value)) for name, value in scope["headers"] if name in _FIELDS]
     revision, method, tool = (dict(found).get(name) for name in _FIELDS)
     if revision is None:  # as in the first request of such a client, `initialize`
         return _OLDER
