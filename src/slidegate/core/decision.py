@@ -221,8 +221,8 @@ class Decision:
             if no limit was checked.
         by: The source of a refusal without a limit: the ban's maker, the name of the list, or the rule; else empty.
         ban: The ban that refuses the request, if one does.
-        status: The status of the answer over HTTP if a rule sets it, 400 to 599; else 0. For `on_refused` the status of
-            the default answer, whatever refused.
+        status: The status of the answer over HTTP if a rule sets it, 400 to 599; else 0. For `on_refused` and in a
+            `RateLimitExceeded` the status of the default answer, whatever refused.
         at_least_us: A wait that no limit gives, in microseconds: until the ban ends that a refusal has caused, or until
             a failed store is asked again. 0 for none, `OPEN` if its length is unknown.
 

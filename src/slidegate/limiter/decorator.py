@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from copy import copy
 from datetime import timedelta
 from functools import cached_property, partial, wraps
 from hashlib import blake2b
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
-from ..core.decision import Bucket, Decision
+from ..core.decision import Bucket, Decision, Reason
 from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
 from ..core.limits import MAX_NAME, check_name, check_whole, parse_duration_us, parse_limits
 from ..core.memo import remember
@@ -28,6 +29,8 @@ LimitedKey: TypeAlias = str | Callable[..., str]
 DEFAULT_RULE: Final = "limited"
 MAX_WAITING: Final = 10_000
 """The most calls of one key that may wait at the same time."""
+_STATUSES: Final = {Reason.BANNED: 403, Reason.UNAVAILABLE: 503}
+"""The statuses with which middlewares answer refusals that are not by a limit."""
 MAX_BLOCKS: Final = 256
 """How many different limits of blocks are remembered."""
 
@@ -109,7 +112,9 @@ class Limited:
         if decision is None or (self._wait_us and room_in_us(decision) is not None):
             decision = await queues.wait(name, decision, ask, wait_us=self._wait_us, wait_max=MAX_WAITING)
         if not decision.allowed:
-            raise RateLimitExceeded(decision)
+            shown = copy(decision)  # with a status for a handler that answers all refusals alike
+            shown.status = _STATUSES.get(decision.reason, 429)
+            raise RateLimitExceeded(shown)
         return decision
 
     def _key_of(self, args: tuple[Any, ...], options: dict[str, Any]) -> str:
