@@ -45,7 +45,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "count_if": (719, 20),
     "concurrency": (1021, 27),
     "refused by a limit": (678, 14),
-    "dependency, refused": (1115, 32),
+    "dependency, refused": (1204, 35),
 }
 """How many bytecodes and Python calls one request may cost on CPython 3.11; what it costs was a twentieth below."""
 

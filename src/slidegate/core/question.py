@@ -22,14 +22,17 @@ class Question(Sequence[Check]):
         checks: The checks, as a tuple.
         subjects: The argument.
         rendered: What the caller has computed from its checks; None until then. Stores do not read it.
+        client: The client whose question it is, where the caller remembers it for one; else None. Stores do not read
+            it.
     """
 
-    __slots__ = ("checks", "rendered", "subjects")
+    __slots__ = ("checks", "client", "rendered", "subjects")
 
     def __init__(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> None:
         self.checks = tuple(checks)
         self.subjects = subjects
         self.rendered: Any = None
+        self.client: Any = None
 
     def __getitem__(self, at: Any) -> Any:
         return self.checks[at]

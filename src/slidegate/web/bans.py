@@ -23,10 +23,10 @@ from ..core.errors import ConfigurationError, StoreError, closest, quoted
 from ..core.limits import check_whole
 from ..limiter.aio import answer_to_the_end
 from ..limiter.operators import operators_of
-from .client_ip import UNKNOWN_PEER, ClientAddress
+from .client_ip import UNKNOWN_PEER, Client, ClientAddress
 from .decided import DECIDED_KEY, Decided, of_request
 from .exchange import Exchange
-from .keys import Combined, Key, parts_of
+from .keys import Combined, Key, parts_of, user
 from .paths import PathIndex, RulePath, Texts
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class BanSignals:
         policies: The policies by name.
         by_kind: The signals for each status, and for refusals.
         keys: The keys that policies ban in place of the client.
+        of_addresses: Those of them, and of their parts, that read trusted proxies themselves.
         on_request: Whether there are signals for the path of a request.
         on_status: Whether there are signals for the status of a response.
         on_refusal: Whether there are signals for refusals.
@@ -66,7 +67,7 @@ class BanSignals:
         policies: BanPolicy | Iterable[BanPolicy] | None,
     ) -> None:
         self._limiter = middleware.limiter
-        self._client = client = middleware.client
+        client = middleware.client
         self._is_wider = client.prefixes != OWN_PREFIX  # or narrower: a ban of the address then has a different key
         self._protected = [middleware.lists["allowlist"], *([client.networks] if client.trusted else ())]
         self.policies: dict[str, BanPolicy] = {}
@@ -86,6 +87,8 @@ class BanSignals:
             except ConfigurationError as error:
                 raise ConfigurationError(f"{policy!r}: {error}", "bans") from None
         self.keys: list[Key] = [policy.key for policy in self.policies.values() if policy.key is not None]
+        parts = [part for key in self.keys for part in parts_of(key)]
+        self.of_addresses = [part for part in parts if isinstance(part, ClientAddress) and part.trusted]
         self._index = PathIndex(self._honeypots)
         self.on_request = bool(self._honeypots)
         self.on_status = any(isinstance(signal, int) for signal in self.by_kind)
@@ -119,20 +122,32 @@ class BanSignals:
         found = {id(signal): signal for signal in self._index.find(texts)}
         return sorted(found.values(), key=lambda signal: -signal.weight)
 
-    async def strike(self, signal: Signal, scope: Scope) -> Ban | None:
+    async def strike(self, signal: Signal, scope: Scope, client: Client) -> Ban | None:
         """Strike the client of a request; return the ban if there is one. A disconnect does not cancel the strike.
+
+        Args:
+            signal: The reason.
+            scope: The request where the strike arises, from which a policy's own key is read.
+            client: The client, as it was found at the entrance.
 
         Raises:
             StoreUnavailable: The store does not answer, and ``on_error="deny"``.
         """
         policy, weight, reason = signal
-        key = self._banned_key(policy, scope, self._client.locate(scope)[0])
+        key = self._banned_key(policy, client.beside(scope), client.key)
         if key is None:
             return None
         return await answer_to_the_end(self._limiter.engine.strike(policy, key, weight, reason))
 
     def _banned_key(self, policy: BanPolicy, scope: Scope, client_key: str) -> str | None:
-        """Return the key that a strike may ban; None if the policy may not ban it, or if many clients share it."""
+        """Return the key that a strike may ban.
+
+        Returns:
+            The key; None if the policy may not ban it, if many clients share it, or if a policy by `user` knows no
+            user: its strikes are for accounts, and an address may have many.
+        """
+        if any(part is user and user.name_in(scope) is None for part in parts_of(policy.key)):
+            return None
         key = client_key if policy.key is None else policy.key.find(scope, self._limiter, client_key)
         client = client_key if isinstance(policy.key, Combined) else key
         if client == UNKNOWN_PEER or (client is not key and not self._may_ban(policy, client)):
@@ -158,19 +173,22 @@ class BanSignals:
         if exchange.decided.is_exempt_from(exchange.middleware):
             return []
         try:
-            return await self.strike_all(self.by_kind.get(what, ()), scope, None if is_message else exchange)
+            signals = self.by_kind.get(what, ())
+            return await self.strike_all(signals, scope, exchange.client, None if is_message else exchange)
         except StoreError:  # does not change the answer to the request
             return []
 
     async def refuse_by_path(self, signals: Sequence[Signal], exchange: Exchange) -> Decision | None:
         """Strike for the path of a request; return its refusal if that bans it, or if it may have."""
         try:
-            ban = longest(await self.strike_all(signals, exchange.scope, exchange))
+            ban = longest(await self.strike_all(signals, exchange.scope, exchange.client, exchange))
         except StoreError:
             return self._limiter.engine.unanswered()
         return None if ban is None else refused_by_ban(ban, ban.since_us)
 
-    async def strike_all(self, signals: Sequence[Signal], scope: Scope, exchange: Exchange | None) -> list[Ban]:
+    async def strike_all(
+        self, signals: Sequence[Signal], scope: Scope, client: Client, exchange: Exchange | None
+    ) -> list[Ban]:
         """Strike for some signals, each policy once; return the resulting bans.
 
         Raises:
@@ -181,7 +199,7 @@ class BanSignals:
             for signal in signals
             if exchange is None or exchange.decided.strikes(exchange.middleware, signal.policy)
         ]
-        bans = [await self.strike(signal, scope) for signal in struck]
+        bans = [await self.strike(signal, scope, client) for signal in struck]
         return [ban for ban in bans if ban is not None]
 
 
@@ -252,4 +270,5 @@ async def strike(
     chosen = middleware.signals.policies[policy]
     whole = chosen.after.amount if weight == "ban" else weight
     decided.strikes(middleware, chosen)  # so that the status of the response is no further signal
-    return await middleware.signals.strike(Signal(chosen, whole, clean_reason(reason)), request.scope)
+    signal = Signal(chosen, whole, clean_reason(reason))
+    return await middleware.signals.strike(signal, request.scope, decided.client_of(middleware))

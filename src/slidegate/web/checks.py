@@ -19,21 +19,23 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakSet
 
 from starlette.routing import compile_path
-from starlette.types import Scope
+from starlette.types import Message, Scope, Send
 
+from ..core.addresses import address_key
 from ..core.arguments import check_flag
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import logger
-from .client_ip import UNKNOWN_PEER, peer_of
+from .client_ip import UNKNOWN_PEER, peer_of, read_node
 from .decided import DECIDED_KEY
+from .exchange import STARTS
 from .routes import attribute_of, mounted_routes, reach, root_of, routes_of
 from .rules import Rule
 
 if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
 
-CODES: Final = ("SG102", "SG103", "SG109", "SG110", "SG123", "SG126", "SG131", "SG132")
+CODES: Final = ("SG102", "SG103", "SG104", "SG109", "SG110", "SG123", "SG126", "SG131", "SG132")
 """Every code, in the order of the page of findings."""
 REQUESTS_CHECKED: Final = 1_000
 """The number of requests that are checked."""
@@ -201,6 +203,41 @@ def about_request(middleware: RateLimitMiddleware, scope: Scope) -> Iterator[Fin
             f"a request has {fields[0].decode().title()}, but no proxy is trusted: if there is a proxy in front, "
             "all its clients are counted and banned as one; name it, for example "
             'client_ip(trusted=["10.0.0.0/8"])',
+        )
+
+
+def comparing(middleware: RateLimitMiddleware, scope: Scope, send: Send) -> Send:
+    """Return a `send` that compares the peer of a request with the one that it had when it came."""
+    peer, client_key = peer_of(scope), middleware.client.locate(scope)[0]
+
+    async def compared(message: Message) -> None:
+        if message["type"] in STARTS:
+            report(middleware, about_peers(middleware, peer, scope, client_key))
+        await send(message)
+
+    return compared
+
+
+def about_peers(middleware: RateLimitMiddleware, peer: str | None, scope: Scope, client_key: str) -> Iterator[Finding]:
+    """Yield the finding about a request that has another peer further inside.
+
+    Args:
+        middleware: The middleware.
+        peer: The peer when the request came.
+        scope: The request at its endpoint, or when its response starts.
+        client_key: The key of its client. What has read the same address inside does no harm.
+    """
+    inside = peer_of(scope)
+    if not inside or inside == peer:
+        return
+    address = read_node(inside)
+    prefixes = middleware.client.prefixes
+    if address is None or address_key(*address, prefixes[4], prefixes[6]) != client_key:
+        yield Finding(
+            "SG104",
+            "something inside this middleware reads the proxies: the middleware counts, strikes and bans the address "
+            "of the connection, while the application sees another one; add what reads them outside, which is after "
+            'this middleware, or write client=client_ip(trusted=["10.0.0.0/8"]) with your proxies',
         )
 
 

@@ -18,8 +18,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from starlette.types import Scope
@@ -53,9 +54,12 @@ if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
+_NOT_LOCATED: Final[Mapping[Key, str]] = MappingProxyType({})
 _GONE: Final = Decision(False, Reason.BLOCKED, by="gone")
 UNKNOWN_PEER: Final = "unknown-peer"
 """The key of all requests for which the server names no peer, for example on a Unix socket."""
+LOCATED_KEY: Final = "slidegate.located"
+"""The scope key of the addresses that were determined at the entrance, by key; see `Client.beside`."""
 UNIX: Final = "unix"
 """The entry among trusted proxies that represents peers without an address."""
 
@@ -90,7 +94,10 @@ class ClientAddress(Key):
 
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """See `Key.find`. Without trusted proxies, the middleware's client is truncated to the prefixes of this key."""
-        return self.locate(scope)[0] if self.trusted else self.truncated(client_key)
+        if not self.trusted:
+            return self.truncated(client_key)
+        located: str | None = scope.get(LOCATED_KEY, {}).get(self)
+        return self.locate(scope)[0] if located is None else located
 
     def truncated(self, key: str) -> str:
         """Return the key of the client that has an address or is within a network; any other key unchanged."""
@@ -278,12 +285,25 @@ class Client(NamedTuple):
         key: Its key.
         subjects: The keys and the address whose bans apply to it.
         verdict: The decision about all its requests, if it is on a list.
+        located: What keys of ban policies that read proxies themselves have found at the entrance of one request.
     """
 
     who: Any
     key: str
     subjects: Sequence[BanSubject]
     verdict: Decision | None
+    located: Mapping[Key, str] = _NOT_LOCATED
+
+    def beside(self, scope: Scope) -> Scope:
+        """Return a later scope of its request for keys, which read from it everything but addresses.
+
+        Applications may have changed the peer and the fields of proxies by then.
+        """
+        return {**scope, LOCATED_KEY: self.located} if self.located else scope
+
+
+NOBODY: Final = Client(None, UNKNOWN_PEER, (UNKNOWN_PEER,), None)
+"""The client of a request that no middleware has asked about yet."""
 
 
 class Clients:

@@ -60,7 +60,10 @@ class Decider:
             client: The client.
             request: The request at the endpoint, with its body; None in the middleware.
         """
-        exchange.client = client
+        if request is None:
+            if self._signals.of_addresses:
+                client = self._located(client, exchange.scope)
+            exchange.client = exchange.decided.client = client
         if client.verdict is not None:
             return client.verdict
         if plan.asks:
@@ -81,12 +84,17 @@ class Decider:
             question = self._engine.prepare(left, question.subjects)
         return self._engine.ask(question) if left else plan.verdict
 
+    def _located(self, client: Client, scope: Scope) -> Client:
+        """Return the client of a request at the entrance, with the addresses that keys of policies find there."""
+        return client._replace(located={key: key.locate(scope)[0] for key in self._signals.of_addresses})
+
     def subjects(self, scope: Scope, client: Client) -> Sequence[BanSubject]:
         """Return the keys and addresses whose bans apply to a request."""
         keys = self._signals.keys
         if not keys:
             return client.subjects
-        return [*client.subjects, *(key.find(scope, self._limiter, client.key) for key in keys)]
+        seen = client.beside(scope)
+        return [*client.subjects, *(key.find(seen, self._limiter, client.key) for key in keys)]
 
     # -- questions -----------------------------------------------------------------------------------------------------
 
@@ -103,6 +111,7 @@ class Decider:
             question = self._engine.prepare(checks, subjects)
             question.rendered = plan.rendered = plan.rendered or self._writer.render(question)
             if client.who is not None and not plan.is_exempt:
+                question.client = client
                 self._rules.remember_question(plan, known, question)
         return question
 
@@ -205,7 +214,7 @@ class Decider:
         if decision.allowed or decision.reason is Reason.BANNED:
             return
         label, key = bound.rule.label, checks[0][1]
-        exchange.decided.shadow_rules = (*exchange.decided.shadow_rules, label)
+        exchange.decided.shadowed = (*exchange.decided.shadowed, (exchange.middleware, label))
         message = f"rule {label!r} would have refused {key}"
         self._engine.emit(Event("shadow_refused", message, {"rule": label, "key": key}))
         self._engine.observers.report_exceeded(decision, self._engine.now_us())
@@ -238,7 +247,7 @@ class Decider:
         if decision.allowed and decision.checks and rule.fair is not None:  # no checks while switched off
             queues.count_permit(name, tenant, 1)
             exchange.permits = (*exchange.permits, (name, tenant))
-        if counted and decision.reason is Reason.LIMITED and exchange.decided.left_with is None:
+        if counted and decision.reason is Reason.LIMITED and exchange.decided.left is None:
             seen = await self._peek(question)  # with this refusal counted
             decision = seen if seen.reason is Reason.LIMITED else decision
             await answer_of(self._engine.charge(counted))
@@ -277,8 +286,7 @@ class Decider:
                 exchange.record(left)
             raise
         if channel.is_gone():
-            exchange.decided.left_with = exchange.status
-            exchange.is_refused = True  # so that nobody is told of the refusal of one that has left
+            exchange.decided.left, exchange.decided.left_with = left, exchange.status
             if exchange.scope["type"] == "websocket":  # Starlette's BaseHTTPMiddleware fails without an answer
                 exchange.send_on = _send_nobody
             await self._engine.refund(decision.begin_refund())

@@ -16,10 +16,12 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..core.reservation import Reservation
 from ..limiter import check_cost
 from ..limiter.aio import answer_to_the_end
+from .client_ip import NOBODY, Client
 from .headers import windows_of
 
 if TYPE_CHECKING:
     from ..core.bans.policy import BanPolicy
+    from .exchange import Exchange
     from .middleware import RateLimitMiddleware
 
 DECIDED_KEY: Final = "slidegate"
@@ -40,18 +42,26 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
 
     exempt: tuple[RateLimitMiddleware, ...] = ()
     """The middlewares whose ban policies ignore the request, because a rule exempts it or it is a CORS preflight."""
+    left: Decision | None = None
+    """The refusal of a wait during which the client has left; None if it did not."""
     left_with: Any = None
-    """The status that was sent before the client left while the request waited for room; None if it did not."""
+    """The status that was sent before the client left."""
     cut_short: Decision | None = None
     """The refusal of a wait that was cancelled. That ends the request, unless a timeout within it has done so."""
-    shadow_rules: tuple[str, ...] = ()
-    """The labels of the shadow rules that would have refused the request."""
+    shadowed: tuple[tuple[RateLimitMiddleware, str], ...] = ()
+    """The labels of the shadow rules that would have refused the request, each with its middleware."""
     struck: tuple[tuple[RateLimitMiddleware, BanPolicy], ...] = ()
     """The ban policies that the request has struck."""
+    client: Client = NOBODY
+    """The client that the middleware which the request has entered last has found at its entrance."""
+    around: tuple[tuple[RateLimitMiddleware, Client], ...] = ()
+    """The middlewares around that one, the outermost first, each with the client that it has found."""
 
     @property
     def decision(self) -> Decision:
-        """The last decision that a limit made or that refused the request, else the last one.
+        """The last decision that refuses the request, else the last one that a limit made, else the last one.
+
+        A refusal after which the request was decided again is none of them.
 
         Raises:
             ConfigurationError: There is no decision yet.
@@ -62,13 +72,36 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
                 'scope["slidegate"].decision: nothing is decided about this request yet; read it in the application, '
                 "not in a function of a rule"
             )
-        telling = [decision for decision in decisions if decision.readings or not decision.allowed]
-        return (telling or decisions)[-1]
+        last = decisions[-1]
+        if last.readings or not last.allowed:
+            return last
+        telling = [decision for decision in decisions if decision.readings and decision.allowed]
+        return telling[-1] if telling else last
 
-    def without(self, middleware: RateLimitMiddleware) -> Decided:
-        """Forget what a middleware has decided about an earlier use of the scope, which was another request."""
-        self[:] = [decided for decided in self if decided[0] is not middleware]
+    def entered(self, middleware: RateLimitMiddleware, outer: Exchange) -> Decided:
+        """Note that the request enters a middleware within another one.
+
+        What that middleware has noted about an earlier use of the scope is forgotten: that was another request.
+        """
+        self.around = _around(middleware, (*self.around, (outer.middleware, outer.client)), outer.middleware)
+        forgotten = [decision for other, decision in self if other is middleware]
+        if forgotten:
+            self[:] = [decided for decided in self if decided[0] is not middleware]
+            if any(decision is self.left for decision in forgotten):
+                self.left = self.left_with = None
+            if any(decision is self.cut_short for decision in forgotten):
+                self.cut_short = None
+        self.exempt = tuple([other for other in self.exempt if other is not middleware])
+        self.struck = tuple([struck for struck in self.struck if struck[0] is not middleware])
+        self.shadowed = tuple([shadowed for shadowed in self.shadowed if shadowed[0] is not middleware])
         return self
+
+    def client_of(self, middleware: RateLimitMiddleware) -> Client:
+        """Return the client that a middleware has found at its entrance."""
+        for other, client in self.around:
+            if other is middleware:
+                return client
+        return self.client
 
     def strikes(self, middleware: RateLimitMiddleware, policy: BanPolicy) -> bool:
         """Return whether this is the first signal of the request for a ban policy, and note it: each is struck once."""
@@ -81,6 +114,26 @@ class Decided(list[tuple["RateLimitMiddleware", Decision]]):
         """Return whether the ban policies of a middleware ignore the request."""
         own = [decision for other, decision in self if other is middleware]
         return middleware in self.exempt or any(decision.reason in UNCOUNTED for decision in own)
+
+
+def _around(
+    inner: RateLimitMiddleware,
+    known: Sequence[tuple[RateLimitMiddleware, Client]],
+    outer: RateLimitMiddleware,
+) -> tuple[tuple[RateLimitMiddleware, Client], ...]:
+    """Return the middlewares around `inner`, given those around the one that was entered last and then `outer`.
+
+    The latter may be one of the former, where a middleware within it has returned. An application may also send its
+    request through all middlewares again.
+    """
+    found: list[tuple[RateLimitMiddleware, Client]] = []
+    for middleware, client in known:
+        if middleware is inner:
+            break
+        found.append((middleware, client))
+        if middleware is outer:
+            break
+    return tuple(found)
 
 
 def of_request(request: HTTPConnection, key: str, who: str) -> Any:

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from copy import copy
-from functools import wraps
+from functools import cached_property, wraps
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
 
@@ -28,10 +28,12 @@ from ..core.decision import DISABLED, Decision, Reason
 from ..core.errors import ConfigurationError, RateLimitExceeded, closest, quoted
 from ..core.logs import logger
 from ..core.memo import remember
+from . import checks
+from .client_ip import ClientAddress, peer_of
 from .decided import DECIDED_KEY, EXCHANGE_KEY, UNCOUNTED, Decided, of_request
 from .default_limits import EXEMPT_MARK
 from .exchange import Exchange
-from .keys import path_parameters
+from .keys import parts_of, path_parameters
 from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, takes_answer
 from .routes import labels_of
 from .rule_set import Plan, limits_kind, method_of
@@ -66,8 +68,15 @@ class EndpointRefusal(RateLimitExceeded, HTTPException):
     """
 
     def __init__(self, decision: Decision, answer: Answer) -> None:
-        self.decision = decision
+        self._refused = decision
         HTTPException.__init__(self, answer.status, answer.detail, answer.headers.copy())
+
+    @cached_property
+    def decision(self) -> Decision:  # type: ignore[override]
+        """The refusal, with the status of the answer, as `on_refused` gets it."""
+        shown = copy(self._refused)
+        shown.status = self.status_code
+        return shown
 
 
 class EndpointOptions(TypedDict, total=False):
@@ -97,7 +106,15 @@ class _EndpointRule(Rule):
     _call = "RateLimit(...)"
 
     def _check_parameters(self, key: Key, option: str) -> None:
-        """See `Rule._check_parameters`."""
+        """See `Rule._check_parameters`. Nor does it look for proxies: the middleware has done that at its entrance."""
+        for part in parts_of(key):
+            if isinstance(part, ClientAddress) and part.trusted:
+                raise ConfigurationError(
+                    "a limit at an endpoint counts the address that its middleware has determined, because others may "
+                    "have changed the request since; write RateLimitMiddleware(client=client_ip(trusted=...)), and "
+                    "client_ip() here",
+                    option,
+                )
 
 
 class RateLimit:
@@ -221,8 +238,11 @@ class RateLimit:
         if self.rule.methods is not None and not limits_kind(self.rule, scope["type"], method_of(scope)):
             return
         middleware = exchange.middleware
+        if middleware.is_checking:
+            peers = checks.about_peers(middleware, peer_of(exchange.scope), scope, exchange.client.key)
+            checks.report(middleware, peers)
         plan = self._plan(middleware, scope, endpoint or scope.get("endpoint") or self)
-        client = exchange.client or middleware.clients.find(exchange.scope)
+        client = exchange.client
         question = plan.questions.get(client.who)
         answer = (
             middleware.decider.decide(exchange, plan, client, connection)
@@ -230,18 +250,19 @@ class RateLimit:
             else middleware.decider.ask_rest(exchange, plan, question)
         )
         decision = answer if isinstance(answer, Decision) else await answer
-        if decision.reason in _NOTHING_COUNTED:
+        if decision.reason in _NOTHING_COUNTED and exchange.refusal is None:
             return
         exchange.record(decision)
         if not decision.allowed:
-            refusal = await middleware.refusals.count(exchange, scope, decision)
+            refusal = await middleware.refusals.count(exchange, scope, decision, at_endpoint=True)
             if scope["type"] == "websocket" and (exchange.status or not takes_answer(scope)):
                 is_banned = decision.reason is Reason.BANNED
                 code = TRY_AGAIN_LATER if exchange.status and not is_banned else POLICY_VIOLATION
                 raise WebSocketException(code, "banned" if is_banned else TOO_MANY)
             exchange.complete(refusal.needed)
             raise EndpointRefusal(decision, refusal)
-        exchange.hooks = [*exchange.hooks, *plan.hooks]
+        if decision.reason not in _NOTHING_COUNTED:
+            exchange.hooks = [*exchange.hooks, *plan.hooks]
 
     def _plan(self, middleware: RateLimitMiddleware, scope: Scope, endpoint: Any) -> Plan:
         """Return the plan of the requests to an endpoint."""

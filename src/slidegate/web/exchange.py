@@ -17,15 +17,15 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Check, Decision
+from .client_ip import NOBODY, Client
 from .decided import DECIDED_KEY, EXCHANGE_KEY, Decided, of_request
 from .headers import complete, joined
 
 if TYPE_CHECKING:
     from ..limiter.queues import Name
-    from .client_ip import Client
     from .middleware import RateLimitMiddleware
 
-_STARTS: Final = {
+STARTS: Final = {
     "http.response.start": 200,
     "websocket.accept": 101,
     "websocket.http.response.start": 403,
@@ -81,12 +81,14 @@ class Exchange:
     """Whether the answer needs no more fields than those of the only decision that names limits."""
     observed: tuple[Sequence[Check], ...] = ()
     """The checks of shadow rules, of each rule by itself."""
-    client: Client | None = None
-    """The client, once it was looked up."""
+    client: Client = NOBODY
+    """The client, as the middleware has found it at its entrance. Later, others may have changed the scope."""
     is_complete = False
     """Whether the last message of the response was sent."""
-    is_refused = False
-    """Whether this middleware, or a limit at an endpoint within, has refused the request."""
+    report: Hook | None = None
+    """What reports the last refusal by a limit at an endpoint, if it still stands when the request ends."""
+    banned_us = 0
+    """The length of the longest ban that a refusal of the request has caused."""
     permits: tuple[tuple[Name, str], ...] = ()
     """The queues of fair rules of which it has a permit, each with the tenant."""
 
@@ -109,8 +111,17 @@ class Exchange:
         self.hooks = hooks
         self.decided = decided
 
+    @property
+    def refusal(self) -> Decision | None:
+        """The refusal that stands: nothing has decided the request again after it."""
+        if not self.own or self.own[-1].allowed:
+            return None
+        last, _ = self.decided[-1]
+        return self.own[-1] if last is self.middleware else None
+
     def record(self, decision: Decision) -> None:
         """Record a decision of this middleware. Fields show no refusal after which the request was decided again."""
+        self.needed = ()
         if self.own:
             if not self.own[-1].allowed:
                 self.own = self.own[:-1]
@@ -130,8 +141,8 @@ class Exchange:
                 return self.end(None, message)
             return self.send_on(message)
         kind = message["type"]
-        if kind in _STARTS:
-            self.status = message.get("status") or _STARTS[kind]
+        if kind in STARTS:
+            self.status = message.get("status") or STARTS[kind]
             for hook in self.hooks:
                 if hook.starts:
                     return self._start(message)
@@ -158,18 +169,22 @@ class Exchange:
     def _with_all_fields(self, message: Message) -> Message:
         """Return the first message with the fields of several decisions, and with those that a refusal needs."""
         fields = [*message.get("headers", ())]
-        for decision in self.own if self.is_plain else joined(self.own):
+        own = self.own
+        is_refused = self.refusal is not None
+        if own and not own[-1].allowed and not is_refused:  # a middleware within has decided since
+            own = own[:-1]
+        for decision in own if self.is_plain else joined(own):
             if decision.readings:
                 rendered = decision.checks.rendered or self.middleware.header_writer.render(decision.checks)
                 fields = rendered.added_to(fields, decision)
-        if self.needed and message["type"].endswith("http.response.start"):
+        if is_refused and message["type"].endswith("http.response.start"):
             complete(fields, self.needed)
         return {**message, "headers": fields}
 
     async def _start(self, message: Message) -> None:
         """Call the hooks for the status, which may change what the fields say, then send the first message."""
         await self._call_starts(self.status)
-        if message["type"] in _STARTS:
+        if message["type"] in STARTS:
             message = self._with_all_fields(message)
         await (self.end(None, message) if message["type"].endswith(_LASTS) else self.send_on(message))
 
@@ -222,9 +237,8 @@ def client_key(request: HTTPConnection) -> str:
         ConfigurationError: There is no middleware around the endpoint.
     """
     decided: Decided = of_request(request, DECIDED_KEY, "client_key")
-    exchange = request.scope.get(EXCHANGE_KEY)
-    middleware = decided[-1][0] if exchange is None else exchange.middleware
-    return middleware.clients.find(request.scope).key
+    exchange: Exchange | None = request.scope.get(EXCHANGE_KEY)
+    return decided.client.key if exchange is None else exchange.client.key
 
 
 def is_failure(error: BaseException) -> bool:

@@ -123,7 +123,7 @@ class Report(Hook):
         told = observers.requests
         if decided.exempt and _is_uncounted(exchange):
             told = observers.exempt
-        elif exchange.is_complete and len(decided) == 1 and not decided.shadow_rules:
+        elif exchange.is_complete and len(decided) == 1 and not decided.shadowed:
             ((_, decision),) = decided
             if decision.allowed:
                 told = observers.outcomes
@@ -139,14 +139,15 @@ class Report(Hook):
         if decisions and not decisions[-1].allowed:
             # Not if a limit at an endpoint refuses after the response has begun: the connection breaks.
             refusal = None if error is not None and exchange.status and is_failure(error) else decisions[-1]
-        if decided.left_with is not None:  # whatever the application answers then
+        if decided.left is not None:  # whatever the application answers then
             ended, status = "cancelled", decided.left_with
         elif refusal not in (None, decided.cut_short):
             ended = "refused"
         elif not exchange.is_complete:
             ended, status = _ended(exchange, error, status)
         began_us = self._unix_us() - duration_us
-        return Outcome(decisions, refusal, decided.shadow_rules, route, status, ended, began_us, duration_us)
+        shadow_rules = tuple([label for _, label in decided.shadowed])
+        return Outcome(decisions, refusal, shadow_rules, route, status, ended, began_us, duration_us)
 
 
 def _is_uncounted(exchange: Exchange) -> bool:

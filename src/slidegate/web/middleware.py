@@ -38,7 +38,7 @@ from .lists import ListFile
 from .responses import Refusals, Refused
 from .routes import RouteLabels, visible_app
 from .rule_set import Plan, RuleSet, all_rules
-from .rules import Limits, LimitsFunction, Rule
+from .rules import Limits, LimitsFunction, Rule, checked_key
 from .websockets import GuardedWebSocket, MessageLimits
 
 if TYPE_CHECKING:
@@ -157,8 +157,8 @@ class RateLimitMiddleware(FailsAtStartup):
         self.prefix = "" if name is None else f"{check_name(name, 'name')}:"
         self.limiter = expect("limiter", limiter, Limiter, 'Limiter.from_url("redis://localhost:6379/0")') or Limiter()
         self.client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
+        self.key = checked_key(key)  # also where no rule counts by it
         self.rules = tuple(all_rules(limits, rules, key))
-        self.key = key
         self._engine = self.limiter.engine
         self.header_writer = HeaderWriter(headers, self._engine.unix_us)
         self.calls = UserCallbacks()
@@ -229,23 +229,25 @@ class RateLimitMiddleware(FailsAtStartup):
         """Decide one request, then call the application or refuse the request."""
         plan = self._decided.get(scope["type"])
         if plan is None or scope.get("method") == "OPTIONS":  # perhaps a preflight
-            if scope["type"] not in self._decided and not await self._begin(scope, receive, send):
+            begun = send if scope["type"] in self._decided else await self._begin(scope, receive, send)
+            if begun is None:
                 return
+            send = begun
             plan = self.rule_set.match(scope)
         who = self._who(scope)
         outer = scope.get(EXCHANGE_KEY)
-        decided = scope[DECIDED_KEY] = Decided() if outer is None else outer.decided.without(self)
+        decided = scope[DECIDED_KEY] = Decided() if outer is None else outer.decided.entered(self, outer)
         exchange = scope[EXCHANGE_KEY] = Exchange(self, scope, receive, send, plan.hooks, decided)
         try:
             if self._observers.requests and not (decided and self._is_reported(decided)):
                 exchange.began_ns = self._clock.monotonic_ns()
                 exchange.hooks = plan.reported
             question = plan.questions.get(who)
-            decision = (
-                self.decider.decide(exchange, plan, self.clients.of(scope, who))
-                if question is None
-                else self._engine.ask(question)
-            )
+            if question is None:
+                decision = self.decider.decide(exchange, plan, self.clients.of(scope, who))
+            else:
+                exchange.client = decided.client = question.client
+                decision = self._engine.ask(question)
             if not isinstance(decision, Decision):
                 decision = await decision
             exchange.own = (decision,)
@@ -271,8 +273,13 @@ class RateLimitMiddleware(FailsAtStartup):
 
     # -- the first requests, and those while it is switched off --------------------------------------------------------
 
-    async def _begin(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Check the routes in the first call. Return True if the call is to be decided; otherwise pass it on."""
+    @property
+    def is_checking(self) -> bool:
+        """Whether findings are still looked for in requests."""
+        return self._unchecked > 0
+
+    async def _begin(self, scope: Scope, receive: Receive, send: Send) -> Send | None:
+        """Check the routes in the first call. Return the `send` of a call that is to be decided, or pass it on."""
         if self.error is not None:
             await end_start(self.error, scope, receive, send)
         if self._enabled and self._engine.overrides.may_change:
@@ -286,12 +293,13 @@ class RateLimitMiddleware(FailsAtStartup):
                 if self._unchecked:
                     self._unchecked -= 1
                     checks.report(self, checks.about_request(self, scope))
+                    send = checks.comparing(self, scope, send)
                 self._decided = _NOTHING if self._unchecked else {"http": self.rule_set.always, "websocket": None}
-                return True
+                return send
             await self._pass_on(scope, receive, send)
         else:
             await self.app(scope, receive, _ending(self.limiter, send) if scope["type"] == "lifespan" else send)
-        return False
+        return None
 
     def check_routes(self, behind: object) -> None:
         """Report the findings about the routes of the application behind the middleware."""
@@ -301,8 +309,9 @@ class RateLimitMiddleware(FailsAtStartup):
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request pass while the middleware is switched off. What the application may call finds a decision."""
         outer = scope.get(EXCHANGE_KEY)
-        decided = scope[DECIDED_KEY] = Decided() if outer is None else outer.decided.without(self)
+        decided = scope[DECIDED_KEY] = Decided() if outer is None else outer.decided.entered(self, outer)
         exchange = scope[EXCHANGE_KEY] = Exchange(self, scope, receive, send, (), decided)
+        exchange.client = decided.client = self.clients.find(scope)
         exchange.record(_DISABLED)
         try:
             await self.app(scope, receive, send)

@@ -26,7 +26,7 @@ from ..core.logs import escaped
 from ..core.memo import remember
 from ..core.store import Event
 from .callbacks import request_of
-from .exchange import CLOSED, Exchange
+from .exchange import CLOSED, Exchange, Hook
 from .headers import Fields
 
 if TYPE_CHECKING:
@@ -98,28 +98,34 @@ class Refusals:
         self._writer = middleware.header_writer
         self._answers: dict[object, Answer] = {}
 
-    async def count(self, exchange: Exchange, scope: Scope, decision: Decision) -> Answer:
+    async def count(self, exchange: Exchange, scope: Scope, decision: Decision, *, at_endpoint: bool = False) -> Answer:
         """Strike for a refusal by a limit, and report the refusal.
 
         Args:
             exchange: The request in this middleware.
             scope: Its scope in the middleware or at the endpoint that refuses.
             decision: The refusal.
+            at_endpoint: Whether an endpoint refuses. It may catch that and go on, so its refusal is reported when the
+                request ends, if it still stands.
 
         Returns:
             The answer to the refusal, whose retry-after from now on includes a ban that it has caused.
         """
         signals = self._signals
         is_late = exchange.status and scope["type"] == "http"  # its connection breaks; a websocket ends regularly
-        is_news = not (exchange.is_refused or is_late)
-        exchange.is_refused = True
+        is_news = not is_late and exchange.decided.left is None
         if is_news and signals.on_refusal and decision.readings:
             bans = await signals.strike_for("refused", scope, exchange)
             lengths = [ban.until_us - ban.since_us for ban in bans if ban.until_us is not None]
-            decision.at_least_us = max(lengths, default=0)
+            exchange.banned_us = decision.at_least_us = max([exchange.banned_us, *lengths])
         answer = self.answer(decision)
         if is_news and self._observers.wants("exceeded"):
-            self._report(exchange.middleware, scope, decision, answer.status)
+            if at_endpoint:
+                report = RefusalReport(self, scope, decision, answer.status)
+                exchange.report = report
+                exchange.hooks = [report, *exchange.hooks]
+            else:
+                self.report(exchange, scope, decision, answer.status)
         return answer
 
     async def send(
@@ -188,12 +194,12 @@ class Refusals:
             return _answer("", decision.status, detail, retry_after_s, (decision.by,))
         return _answer("", 403, "Requests from this address are not accepted.", retry_after_s)
 
-    def _report(self, middleware: RateLimitMiddleware, scope: Scope, refusal: Decision, status: int) -> None:
+    def report(self, exchange: Exchange, scope: Scope, refusal: Decision, status: int) -> None:
         """Report a refused request to the observers, with the status of the default answer."""
         self._observers.report_exceeded(refusal, self._engine.now_us())
         if not self._observers.wants("refused"):
             return
-        client = middleware.clients.find(scope).key
+        client = exchange.client.key
         state, ban, wait_us = refusal.binding, refusal.ban, refusal.retry_after_us
         label = label_of_refusal(refusal)
         rule, by = (label, "") if state is not None or refusal.status else ("", refusal.by)
@@ -208,7 +214,7 @@ class Refusals:
             "limit": "" if state is None else str(state.limit),
             "reason": str(refusal.reason),
             "by": by,
-            "route": middleware.route_labels.label(scope),
+            "route": exchange.middleware.route_labels.label(scope),
             "method": method,
             "path": path,
             "retry_after_s": None if wait_us is None else ceil_s(wait_us),
@@ -220,7 +226,7 @@ class Refusals:
         self, decision: Decision, answer: Answer, exchange: Exchange, receive: Receive, send: Send | None
     ) -> bool:
         """Send the answer of `on_refused`; return False if there is none, or it failed before anything was sent."""
-        if exchange.decided.left_with is not None:
+        if exchange.decided.left is not None:
             return False
         on_refused: Any = self._on_refused
         shown = copy(decision)  # lists and rules give one object to all whom they refuse
@@ -240,6 +246,31 @@ class Refusals:
             if exchange.status:
                 raise
         return bool(exchange.status)
+
+
+class RefusalReport(Hook):
+    """Reports a refusal when its request ends, unless the request was decided again after it.
+
+    Args:
+        refusals: Reports to the observers.
+        scope: The request where it was refused.
+        decision: The refusal.
+        status: The status of the default answer.
+    """
+
+    starts = False
+    ends = True
+
+    def __init__(self, refusals: Refusals, scope: Scope, decision: Decision, status: int) -> None:
+        self._refusals = refusals
+        self._scope = scope
+        self._decision = decision
+        self._status = status
+
+    def end(self, exchange: Exchange, error: BaseException | None) -> None:
+        """See `Hook.end`."""
+        if exchange.report is self and exchange.refusal is self._decision:
+            self._refusals.report(exchange, self._scope, self._decision, self._status)
 
 
 def label_of_refusal(refusal: Decision) -> str:

@@ -226,13 +226,7 @@ class Rule:
     def _checked_key(self, key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
         if isinstance(key, Key):
             self._check_parameters(key, option)
-            return key
-        if key is not None and not callable(key):
-            expected = 'expected client_ip(), header("X-API-Key") or a function'
-            raise ConfigurationError(f"{expected}, not {quoted(key)}", option)
-        if f"{getattr(key, '__module__', '')}".startswith("slidegate.") and key is not client_key:
-            raise ConfigurationError(f'{key!r} returns a key; call it, for example header("X-API-Key")', option)
-        return None if key is None else check_takes(option, key, "request")
+        return checked_key(key, option)
 
     def _check_parameters(self, key: Key, option: str) -> None:
         """Check that its paths have the parameters by which it counts."""
@@ -275,6 +269,22 @@ class Rule:
     def always(self) -> bool:
         """Whether the rule applies to every request."""
         return not self.rule_paths and self.methods is None and self.connection is None and self.when is None
+
+
+def checked_key(key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
+    """Return a key after checking that it is one, or a function of the request.
+
+    Raises:
+        ConfigurationError: It is neither, or a function of this package that returns a key.
+    """
+    if key is None or isinstance(key, Key):
+        return key
+    if not callable(key):
+        expected = 'expected client_ip(), header("X-API-Key") or a function'
+        raise ConfigurationError(f"{expected}, not {quoted(key)}", option)
+    if f"{getattr(key, '__module__', '')}".startswith("slidegate.") and key is not client_key:
+        raise ConfigurationError(f'{key!r} returns a key; call it, for example header("X-API-Key")', option)
+    return check_takes(option, key, "request")
 
 
 def label_of(paths: Sequence[str], methods: Collection[str] = ()) -> str:

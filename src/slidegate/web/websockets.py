@@ -61,7 +61,7 @@ class GuardedWebSocket:
 
     def __init__(self, exchange: Exchange, bucket: Bucket | None) -> None:
         middleware = exchange.middleware
-        client = middleware.clients.find(exchange.scope)
+        client = exchange.client
         self._exchange = exchange
         self._receive = exchange.channel
         self._send_on = exchange.send_on
