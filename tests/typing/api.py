@@ -145,6 +145,8 @@ async def endpoint(request: Request) -> Response:
     try:
         assert_type(await charge(request, 1_200, rule="tokens"), Decision)
         assert_type(await settle(request, 900), bool)
+        assert_type(await settle(request, {"tokens": 900, "budget": 2}), bool)
+        await charge(request, {"tokens": "900"})  # type: ignore[dict-item]
     except StoreError as error:
         assert_type(error.concerns, Literal["key", "writes", "server"])
     return PlainTextResponse("try again")

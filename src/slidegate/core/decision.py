@@ -348,19 +348,21 @@ class Decision:
             readings[at] = spent - units, leaves_us, mark, wait_us
         self.readings = readings
 
-    def recount(self, index: int, charged: Decision) -> None:
+    def recount(self, index: int, charged: Decision, at: int = 0) -> None:
         """Replace the readings of one check by those of a later charge of it. Their spans are from the charge.
 
         Args:
             index: The index of the check.
             charged: The decision about the charge. If either has no readings, because a store failed, nothing changes.
+            at: The index of the check in that decision.
         """
-        if not self.readings:
+        if not self.readings or not charged.readings:
             return
         self.reservations = self.reservations  # made of the marks of the readings that are replaced
-        first = sum([len(bucket.limits) for bucket, _, _ in self.checks[:index]])
-        last = first + len(charged.readings)
-        self.readings = [*self.readings[:first], *charged.readings_as_of(self.now_us), *self.readings[last:]]
+        own_first, own_last = _readings_of(self.checks, index)
+        first, last = _readings_of(charged.checks, at)
+        later = charged.readings_as_of(self.now_us)[first:last]
+        self.readings = [*self.readings[:own_first], *later, *self.readings[own_last:]]
 
     def readings_as_of(self, now_us: int) -> Sequence[WindowState]:
         """Return the readings with the same spans from another moment, perhaps one by the clock of another store."""
@@ -424,6 +426,12 @@ def refused_by_ban(ban: Ban, now_us: int, checks: Sequence[Check] = ()) -> Decis
         checks: The question.
     """
     return Decision(False, BANNED, now_us, checks, by=ban.by, ban=ban)
+
+
+def _readings_of(checks: Sequence[Check], index: int) -> tuple[int, int]:
+    """Return where the readings of a check begin and end among those of a question."""
+    first = sum([len(bucket.limits) for bucket, _, _ in checks[:index]])
+    return first, first + len(checks[index][0].limits)
 
 
 def _tightness(pair: tuple[_Limited, WindowState]) -> tuple[int, float, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
 from inspect import isawaitable
 from typing import Any, Final, TypeVar
 
@@ -19,6 +19,10 @@ COMMAND_DEADLINE_S: Final = 30.0
 
 STEP: Final = 200
 """How many bans are listed in one iteration of the event loop: at 5 us each, a millisecond."""
+
+_IDLE: Final = 50
+"""After how many iterations without work nothing more is expected from requests that the server has cancelled: a
+cancellation takes a few to pass a task group."""
 
 T = TypeVar("T")
 
@@ -101,28 +105,65 @@ def in_background(work: Coroutine[Any, Any, object]) -> asyncio.Future[Any] | No
 
 
 async def to_the_end(work: Awaitable[T]) -> T:
-    """Await some work that continues if the caller is cancelled.
+    """Await some work that goes on to its end, whatever becomes of the caller, and return its result then.
 
-    anyio's shield does not suffice under asyncio: it does not protect against `Task.cancel`.
+    A cancellation of the caller arrives at its next await, unless it was taken back by then.
     """
     if not on_asyncio():
         if not on_loop():  # without a loop nothing can be cancelled
             return await work
         with anyio.CancelScope(shield=True):  # under trio only scopes are cancelled
             return await work
-    task = _begun(work)
-    try:
-        # Not `asyncio.shield`: from Python 3.14 on, asyncio logs what such a task raises later, as it is, with any text
-        # that a client has sent.
-        await asyncio.wait([task])
-    except asyncio.CancelledError:
-        task.add_done_callback(_log_failure)
-        raise
+    task, cancelled = _begun(work), None
+    with anyio.CancelScope(shield=True):  # else anyio would cancel the caller in each iteration of the loop
+        while not task.done():
+            try:
+                # Not `asyncio.shield`: from Python 3.14 on, asyncio logs what such a task raises later, as it is, with
+                # any text that a client has sent.
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:  # by `Task.cancel`, against which no scope protects
+                cancelled = error.args
+    if cancelled is not None:
+        _cancel_again(cancelled)
     return task.result()
 
 
+def _cancel_again(message: Sequence[Any]) -> None:
+    """Cancel the running task at its next await; `asyncio.timeout`, for example, may have taken that back by then."""
+    caller = asyncio.current_task()
+    if caller is None:
+        return
+    requests = caller.cancelling()
+
+    def cancel() -> None:
+        if caller.cancelling() >= requests:
+            caller.uncancel()
+            caller.cancel(*message)
+
+    caller.get_loop().call_soon(cancel)
+
+
+async def finish(deadline_s: float) -> None:
+    """Wait for the work of this thread's event loop that must not be cut off, and for what callers begin after it.
+
+    A server that ends cancels its last requests just before, so that some may not have begun with their last work.
+    """
+    if not on_asyncio():  # under trio a nursery waits for its tasks
+        return
+    loop = asyncio.get_running_loop()
+    until_s, idle = loop.time() + deadline_s, 0
+    while idle < _IDLE and loop.time() < until_s:
+        running = [task for task in [*_running] if task.get_loop() is loop]  # other threads change the set meanwhile
+        if running:
+            idle = 0
+            await asyncio.wait(running, timeout=until_s - loop.time())
+        else:
+            idle += 1
+            await asyncio.sleep(0)
+
+
 async def answer_to_the_end(answer: Awaitable[T] | T) -> T:
-    """Return an answer; if it has to be awaited, also the store is asked to the end if the caller is cancelled."""
+    """Return an answer; if it has to be awaited, the store is asked to the end, also if the caller is cancelled."""
     return await to_the_end(answer) if isawaitable(answer) else answer
 
 

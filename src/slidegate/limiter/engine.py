@@ -12,7 +12,8 @@ So it uses `limiter.engine` directly. Nothing here is public: any release may ch
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from itertools import count
 from typing import Any, ClassVar, Final, NoReturn, TypeAlias, TypeVar
@@ -27,7 +28,7 @@ from ..core.store import Clock, Store, closed
 from ..stores.forks import ProcessLock
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, SystemClock, system_us
-from .aio import COMMAND_DEADLINE_S, answer_of, to_the_end, within
+from .aio import COMMAND_DEADLINE_S, answer_of, finish, on_asyncio, to_the_end, within
 from .failover import Failover, OnError, check_failure_policy
 from .inspect import BucketCaller, Caller
 from .keys import Keys
@@ -193,6 +194,30 @@ class Engine:
                     self.queues.refunded(one.check for one in reservations)
         return has_refunded
 
+    async def settle(self, checks: Sequence[Check], charges: Collection[Sequence[Reservation]]) -> Decision | None:
+        """Charge what was used beyond estimates and refund what was not, at once, even if the caller is cancelled.
+
+        Args:
+            checks: What is charged.
+            charges: The reservations of each decision that are refunded; see `refund`.
+
+        Returns:
+            The decision about `checks`; None without any.
+        """
+        work = self._settle(checks, charges)
+        return await (work if self.per_process else to_the_end(work))  # memory never suspends
+
+    async def _settle(self, checks: Sequence[Check], charges: Collection[Sequence[Reservation]]) -> Decision | None:
+        if not checks:
+            await self._refund(charges)
+            return None
+        if self.per_process or not charges or not on_asyncio():
+            await self._refund(charges)
+            return await answer_of(self.charge(checks))
+        # In one iteration of the event loop, so that a store can answer both in one call.
+        charged, _ = await asyncio.gather(answer_of(self.charge(checks)), self._refund(charges))
+        return charged
+
     def release(self, decision: Decision) -> Sequence[Reservation]:
         """Return the permits of a decision; the result is what has to be refunded for that, nothing in most stores."""
         if self.failover is None and self.store.release(decision):
@@ -248,8 +273,10 @@ class Engine:
                     self.portal.end()
 
     async def end(self) -> None:
-        """Let observers and overrides finish, because the application ends or the limiter is being closed."""
+        """Let requests, observers and overrides finish, because the application ends or the limiter is being closed."""
         if not self.closed:
+            if self.failover is not None:
+                await finish(self.failover.deadline_us / 1_000_000)
             await self.observers.end()
             await self.overrides.end()
 

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from starlette.requests import HTTPConnection
 
 from ..core.arguments import expect
-from ..core.decision import Decision, Reason
+from ..core.decision import Check, Decision, Reason
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.reservation import Reservation
 from ..limiter import check_cost
@@ -21,6 +21,7 @@ from .headers import windows_of
 
 if TYPE_CHECKING:
     from ..core.bans.policy import BanPolicy
+    from ..limiter.engine import Engine
     from .exchange import Exchange
     from .middleware import RateLimitMiddleware
 
@@ -179,83 +180,139 @@ def decision_of(request: HTTPConnection) -> Decision:
     return decided.decision
 
 
-async def charge(request: HTTPConnection, units: int, *, rule: str | None = None) -> Decision:
+async def charge(request: HTTPConnection, units: int | Mapping[str, int], *, rule: str | None = None) -> Decision:
     """Charge more units for an admitted request, during or after its response.
 
     The units are recorded even if they exceed the limit. Later requests are then refused until enough units have left
     the window; a debt lasts at most one window. A response that has not started shows in RateLimit what is left then.
-    Cancelling the call does not interrupt it, as when the client leaves a stream.
+    What is begun is carried out: if the caller is cancelled, as when the client leaves a stream, the call still returns
+    when the units are charged, and the cancellation arrives at the next await.
 
     Args:
         request: The request, or the websocket.
-        units: How many, 0 or more.
+        units: How many, 0 or more; or those of several rules, which are charged at once:
+            ``{"tokens": 900, "cents": 2}``.
         rule: The name of the rule to charge; required if several apply.
 
     Returns:
-        The decision for the key after the charge. If the rule does not count this request (its client is on the
-        allowlist, its plan is unlimited, the middleware is switched off), nothing is charged and the reason is EXEMPT.
+        The decision for the keys after the charge. A rule that does not count this request (its client is on the
+        allowlist, its plan is unlimited, the middleware is switched off) is not charged; without others the reason is
+        EXEMPT.
 
     Raises:
-        ConfigurationError: There is no rule of that name, several were counted and none is named, or `units` is not a
-            whole number.
+        ConfigurationError: There is no rule of that name, several were counted and none is named, `units` is not a
+            whole number, or the limiters of the rules differ. Nothing is charged then.
     """
-    check_cost(units, "units")
-    charges = _charges_of(request, rule, "charge")
+    charges = [(*counted[-1], units) for counted, units in _asked(request, units, rule, "charge", "units")]
     if not charges:
         return EXEMPT
-    middleware, decision, index = charges[-1]
-    bucket, key, _ = decision.checks[index]
-    charged = await answer_to_the_end(middleware.limiter.engine.charge(((bucket, key, units),)))
-    decision.recount(index, charged)
+    checks = [(*decision.checks[index][:2], units) for _, decision, index, units in charges]
+    charged = await answer_to_the_end(charges[0][0].limiter.engine.charge(checks))
+    for at, (_, decision, index, _) in enumerate(charges):
+        decision.recount(index, charged, at)
     return charged
 
 
-async def settle(request: HTTPConnection, used: int, *, rule: str | None = None) -> bool:
+async def settle(request: HTTPConnection, used: int | Mapping[str, int], *, rule: str | None = None) -> bool:
     """Replace the units charged on admission by those that the request used, once.
 
     The rule charges an estimate first, so that concurrent requests cannot exceed the limit together. The difference is
-    charged, even if that exceeds the limit, or handed back. Cancelling the call does not interrupt it.
+    charged, even if that exceeds the limit, or handed back. What is begun is carried out, as by `charge`.
 
     Args:
         request: The request, or the websocket.
-        used: The units that it used, 0 or more.
+        used: The units that it used, 0 or more; or those of several rules, which are settled at once:
+            ``{"tokens": 900, "cents": 2}``.
         rule: The name of the rule; required if several apply.
 
     Returns:
-        Whether this call has settled the request: False for a second call, and if the rule does not count this request.
-        An estimate that has left its window meanwhile cannot be handed back and need not be.
+        Whether this call has settled a rule: False for a second call, and if no rule counts this request. An estimate
+        that has left its window meanwhile cannot be handed back and need not be.
         True if the store did not answer in time: it may have processed the call, and a second one could count twice.
 
     Raises:
-        ConfigurationError: There is no rule of that name, several were counted and none is named, or `used` is not a
-            whole number.
+        ConfigurationError: There is no rule of that name, several were counted and none is named, `used` is not a
+            whole number, or the limiters of the rules differ. Nothing is settled then.
     """
-    check_cost(used, "used")
-    charges = _charges_of(request, rule, "settle")
-    open_charges = [
-        (decision, index, reservation)
-        for _, decision, index in charges
-        for reservation in decision.reservations
-        if reservation.index == index and not reservation.ended
-    ]
-    if not open_charges:
+    unused: dict[int, list[Reservation]] = {}  # by decision: each is refunded by itself
+    above: list[tuple[Decision, int, Check]] = []
+    engine: Engine | None = None
+    for charges, units in _asked(request, used, rule, "settle", "used"):
+        middleware, decision, index = charges[-1]
+        engine = middleware.limiter.engine
+        missing = _take_unused(charges, units, unused)
+        if missing:
+            bucket, key, _ = decision.checks[index]
+            above.append((decision, index, (bucket, key, missing)))
+    if engine is None or not unused:
         return False
-    engine, missing, unused = charges[0][0].limiter.engine, used, list[Sequence[Reservation]]()
-    for decision, index, reservation in open_charges:
-        bucket, key, cost = decision.checks[index]
-        kept = min(cost, missing)
-        missing -= kept
-        unused.append(decision.begin_refund(index, cost - kept))
-        reservation.ended = True
-    if missing:
-        decision.recount(index, await answer_to_the_end(engine.charge(((bucket, key, missing),))))
-    else:
-        await engine.refund(*unused)
+    charged = await engine.settle([check for _, _, check in above], [*unused.values()])
+    if charged is not None:
+        for at, (decision, index, _) in enumerate(above):
+            decision.recount(index, charged, at)
     return True
+
+
+def _take_unused(charges: Sequence[_Charge], used: int, unused: dict[int, list[Reservation]]) -> int:
+    """Settle the charges of a rule that are not settled yet.
+
+    Args:
+        charges: The charges.
+        used: The units that the request used.
+        unused: Receives what is to be refunded, by the identity of its decision.
+
+    Returns:
+        How many units were used beyond the charges; 0 if all of them were settled before.
+    """
+    missing = used
+    is_settled = True
+    for _, decision, index in charges:
+        for reservation in decision.reservations:
+            if reservation.index == index and not reservation.ended:
+                cost = decision.checks[index][2]
+                kept = min(cost, missing)
+                missing -= kept
+                unused.setdefault(id(decision), []).extend(decision.begin_refund(index, cost - kept))
+                reservation.ended = True
+                is_settled = False
+    return 0 if is_settled else missing
 
 
 _Charge: TypeAlias = tuple["RateLimitMiddleware", Decision, int]
 """A middleware, its decision, and the index of a check in it."""
+
+
+def _asked(
+    request: HTTPConnection, given: int | Mapping[str, int], rule: str | None, who: str, what: str
+) -> list[tuple[Sequence[_Charge], int]]:
+    """Return what a request was charged for each rule that a call is about, and the units of the call.
+
+    Args:
+        request: The request.
+        given: The units of one rule, or of each rule by its name.
+        rule: The name of the one rule, if it is named.
+        who: The name of the calling function, for error messages.
+        what: The name of its argument.
+
+    Raises:
+        ConfigurationError: As for `charge`.
+    """
+    named: Sequence[tuple[str | None, int]]
+    if not isinstance(given, Mapping):
+        named = [(rule, given)]
+    elif given and rule is None:
+        named = [*given.items()]
+    else:
+        shown = quoted(given) if rule is None else f"rule={quoted(rule)} beside them"
+        raise ConfigurationError(f'expected the units of rules, for example {{"tokens": 900}}, not {shown}', what)
+    for _, units in named:
+        check_cost(units, what)
+    counted = [(_charges_of(request, name, who), units) for name, units in named]
+    found = [(charges, units) for charges, units in counted if charges]
+    if len({id(charges[-1][0].limiter) for charges, _ in found}) > 1:
+        names = ", ".join(repr(name) for name, _ in named)
+        raise ConfigurationError(f"{who}: the rules {names} count in different limiters; write one call for each")
+    return found
 
 
 def _charges_of(request: HTTPConnection, rule: str | None, what: str) -> Sequence[_Charge]:

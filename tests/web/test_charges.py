@@ -1,0 +1,424 @@
+"""What an endpoint charges, settles, refunds and strikes is carried out, whatever becomes of it meanwhile."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import anyio
+import anyio.lowlevel
+import httpx
+import pytest
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Decision,
+    Limiter,
+    Quota,
+    RateLimitMiddleware,
+    Rule,
+    charge,
+    decision_of,
+    settle,
+    strike,
+)
+from slidegate.core import Check
+
+from ..asgi import PEER, call, scope_of
+from ..redis_servers import AT_REDIS, free_port, until
+from ..remote_stores import SlowStore
+from ..virtual_time import turns
+
+BOUND_S = 60
+STORES = ["memory", "lmdb", AT_REDIS]
+LIMITS: dict[str, Any] = {"tokens": "1000/hour", "cents": Quota("1000/day")}
+RULES = [Rule("*", LIMITS["tokens"], cost=100, name="tokens"), Rule("*", LIMITS["cents"], cost=100, name="cents")]
+BANS = BanPolicy(after="2/hour")
+
+Work: TypeAlias = Callable[[Limiter, Request], Awaitable[Any]]
+
+
+async def one_after_the_other(*works: Awaitable[Any]) -> None:
+    for work in works:
+        await work
+
+
+async def in_the_background(_: Limiter, request: Request) -> None:
+    response = PlainTextResponse(background=BackgroundTask(settle, request, {"tokens": 7, "cents": 130}))
+    await response(request.scope, _receive_nothing, _send_nothing)
+
+
+async def _receive_nothing() -> Any:
+    await anyio.sleep_forever()
+
+
+async def _send_nothing(message: object) -> None:
+    pass
+
+
+WORKS: dict[str, tuple[Work, dict[str, Any]]] = {
+    "settle more": (lambda _, request: settle(request, {"tokens": 120, "cents": 130}), {"tokens": 120, "cents": 130}),
+    "settle less": (lambda _, request: settle(request, {"tokens": 7, "cents": 3}), {"tokens": 7, "cents": 3}),
+    "settle both ways": (lambda _, request: settle(request, {"tokens": 7, "cents": 130}), {"tokens": 7, "cents": 130}),
+    "settle twice": (
+        lambda _, request: one_after_the_other(settle(request, 7, rule="tokens"), settle(request, 130, rule="cents")),
+        {"tokens": 7, "cents": 130},
+    ),
+    "settle behind an answer": (in_the_background, {"tokens": 7, "cents": 130}),
+    "charge": (lambda _, request: charge(request, {"tokens": 7, "cents": 130}), {"tokens": 107, "cents": 230}),
+    "charge twice": (
+        lambda _, request: one_after_the_other(charge(request, 7, rule="tokens"), charge(request, 130, rule="cents")),
+        {"tokens": 107, "cents": 230},
+    ),
+    "refund": (lambda limiter, request: limiter.refund(decision_of(request)), {"tokens": 0, "cents": 0}),
+    "charge of a limiter": (
+        lambda limiter, _: limiter.charge(PEER, "9/hour", 5, rule="other"),
+        {"tokens": 100, "cents": 100, "other": 5},
+    ),
+    "strike": (
+        lambda _, request: one_after_the_other(strike(request), strike(request)),
+        {"tokens": 100, "cents": 100, "banned": True},
+    ),
+}
+"""What a request does before it ends, and what its client has spent then."""
+
+
+async def spent(limiter: Limiter) -> dict[str, Any]:
+    """Return what the client has spent, by rule, and whether it is banned."""
+    view = await limiter.inspect(PEER, {**LIMITS, "other": "9/hour"})
+    found = {window.rule: window.used for window in view.windows if window.used or window.rule in LIMITS}
+    return found | ({"banned": True} if await limiter.banned(PEER) else {})
+
+
+class Site:
+    """A limited application whose endpoint works at its end.
+
+    Args:
+        limiter: Its limiter.
+        work: What it does before it ends.
+        waits: Whether it waits for its end before, as a stream does.
+
+    Attributes:
+        reached: Set when the endpoint runs.
+        done: What has become of it.
+    """
+
+    def __init__(self, limiter: Limiter, work: Work, *, waits: bool) -> None:
+        self.limiter, self._work, self._waits = limiter, work, waits
+        self.reached = anyio.Event()
+        self.done: list[str] = []
+        self._app = RateLimitMiddleware(self._endpoint, limiter=limiter, rules=RULES, bans=BANS)
+
+    async def _endpoint(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.reached.set()
+        try:
+            if self._waits:
+                await anyio.sleep_forever()
+        finally:
+            await self._work(self.limiter, Request(scope))
+            self.done.append("worked")
+        await anyio.sleep_forever()  # a cancellation during the work arrives here
+
+    async def visit(self) -> None:
+        await self._app(scope_of(), _receive_nothing, _send_nothing)
+
+
+# -- ways to end a request ---------------------------------------------------------------------------------------------
+
+
+async def by_a_scope(site: Site, late: int) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(site.visit)
+        await site.reached.wait()
+        for _ in range(late):
+            await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+
+
+async def by_its_task(site: Site, late: int) -> None:
+    task = asyncio.create_task(site.visit())
+    await site.reached.wait()
+    await turns(late)
+    task.cancel()
+    await turns(1)
+    task.cancel()  # once more, perhaps meanwhile
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+async def by_a_task_group(site: Site, late: int) -> None:
+    async def fails() -> None:
+        await site.reached.wait()
+        await turns(late)
+        raise RuntimeError("another task")
+
+    async def run() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(site.visit())
+            group.create_task(fails())
+
+    with pytest.raises(ExceptionGroup):
+        await run()
+
+
+async def by_a_deadline(site: Site, late: int) -> None:
+    async def expires(deadline: asyncio.Timeout) -> None:
+        await site.reached.wait()
+        await turns(late)
+        deadline.reschedule(0)
+
+    async def run() -> None:
+        async with asyncio.timeout(None) as deadline:
+            timer = asyncio.create_task(expires(deadline))
+            await site.visit()
+            await timer
+
+    with pytest.raises(TimeoutError):
+        await run()
+
+
+async def by_waiting_no_longer(site: Site, late: int) -> None:
+    task = asyncio.create_task(site.visit())
+    await site.reached.wait()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(task, late / 1_000)
+
+
+ENDS = [by_a_scope, by_its_task, by_a_task_group, by_a_deadline, by_waiting_no_longer]
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("kind", STORES)
+async def test_what_is_begun_at_the_end_of_a_request_is_carried_out(end: Any, work: str, url: str) -> None:
+    do, expected = WORKS[work]
+    async with asyncio.timeout(BOUND_S), Limiter.from_url(url, deadline="30s") as limiter:
+        await limiter.hit("another", "5/hour")  # so that the store is open
+        for number, waits in enumerate((True, False)):
+            for late in range(3):
+                site = Site(limiter, do, waits=waits)
+                await end(site, late)
+                assert site.done == ["worked"]
+                assert await spent(limiter) == expected, (number, late)
+                await limiter.reset(PEER)
+                await limiter.unban(PEER)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+def test_under_trio_it_is_carried_out_as_well(work: str, url: str, *, waits: bool) -> None:
+    do, expected = WORKS[work]
+
+    async def main() -> None:
+        with anyio.fail_after(BOUND_S):
+            async with Limiter.from_url(url) as limiter:
+                site = Site(limiter, do, waits=waits)
+                await by_a_scope(site, 0)
+                assert site.done == ["worked"]
+                assert await spent(limiter) == expected
+
+    anyio.run(main, backend="trio")
+
+
+async def test_a_cancellation_that_was_taken_back_meanwhile_arrives_nowhere() -> None:
+    store = SlowStore()
+    limiter = Limiter(store, deadline="30s")
+    store.hangs = True
+    asyncio.get_running_loop().call_later(0.05, store.goes_on.set)
+    async with asyncio.timeout(0.01):
+        await limiter.charge("everyone", "10000/hour", 9)
+    await turns()
+    assert (await limiter.peek("everyone", "10000/hour", 0)).states[0].used == 9
+
+
+# -- several rules in one call -----------------------------------------------------------------------------------------
+
+
+class CountingStore(SlowStore):
+    """A store that keeps what it was asked to charge and to refund."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        name = question.__name__
+        if name in ("charge", "refund"):
+            checks: list[Check] = [getattr(one, "check", one) for one in arguments[0]]
+            self.asked.append(f"{name} {' '.join(bucket.label for bucket, _, _ in checks)}")
+        return super().answer(question, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("work", "asked"),
+    [
+        ("settle more", ["charge tokens cents"]),
+        ("settle less", ["refund tokens cents"]),
+        ("settle both ways", ["charge cents", "refund tokens"]),
+        ("charge", ["charge tokens cents"]),
+    ],
+)
+async def test_several_rules_are_one_question(work: str, asked: list[str]) -> None:
+    do, expected = WORKS[work]
+    store = CountingStore()
+    limiter = Limiter(store)
+    site = Site(limiter, do, waits=True)
+    await by_a_scope(site, 0)
+    assert sorted(store.asked) == asked
+    assert await spent(limiter) == expected
+
+
+@pytest.mark.parametrize("kind", [AT_REDIS])
+async def test_what_is_charged_and_refunded_together_is_one_call_of_redis(url: str, server: Any) -> None:
+    calls = list[int]()
+    do, expected = WORKS["settle both ways"]
+
+    async def counted(limiter: Limiter, request: Request) -> None:
+        before = server.calls()
+        await do(limiter, request)
+        calls.append(server.calls()["evalsha"] - before["evalsha"])
+
+    async with Limiter.from_url(url, deadline="30s") as limiter:
+        for _ in range(5):  # once a second there is a call for news as well
+            await by_a_scope(Site(limiter, counted, waits=True), 0)
+            assert await spent(limiter) == expected
+            await limiter.reset(PEER)
+    assert min(calls) == 1
+
+
+async def asked_of_an_endpoint(ask: Callable[[Request], Awaitable[Any]], rules: list[Rule] = RULES) -> tuple[Any, str]:
+    """Return what a call at an endpoint answers, and the fields of the response that follows."""
+    told = list[Any]()
+
+    async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            told.append(await ask(Request(scope)))
+        except ConfigurationError as error:
+            told.append(str(error))
+        await PlainTextResponse("hi")(scope, receive, send)
+
+    answer = await call(RateLimitMiddleware(endpoint, rules=rules))
+    return told[0], answer.headers.get("ratelimit", "")
+
+
+async def test_the_answer_shows_what_is_left_under_each_rule() -> None:
+    settled, shown = await asked_of_an_endpoint(lambda request: settle(request, {"tokens": 7, "cents": 130}))
+    assert settled is True
+    assert [part.split(";")[:2] for part in shown.split(", ")] == [['"tokens"', "r=993"], ['"cents"', "r=870"]]
+    charged, shown = await asked_of_an_endpoint(lambda request: charge(request, {"tokens": 7, "cents": 130}))
+    assert isinstance(charged, Decision)
+    assert [state.used for state in charged.states] == [107, 230]
+    assert [part.split(";")[:2] for part in shown.split(", ")] == [['"tokens"', "r=893"], ['"cents"', "r=770"]]
+
+
+async def test_a_rule_that_does_not_count_a_request_is_left_out() -> None:
+    rules = [RULES[0], Rule("/other", "5/minute", name="other")]
+    settled, shown = await asked_of_an_endpoint(lambda request: settle(request, {"other": 3, "tokens": 7}), rules)
+    assert (settled, shown.split(";")[1]) == (True, "r=993")
+    charged, shown = await asked_of_an_endpoint(lambda request: charge(request, {"other": 3, "tokens": 7}), rules)
+    assert [state.used for state in charged.states] == [107]
+    alone, shown = await asked_of_an_endpoint(lambda request: charge(request, {"other": 3}), rules)
+    assert alone.reason == "exempt"
+    assert await asked_of_an_endpoint(lambda request: settle(request, {"other": 3}), rules) == (False, shown)
+
+
+@pytest.mark.parametrize("do", [charge, settle])
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        ({}, {}, 'expected the units of rules, for example {"tokens": 900}, not {}'),
+        ({"tokens": 5}, {"rule": "tokens"}, "not rule='tokens' beside them"),
+        ({"tokens": 5, "cents": 2.5}, {}, "expected a whole number, 0 or more, for example 1, not 2.5"),
+        ({"tokens": 5, "cent": 2}, {}, "'cent' is no rule here; did you mean 'cents'?"),
+        ({5: 5}, {}, "rule: expected"),
+    ],
+)
+async def test_of_wrong_units_nothing_is_charged(do: Any, given: Any, options: Any, message: str) -> None:
+    told, shown = await asked_of_an_endpoint(lambda request: do(request, given, **options))
+    assert message in told
+    assert "r=900" in shown
+
+
+@pytest.mark.parametrize("do", [charge, settle])
+async def test_rules_of_different_limiters_are_not_charged_at_once(do: Any) -> None:
+    told = list[str]()
+
+    async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+        with pytest.raises(ConfigurationError) as caught:
+            await do(Request(scope), {"tokens": 5, "cents": 5})
+        told.append(str(caught.value))
+
+    inner = RateLimitMiddleware(endpoint, rules=RULES[:1])
+    await RateLimitMiddleware(inner, rules=RULES[1:])(scope_of(), _receive_nothing, _send_nothing)
+    (message,) = told
+    assert "the rules 'tokens', 'cents' count in different limiters; write one call for each" in message
+
+
+# -- a server that ends ------------------------------------------------------------------------------------------------
+
+
+STREAMS = """
+import asyncio, os
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+from slidegate import Limiter, RateLimitMiddleware, Rule, settle
+from tests.web.test_charges import RULES
+
+async def stream(request):
+    async def words():
+        try:
+            while True:
+                yield "word "
+                await asyncio.sleep(0.01)
+        finally:
+            await settle(request, 7, rule="tokens")
+            await settle(request, 130, rule="cents")
+    return StreamingResponse(words())
+
+limiter = Limiter.from_url(os.environ["STORE"], deadline="10s")
+app = Starlette(routes=[Route("/", stream)], middleware=[Middleware(RateLimitMiddleware, limiter=limiter, rules=RULES)])
+"""
+
+
+@pytest.mark.parametrize("kind", STORES[1:])
+def test_a_server_that_ends_waits_for_what_its_requests_have_begun(url: str, tmp_path: Path) -> None:
+    (tmp_path / "streams.py").write_text(STREAMS)
+    port = free_port()
+    command = [sys.executable, "-m", "uvicorn", "streams:app", "--port", str(port), "--timeout-graceful-shutdown", "1"]
+    variables = {**os.environ, "STORE": url, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    with subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        try:
+            until(lambda: _listens(port), "uvicorn listens")
+            url_of_stream = f"http://127.0.0.1:{port}/"
+            with suppress(httpx.TransportError), httpx.stream("GET", url_of_stream, timeout=BOUND_S) as answer:
+                for number, _ in enumerate(answer.iter_raw()):
+                    if number == 1:
+                        running.send_signal(signal.SIGTERM)
+            assert running.wait(BOUND_S) in (0, -signal.SIGTERM)
+        finally:
+            running.kill()
+    assert asyncio.run(_spent_at(url)) == {"tokens": 7, "cents": 130}
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def _spent_at(url: str) -> dict[str, int]:
+    async with Limiter.from_url(url) as limiter:
+        return {window.rule: window.used for window in (await limiter.inspect("127.0.0.1", LIMITS)).windows}
