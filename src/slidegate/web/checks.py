@@ -9,10 +9,11 @@ import gc
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from operator import is_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -21,21 +22,25 @@ from weakref import WeakSet
 from starlette.routing import compile_path
 from starlette.types import Message, Scope, Send
 
-from ..core.addresses import address_key
+from ..core.addresses import address_key, network_of
 from ..core.arguments import check_flag
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import logger
-from .client_ip import UNKNOWN_PEER, peer_of, read_node
+from . import order
+from .client_ip import UNKNOWN_PEER, ClientAddress, peer_of, read_node
 from .decided import DECIDED_KEY
 from .exchange import STARTS
-from .routes import attribute_of, mounted_routes, reach, root_of, routes_of
+from .routes import MountedRoute, attribute_of, mounted_routes, reach, root_of, routes_of
 from .rules import Rule
 
 if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
 
-CODES: Final = ("SG102", "SG103", "SG104", "SG109", "SG110", "SG123", "SG126", "SG131", "SG132")
+CODES: Final = (
+    *("SG102", "SG103", "SG104", "SG109", "SG110", "SG123", "SG126", "SG131", "SG132"),
+    *("SG133", "SG134", "SG135", "SG136", "SG137", "SG138", "SG140"),
+)
 """Every code, in the order of the page of findings."""
 REQUESTS_CHECKED: Final = 1_000
 """The number of requests that are checked."""
@@ -51,6 +56,18 @@ ENABLED_VARIABLE: Final = "SLIDEGATE_ENABLED"
 """The environment variable that switches every middleware off or on."""
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
+
+
+_NAMING: Final = (
+    *_PROXY_HEADERS,
+    *(b"x-real-ip", b"x-client-ip", b"cf-connecting-ip", b"true-client-ip", b"fastly-client-ip", b"fly-client-ip"),
+    *(b"x-original-forwarded-for", b"x-vercel-forwarded-for", b"x-envoy-external-address"),
+)
+"""The header fields in which proxies, CDNs and frontend servers name the client."""
+_MANY_NAMES: Final = 20
+"""As many values of such a field from one client are no coincidence."""
+_NEARLY_ALL: Final = 0.9
+"""The share of a client that passes for everybody; a health check may come from elsewhere."""
 
 
 class Finding(NamedTuple):
@@ -185,6 +202,7 @@ def about_request(middleware: RateLimitMiddleware, scope: Scope) -> Iterator[Fin
     client = middleware.client
     if middleware.clients.is_gone(scope):
         return
+    yield from _about_crowd(middleware, scope, middleware.clients.find(scope).key)
     host = peer_of(scope)
     if not host and client.locate(scope)[0] == UNKNOWN_PEER:
         yield Finding(
@@ -241,6 +259,63 @@ def about_peers(middleware: RateLimitMiddleware, peer: str | None, scope: Scope,
         )
 
 
+class Crowd:
+    """What the first requests tell about who makes all clients one."""
+
+    def __init__(self) -> None:
+        self._requests = Counter[str]()
+        self._names: dict[tuple[str, bytes], set[int]] = {}
+
+    def add(self, client_key: str, headers: Iterable[tuple[bytes, bytes]], own: bytes) -> tuple[str, int] | None:
+        """Count a request.
+
+        Args:
+            client_key: The key of its client.
+            headers: Its header fields.
+            own: The lower-case name of the field that the middleware reads.
+
+        Returns:
+            A field in which nearly all requests name many others, and how many percent of the requests these are, if
+            they all have this client; else None.
+        """
+        self._requests[client_key] += 1
+        share = self._requests[client_key] / self._requests.total()
+        found: tuple[str, int] | None = None
+        for name, value in headers:
+            if name in _NAMING or name == own:
+                names = self._names.setdefault((client_key, bytes(name)), set())
+                names.add(hash(bytes(value)))
+                if len(names) >= _MANY_NAMES and share >= _NEARLY_ALL:
+                    found = bytes(name).decode(errors="replace").title(), int(100 * share)
+        return found
+
+
+def _about_crowd(middleware: RateLimitMiddleware, scope: Scope, client_key: str) -> Iterator[Finding]:
+    """Yield the finding about a client that is many."""
+    if not counts_clients(middleware) or any(finding.code == "SG140" for finding in middleware.findings):
+        return
+    found = middleware.crowd.add(client_key, scope["headers"], middleware.client.header)
+    if found is None:
+        return
+    field, percent = found
+    proxy = client_key if network_of(client_key) is not None else "10.0.0.5"
+    header = "" if field == "X-Forwarded-For" else f', header="{field}"'
+    yield Finding(
+        "SG140",
+        f"{percent} % of the first requests come from one client, {client_key!r}, and {field} names many: a proxy, a "
+        "frontend server, or a call within the process asks for all its users, who are counted and banned as one; if "
+        f'its header can be trusted, name it, client_ip(trusted=["{proxy}"]{header}), else count by key=user',
+    )
+
+
+def counts_clients(middleware: RateLimitMiddleware) -> bool:
+    """Return whether a middleware counts, lists or bans clients by their addresses, as far as it knows."""
+    rules = [rule for rule in (*middleware.rules, middleware.default_rule) if rule is not None and rule.counts]
+    by_address = any(rule.key is None or isinstance(rule.key, ClientAddress) for rule in rules)
+    is_listing = any(networks is not None for networks in middleware.lists.values())
+    return by_address or is_listing or not rules or any(policy.key is None for policy in middleware.policies)
+
+
 def _about_shared_names(middleware: RateLimitMiddleware, decided: Iterable[tuple[Any, Decision]]) -> Iterator[Finding]:
     """Yield the finding about a limit that an outer middleware with the same limiter has charged already."""
     outer = {
@@ -267,6 +342,10 @@ def about_routes(middleware: RateLimitMiddleware, behind: object) -> Iterator[Fi
     """
     if not _configured_workers():
         yield from _about_workers(middleware, _sibling_workers())
+    routes = mounted_routes(behind)
+    yield from about_rules(middleware, routes)
+    found = [order.about_methods_of_routes(middleware.rules, routes, _may_meet), order.about_decorators(routes)]
+    yield from _made(chain(*found, order.about_layers(middleware)))
     if routes_of(behind) is not None:
         yield from _about_unmet_rules(middleware.rules, behind)
     elif middleware.default_rule is not None:
@@ -275,6 +354,26 @@ def about_routes(middleware: RateLimitMiddleware, behind: object) -> Iterator[Fi
             "default_limits are around an unknown application, whose routes cannot be read: all requests of a "
             'client share one bucket; write rules, such as Rule("/login", "5/minute")',
         )
+
+
+def about_rules(middleware: RateLimitMiddleware, routes: Sequence[MountedRoute] = ()) -> Iterator[Finding]:
+    """Yield the findings about the rules of a middleware.
+
+    Args:
+        middleware: The middleware.
+        routes: The routes below it, as far as they are known.
+    """
+    names = order.about_method_names(middleware.rules, routes)
+    yield from _made(chain(order.about_order(middleware.rule_set), names))
+
+
+def _made(found: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+    """Yield findings, of each code at most as many as are read."""
+    counts = Counter[str]()
+    for code, message in found:
+        counts[code] += 1
+        if counts[code] <= _MAX_NAMED:
+            yield Finding(code, message)
 
 
 def _about_unmet_rules(rules: Sequence[Rule], app: object) -> Iterator[Finding]:

@@ -31,6 +31,7 @@ from ..core.memo import remember
 from . import checks
 from .client_ip import ClientAddress, peer_of
 from .decided import DECIDED_KEY, EXCHANGE_KEY, UNCOUNTED, Decided, of_request
+from .decorated import remember_decorated
 from .default_limits import EXEMPT_MARK
 from .exchange import Exchange
 from .keys import parts_of, path_parameters
@@ -427,6 +428,7 @@ def _decorated(limit: RateLimit, endpoint: Any) -> Any:
             f"RateLimit: {core.__name__!r} is a generator, whose response starts before it runs; "
             "write dependencies=[Depends(RateLimit(...))] at its route"
         )
+    remember_decorated(endpoint, sys._getframe(2))
     shown, own = _signature(endpoint)
     is_async = is_async_callable(endpoint)
 

@@ -110,6 +110,7 @@ class RateLimitMiddleware(FailsAtStartup):
         report: Reports the outcomes of requests to them.
         refusals: Counts, reports and answers refused requests.
         header_writer: Writes its header fields.
+        crowd: What the first requests tell about who makes all clients one.
         findings: Probable mistakes found at start-up or in the first requests. Each is logged once.
         file: The configuration file that its options come from; None if there is none.
         behind: The application whose routes were checked; None before the first call.
@@ -191,6 +192,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self._enabled = not off
         self._unchecked = checks.REQUESTS_CHECKED
         self.findings: list[checks.Finding] = []
+        self.crowd = checks.Crowd()
         checks.report(self, checks.about_settings(self, off))
         if self.file is None:  # else it is made for each change, and the `ReloadingMiddleware` registers it
             if limiter is None or self._has_unnamed:
@@ -300,6 +302,10 @@ class RateLimitMiddleware(FailsAtStartup):
         else:
             await self.app(scope, receive, _ending(self.limiter, send) if scope["type"] == "lifespan" else send)
         return None
+
+    def check_rules(self) -> None:
+        """Report the findings about the rules, where no application is known."""
+        checks.report(self, checks.about_rules(self))
 
     def check_routes(self, behind: object) -> None:
         """Report the findings about the routes of the application behind the middleware."""

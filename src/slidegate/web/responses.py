@@ -93,7 +93,7 @@ class Refusals:
             check_takes("on_refused", on_refused, "request", "decision")
         self._engine = middleware.limiter.engine
         self._observers = middleware.limiter.engine.observers
-        self._on_refused = on_refused
+        self.on_refused = on_refused
         self._signals = middleware.signals
         self._writer = middleware.header_writer
         self._answers: dict[object, Answer] = {}
@@ -144,7 +144,7 @@ class Refusals:
         if scope["type"] == "websocket":
             await _refuse_websocket(scope, send or exchange.send, answer)
             return
-        if self._on_refused is not None and await self._is_answered(decision, answer, exchange, receive, send):
+        if self.on_refused is not None and await self._is_answered(decision, answer, exchange, receive, send):
             return
         if send is None:  # no hook is for the status of this answer
             send, exchange.status = exchange.send_on, answer.status
@@ -228,7 +228,7 @@ class Refusals:
         """Send the answer of `on_refused`; return False if there is none, or it failed before anything was sent."""
         if exchange.decided.left is not None:
             return False
-        on_refused: Any = self._on_refused
+        on_refused: Any = self.on_refused
         shown = copy(decision)  # lists and rules give one object to all whom they refuse
         shown.status = answer.status
         exchange.complete(answer.needed)

@@ -81,11 +81,13 @@ class MountedRoute(NamedTuple):
         endpoint: Its endpoint; for an application without visible routes, such as a directory of files, that.
         path: The full path, in Starlette's syntax.
         label: The display name: ``GET /items/{id}``; ``*`` for all methods, ``WS`` for a websocket.
+        methods: The methods that it takes; None for all. A handshake is a GET.
     """
 
     endpoint: Any
     path: str
     label: str
+    methods: frozenset[str] | None
 
 
 def _mounted(route: Any, above: str) -> MountedRoute:
@@ -93,13 +95,14 @@ def _mounted(route: Any, above: str) -> MountedRoute:
     names = ",".join(sorted(methods - ({"HEAD"} if "GET" in methods else set()))) or "*"
     path = above + (getattr(route, "path", None) or route.path_format)
     kind = names if hasattr(route, "methods") else "WS"
-    return MountedRoute(route.endpoint, path, _label(kind, path))
+    taken = frozenset(methods) or None if hasattr(route, "methods") else frozenset({"GET"})
+    return MountedRoute(route.endpoint, path, _label(kind, path), taken)
 
 
 def _unknown(app: object, above: str) -> MountedRoute:
     *_, end = layers(app)
     path = f"{above}/{{path:path}}"
-    return MountedRoute(end, path, _label("*", path))
+    return MountedRoute(end, path, _label("*", path), None)
 
 
 def _label(kind: str, path: str) -> str:

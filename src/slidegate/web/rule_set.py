@@ -314,7 +314,7 @@ class RuleSet:
             if plan is not None:
                 return plan
             is_lasting, texts = True, self._paths.texts(scope)
-            met, is_ended = self._met(scope, texts)
+            met, is_ended = self.met(scope, texts)
             if self.defaults is not None and not is_ended:
                 defaults, is_lasting = self.defaults.find(scope)
                 met += [(bound, False) for bound in defaults]
@@ -324,14 +324,14 @@ class RuleSet:
             if left_out is not None:
                 logger.exception("selecting rules failed; every limit counts the request (suppressed=%d)", left_out)
             is_lasting, strikes = False, ()
-            met, _ = self._met(scope, ANY_PATH)
+            met, _ = self.met(scope, ANY_PATH)
             met += [] if self.defaults is None else [(self.defaults.of(), False)]
         if is_preflight:
             met = [(bound.for_preflights(), ends) for bound, ends in met]
         plan = self.plan_of(met, strikes, Kind(scope["type"] == "websocket", is_preflight))
         return remember(self._by_request, request, plan, MANY, PATH_BYTES) if is_lasting else plan
 
-    def _met(self, scope: Scope, texts: Texts) -> tuple[list[Met], bool]:
+    def met(self, scope: Scope, texts: Texts) -> tuple[list[Met], bool]:
         """Return the rules that match, each with whether it ends the list, and whether one certainly does."""
         indexes: Iterable[int] = range(len(self.own))
         if texts:

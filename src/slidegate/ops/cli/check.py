@@ -226,6 +226,7 @@ def _held_by(thing: object) -> Iterable[object]:
 
 def _about_file(path: Path) -> list[Finding]:
     middleware = middleware_of(path)
+    middleware.check_rules()
     address = _address_in(path)
     kind = str(address).partition(":")[0].lower()
     findings = [finding for finding in middleware.findings if kind == "memory" or finding.code != _MEMORY]

@@ -1,0 +1,319 @@
+"""What rules, layers and decorators do in their order is what the findings about it say.
+
+scenarios/findings.txt has examples of each message.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+from fastapi import APIRouter, FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from slidegate import BanPolicy, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip, everyone, header, user
+from slidegate.web.order import METHODS, about_method_names, about_order
+
+from ..asgi import call, hello, page
+
+PLENTY = "1000000/minute"
+
+
+def codes(app: Any) -> list[str]:
+    return [finding.code for finding in app.findings]
+
+
+# -- rules: the finding is compared with what the rules decide about every request -------------------------------------
+
+
+PATHS = ["*", "/a", "/b", "/a/{x}", "/a/{x:int}", "/a/7", "/a/{rest:path}", "/{rest:path}", "/{x}", "/{x}/{y}"]
+METHOD_SETS = [None, ["GET"], ["POST"], ["GET", "POST"], ["PUT"]]
+ACTIONS: dict[str, dict[str, Any]] = {
+    "limit": {"limits": PLENTY},
+    "final": {"limits": PLENTY, "final": True},
+    "exempt": {"exempt": True},
+    "block": {"block": True},
+    "shadow": {"limits": PLENTY, "shadow": True},
+    "conditional": {"limits": PLENTY, "final": True, "when": lambda request: False},
+}
+RULES = st.lists(
+    st.tuples(
+        st.sampled_from(PATHS),
+        st.sampled_from([*ACTIONS, "limit", "final", "exempt"]),
+        st.sampled_from([None, None, *METHOD_SETS]),
+        st.sampled_from([None, None, None, "http", "websocket"]),
+    ),
+    min_size=2,
+    max_size=5,
+)
+VISITED = ["/", "/a", "/b", "/c", "/a/7", "/a/8", "/a/z", "/a/", "/a/b/c", "/a/b/c/d", "/c/7", "/c/z", "/c/d/e", "/7"]
+"""Requests of every kind that these rules tell apart."""
+SENT = [*product(["http"], ["GET", "POST", "PUT", "DELETE"], VISITED), *product(["websocket"], ["GET"], VISITED)]
+
+
+def ruled(drawn: list[tuple[Any, ...]]) -> list[Rule]:
+    return [
+        Rule(path, methods=methods, connection=kind, name=f"r{number}", **ACTIONS[action])
+        for number, (path, action, methods, kind) in enumerate(drawn)
+    ]
+
+
+def matching(rule: Rule, kind: str, method: str, path: str) -> bool:
+    """Return whether a rule alone is for a request, as a middleware with this rule decides."""
+    alone = RateLimitMiddleware(hello, rules=[rule])
+    return bool(alone.rule_set.match({"type": kind, "method": method, "path": path, "headers": []}).met)
+
+
+@settings(max_examples=150, deadline=None)
+@given(RULES)
+def test_rules_that_decide_nothing_are_said_and_no_others(drawn: list[tuple[Any, ...]]) -> None:
+    rules = ruled(drawn)
+    app = RateLimitMiddleware(hello, rules=rules)
+    reached, exempted, uncounted = set[str](), set[str](), set[str]()
+    for kind, method, path in SENT:
+        met = app.rule_set.match({"type": kind, "method": method, "path": path, "headers": []}).met
+        reached.update(bound.rule.label for bound, _ in met if is_exactly_for(bound.rule, path))
+        for bound, ends in met:
+            if bound.rule.exempt and ends:
+                exempted.add(bound.rule.label)
+                above = [other.rule for other, _ in met if other is not bound]
+                counts = any(rule.counts and not rule.shadow and rule.when is None for rule in above)
+                uncounted.update([] if counts else [bound.rule.label])
+    found = [*about_order(app.rule_set)]
+    for rule in rules:
+        never = any(code == "SG133" and f"rule {rule.label!r} never" in text for code, text in found)
+        in_vain = any(code == "SG134" and f"rule {rule.label!r} is exempt" in text for code, text in found)
+        if not any(matching(rule, *one) for one in SENT):  # POST over a websocket
+            assert [never, in_vain] == [False, False]
+            continue
+        alike = alike_above(rules, rule)
+        if not alike:
+            assert never is (rule.label not in reached), (rules, rule, found)
+        else:
+            assert not never or rule.label not in reached
+        assert in_vain is (rule.label in exempted - uncounted), (rules, rule, found)
+
+
+def is_exactly_for(rule: Rule, path: str) -> bool:
+    """Return whether a rule is for a path as it is written; limits also count other spellings, which routers refuse."""
+    return not rule.rule_paths or any(one.is_exactly(path) for one in rule.rule_paths)
+
+
+def alike_above(rules: list[Rule], rule: Rule) -> bool:
+    """Return whether a rule above does the same with its requests, so that nobody misses the rule."""
+    above = rules[: rules.index(rule)]
+    return (rule.exempt and any(one.exempt for one in above)) or (rule.blocks and any(one.blocks for one in above))
+
+
+@given(st.sampled_from(METHODS), st.data())
+def test_a_method_with_one_mistake_is_said_and_a_known_one_is_not(method: str, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(method) - 1))
+    letter = data.draw(st.sampled_from("ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
+    swapped = method[:at] + method[at : at + 2][::-1] + method[at + 2 :]
+    mistaken = data.draw(
+        st.sampled_from([method, swapped, method[:at] + method[at + 1 :], method[:at] + letter + method[at:]])
+    )
+    if not mistaken.isalpha():
+        return
+    found = [*about_method_names([Rule("*", PLENTY, methods=[mistaken])])]
+    assert bool(found) is (mistaken not in METHODS), (mistaken, found)
+
+
+@pytest.mark.parametrize(
+    "method", [*["VIEW", "BAN", "FROBNICATE", "DEBUG", "LIST", "RUN", "STREAM", "INVITE"], *METHODS]
+)
+def test_a_method_of_somebodys_own_is_not_said(method: str) -> None:
+    if method.isalpha():
+        assert [*about_method_names([Rule("*", PLENTY, methods=[method])])] == []
+
+
+# -- decorators --------------------------------------------------------------------------------------------------------
+
+
+late = FastAPI()
+late.add_middleware(RateLimitMiddleware)
+
+
+@RateLimit("1/minute")
+@late.get("/above")
+def above() -> None: ...
+
+
+@late.get("/below")
+@RateLimit("1/minute")
+def below() -> None: ...
+
+
+@late.get("/bare")
+def bare() -> None: ...
+
+
+late.get("/limited")(RateLimit("1/minute")(bare))
+
+
+@RateLimit("1/minute")
+@late.get("/twice")
+@RateLimit("2/minute")
+def twice() -> None: ...
+
+
+def a_passing(function: Any) -> Any:
+    return function
+
+
+def middleware_of(app: Any) -> RateLimitMiddleware:
+    layer = app.middleware_stack or app.build_middleware_stack()
+    while not isinstance(layer, RateLimitMiddleware):
+        layer = layer.app
+    return layer
+
+
+async def labels(app: Any) -> set[str]:
+    """Return the routes whose limits stand above their decorators."""
+    await call(app)
+    found = middleware_of(app).findings
+    return {finding.message.split("'")[1] for finding in found if finding.code == "SG137"}
+
+
+async def test_a_limit_above_the_decorator_of_a_route_is_said() -> None:
+    assert await labels(late) == {"GET /above", "GET /twice"}
+
+
+def made_in_a_function(router: Any) -> None:
+    @RateLimit("1/minute")
+    @router.get("/above")
+    async def one(request: Request) -> None: ...
+
+    @router.get("/below")
+    @RateLimit("1/minute")
+    async def two(request: Request) -> None: ...
+
+    async def three() -> None: ...
+
+    limit = RateLimit("1/minute")
+    router.get("/three")(limit(three))
+    router.get("/bare")(three)
+
+    @limit
+    @a_passing
+    @router.get("/through")
+    @a_passing
+    async def four() -> None: ...
+
+
+async def test_also_one_in_a_function_and_of_a_router() -> None:
+    app = FastAPI()
+    app.add_middleware(RateLimitMiddleware)
+    router = APIRouter()
+    made_in_a_function(router)
+    app.include_router(router, prefix="/v1")
+    assert await labels(app) == {"GET /v1/above", "GET /v1/through"}
+
+
+async def test_a_function_that_is_limited_at_one_application_alone_is_not_said() -> None:
+    limited = Starlette(routes=[Route("/", RateLimit("9/minute")(page))], middleware=[Middleware(RateLimitMiddleware)])
+    free = Starlette(routes=[Route("/", page)], middleware=[Middleware(RateLimitMiddleware)])
+    assert [await labels(limited), await labels(free)] == [set(), set()]
+
+
+# -- layers ------------------------------------------------------------------------------------------------------------
+
+
+REFUSING: dict[str, dict[str, Any]] = {
+    "limits": {"limits": PLENTY},
+    "a block": {"rules": [Rule("/a", block=True)]},
+    "default limits": {"default_limits": PLENTY},
+    "a blocklist": {"blocklist": Networks(["192.0.2.0/24"])},
+    "bans": {"bans": BanPolicy("9/hour")},
+}
+NOT_REFUSING: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "shadows": {"rules": [Rule("*", PLENTY, shadow=True)], "bans": BanPolicy("9/hour", shadow=True)},
+    "an allowlist": {"allowlist": Networks(["192.0.2.0/24"])},
+    "answers of its own": {"limits": PLENTY, "on_refused": lambda request, decision: PlainTextResponse("no", 429)},
+}
+
+
+def cors_next(app: Any) -> Any:
+    return CORSMiddleware(app, allow_origins=["*"])
+
+
+def cors_deeper(app: Any) -> Any:
+    return GZipMiddleware(CORSMiddleware(GZipMiddleware(app)))
+
+
+def cors_of_an_application(app: Any) -> Any:
+    return Starlette(routes=[Route("/", page)], middleware=[Middleware(GZipMiddleware), Middleware(CORSMiddleware)])
+
+
+@pytest.mark.parametrize("around", [cors_next, cors_deeper, cors_of_an_application])
+@pytest.mark.parametrize("what", [*REFUSING, *NOT_REFUSING])
+async def test_cors_within_what_refuses_is_said(what: str, around: Callable[[Any], Any]) -> None:
+    app = RateLimitMiddleware(around(hello), **(REFUSING | NOT_REFUSING)[what])
+    await call(app)
+    assert ("SG138" in codes(app)) is (what in REFUSING)
+    outside = RateLimitMiddleware(GZipMiddleware(hello), **(REFUSING | NOT_REFUSING)[what])
+    await call(CORSMiddleware(outside))
+    assert "SG138" not in codes(outside)
+
+
+# -- who makes all clients one -----------------------------------------------------------------------------------------
+
+
+def many(field: str, count: int = 60) -> Iterator[dict[str, str]]:
+    for number in range(count):
+        yield {field: f"203.0.113.{number}"}
+
+
+def app_behind(**options: Any) -> RateLimitMiddleware:
+    return RateLimitMiddleware(hello, **{"limits": PLENTY, "client": client_ip(["10.0.0.0/8"]), **options})
+
+
+async def sent(app: Any, *visits: tuple[str, dict[str, str]]) -> list[str]:
+    for peer, headers in visits:
+        await call(app, client=(peer, 123), headers=headers)
+    return codes(app)
+
+
+FIELDS = ["X-Forwarded-For", "Forwarded", "X-Real-IP", "CF-Connecting-IP", "X-Own"]
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("peer", ["172.18.0.4", "127.0.0.1", "testclient", "2001:db8::1"])
+async def test_one_client_that_names_many_others_is_said(field: str, peer: str) -> None:
+    """Such as a frontend server that is not trusted, and a call within the process."""
+    options = {"client": client_ip(["10.0.0.0/8"], header="x-own")} if field == "X-Own" else {}
+    app = app_behind(**options)
+    assert await sent(app, ("192.0.2.1", {}), *((peer, headers) for headers in many(field))) == ["SG140"]
+    assert field.title() in app.findings[0].message
+
+
+async def test_what_is_one_client_and_what_is_not_many_is_not_said() -> None:
+    plain: list[tuple[str, dict[str, str]]] = [("172.18.0.4", {})] * 60
+    one = [("172.18.0.4", {"X-Forwarded-For": "203.0.113.9"})] * 60
+    few = [("172.18.0.4", headers) for headers in many("X-Forwarded-For", 19)]
+    trusted = [("10.0.0.7", headers) for headers in many("X-Forwarded-For")]
+    others = [(f"192.0.2.{number}", headers) for number, headers in enumerate(many("X-Forwarded-For"))]
+    half = [visit for pair in zip(plain, few * 3, strict=False) for visit in (pair[1], ("192.0.2.9", {}))]
+    for visits in (plain, one, few, trusted, others, half):
+        assert await sent(app_behind(), *visits) == [], visits[:2]
+
+
+async def test_it_is_said_within_the_first_requests_alone_and_where_clients_are_counted() -> None:
+    visits = [("172.18.0.4", headers) for headers in many("X-Forwarded-For")]
+    late_ones = app_behind()
+    quiet: list[tuple[str, dict[str, str]]] = [("172.18.0.4", {})] * 1_000
+    assert await sent(late_ones, *quiet, *visits) == []
+    for key in (everyone, header("X-API-Key"), user, lambda request: "one"):
+        assert await sent(app_behind(key=key), *visits) == []
+    assert await sent(app_behind(key=header("X-API-Key"), bans=BanPolicy("9/hour")), *visits) == ["SG140"]
+    assert await asyncio.gather(sent(app_behind(limits=None), *visits)) == [["SG140"]]
