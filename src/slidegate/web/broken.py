@@ -21,12 +21,13 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.types import Receive, Scope, Send
 
 from ..core.errors import ConfigurationError
+from .rebuilt import BuiltOnce
 from .routes import layers
 
 _P = ParamSpec("_P")
 
 
-class FailsAtStartup:
+class FailsAtStartup(BuiltOnce):
     """A middleware that keeps the error of its constructor while Starlette builds its stack.
 
     In a chain of ``super().__init__`` calls the outermost constructor decides, which may be that of a user's subclass.

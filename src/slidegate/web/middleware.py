@@ -155,6 +155,8 @@ class RateLimitMiddleware(FailsAtStartup):
         name: str | None = None,
     ) -> None:
         self.app = app
+        if self.is_built:
+            return
         self.prefix = "" if name is None else f"{check_name(name, 'name')}:"
         self.limiter = expect("limiter", limiter, Limiter, 'Limiter.from_url("redis://localhost:6379/0")') or Limiter()
         self.client = expect("client", client, ClientAddress, "client_ip()") or client_ip()
@@ -199,6 +201,7 @@ class RateLimitMiddleware(FailsAtStartup):
                 self.given = (limits, rules, default_limits, key, limiter, client, blocklist, allowlist, bans, messages)
                 checks.report(self, checks.about_building(self))
             self._engine.register(self)
+        self.is_built = True
 
     from_file = _OfFiles()
     """The middleware that reads its options from a TOML file, and again when the file changes; see `_OfFiles`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -57,6 +57,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         ConfigurationError: The file is invalid; the message names the path of the key.
     """
 
+    app: RateLimitMiddleware
     kind = "config"
     reloaded = "{path}: active rules: {count}"
     rejected = "the active rules are kept: {error}"
@@ -73,9 +74,12 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
             raise ConfigurationError(
                 f'from_file: expected the path of a file, for example "slidegate.toml", not {quoted(path)}'
             )
+        self._below = app
+        if self.is_built:
+            self.app.app = app
+            return
         super().__init__(str(path), "")
         self.file = Path(path)
-        self._below = app
         limiter = options.get("limiter")
         self._code: dict[str, Any] = {"on_refused": options.get("on_refused")}
         if limiter is not None:
@@ -87,6 +91,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         self.app = self._made(reader, first)
         self.limiter.engine.register(self.app)
         self.observe(self.limiter.engine.emit)
+        self.is_built = True
 
     @property
     def findings(self) -> list[Finding]:
@@ -128,6 +133,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
             if self.app.behind is not None:  # here, in the thread of the file: with many routes it takes long
                 made.check_routes(self.app.behind)
             _share_limits(self.app, made)
+            made.app = self._below  # the stack may have been built again since
             replaced, self.app = self.app, made
             self.limiter.engine.unregister(replaced)
             self.limiter.engine.register(made)
@@ -159,6 +165,9 @@ class _FromFile(RateLimitMiddleware):
         owner: Follows the file; owns the identities that its successive middlewares share.
         options: Options of `RateLimitMiddleware`.
     """
+
+    def __new__(cls, *args: object, **options: object) -> Self:
+        return object.__new__(cls)  # its owner is the same one in the next stack
 
     def __init__(self, app: ASGIApp, owner: ReloadingMiddleware, options: Mapping[str, Any]) -> None:
         self._owner, self.file = owner, owner.file

@@ -46,7 +46,7 @@ def root_of(app: object) -> str:
     return next((root for root in roots if isinstance(root, str) and root), "")
 
 
-def _router_of(app: object) -> Any:
+def router_of(app: object) -> Any:
     """Return the router of an application; None if its routes are unknown."""
     shown = next((layer for layer in layers(app) if attribute_of(layer, "routes") is not None), None)
     return attribute_of(shown, "router", shown)
@@ -54,7 +54,7 @@ def _router_of(app: object) -> Any:
 
 def routes_of(app: object) -> list[Any] | None:
     """Return the routes of an application, with included routers expanded in place; None if they are unknown."""
-    listed = attribute_of(_router_of(app), "routes")
+    listed = attribute_of(router_of(app), "routes")
     if not isinstance(listed, Sequence) or not all(isinstance(route, BaseRoute) for route in listed):
         return None
     return [*_expanded(listed)]
@@ -62,7 +62,7 @@ def routes_of(app: object) -> list[Any] | None:
 
 def visible_app(app: object, scope: Scope) -> object:
     """Return an application; if a wrapper hides its routes, the application in the scope instead."""
-    return app if "router" in scope or _router_of(app) is not None else scope.get("app", app)
+    return app if "router" in scope or router_of(app) is not None else scope.get("app", app)
 
 
 def _expanded(routes: Iterable[Any]) -> Iterator[Any]:
@@ -170,7 +170,7 @@ def _reach(app: object, scope: Scope) -> MountedRoute | None:
         root = root_of(app)
         if root:
             scope["root_path"] = root
-        router = _router_of(app)
+        router = router_of(app)
         if router is None:
             return _unknown(app, above) if above else None
         route, child = _first(router.routes, scope)
