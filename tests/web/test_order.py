@@ -14,13 +14,26 @@ from fastapi.middleware.cors import CORSMiddleware
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
+from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser, UnauthenticatedUser
 from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from slidegate import BanPolicy, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip, everyone, header, user
+from slidegate import (
+    BanPolicy,
+    Networks,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    combine,
+    everyone,
+    header,
+    user,
+)
 from slidegate.web.order import METHODS, about_method_names, about_order
 
 from ..asgi import call, hello, page
@@ -317,3 +330,60 @@ async def test_it_is_said_within_the_first_requests_alone_and_where_clients_are_
         assert await sent(app_behind(key=key), *visits) == []
     assert await sent(app_behind(key=header("X-API-Key"), bans=BanPolicy("9/hour")), *visits) == ["SG140"]
     assert await asyncio.gather(sent(app_behind(limits=None), *visits)) == [["SG140"]]
+
+
+# -- users who are set within ------------------------------------------------------------------------------------------
+
+
+def named_by(place: str) -> Callable[[Any], Any]:
+    """Return what names a user in the scope, in its state, or nobody."""
+
+    def around(app: Any) -> Any:
+        async def naming(scope: Any, receive: Any, send: Any) -> None:
+            if place == "user":
+                scope["user"] = UnauthenticatedUser()
+            if place == "state":
+                scope.setdefault("state", {})["user"] = "ann"
+            await app(scope, receive, send)
+
+        return naming
+
+    return around
+
+
+BY_USER: dict[str, dict[str, Any]] = {
+    "a rule": {"rules": [Rule("*", PLENTY, key=user)]},
+    "a part of a key": {"rules": [Rule("*", PLENTY, key=combine(user, header("X-Tenant")))]},
+    "default limits": {"default_limits": PLENTY, "key": user},
+    "a queue": {"rules": [Rule("*", concurrency=4, key=everyone, wait="1s", fair=user)]},
+}
+NOT_BY_USER: dict[str, dict[str, Any]] = {
+    "addresses": {"limits": PLENTY},
+    "a policy": {"limits": PLENTY, "bans": BanPolicy("9/hour", key=user)},  # it is read where the strike arises
+    "an exemption": {"rules": [Rule("/a", exempt=True)], "key": user},
+}
+
+
+@pytest.mark.parametrize("place", ["user", "state", "nowhere"])
+@pytest.mark.parametrize("what", [*BY_USER, *NOT_BY_USER])
+async def test_a_user_who_is_set_within_what_counts_by_user_is_said(what: str, place: str) -> None:
+    options, around = (BY_USER | NOT_BY_USER)[what], named_by(place)
+    within = RateLimitMiddleware(around(hello), **options)
+    await call(within)
+    assert ("SG139" in codes(within)) is (what in BY_USER and place != "nowhere")
+    outside = RateLimitMiddleware(hello, **options)
+    await call(around(outside))
+    assert "SG139" not in codes(outside)
+
+
+async def test_authentication_inside_is_said_and_outside_is_not() -> None:
+    class Everybody(AuthenticationBackend):
+        async def authenticate(self, conn: Any) -> Any:
+            return AuthCredentials(["ok"]), SimpleUser("ann")
+
+    authentication = Middleware(AuthenticationMiddleware, backend=Everybody())
+    limits = Middleware(RateLimitMiddleware, rules=[Rule("*", PLENTY, key=user)])
+    for layers, expected in (([limits, authentication], ["SG139"]), ([authentication, limits], [])):
+        app = Starlette(routes=[Route("/", page)], middleware=layers)
+        await call(app)
+        assert codes(middleware_of(app)) == expected

@@ -31,6 +31,7 @@ from . import order
 from .client_ip import UNKNOWN_PEER, ClientAddress, peer_of, read_node
 from .decided import DECIDED_KEY
 from .exchange import STARTS
+from .keys import parts_of, person_of, user
 from .routes import MountedRoute, attribute_of, mounted_routes, reach, root_of, routes_of
 from .rules import Rule
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 CODES: Final = (
     *("SG102", "SG103", "SG104", "SG109", "SG110", "SG123", "SG126", "SG131", "SG132"),
-    *("SG133", "SG134", "SG135", "SG136", "SG137", "SG138", "SG140"),
+    *("SG133", "SG134", "SG135", "SG136", "SG137", "SG138", "SG139", "SG140"),
 )
 """Every code, in the order of the page of findings."""
 REQUESTS_CHECKED: Final = 1_000
@@ -225,12 +226,15 @@ def about_request(middleware: RateLimitMiddleware, scope: Scope) -> Iterator[Fin
 
 
 def comparing(middleware: RateLimitMiddleware, scope: Scope, send: Send) -> Send:
-    """Return a `send` that compares the peer of a request with the one that it had when it came."""
+    """Return a `send` that compares peer and user of a request with those that it had when it came."""
     peer, client_key = peer_of(scope), middleware.client.locate(scope)[0]
+    lacks_user = middleware.crowd.has_users and not _has_user(scope)
 
     async def compared(message: Message) -> None:
         if message["type"] in STARTS:
             report(middleware, about_peers(middleware, peer, scope, client_key))
+            if lacks_user:
+                report(middleware, _about_user(scope))
         await send(message)
 
     return compared
@@ -259,10 +263,44 @@ def about_peers(middleware: RateLimitMiddleware, peer: str | None, scope: Scope,
         )
 
 
-class Crowd:
-    """What the first requests tell about who makes all clients one."""
+def _about_user(scope: Scope) -> Iterator[Finding]:
+    """Yield the finding about a request that had no user when it came, when its response starts."""
+    if _has_user(scope):
+        yield Finding(
+            "SG139",
+            "a rule counts by user, but the user of a request is set inside this middleware, so the rule counts "
+            "addresses; add AuthenticationMiddleware outside, which is after this middleware, or write "
+            "RateLimit(..., key=user) at endpoints",
+        )
 
-    def __init__(self) -> None:
+
+def _has_user(scope: Scope) -> bool:
+    """Return whether something has set a user, also a user who is not logged in; True if that cannot be read."""
+    try:
+        return person_of(scope) is not None
+    except Exception:
+        return True
+
+
+class Crowd:
+    """What the first requests tell about who makes all clients one.
+
+    Args:
+        middleware: The middleware.
+
+    Attributes:
+        has_users: Whether its rules count by user.
+        has_clients: Whether it counts, lists or bans clients by their addresses, as far as it knows.
+    """
+
+    def __init__(self, middleware: RateLimitMiddleware) -> None:
+        counting = [rule for rule in (*middleware.rules, middleware.default_rule) if rule is not None and rule.counts]
+        keys = [key for rule in counting for key in (rule.key, rule.fair)]
+        self.has_users = any(part is user for key in keys for part in parts_of(key))
+        by_address = any(rule.key is None or isinstance(rule.key, ClientAddress) for rule in counting)
+        is_listing = any(networks is not None for networks in middleware.lists.values())
+        bans = any(policy.key is None for policy in middleware.policies)
+        self.has_clients = by_address or is_listing or bans or not counting
         self._requests = Counter[str]()
         self._names: dict[tuple[str, bytes], set[int]] = {}
 
@@ -292,7 +330,7 @@ class Crowd:
 
 def _about_crowd(middleware: RateLimitMiddleware, scope: Scope, client_key: str) -> Iterator[Finding]:
     """Yield the finding about a client that is many."""
-    if not counts_clients(middleware) or any(finding.code == "SG140" for finding in middleware.findings):
+    if not middleware.crowd.has_clients or any(finding.code == "SG140" for finding in middleware.findings):
         return
     found = middleware.crowd.add(client_key, scope["headers"], middleware.client.header)
     if found is None:
@@ -306,14 +344,6 @@ def _about_crowd(middleware: RateLimitMiddleware, scope: Scope, client_key: str)
         "frontend server, or a call within the process asks for all its users, who are counted and banned as one; if "
         f'its header can be trusted, name it, client_ip(trusted=["{proxy}"]{header}), else count by key=user',
     )
-
-
-def counts_clients(middleware: RateLimitMiddleware) -> bool:
-    """Return whether a middleware counts, lists or bans clients by their addresses, as far as it knows."""
-    rules = [rule for rule in (*middleware.rules, middleware.default_rule) if rule is not None and rule.counts]
-    by_address = any(rule.key is None or isinstance(rule.key, ClientAddress) for rule in rules)
-    is_listing = any(networks is not None for networks in middleware.lists.values())
-    return by_address or is_listing or not rules or any(policy.key is None for policy in middleware.policies)
 
 
 def _about_shared_names(middleware: RateLimitMiddleware, decided: Iterable[tuple[Any, Decision]]) -> Iterator[Finding]:

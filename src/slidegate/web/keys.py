@@ -390,7 +390,7 @@ class _User(Key):
     def name_in(self, scope: Scope) -> str | None:
         """Return the name or id of the user of a request; None if nobody is logged in, or it cannot be read."""
         try:
-            person = _person(scope)
+            person = person_of(scope)
             name = _name_of(person)
             if not name and _is_somebody(person):
                 self._tell(type(person).__qualname__)
@@ -423,7 +423,8 @@ nobody then.
 """
 
 
-def _person(scope: Scope) -> object:
+def person_of(scope: Scope) -> object:
+    """Return the user object of a request; None if nothing has set one."""
     person = scope.get("user")
     return scope.get("state", {}).get("user") if person is None else person
 

@@ -194,7 +194,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self._enabled = not off
         self._unchecked = checks.REQUESTS_CHECKED
         self.findings: list[checks.Finding] = []
-        self.crowd = checks.Crowd()
+        self.crowd = checks.Crowd(self)
         checks.report(self, checks.about_settings(self, off))
         if self.file is None:  # else it is made for each change, and the `ReloadingMiddleware` registers it
             if limiter is None or self._has_unnamed:
