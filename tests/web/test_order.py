@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser, UnauthenticatedUser
@@ -88,6 +88,10 @@ def matching(rule: Rule, kind: str, method: str, path: str) -> bool:
 
 @settings(max_examples=150, deadline=None)
 @given(RULES)
+@example([("*", "shadow", None, None), ("/a", "exempt", None, None)])
+@example([("*", "conditional", None, None), ("/a", "exempt", None, None)])
+@example([("/{x}", "final", None, None), ("*", "limit", None, None)])
+@example([("/a/{x}", "final", None, None), ("/a/{rest:path}", "limit", None, None)])
 def test_rules_that_decide_nothing_are_said_and_no_others(drawn: list[tuple[Any, ...]]) -> None:
     rules = ruled(drawn)
     app = RateLimitMiddleware(hello, rules=rules)
