@@ -1,4 +1,8 @@
-"""Helpers for asyncio and trio: the running event loop, a deadline, and work that is shielded from cancellation."""
+"""Helpers for asyncio and trio: the running event loop, a deadline, and work that is shielded from cancellation.
+
+No task that is started here ends with an exception, also where somebody awaits it: what watches all tasks of a process,
+as error trackers do, would report each request of an outage. Who awaits one raises what has happened.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,13 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
 from inspect import isawaitable
-from typing import Any, Final, TypeVar
+from time import monotonic
+from typing import Any, Final, NamedTuple, TypeVar
 
 import anyio
 
 from ..core.errors import ConfigurationError, StoreTimeout
-from ..core.logs import escaped, logger, written
+from ..core.logs import Throttle, escaped, logger, written
 from ..stores.shared import running_loop
 
 COMMAND_DEADLINE_S: Final = 30.0
@@ -28,6 +33,15 @@ T = TypeVar("T")
 
 _running: Final[set[asyncio.Future[Any]]] = set()
 """The tasks started here: an event loop keeps only weak references to its tasks."""
+_throttle: Final = Throttle()
+"""Limits the rate of lines about work that failed for nobody, by the type of the error."""
+
+
+class _End(NamedTuple):
+    """How some work has ended."""
+
+    result: Any = None
+    error: Exception | None = None
 
 
 def on_asyncio() -> bool:
@@ -99,7 +113,7 @@ def in_background(work: Coroutine[Any, Any, object]) -> asyncio.Future[Any] | No
     if not on_asyncio():
         work.close()
         return None
-    task = _begun(work)
+    task = _begun(_ended(work))
     task.add_done_callback(_log_failure)
     return task
 
@@ -114,18 +128,19 @@ async def to_the_end(work: Awaitable[T]) -> T:
             return await work
         with anyio.CancelScope(shield=True):  # under trio only scopes are cancelled
             return await work
-    task, cancelled = _begun(work), None
+    task, cancelled = _begun(_ended(work)), None
     with anyio.CancelScope(shield=True):  # else anyio would cancel the caller in each iteration of the loop
         while not task.done():
             try:
-                # Not `asyncio.shield`: from Python 3.14 on, asyncio logs what such a task raises later, as it is, with
-                # any text that a client has sent.
                 await asyncio.wait([task])
             except asyncio.CancelledError as error:  # by `Task.cancel`, against which no scope protects
                 cancelled = error.args
     if cancelled is not None:
         _cancel_again(cancelled)
-    return task.result()
+    end: _End = task.result()
+    if end.error is not None:
+        raise end.error
+    return end.result  # type: ignore[no-any-return]
 
 
 def _cancel_again(message: Sequence[Any]) -> None:
@@ -167,7 +182,15 @@ async def answer_to_the_end(answer: Awaitable[T] | T) -> T:
     return await to_the_end(answer) if isawaitable(answer) else answer
 
 
-def _begun(work: Awaitable[T]) -> asyncio.Future[T]:
+async def _ended(work: Awaitable[Any]) -> _End:
+    """Do some work, and return how it ended."""
+    try:
+        return _End(await work)
+    except Exception as error:
+        return _End(error=error)
+
+
+def _begun(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
     """Start some work, and keep a reference to its task until it is done."""
     task = asyncio.ensure_future(work)
     _running.add(task)
@@ -175,6 +198,11 @@ def _begun(work: Awaitable[T]) -> asyncio.Future[T]:
     return task
 
 
-def _log_failure(task: asyncio.Future[Any]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("work for a caller that was cancelled failed: %s", escaped(written(error)))
+def _log_failure(task: asyncio.Future[_End]) -> None:
+    """Log the failure of some work, at most once a minute for each type of error: in an outage much of it fails."""
+    if task.cancelled() or task.exception() is not None or (error := task.result().error) is None:
+        return
+    left_out = _throttle.left_out(type(error), monotonic())
+    if left_out is not None:
+        more = f" (and {left_out} more since the last such line)" if left_out else ""
+        logger.error("work in the background failed: %s%s", escaped(written(error)), more)

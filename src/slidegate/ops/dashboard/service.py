@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from ... import ConfigurationError, Limiter, StoreError
 from ...core.errors import closest, quoted
-from ...core.logs import logger
+from ...core.logs import Throttle, logger
 from ..rows import check_key, key_of, keys_of, named, row_of_ban, row_of_change, row_of_window, windows_of
 from ..statistics import LoggedEvent, Statistics, Traffic
 from ..traffic import COUNTS
@@ -50,6 +50,10 @@ _DETAILS: Final = ("key", "client", "rule", "reason", "by", "status", "policy", 
 T = TypeVar("T")
 
 
+_throttle: Final = Throttle()
+"""Limits the rate of lines about requests to dashboards that fail because the store does not answer."""
+
+
 def problem_of(error: Exception) -> HTTPException:
     """Return the answer to an error; that to a failure says nothing of its cause, which is logged."""
     if isinstance(error, HTTPException):
@@ -57,7 +61,8 @@ def problem_of(error: Exception) -> HTTPException:
     if isinstance(error, ConfigurationError):
         return HTTPException(400, str(error))
     if isinstance(error, StoreError):
-        logger.error("a request to the dashboard failed because the store does not answer: %r", error)
+        if _throttle.left_out(None, time.monotonic()) is not None:  # open pages ask every few seconds
+            logger.error("a request to the dashboard failed because the store does not answer: %r", error)
         return HTTPException(503, "The store does not answer; the log says more.", {"retry-after": "1"})
     logger.error("a request to the dashboard failed", exc_info=error)
     return HTTPException(500, "The request failed; the log says why.")
