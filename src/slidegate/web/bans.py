@@ -248,7 +248,9 @@ async def strike(
     if weight != "ban":
         check_whole(weight, 1, 1_000_000, "strike: weight", 'or "ban", for example 1')
     expect("policy", policy, str, '"abuse"')
-    decided: Decided = of_request(request, DECIDED_KEY, "strike")
+    decided: Decided | None = of_request(request, DECIDED_KEY, "strike")
+    if decided is None:
+        return None
     # Innermost first, so that the outermost of two policies with one name wins.
     above = {name: middleware for middleware, _ in reversed(decided) for name in middleware.signals.policies}
     if policy is None and len(above) == 1:

@@ -28,6 +28,7 @@ from ..core.decision import DISABLED, Decision, Reason
 from ..core.errors import ConfigurationError, RateLimitExceeded, closest, quoted
 from ..core.logs import logger
 from ..core.memo import remember
+from ..limiter.engine import Engine
 from . import checks
 from .client_ip import ClientAddress, peer_of
 from .decided import DECIDED_KEY, EXCHANGE_KEY, UNCOUNTED, Decided, of_request
@@ -56,6 +57,9 @@ _MOST_BODY: Final = 10**12
 _NOTHING_COUNTED: Final = (Reason.EXEMPT, *UNCOUNTED)
 _LABEL_START: Final = 24
 """How much of the start of a label stays that is too long."""
+_CALLED_DIRECTLY: Final = (
+    "RateLimit: %r was called without a request, so the call is not counted; a framework has to give it the Request"
+)
 _CONNECTION: Final = "slidegate_connection"
 """The parameter by which FastAPI gives the request to a decorated function."""
 
@@ -232,9 +236,9 @@ class RateLimit:
                 that was accepted before, and for one whose server cannot send an answer before.
             ConfigurationError: There is no middleware around the endpoint.
         """
-        exchange: Exchange = of_request(connection, EXCHANGE_KEY, "RateLimit")
+        exchange: Exchange | None = of_request(connection, EXCHANGE_KEY, "RateLimit")
         scope = connection.scope
-        if exchange.own[0].reason is DISABLED:
+        if exchange is None or exchange.own[0].reason is DISABLED:
             return
         if self.rule.methods is not None and not limits_kind(self.rule, scope["type"], method_of(scope)):
             return
@@ -392,7 +396,9 @@ async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
         if isinstance(error, HTTPException):  # of the application, where this is the handler of a status
             return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
         raise error
-    decided: Decided = of_request(request, DECIDED_KEY, "rate_limit_exceeded")
+    decided: Decided | None = of_request(request, DECIDED_KEY, "rate_limit_exceeded")
+    if decided is None:
+        raise error
     innermost, _ = decided[-1]
     refusals, decision = innermost.refusals, error.decision
     is_listed = isinstance(error, EndpointRefusal)
@@ -431,15 +437,18 @@ def _decorated(limit: RateLimit, endpoint: Any) -> Any:
     remember_decorated(endpoint, sys._getframe(2))
     shown, own = _signature(endpoint)
     is_async = is_async_callable(endpoint)
+    called_directly: list[Any] = []
 
     @wraps(endpoint)
     async def limited(*args: Any, **options: Any) -> Any:
         connection = options.pop(_CONNECTION, None) if own is None else options.get(own)
         if connection is None:
             connection = next((one for one in (*args, *options.values()) if isinstance(one, HTTPConnection)), None)
-        if connection is None:
-            raise ConfigurationError(f"RateLimit: {core.__name__!r} was called without a request; give it the Request")
-        await limit.check(connection, endpoint)
+        if connection is not None:
+            await limit.check(connection, endpoint)
+        elif Engine.counting and endpoint not in called_directly:
+            called_directly.append(endpoint)
+            logger.warning(_CALLED_DIRECTLY, core.__name__)
         if is_async:
             return await endpoint(*args, **options)
         answer = await run_in_threadpool(endpoint, *args, **options)

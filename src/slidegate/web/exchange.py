@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Check, Decision
-from .client_ip import NOBODY, Client
+from .client_ip import NOBODY, Client, client_ip
 from .decided import DECIDED_KEY, EXCHANGE_KEY, Decided, of_request
 from .headers import complete, joined
 
@@ -236,7 +236,9 @@ def client_key(request: HTTPConnection) -> str:
     Raises:
         ConfigurationError: There is no middleware around the endpoint.
     """
-    decided: Decided = of_request(request, DECIDED_KEY, "client_key")
+    decided: Decided | None = of_request(request, DECIDED_KEY, "client_key")
+    if decided is None:
+        return client_ip().locate(request.scope)[0]
     exchange: Exchange | None = request.scope.get(EXCHANGE_KEY)
     return decided.client.key if exchange is None else exchange.client.key
 

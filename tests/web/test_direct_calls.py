@@ -1,0 +1,154 @@
+"""Endpoints that a test, or another endpoint, calls as the functions that they are."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.requests import HTTPConnection, Request
+from starlette.testclient import TestClient
+
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    charge,
+    client_key,
+    decision_of,
+    settle,
+    strike,
+)
+from slidegate.core import Reason
+from slidegate.testing import limits_off, reset_limits
+
+from ..asgi import PEER, scope_of
+
+app = FastAPI()
+app.add_middleware(RateLimitMiddleware, rules=[Rule("*", "9/hour", name="all")], bans=BanPolicy())
+
+
+@app.get("/twice/{number}")
+@RateLimit("1/hour")
+async def twice(number: int) -> int:
+    return 2 * number
+
+
+@app.get("/in-a-thread/{number}")
+@RateLimit("1/hour")
+def in_a_thread(number: int) -> int:
+    return 2 * number
+
+
+@app.get("/asks/{number}")
+@RateLimit("1/hour")
+async def asks(number: int, request: Request) -> int:
+    assert request.url
+    return 2 * number
+
+
+@app.get("/connected/{number}")
+@RateLimit("1/hour")
+async def connected(number: int, connection: HTTPConnection) -> int:
+    assert connection.url
+    return 2 * number
+
+
+@app.get("/outer/{number}")
+@RateLimit("1/hour")
+@RateLimit("2/hour")
+async def outer(number: int) -> int:
+    return await twice(number)
+
+
+class Shop:
+    @RateLimit("1/hour")
+    async def method(self, number: int) -> int:
+        return 2 * number
+
+
+def alone() -> Request:
+    """Return a request that has passed no middleware."""
+    return Request(scope_of())
+
+
+WITHOUT: dict[str, Callable[[], Awaitable[int]]] = {
+    "async": lambda: twice(3),
+    "sync": lambda: in_a_thread(3),
+    "by name": lambda: twice(number=3),
+    "another limit": lambda: outer(3),
+    "a method": lambda: Shop().method(3),
+}
+WITH: dict[str, Callable[[], Awaitable[int]]] = {
+    "its own request": lambda: asks(3, alone()),
+    "its own request by name": lambda: asks(number=3, request=alone()),
+    "its own connection": lambda: connected(3, connection=alone()),
+    "one that FastAPI gives": lambda: twice(3, slidegate_connection=alone()),  # type: ignore[call-arg]
+}
+
+
+@pytest.mark.parametrize("ask", WITHOUT.values(), ids=WITHOUT)
+async def test_a_call_without_a_request_is_not_counted(ask: Callable[[], Awaitable[int]]) -> None:
+    reset_limits()
+    for _ in range(3):
+        assert await ask() == 6
+        with limits_off():
+            assert await ask() == 6
+    with TestClient(app) as client:
+        assert client.get("/twice/3").json() == 6, "nothing was counted"
+
+
+async def test_that_nothing_is_counted_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    @RateLimit("1/hour")
+    async def page() -> None:
+        pass
+
+    with limits_off():
+        await page()
+    assert caplog.messages == []
+    for _ in range(3):
+        await page()
+    (said,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "'page' was called without a request, so the call is not counted" in said.getMessage()
+
+
+@pytest.mark.parametrize("ask", WITH.values(), ids=WITH)
+async def test_a_request_without_a_middleware_is_an_error_while_limits_are_on(
+    ask: Callable[[], Awaitable[int]],
+) -> None:
+    with limits_off():
+        assert await ask() == 6
+    with pytest.raises(ConfigurationError, match="there is no RateLimitMiddleware around this endpoint"):
+        await ask()
+
+
+ASKED: dict[str, tuple[Callable[[Request], Any], Any]] = {
+    "charge": (lambda request: charge(request, 3, rule="all"), "reason exempt"),
+    "charge of several": (lambda request: charge(request, {"all": 3, "other": 2}), "reason exempt"),
+    "settle": (lambda request: settle(request, 3, rule="all"), False),
+    "settle several": (lambda request: settle(request, {"all": 3}), False),
+    "strike": (lambda request: strike(request, "ban"), None),
+    "strike by name": (lambda request: strike(request, policy="abuse"), None),
+    "check": (lambda request: RateLimit("1/hour").check(request), None),
+    "dependency": (lambda request: RateLimit("1/hour")(request), None),
+    "decision_of": (lambda request: decision_of(request), "reason disabled"),
+    "client_key": (lambda request: client_key(request), PEER),
+}
+"""What an endpoint may ask about its request, and what it is answered where nothing counts."""
+
+
+@pytest.mark.parametrize("what", ASKED)
+async def test_what_an_endpoint_asks_about_its_request_is_answered_while_limits_are_off(what: str) -> None:
+    ask, expected = ASKED[what]
+
+    async def answer() -> Any:
+        found = ask(alone())
+        found = await found if hasattr(found, "__await__") else found
+        return f"reason {found.reason}" if isinstance(getattr(found, "reason", None), Reason) else found
+
+    with limits_off():
+        assert await answer() == expected
+    with pytest.raises(ConfigurationError, match="there is no RateLimitMiddleware around this endpoint"):
+        await answer()
