@@ -20,7 +20,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Final, final
 
-from .limits import MAX_AMOUNT, AnyLimit, check_name, check_whole
+from .limits import AnyLimit, check_amount, check_name
 from .ring import MAX_UNITS, NEVER, OPEN, WindowState
 
 ENTRY: Final = Struct("<8sqI")
@@ -52,7 +52,7 @@ class Concurrency(AnyLimit):
             check_name(name, "limit name")
         digits = amount.strip() if isinstance(amount, str) else ""
         number = int(digits) if re.fullmatch(_AMOUNT, digits) else amount
-        self._fill(amount=check_whole(number, 1, MAX_AMOUNT, "concurrency", 'for example "4" or 4'), name=name)
+        self._fill(amount=check_amount(number, "concurrency", 'for example "4" or 4'), name=name)
 
     def expires_us(self, window: bytes) -> int:
         """See `AnyLimit.expires_us`: when the last entry ends."""

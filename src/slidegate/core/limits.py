@@ -38,6 +38,8 @@ _LONGEST_US: Final = 100_000_000 * 86_400_000_000
 # 64 entries of 12 bytes take three quarters of a kilobyte, and keep the extra wait below 2 % of the window.
 DEFAULT_RESOLUTION: Final = 64
 
+REFUSE_ALL: Final = 'to refuse all requests, write Rule("/path", block=True)'
+COUNT_NONE: Final = 'to count no requests, write Rule("/path", exempt=True), or leave the limits out'
 EXAMPLE: Final = '"5/minute; 100 per 2 hours"'
 
 # Possessive quantifiers (`++`), and no two adjacent runs of spaces: hostile text is scanned only once.
@@ -47,6 +49,9 @@ _LIMIT: Final = r"""(?ax)(?P<amount>[0-9]{1,18}+)\s*+
     (?P<window>[0-9]*+\s*+[A-Za-z]++)\s*+
     (?:@\s*+(?P<resolution>[0-9]{1,9}+))?"""
 _NAME: Final = "(?! )[ -9<-~]+(?<! )"
+_NO_LIMIT: Final = "(?i)[+-]?(?:inf(?:inite|inity)?|unlimited|no limits?|none|off|never|disabled|∞)(?: *(?:/| per ).*)?"
+"""What stands for no limit in the settings of other limiters."""
+_NO_WHOLE: Final = "(?a)([0-9]*[.][0-9]+|-[0-9.]+) *(?:/| per ).*"
 _NO_UNIT: Final = r"(?a)([0-9]{1,18}+)\s*+(?:/|per\b)\s*+([0-9]{1,18}+)"
 
 
@@ -109,6 +114,18 @@ def check_whole(value: object, low: int, high: int, what: str, example: str) -> 
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ConfigurationError(f"expected a whole number from {low} to {high}, {example}, not {quoted(value)}", what)
     return value
+
+
+def check_amount(amount: object, what: str, example: str) -> int:
+    """Return `amount` if it can be that of a limit; of 0, which other limiters read in two ways, say what to write.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    if amount == 0:
+        problem = f"expected a whole number from 1 to {MAX_AMOUNT}, {example}, not {quoted(amount)}; {REFUSE_ALL}"
+        raise ConfigurationError(problem, what)
+    return check_whole(amount, 1, MAX_AMOUNT, what, example)
 
 
 class AnyLimit:
@@ -244,7 +261,7 @@ class Limit(AnyLimit):
         resolution: int = DEFAULT_RESOLUTION,
         name: str | None = None,
     ) -> None:
-        check_whole(amount, 1, MAX_AMOUNT, "amount", 'for example Limit(100, "1m")')
+        check_amount(amount, "amount", 'for example Limit(100, "1m")')
         window_us = parse_duration_us(window, "window", MIN_WINDOW_US, MAX_WINDOW_US, "30s")
         check_whole(resolution, 1, MAX_RESOLUTION, "resolution", "for example 64")
         if resolution * 10 > window_us:
@@ -396,6 +413,13 @@ def _parse_limit(text: str) -> Limit:
 
 def _what_is_meant(text: str) -> str:
     """Return what to write instead of a text that is no limit, such as one in the syntax of another library."""
+    if re.fullmatch(_NO_LIMIT, text):
+        return f"that is no limit; {COUNT_NONE}"
+    no_whole = re.fullmatch(_NO_WHOLE, text)
+    if no_whole and text.startswith("-"):
+        return f"an amount is 1 or more; {REFUSE_ALL}; {COUNT_NONE}"
+    if no_whole:
+        return 'an amount is a whole number; make the window longer, such as "1/2s" for one in two seconds'
     no_unit = re.fullmatch(_NO_UNIT, text)
     if no_unit:
         return f'which unit? Write "{no_unit[1]}/{no_unit[2]}s" if seconds are meant'

@@ -16,7 +16,7 @@ from typing import Any, Final, final
 
 from .calendar import Calendar, Period, Unit, load_zone, read_anchor
 from .errors import ConfigurationError, quoted
-from .limits import MAX_AMOUNT, AnyLimit, Identity, check_name, check_whole
+from .limits import AnyLimit, Identity, check_amount, check_name
 from .ring import Ring, WindowState, expires_us
 
 _ANY: Final = Ring(1, 1, 1, 0)
@@ -67,7 +67,7 @@ class Quota(AnyLimit):
                 "quota",
             )
         unit: Any = match["unit"].lower()
-        amount = check_whole(int(match["amount"]), 1, MAX_AMOUNT, "quota", 'for example Quota("10000/month")')
+        amount = check_amount(int(match["amount"]), "quota", 'for example Quota("10000/month")')
         if name is not None:
             check_name(name, "name")
         anchor, spelled = read_anchor(unit, starts)
