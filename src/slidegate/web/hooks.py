@@ -11,6 +11,7 @@ from collections.abc import Awaitable
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
+from starlette.types import Scope
 from starlette.websockets import WebSocketDisconnect
 
 from ..core.decision import Decision, Reason
@@ -22,6 +23,7 @@ from .routes import RouteLabels
 
 if TYPE_CHECKING:
     from .bans import BanSignals
+    from .responses import Refusals
     from .rule_set import Plan
     from .rules import Rule
 
@@ -97,6 +99,31 @@ def hooks_of(plan: Plan, signals: BanSignals) -> list[Hook]:
     hooks: list[Hook] = [StrikeForStatus()] if strikes else []
     hooks += [CountIf(bound.rule) for bound in plan.limiting if bound.rule.count_if is not None]
     return [*hooks, Release()] if any(bound.permits is not None for bound in plan.limiting) else hooks
+
+
+class RefusalReport(Hook):
+    """Reports a refusal when its request ends, unless the request was decided again after it.
+
+    Args:
+        refusals: Reports to the observers.
+        scope: The request where it was refused.
+        decision: The refusal.
+        status: The status of the default answer.
+    """
+
+    starts = False
+    ends = True
+
+    def __init__(self, refusals: Refusals, scope: Scope, decision: Decision, status: int) -> None:
+        self._refusals = refusals
+        self._scope = scope
+        self._decision = decision
+        self._status = status
+
+    def end(self, exchange: Exchange, error: BaseException | None) -> None:
+        """See `Hook.end`."""
+        if exchange.report is self and exchange.refusal is self._decision:
+            self._refusals.report(exchange, self._scope, self._decision, self._status)
 
 
 class Report(Hook):

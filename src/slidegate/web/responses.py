@@ -26,8 +26,9 @@ from ..core.logs import escaped
 from ..core.memo import remember
 from ..core.store import Event
 from .callbacks import request_of
-from .exchange import CLOSED, Exchange, Hook
+from .exchange import CLOSED, Exchange
 from .headers import Fields
+from .hooks import RefusalReport
 
 if TYPE_CHECKING:
     from .middleware import RateLimitMiddleware
@@ -246,31 +247,6 @@ class Refusals:
             if exchange.status:
                 raise
         return bool(exchange.status)
-
-
-class RefusalReport(Hook):
-    """Reports a refusal when its request ends, unless the request was decided again after it.
-
-    Args:
-        refusals: Reports to the observers.
-        scope: The request where it was refused.
-        decision: The refusal.
-        status: The status of the default answer.
-    """
-
-    starts = False
-    ends = True
-
-    def __init__(self, refusals: Refusals, scope: Scope, decision: Decision, status: int) -> None:
-        self._refusals = refusals
-        self._scope = scope
-        self._decision = decision
-        self._status = status
-
-    def end(self, exchange: Exchange, error: BaseException | None) -> None:
-        """See `Hook.end`."""
-        if exchange.report is self and exchange.refusal is self._decision:
-            self._refusals.report(exchange, self._scope, self._decision, self._status)
 
 
 def label_of_refusal(refusal: Decision) -> str:

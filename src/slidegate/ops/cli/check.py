@@ -45,6 +45,8 @@ _LONG_US: Final = 3_600_000_000
 _NOT_THERE: Final = re.compile("the first worker creates it")
 _OUTSIDE: Final = (type, ModuleType, FrameType, CodeType, str, bytes, int, float)
 """Types whose objects lead out of an application, or to nothing."""
+_OF_EARLIER_STACKS: Final = "slidegate.web.rebuilt"
+"""The module of what keeps the middlewares of a stack that an application has built before."""
 
 
 @program.command()
@@ -214,6 +216,8 @@ def _unbuildable(error: Exception) -> click.ClickException:
 
 
 def _held_by(thing: object) -> Iterable[object]:
+    if type(thing).__module__ == _OF_EARLIER_STACKS:
+        return ()
     if isinstance(thing, FunctionType):  # without its globals, which lead everywhere
         return (*(thing.__closure__ or ()), *(thing.__defaults__ or ()), thing.__dict__)
     if isinstance(thing, (list, tuple, dict, set)) and len(thing) > MAX_HELD:
