@@ -384,12 +384,12 @@ class ReplicaPair(Together):
 
 
 class Sentinel(RedisServer):
-    """A sentinel that watches one master under the name ``mymaster`` and decides alone."""
+    """A sentinel that watches one master as ``mymaster`` and decides alone; it may have a password of its own."""
 
     name: Final = "mymaster"
 
-    def __init__(self, master: RedisServer) -> None:
-        super().__init__()
+    def __init__(self, master: RedisServer, password: str | None = None) -> None:
+        super().__init__(*(("--requirepass", password) if password else ()), password=password)
         self.watched = master
 
     def arguments(self) -> tuple[str, ...]:
@@ -397,6 +397,7 @@ class Sentinel(RedisServer):
         file.write_text(
             f"sentinel monitor {self.name} {HOST} {self.watched.port} 1\n"
             f"sentinel down-after-milliseconds {self.name} 500\nsentinel failover-timeout {self.name} 5000\n"
+            + (f'sentinel auth-pass {self.name} "{self.watched.password}"\n' if self.watched.password else "")
         )
         return str(file), "--sentinel"
 

@@ -43,6 +43,7 @@ def settings_of(url: str) -> str:
         words = [f"{one['host']}:{one['port']}" for one in ends if "host" in one]
         words += [pool.service_name] if sentinels else []
         found = {"ssl": "SSL" in pool.connection_class.__name__, **pool.connection_kwargs}
+        words += [f"sentinel_{name}={ends[0][name]!r}" for name in SETTINGS[3:5] if sentinels and ends[0].get(name)]
     words += [f"{name}={found[name]!r}" for name in SETTINGS if found.get(name) is not None]
     return " ".join(word for word in words if word not in ("db=0", "ssl=False"))
 

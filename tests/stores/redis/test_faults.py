@@ -18,6 +18,7 @@ from itertools import count
 from math import inf
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote, urlencode
 
 import pytest
 from redis.asyncio import Redis
@@ -665,6 +666,20 @@ async def test_a_sentinel_that_is_out_of_date_is_overruled_by_what_the_server_sa
         # The one that is late finds out that it watches a replica only after a while.
         async with Limiter.from_url(url_of([late, right]), deadline="10s", on_error="deny") as limiter:
             assert (await limiter.hit("user:1", "1000/hour")).allowed
+
+
+@pytest.mark.parametrize("own", [None, "own p+w&:/@%", "srv"])
+async def test_sentinels_have_no_password_or_one_of_their_own(own: str | None) -> None:
+    with RedisServer("--requirepass", "srv", password="srv") as server, Sentinel(server, own) as sentinel:
+        address = f"redis+sentinel://:srv@127.0.0.1:{sentinel.port}/mymaster"
+        option = f"?{urlencode({'sentinel_password': own}, quote_via=quote)}" if own else ""
+        async with Limiter.from_url(address + option, on_error="deny", deadline="10s") as limiter:
+            assert (await limiter.hit("user:ann", "5/minute")).remaining == 4
+        for wrong in {"", "?sentinel_password=wr0ng"} - {option}:
+            async with Limiter.from_url(address + wrong, on_error="deny", deadline="10s") as limiter:
+                with pytest.raises(StoreUnavailable) as caught:
+                    await limiter.ban("user:ann", "1h")
+                assert not any(word in str(caught.value) for word in (own or ":srv", "wr0ng", ":srv@"))
 
 
 @pytest.mark.all

@@ -8,9 +8,11 @@
 
 ``rediss+cluster://`` and ``rediss+sentinel://`` use TLS for servers and sentinels. Options follow a question mark:
 `ssl_ca_certs`, `ssl_certfile` and `ssl_keyfile` are paths of files, ``ssl_check_hostname=false`` accepts a certificate
-for another name, and ``ssl_cert_reqs=none`` any certificate.
+for another name, and ``ssl_cert_reqs=none`` any certificate. User and password of an address are those of the servers;
+sentinels that have their own take the options `sentinel_username` and `sentinel_password`.
 
-Error messages never include the part between ``//`` and the path: it holds the password, also in a mistyped address.
+Error messages never include the part between ``//`` and the path, nor the value of an option that takes text: they hold
+passwords, also in a mistyped address.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ _SHAPE: Final = re.compile(r"(?:([^/?#@:]*):([^/?#@]*)@)?([^/?#@]*)(/[^?#]*)?(?:
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]@]+))(?::([0-9]{1,5}))?")
 _DATABASE: Final = re.compile(r"[0-9]{1,5}")
 _VERIFY: Final = ("none", "optional", "required")
+_SENTINEL_OPTIONS: Final[dict[str, type]] = {"sentinel_username": str, "sentinel_password": str}
+_OPTIONS: Final[dict[str, dict[str, type]]] = {"unix": {"db": int}, "sentinel": _SENTINEL_OPTIONS}
 _TLS_OPTIONS: Final[dict[str, type]] = {
     **dict.fromkeys(("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs"), str),
     "ssl_check_hostname": bool,
@@ -57,8 +61,9 @@ def open_client(url: str) -> Client:
     if user or password:
         options = {"username": unquote(user) or None, "password": unquote(password)}
     tls, kind = scheme.startswith("rediss"), scheme.partition("+")[2] or scheme.replace("rediss", "redis")
-    known = _TLS_OPTIONS if tls else {"db": int} if kind == "unix" else {}
+    known = (_TLS_OPTIONS if tls else {}) | _OPTIONS.get(kind, {})
     found = read_options(query, known, f"store address: {scheme}://…")
+    of_sentinels = _of_sentinels(found, wrong)
     if kind == "unix":
         if place or len(path) < 2:
             raise wrong("expected the path of a Unix socket, for example unix:///run/redis.sock")
@@ -71,7 +76,7 @@ def open_client(url: str) -> Client:
         raise wrong(f"expected the number of a database, 0 to 99999, for example /0; {ESCAPES}")
     database = int(number or 0)
     if kind == "sentinel":
-        return _master(hosts, service, database, options, wrong)
+        return _master(hosts, service, database, options, of_sentinels, wrong)
     if kind == "cluster" and database:
         raise wrong(f"a cluster has only database 0, not {database}")
     if kind == "cluster":
@@ -92,7 +97,7 @@ def _split(url: str) -> tuple[str, Sequence[str]]:
             f"{closest(scheme, SCHEMES)}"
         )
     if shape is None:
-        raise _wrong(scheme, f"expected user:password@ or :password@ before the host; {ESCAPES}")
+        raise _wrong(scheme, f"expected 'user:password@' or ':password@' before the host; {ESCAPES}")
     return scheme, shape.groups("")
 
 
@@ -104,12 +109,22 @@ def _tls(found: dict[str, Any], wrong: Wrong) -> dict[str, Any]:
     return {"ssl": True, "ssl_check_hostname": verify != "none", **found, "ssl_cert_reqs": verify}
 
 
-def _master(hosts: Hosts, service: str, database: int, options: dict[str, Any], wrong: Wrong) -> Redis:
+def _of_sentinels(found: dict[str, Any], wrong: Wrong) -> dict[str, str]:
+    """Take the user and the password of sentinels out of the options of an address."""
+    own = {name.partition("_")[2]: found.pop(name) for name in _SENTINEL_OPTIONS if name in found}
+    if own and "password" not in own:
+        raise wrong("sentinel_username needs sentinel_password, too")
+    return own
+
+
+def _master(
+    hosts: Hosts, service: str, database: int, options: dict[str, Any], of_sentinels: dict[str, str], wrong: Wrong
+) -> Redis:
     """Return the client for the master of a Sentinel service."""
     if not service or "@" in service:
         raise wrong(f"expected the name of a service, for example redis+sentinel://localhost:26379/mymaster; {ESCAPES}")
     # The credentials are those of the servers; sentinels have separate users.
-    own = {name: value for name, value in options.items() if name not in ("username", "password")}
+    own = {name: value for name, value in options.items() if name not in ("username", "password")} | of_sentinels
     sentinel = Sentinel(list(hosts), sentinel_kwargs=own)  # type: ignore[no-untyped-call]
     master: Redis = sentinel.master_for(unquote(service), db=database, **options)
     return master
