@@ -40,7 +40,8 @@ SEAMS = {
     "slidegate.core.windows.histogram": {"BUCKETS", "ResponseTimes"},
     "slidegate.web.broken": {"FailsAtStartup"},  # `slidegate check` shows the errors that such middlewares keep
     **dict.fromkeys(
-        [f"slidegate.core.{name}" for name in ("arguments", "durations", "encodings", "errors", "limits", "logs")]
+        f"slidegate.core.{name}"
+        for name in ["arguments", "durations", "encodings", "errors", "limits", "logs", "passwords"]
     ),
 }
 """Further modules that it may import, with the names; None for all public ones: texts, and checks of arguments."""

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from .logs import written
+from .passwords import without_addresses
 
 if TYPE_CHECKING:
     from .decision import Decision
@@ -40,6 +41,7 @@ class ConfigurationError(SlidegateError, ValueError):
     """
 
     def __init__(self, text: str = "", option: str = "") -> None:
+        text, option = without_addresses(text), without_addresses(option)
         super().__init__(f"{option}: {text}" if option else text)
         self.text = text
         self.option = option
@@ -60,7 +62,7 @@ class StoreError(SlidegateError):
     """
 
     def __init__(self, message: str = "", *, concerns: Concerns = "server") -> None:
-        super().__init__(message)
+        super().__init__(without_addresses(message))
         self.concerns = concerns
 
 
@@ -111,6 +113,6 @@ def closest(word: object, choices: Iterable[str]) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return the `repr` of a value for an error message, cut to 80 characters."""
+    """Return the `repr` of a value for an error message, without passwords, cut to 80 characters."""
     text = written(value)
     return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 1] + "…"

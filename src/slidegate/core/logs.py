@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable, MutableMapping
 from typing import Any, Final
 
+from .passwords import without_addresses, without_passwords
+
 MAX_CHARS: Final = 4_096
 """The most characters of a message that are logged."""
 PAUSE_S: Final = 60.0
@@ -28,12 +30,12 @@ def escaped(text: str, max_chars: int = MAX_CHARS) -> str:
 
 
 def written(value: object, how: Callable[[object], str] = repr) -> str:
-    """Return the `repr` or `str` of a value, or a placeholder with its type if that raises.
+    """Return the `repr` or `str` of a value without passwords, or a placeholder with its type if that raises.
 
     The objects of drivers and users that appear in reports must not make the report fail.
     """
     try:
-        return how(value)
+        return without_passwords(how(value))
     except Exception as error:
         return f"<{type(value).__name__} that cannot be written: {type(error).__name__}>"
 
@@ -68,7 +70,7 @@ class _Named(logging.LoggerAdapter[logging.Logger]):
     """Begins each message with the package's name, because some log formats show only messages."""
 
     def process(self, msg: object, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
-        return f"slidegate: {msg}", kwargs
+        return f"slidegate: {without_addresses(str(msg))}", kwargs
 
 
 logger: Final = _Named(logging.getLogger("slidegate"))

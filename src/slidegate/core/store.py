@@ -18,6 +18,7 @@ from .bans.rows import Row
 from .decision import Bucket, Check, Decision
 from .errors import StoreUnavailable
 from .logs import escaped, logger
+from .passwords import without_addresses
 from .question import Question
 from .reservation import Reservation
 
@@ -54,7 +55,7 @@ class Event:
 
     def __post_init__(self) -> None:
         # Observers may write the message to other logs; the details are not escaped.
-        object.__setattr__(self, "message", escaped(self.message))
+        object.__setattr__(self, "message", escaped(without_addresses(self.message)))
 
 
 EventListener: TypeAlias = Callable[[Event], object]

@@ -23,6 +23,7 @@ from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.decision import Check, Decision, Reason
 from ..core.errors import ConfigurationError
+from ..core.passwords import AnySecret
 from ..core.reservation import Reservation
 from ..core.store import Clock, Store, closed
 from ..stores.forks import ProcessLock
@@ -88,7 +89,7 @@ class Engine:
     def __init__(
         self,
         store: Store,
-        secret: str | bytes | None,
+        secret: AnySecret | None,
         observers: Iterable[AnyObserver],
         deadline: str | timedelta,
         on_error: OnError,

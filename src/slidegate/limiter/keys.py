@@ -19,6 +19,7 @@ from ..core.bans.ban import MAX_KEY_BYTES, BanSubject
 from ..core.errors import ConfigurationError, InvalidKey, quoted
 from ..core.limits import AnyLimit
 from ..core.memo import MANY, remember
+from ..core.passwords import AnySecret, revealed
 
 NormalizedKey: TypeAlias = tuple[str, tuple[BanSubject, ...]]
 """The canonical form of a key; and if it is an address, the further subjects of its bans: the address and its key."""
@@ -70,7 +71,7 @@ class Keys:
         ConfigurationError: The secret is too short or too long.
     """
 
-    def __init__(self, secret: str | bytes | None) -> None:
+    def __init__(self, secret: AnySecret | None) -> None:
         self._hash = keyed(secret)
         self.cache: dict[AnyKey, NormalizedKey] = {}
         self._digests: dict[tuple[str, bytes], str] = {}
@@ -119,6 +120,7 @@ def keyed(secret: object) -> blake2b:
         if secret is None:
             return blake2b(person=_PERSON, digest_size=16)
     try:
+        secret = revealed(secret)
         encoded = secret.encode() if isinstance(secret, str) else secret
     except UnicodeEncodeError:  # a lone surrogate
         encoded = None

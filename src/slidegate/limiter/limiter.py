@@ -16,6 +16,7 @@ from ..core.decision import Bucket, Decision
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import MAX_WINDOW_US, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
 from ..core.memo import MANY, remember
+from ..core.passwords import AnyAddress, AnySecret
 from ..core.question import Question
 from ..core.store import BanStore, Store
 from ..stores.memory.store import MemoryStore
@@ -43,7 +44,7 @@ _ROWS_PER_DEADLINE: Final = 10_000
 class LimiterOptions(TypedDict, total=False):
     """The options of a `Limiter` beside its store."""
 
-    secret: str | bytes | None
+    secret: AnySecret | None
     observers: Iterable[AnyObserver]
     deadline: str | timedelta
     on_error: OnError
@@ -82,7 +83,7 @@ class Limiter:
         self,
         store: Store | None = None,
         *,
-        secret: str | bytes | None = None,
+        secret: AnySecret | None = None,
         observers: Iterable[AnyObserver] = (),
         deadline: str | timedelta = DEADLINE,
         on_error: OnError = ON_ERROR,
@@ -107,12 +108,13 @@ class Limiter:
         self._questions: dict[tuple[str, Limits, str], Question] = {}
 
     @classmethod
-    def from_url(cls, url: str, *, read_only: bool = False, **options: Unpack[LimiterOptions]) -> Limiter:
+    def from_url(cls, url: AnyAddress, *, read_only: bool = False, **options: Unpack[LimiterOptions]) -> Limiter:
         """Create a limiter from an address.
 
         Args:
             url: ``"memory://"``, ``"lmdb:///var/lib/app/slidegate"``, ``"redis://localhost:6379/0"`` or another Redis
-                address; with options ``"memory://?max_keys=50000&max_bans=1000"``.
+                address; with options ``"memory://?max_keys=50000&max_bans=1000"``. Or as an object, such as pydantic's
+                `RedisDsn` or `SecretStr`.
             read_only: Whether the store must already exist and is only read: for tools. Commands that change rows which
                 exist still work on Redis.
             options: As for the constructor.

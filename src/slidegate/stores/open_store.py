@@ -7,6 +7,7 @@ from typing import Final
 from urllib.parse import unquote, urlencode
 
 from ..core.errors import ConfigurationError, closest, quoted
+from ..core.passwords import AnyAddress, address_in
 from ..core.store import Store
 from .memory.store import MemoryStore
 from .shared import clean_address, read_options
@@ -33,7 +34,7 @@ _EXAMPLES: Final = {
 _REDIS: Final = re.compile("(rediss?([+](cluster|sentinel))?|unix)://", re.IGNORECASE)
 
 
-def open_store(url: str, *, read_only: bool = False) -> Store:
+def open_store(url: AnyAddress, *, read_only: bool = False) -> Store:
     """Create the store for an address.
 
     Args:
@@ -44,10 +45,12 @@ def open_store(url: str, *, read_only: bool = False) -> Store:
         ConfigurationError: The scheme or an option is unknown, a value is invalid, or the store cannot be opened.
         StoreUnavailable: `read_only` is true, and the store does not exist or cannot be read.
     """
+    url = address_in(url)
     text = clean_address(url) if isinstance(url, str) else ""
     if _REDIS.match(text):
         return _redis(text, read_only)
-    shown = re.sub(r"//.*@", "//***@", text) if isinstance(url, str) else url  # the address may hold a password
+    # Without its password, also where no scheme stands before it.
+    shown = re.sub(r"^(\w[\w+-]*://)?.*@", r"\1***@", text, flags=re.DOTALL) if isinstance(url, str) else url
     scheme, separator, rest = text.partition("://")
     scheme = scheme.lower() if separator else ""
     if scheme not in _EXAMPLES:

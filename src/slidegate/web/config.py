@@ -25,6 +25,7 @@ from ..core.encodings import utf_8_needed
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.limits import check_whole
 from ..core.logs import escaped
+from ..core.passwords import without_passwords
 from ..core.quotas import Quota
 from ..limiter import Limiter
 from ..limiter.keys import SECRET_VARIABLE
@@ -150,7 +151,9 @@ class ConfigReader:
 
     def located(self, error: ConfigurationError) -> ConfigurationError:
         """Return an error with the file in front, unless it names the file or an option that was given in code."""
-        is_clear = error.option in self._code or str(error).startswith(f"cannot read {self._path}: ")
+        is_clear = error.option in self._code or str(error).startswith(
+            f"cannot read {without_passwords(str(self._path))}: "
+        )
         return ConfigurationError(str(error) if is_clear else f"{self._path}: {error}")
 
     def limiter(self, address: str) -> Limiter:

@@ -22,6 +22,7 @@ from typing import Final, TypeAlias
 
 from ..core.errors import ConfigurationError
 from ..core.logs import logger
+from ..core.passwords import without_passwords
 from ..core.store import Event, EventListener, Observers
 
 CHECK_EVERY_S: Final = 1.0
@@ -70,7 +71,7 @@ def read_whole(path: str, max_bytes: int, option: str = "") -> bytes:
             raise ValueError("it has zero bytes; a list that is to contain nothing needs a comment, such as: # empty")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or one of these
         reason = getattr(error, "strerror", None) or error
-        raise ConfigurationError(f"cannot read {path}: {reason}", option) from error
+        raise ConfigurationError(f"cannot read {without_passwords(str(path))}: {reason}", option) from error
     return content
 
 

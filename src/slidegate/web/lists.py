@@ -24,6 +24,7 @@ from ..core.arguments import check_flag
 from ..core.encodings import utf_8_needed
 from ..core.errors import ConfigurationError, quoted
 from ..core.networks import ADDRESSES
+from ..core.passwords import without_passwords
 from .file_watcher import FollowedFile, read_whole
 
 MAX_BYTES: Final = 32 << 20
@@ -157,7 +158,7 @@ def _ranges(path: str) -> Iterator[tuple[int, int, int]]:
     """Read a file, and yield its networks as (4 or 6, first address, last address)."""
     content = read_whole(path, MAX_BYTES, "path")
     if problem := utf_8_needed(content):
-        raise ConfigurationError(f"cannot read {path}: {problem}", "path")
+        raise ConfigurationError(f"cannot read {without_passwords(str(path))}: {problem}", "path")
     for number, entry in read_entries(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", "replace")):
         try:
             found = parse_network(entry)

@@ -24,6 +24,7 @@ from ..core.encodings import encoding_of
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import Throttle, logger
 from ..core.memo import MANY, remember
+from ..core.passwords import without_passwords
 from ..limiter import Limiter
 from ..limiter.operators import Place
 from .file_watcher import FollowedFile, read_whole
@@ -228,7 +229,9 @@ def _opened(path: str) -> tuple[Reader, frozenset[str]]:
         reader = maxminddb.open_database(BytesIO(content), maxminddb.MODE_FD)
         records = [_place(record) for _, record in islice(reader, _RECORDS_SAMPLED)]
     except Exception as error:  # the reader raises many types for a file in another format
-        raise ConfigurationError(f"cannot read {path}: {_problem_of(content) or error}", "network") from None
+        raise ConfigurationError(
+            f"cannot read {without_passwords(str(path))}: {_problem_of(content) or error}", "network"
+        ) from None
     kinds = frozenset(by for place in records for by, value in zip(_BY, place, strict=False) if value)
     if not kinds:
         raise ConfigurationError(f"{path} contains neither operators nor countries of addresses", "network")

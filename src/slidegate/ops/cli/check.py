@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message
 
 from ... import ConfigurationError, Limit, Limiter, RateLimitMiddleware, StoreError
 from ...core.arguments import check_takes
+from ...core.logs import written
 from ...events import Finding
 from ...web.broken import FailsAtStartup
 from .main import STORE_VARIABLE, ask, middleware_of, note, one_line, program, show, with_json
@@ -67,9 +68,8 @@ def check(ctx: click.Context, target: str, factory: bool, as_json: bool) -> None
     is_file = Path(target).is_file() or target.endswith(".toml")
     if target.endswith(".py") or not (is_file or ":" in target):
         meant = f"{_module_at(target) or 'main'}:app"
-        raise click.BadParameter(
-            f"{target!r} is not a configuration file; expected an application as module:app, did you mean {meant!r}?"
-        )
+        problem = f"{written(target)} is not a configuration file; expected an application as module:app"
+        raise click.BadParameter(f"{problem}, did you mean {written(meant)}?")
     if is_file:
         found = _about_file(Path(target))
     else:
@@ -94,10 +94,12 @@ def imported(name: str, *, factory: bool = False) -> ASGIApp:
     """
     module, _, attribute = name.partition(":")
     if not (module and attribute):
-        raise click.BadParameter(f'expected an application as module:app, for example "main:app", not {name!r}')
+        raise click.BadParameter(f'expected an application as module:app, for example "main:app", not {written(name)}')
     if module != _module_at(module):
         meant = f"{_module_at(module) or 'main'}:{attribute}"
-        raise click.BadParameter(f"expected an application as module:app, not {name!r}, did you mean {meant!r}?")
+        raise click.BadParameter(
+            f"expected an application as module:app, not {written(name)}, did you mean {written(meant)}?"
+        )
     sys.path.insert(0, "")
     try:
         with redirect_stdout(sys.stderr):
@@ -106,14 +108,14 @@ def imported(name: str, *, factory: bool = False) -> ASGIApp:
     except (Exception, SystemExit) as error:
         is_elsewhere = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
         hint = "; run this in the directory that contains it" if is_elsewhere else ""
-        message = f"{name!r} cannot be imported: {type(error).__name__}: {one_line(error)}{hint}"
+        message = f"{written(name)} cannot be imported: {type(error).__name__}: {one_line(error)}{hint}"
         raise click.ClickException(message) from error
     try:
         served: ASGIApp = check_takes("", found, "scope", "receive", "send")
     except ConfigurationError:
         raise click.ClickException(
-            f'{name!r} is not an ASGI application; expected one, for example "main:app", or with check --factory a '
-            "function that returns one"
+            f'{written(name)} is not an ASGI application; expected one, for example "main:app", or with '
+            "check --factory a function that returns one"
         ) from None
     return served
 

@@ -35,6 +35,7 @@ from ... import (
 )
 from ...core import compiled
 from ...core.logs import escaped, logger, written
+from ...core.passwords import without_passwords
 from ..replay import nothing
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -81,7 +82,7 @@ def run_program(arguments: Sequence[str] | None) -> int:
     text = io.StringIO()
     shown.show(text)
     for line in text.getvalue().splitlines():
-        note(line)  # click quotes arguments
+        note(without_passwords(line))  # click quotes arguments
     return shown.exit_code
 
 

@@ -29,6 +29,7 @@ from ... import ConfigurationError, Limiter
 from ...core.arguments import check_flag, names_checked
 from ...core.errors import closest, quoted
 from ...core.logs import Throttle, escaped, logger
+from ...core.passwords import Hidden, revealed
 from .page import Page
 from .service import Service, problem_of
 
@@ -77,7 +78,7 @@ class Dashboard:
     """
 
     @names_checked
-    def __init__(self, limiter: Limiter, *, token: str | None = "", changes: bool = True) -> None:
+    def __init__(self, limiter: Limiter, *, token: str | Hidden | None = "", changes: bool = True) -> None:
         if not isinstance(limiter, Limiter):
             raise ConfigurationError(f"Dashboard: expected a Limiter, for example Limiter(), not {quoted(limiter)}")
         self.limiter = limiter
@@ -230,6 +231,7 @@ def _checked_token(token: object) -> str:
     Raises:
         ConfigurationError: It is missing, too short, too long or not printable.
     """
+    token = revealed(token)
     if isinstance(token, str) and re.fullmatch(rf"[!-~]{{{MIN_TOKEN},{MAX_TOKEN}}}", token):
         return token
     raise ConfigurationError(

@@ -15,6 +15,7 @@ files again. It could not close an environment in which another thread has a tra
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 import lmdb
 
 from ...core.errors import Concerns, ConfigurationError, StoreTimeout, StoreUnavailable, quoted
-from ...core.logs import Throttle
+from ...core.logs import Throttle, written
 from ...core.store import Clock, Event
 from ..forks import InChild, begin_anew_if_forked
 from .checking import DISK_FULL, check_directory, check_file_system, check_files, unusable
@@ -53,6 +54,8 @@ START_S: Final = 1.0
 """How long a constructor waits for another process."""
 EXAMINE_EVERY_S: Final = 1.0
 HOUSEKEEP_EVERY_S: Final = 1.0
+_ADDRESS: Final = re.compile(r"\w[\w+.-]*:/")
+"""How an address begins, also one that was made a path; it may have a password, which a directory's name would show."""
 _NO_ROOM: Final = (lmdb.MapFullError, lmdb.MemoryError)
 
 
@@ -407,7 +410,7 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
         real_path = Path(os.path.realpath(path)) if path else None
     except (TypeError, ValueError):
         real_path = None
-    if real_path is None:
+    if real_path is None or _ADDRESS.match(os.fsdecode(path)):
         raise ConfigurationError(
             f'path: expected a directory, for example "/var/lib/app/slidegate", not {quoted(path)}'
         )
@@ -415,8 +418,8 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
         environment = _open.setdefault(real_path, Environment(real_path, options))
         if environment.options != options:
             raise ConfigurationError(
-                f"lmdb: {real_path} is open in this process with {environment.options._asdict()}, "
-                f"not {options._asdict()}; use the same options"
+                f"lmdb: {real_path} is open in this process with {written(environment.options._asdict())}, "
+                f"not {written(options._asdict())}; use the same options"
             )
         environment.users += 1
     try:

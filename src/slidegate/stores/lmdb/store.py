@@ -35,6 +35,7 @@ except ModuleNotFoundError as error:
 from ...core.bans.ban import BanSubject
 from ...core.decision import Bucket, Check, Decision
 from ...core.limits import check_whole
+from ...core.logs import written
 from ...core.reservation import Reservation
 from ...core.store import Clock, EventListener, Snapshot, Store
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
@@ -116,7 +117,7 @@ class LmdbStore(Store):
         self.shared_stats = LmdbSharedStats(self._transactions, self._batcher)
 
     def __repr__(self) -> str:
-        return f"<LmdbStore {str(self._env.path)!r}>"
+        return f"<LmdbStore {written(str(self._env.path))}>"
 
     def observe(self, observer: EventListener) -> None:
         """Call `observer` with this store's events from now on, and with those of its opening."""

@@ -24,6 +24,7 @@ from ...core.bans.ban import BanSubject
 from ...core.decision import Bucket, Check, Decision
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
 from ...core.limits import check_whole, parse_duration_us
+from ...core.passwords import AnyAddress, address_in
 from ...core.reservation import Reservation
 from ...core.store import Clock, Snapshot, Store
 from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
@@ -75,7 +76,7 @@ class RedisStore(Store):
 
     def __init__(
         self,
-        client: str | Client,
+        client: AnyAddress | Client,
         *,
         prefix: str = "slidegate",
         readable: bool = False,
@@ -86,9 +87,10 @@ class RedisStore(Store):
         read_only: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        _check(client, prefix, max_bans, max_waiting, clock)
+        found = address_in(client)
+        _check(found, prefix, max_bans, max_waiting, clock)
         super().__init__()
-        given = open_client(client) if isinstance(client, str) else client
+        given: Client = open_client(found) if isinstance(found, str) else found
         timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
         check_opens(given, timeout_s)
         self._prefix = prefix
@@ -105,7 +107,7 @@ class RedisStore(Store):
         self.shared_stats = RedisSharedStats(self)
 
     def __repr__(self) -> str:
-        return f"<RedisStore {self._prefix!r}>"
+        return f"<RedisStore {quoted(self._prefix)}>"
 
     async def close(self) -> None:
         """Close the connections of all event loops."""

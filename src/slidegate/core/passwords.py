@@ -1,0 +1,80 @@
+"""Passwords in values and texts: how they are left out of what is shown, and taken from the objects that hide them.
+
+An address such as ``redis://user:password@host`` may be given in any wrong way: as bytes, in a list, as a path, without
+its scheme. A message quotes the value, so whatever is quoted, raised, told as an event or logged passes one of the two
+functions here. They rather hide too much.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any, Final, Protocol, TypeAlias
+
+_NAMES: Final = "password|passwd|passphrase|pass|pwd|secret|token|api_?key"
+_NAMED: Final = re.compile(
+    rf"""(?ix) ((?<![a-z]) (?:{_NAMES}) (?: ['"]\s*: | \s*= ) \s*)  # 'redis_password': b'...', password='...'
+    (?: b? '(?:[^'\\]|\\.)*' | b? "(?:[^"\\]|\\.)*" | [^\s,;&)\]}}>'"]+ )"""
+)
+_IN_VALUE: Final = re.compile(":/*|//")
+_IN_WORD: Final = re.compile(r""":/+|//|(?<![\w"']):""")
+_WORD: Final = re.compile(r"\S+")
+HIDDEN: Final = "***"
+
+
+class Hidden(Protocol):
+    """A text that is hidden where it is written, such as pydantic's `SecretStr`."""
+
+    def get_secret_value(self) -> Any:
+        """Return the text."""
+
+
+class Url(Protocol):
+    """An address that is an object, such as pydantic's `RedisDsn`; `str` returns its text."""
+
+    @property
+    def scheme(self) -> str | None:
+        """What stands before ``://``."""
+
+
+AnyAddress: TypeAlias = str | Hidden | Url
+AnySecret: TypeAlias = str | bytes | Hidden
+
+
+def without_passwords(written: str) -> str:
+    """Return how a user's value is written, without what may be a password: for its `repr`, which nobody else reads."""
+    return _NAMED.sub(rf"\1{HIDDEN}", _without_user(written, _IN_VALUE))
+
+
+def without_addresses(text: str) -> str:
+    """Return a whole message without the users and passwords of addresses in it."""
+    return _WORD.sub(lambda word: _without_user(word[0], _IN_WORD), text) if "@" in text else text
+
+
+def _without_user(text: str, begins: re.Pattern[str]) -> str:
+    """Return a text without what is between the first place where an address begins and the last ``@``.
+
+    A pattern for the whole would take time in proportion to the square of a text of colons.
+    """
+    at = text.rfind("@")
+    found = begins.search(text, 0, at) if at > 0 else None
+    return text if found is None else f"{text[: found.end()]}{HIDDEN}{text[at:]}"
+
+
+def revealed(value: Any) -> Any:
+    """Return what an object hides: the text or bytes of pydantic's `SecretStr`, and of Starlette's `Secret`."""
+    get: Any = getattr(value, "get_secret_value", None)
+    if callable(get):
+        return get()
+    starlette: Any = sys.modules.get("starlette.datastructures")
+    return str(value) if starlette is not None and isinstance(value, starlette.Secret) else value
+
+
+def address_in(value: Any) -> Any:
+    """Return the text of an address that is an object, such as pydantic's `RedisDsn`; else the value itself."""
+    value = revealed(value)
+    writes: Any = type(value).__str__
+    if isinstance(value, (str, bytes, bytearray)) or writes is object.__str__:
+        return value
+    text = str(value)
+    return text if "://" in text else value

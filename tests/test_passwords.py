@@ -1,0 +1,276 @@
+"""No message shows a password, in whatever wrong way an address is given; and objects that hide addresses are taken."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import redis.asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import AnyUrl, RedisDsn, Secret, SecretBytes, SecretStr, TypeAdapter
+from starlette.datastructures import URL
+from starlette.datastructures import Secret as StarletteSecret
+
+import slidegate
+from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, StoreError
+from slidegate.core import Event, Store
+from slidegate.core.errors import quoted
+from slidegate.core.logs import logger
+from slidegate.dashboard import Dashboard
+from slidegate.httpx import LimitedTransport
+from slidegate.ops.cli import run
+from slidegate.otel import OtelMetrics
+from slidegate.prometheus import PrometheusMetrics
+from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.redis import RedisStore
+
+PASSWORD = "s3cretpw"
+ADDRESS = f"redis://:{PASSWORD}@localhost:6379/0"
+
+
+@dataclass
+class Settings:
+    redis_url: Any
+    redis_password: str = PASSWORD
+
+
+def objects_of(address: str) -> dict[str, Any]:
+    """Return what settings make of an address, and what people wrap it in."""
+    return {
+        "text": address,
+        "bytes": address.encode(),
+        "bytearray": bytearray(address.encode()),
+        "path": Path(address),
+        "list": [address],
+        "tuple": (address, address),
+        "set": {address},
+        "dict": {"url": address},
+        "key": {address: "5/minute"},
+        "settings": Settings(address),
+        "namespace": SimpleNamespace(store=SimpleNamespace(url=address)),
+        "split": urlsplit(address),
+        "partial": partial(print, address),
+        "error": ValueError(address),
+        "httpx": httpx.URL(address),
+        "starlette": URL(address),
+        "AnyUrl": TypeAdapter(AnyUrl).validate_python(address),
+        "a list of AnyUrl": [TypeAdapter(AnyUrl).validate_python(address)],
+        "SecretStr": SecretStr(address),
+        "SecretBytes": SecretBytes(address.encode()),
+        "Secret": StarletteSecret(address),
+    }
+
+
+WRONG: dict[str, Any] = {
+    **objects_of(ADDRESS),
+    **{f"{name}, another scheme": value for name, value in objects_of(ADDRESS.replace("redis", "reddis")).items()},
+    "without a scheme": f":{PASSWORD}@localhost:6379",
+    "with a user": f"user:{PASSWORD}@localhost:6379",
+    "one slash": f"redis:/:{PASSWORD}@localhost:6379",
+    "an @ and a / in it": f"redis://:p@{PASSWORD}/x@localhost",
+    "a space and a quote in it": f"redis://:a {PASSWORD}' b@localhost",
+    "a line break in it": f"reddis://:{PASSWORD}\nb@localhost",
+    "in the query": f"reddis://localhost?password={PASSWORD}&db=1",
+    "an assignment": f"REDIS_PASSWORD={PASSWORD}",
+    "TOML": {"store": {"host": "localhost", "password": PASSWORD}},
+    "keywords": {b"password": PASSWORD.encode(), "db": 1},
+    "RedisDsn": TypeAdapter(RedisDsn).validate_python(ADDRESS),
+    "client": redis.asyncio.Redis.from_url(ADDRESS),
+    "pool": redis.asyncio.ConnectionPool.from_url(ADDRESS),
+    "blocking client": redis.Redis.from_url(ADDRESS),
+}
+
+
+def shown_by(error: BaseException | None) -> str:
+    """Return what a traceback says of an error and of those that led to it, but for the system's about a path."""
+    said = ""
+    while error is not None and not isinstance(error, OSError):
+        said += f"{error} {error!r} {error.args!r} "
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return said
+
+
+def calls(made: Callable[..., Any], value: object) -> Iterator[Callable[[], Any]]:
+    """Yield calls that give a value for each parameter in turn; others that have no default get it, too."""
+    try:
+        parameters = [one for one in inspect.signature(made).parameters.values() if one.name not in ("self", "args")]
+    except (TypeError, ValueError):
+        parameters = []
+    needed = {one.name: value for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD}
+    for one in parameters:
+        yield partial(made, **{**needed, ("unknown" if one.kind is one.VAR_KEYWORD else one.name): value})
+    yield partial(made, value)
+
+
+METHODS = {
+    f"Limiter.{name}": getattr(Limiter(), name)
+    for name, _ in inspect.getmembers(Limiter, inspect.isfunction)
+    if not name.startswith("_") and name != "close"
+}
+OTHERS = {
+    "Limiter.from_url": Limiter.from_url,
+    "RedisStore": RedisStore,
+    "LmdbStore": LmdbStore,
+    "Dashboard": Dashboard,
+}
+OTHERS |= {"from_file": RateLimitMiddleware.from_file, "PrometheusMetrics": PrometheusMetrics}
+OTHERS |= {"OtelMetrics": OtelMetrics, "LimitedTransport": LimitedTransport}
+PLACES: dict[str, Callable[..., Any]] = {
+    **{name: getattr(slidegate, name) for name in slidegate.__all__ if callable(getattr(slidegate, name))},
+    **METHODS,
+    **OTHERS,
+}
+NO_ADDRESSES = {
+    *(("LmdbStore", way) for way in ("with a user", "an assignment")),  # a directory, which is made by that name
+    *((name, way) for name in ("settle", "charge") for way in ("keywords", "TOML")),  # the units of a rule "password"
+}
+LEFT_OUT = {"rate_limit_exceeded", "RateLimitExceeded"}
+"""What raises or repeats the user's own error."""
+
+
+@pytest.mark.parametrize("place", sorted(PLACES.keys() - LEFT_OUT))
+def test_no_message_shows_the_password_of_whatever_is_given_wherever(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for way, value in WRONG.items():
+        for call in calls(PLACES[place], value):
+            try:
+                made = call()
+                if inspect.iscoroutine(made):
+                    made = asyncio.run(asyncio.wait_for(made, 30))
+                said = repr(made) if isinstance(made, Store | Limiter) else ""
+            except Exception as error:
+                said = shown_by(error)
+            assert (place, way) in NO_ADDRESSES or PASSWORD not in said, (way, call)
+    assert PASSWORD not in caplog.text
+
+
+NESTED = st.recursive(
+    st.sampled_from([str, str.encode, Path, SecretStr]),
+    lambda inner: st.builds(
+        lambda wrap, make: lambda text: wrap(make(text)),
+        st.sampled_from([lambda one: [one], lambda one: (1, one), lambda one: {"store": one}, Settings]),
+        inner,
+    ),
+    max_leaves=4,
+)
+
+
+@given(
+    st.text("ab:/?#[]@ '\"\\%\n\té", max_size=8),
+    st.text("ab:/?#[]@ '\"\\%\n\té", max_size=8),
+    NESTED,
+    st.integers(0, 100),
+)
+def test_no_quoted_value_shows_the_password_of_an_address_in_it(
+    before: str, after: str, make: Callable[[str], object], padding: int
+) -> None:
+    address = f"{'x' * padding}reddis://user:{before}{PASSWORD}{after}@localhost:6379/0"
+    value = make(address)
+    assert PASSWORD not in quoted(value)
+    with pytest.raises(ConfigurationError) as caught:
+        Limiter.from_url(value)  # type: ignore[arg-type]
+    assert PASSWORD not in shown_by(caught.value)
+
+
+IN_TOML = [
+    "store = ['{}']",
+    "store = {{ url = '{}' }}",
+    "store = {{ password = '" + PASSWORD + "' }}",
+    "store = '{}?unknown=1'",
+    "store = {{ env = '{}' }}",
+    "stor = '{}'",
+    "deadline = '{}'",
+    "on_error = '{}'",
+    "headers = ['{}']",
+    "trusted = ['{}']",
+    "limits = '{}'",
+    "blocklist = ['{}']",
+    "'{}' = 1",
+    "[[rules]]\npath = '{}'\nlimits = '{}'",
+    "[bans.'{}']\nafter = '{}'",
+    "[{}]",
+    "store = {}",
+]
+
+
+@pytest.mark.parametrize("line", IN_TOML)
+def test_no_message_about_a_file_shows_the_password_in_it(line: str, tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "slidegate.toml"
+    for address in (ADDRESS, ADDRESS.replace("redis", "reddis")):
+        file.write_text(f"limits = '5/minute'\n{line}\n".replace("{}", address).replace("{{", "{").replace("}}", "}"))
+        with pytest.raises(ConfigurationError) as caught:
+            RateLimitMiddleware.from_file(print, file)  # type: ignore[arg-type]
+        assert PASSWORD not in shown_by(caught.value)
+        assert run(["check", str(file)]) != 0
+        said = capsys.readouterr()
+        assert PASSWORD not in said.out + said.err
+
+
+IN_COMMANDS = [
+    "check {}", "check {}:app", "check --factory {}", "explain {} --store {}", "explain 192.0.2.1 --store {}",
+    "explain 192.0.2.1 --rules {}", "bans list {}", "bans list --store {}", "bans {}", "{}", "--{}", "bans list --{}",
+    "bans add 192.0.2.1 --store {} --for {}", "limits list --store {}", "limits set api {} --store memory://",
+    "simulate {}", "simulate x.log --limit {}", "suggest {}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", IN_COMMANDS)
+def test_no_command_shows_the_password_that_it_is_given_in_a_wrong_place(
+    command: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for address in (ADDRESS.replace("redis", "reddis"), f":{PASSWORD}@localhost:6379"):
+        assert run(command.replace("{}", address).split()) != 0
+        said = capsys.readouterr()
+        assert PASSWORD not in said.out + said.err
+
+
+def test_no_event_and_no_line_of_the_log_shows_the_password_of_an_address(caplog: pytest.LogCaptureFixture) -> None:
+    text = f"it cannot connect to {ADDRESS}: why"
+    assert PASSWORD not in Event("store_failed", text).message
+    assert PASSWORD not in str(StoreError(text))
+    logger.error(text)
+    assert PASSWORD not in caplog.text
+    assert caplog.text.count("redis://***@localhost:6379/0: why") == 1
+
+
+# -- objects that are taken --------------------------------------------------------------------------------------------
+
+
+TAKEN = ["text", "starlette", "AnyUrl", "SecretStr", "Secret", "httpx"]
+
+
+@pytest.mark.parametrize("way", TAKEN)
+@pytest.mark.parametrize("address", ["redis://:a%40b@localhost:6380/1", "memory://?max_keys=5"])
+def test_addresses_that_are_objects_are_taken(way: str, address: str) -> None:
+    if way in ("httpx", "starlette", "AnyUrl", "text") and address.startswith("memory"):
+        pytest.skip("those of URLs have a host")
+    store = Limiter.from_url(objects_of(address)[way]).store
+    if isinstance(store, RedisStore):
+        given = store.open_client.args[0].connection_pool.connection_kwargs
+        assert (given["host"], given["port"], given["db"], given["password"]) == ("localhost", 6380, 1, "a@b")
+    else:
+        assert isinstance(store, MemoryStore)
+
+
+def test_secrets_that_are_objects_are_taken() -> None:
+    secret = "0123456789abcdef0123"
+    plain = Limiter(secret=secret)
+    for hidden in (SecretStr(secret), SecretBytes(secret.encode()), StarletteSecret(secret)):
+        assert Limiter(secret=hidden).digest("header", b"k") == plain.digest("header", b"k")
+    for hidden in (SecretStr(secret), StarletteSecret(secret)):
+        assert Dashboard(Limiter(), token=hidden)._digest == Dashboard(Limiter(), token=secret)._digest
+    nested = Secret[RedisDsn](TypeAdapter(RedisDsn).validate_python(ADDRESS))
+    assert isinstance(Limiter.from_url(nested).store, RedisStore)
+    with pytest.raises(ConfigurationError, match="16 to 64 bytes"):
+        Limiter(secret=SecretStr("short"))
