@@ -28,6 +28,7 @@ from .headers import windows_of
 from .keys import Key, parts_of
 from .rule_set import BoundRule, Met, Plan
 from .rules import Rule
+from .server_end import SERVER_END
 from .waiting import Peeked
 
 if TYPE_CHECKING:
@@ -265,21 +266,23 @@ class Decider:
     ) -> Decision:
         """Wait in the queue of a rule and key; a request that joins one without having asked was not refused.
 
-        If the client leaves meanwhile, nothing stays charged, and the refusal is sent but not told of.
+        If the client leaves meanwhile, nothing stays charged, and the refusal is sent but not told of. If the server is
+        told to end, all that wait are refused.
         """
         channel = _peeked(exchange)
         channel.begin()
         left = Decision(False, Reason.LIMITED, by=rule.label, status=429) if refused is None else refused
         try:
-            decision = await self._engine.queues.wait(
-                name,
-                refused,
-                partial(self._engine.hit, question),
-                wait_us=rule.wait_us,
-                wait_max=rule.wait_max,
-                tenant=tenant,
-                is_gone=channel.is_gone,
-            )
+            with SERVER_END.watched():
+                decision = await self._engine.queues.wait(
+                    name,
+                    refused,
+                    partial(self._engine.hit, question),
+                    wait_us=rule.wait_us,
+                    wait_max=rule.wait_max,
+                    tenant=tenant,
+                    is_gone=lambda: channel.is_gone() or SERVER_END.is_near,
+                )
         except BaseException as error:
             if not isinstance(error, Exception):
                 exchange.decided.cut_short = left
