@@ -33,6 +33,8 @@ class FaultProxy:
         requests: How many bytes clients have sent through.
     """
 
+    password: str | None = None  # as a `RedisServer`, which a sentinel may watch through it
+
     def __init__(self, target: int, port: int = 0, *, tls: ssl.SSLContext | None = None) -> None:
         self.target, self.port, self.tls = target, port, tls
         self.delay_s = 0.0
