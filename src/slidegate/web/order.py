@@ -100,18 +100,21 @@ def _taken_by(rule_set: RuleSet, index: int, samples: Sequence[_Sample]) -> Rule
 
 
 def _counted_by(rule_set: RuleSet, index: int, samples: Sequence[_Sample]) -> Rule | None:
-    """Return a rule that counts what a later rule exempts; None if there is a sample that none counts."""
+    """Return a rule that counts what a later rule exempts; None if there is a sample that none counts.
+
+    A sample that does not reach the later rule, because an earlier one ends the look at the rules, says nothing of it.
+    """
     counting: Rule | None = None
     for sample in samples:
-        above: Rule | None = None
+        above: list[Rule] = []
         for bound, _ in _met_by(rule_set, sample):
             if bound is rule_set.own[index]:
+                if not above:
+                    return None
+                counting = counting or above[0]
                 break
             if bound.rule.counts and not bound.rule.shadow and bound.rule.when is None:
-                above = above or bound.rule
-        if above is None:
-            return None
-        counting = counting or above
+                above.append(bound.rule)
     return counting
 
 
