@@ -48,7 +48,7 @@ STEPS = {
         coverage erase
         coverage run -m {PYTEST} {ALL}
         coverage combine --quiet
-        coverage report --include=src/slidegate/core/* --fail-under=100
+        coverage report --include=src/slidegate/core/*,src/slidegate/windows/* --fail-under=100
         coverage report --include=src/* --fail-under=95""",
     "deep": "pytest -m '' --hypothesis-profile=deep -o faulthandler_timeout=3600",
     "soak": "python -m tests.soak",

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import Phase, settings
 from starlette.convertors import CONVERTOR_TYPES, StringConvertor
 
-from slidegate.core.store import Event
+from slidegate.core.events import Event
 from slidegate.testing import FakeClock
 
 from .redis_servers import RedisCluster, RedisServer

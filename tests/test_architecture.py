@@ -8,8 +8,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import slidegate.core
 import slidegate.events
+import slidegate.windows
 
 SRC = Path(__file__).resolve().parents[1] / "src" / "slidegate"
 # A room -> the other rooms that it may import, and the packages of others.
@@ -18,9 +21,10 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "stores": ({"core"}, {"lmdb", "redis", "hiredis"}),
     "limiter": ({"core", "stores"}, {"anyio"}),
     "web": ({"core", "limiter"}, {"starlette", "anyio", "maxminddb"}),
+    "windows": ({"core"}, set()),
     "testing": ({"core", "events", "limiter"}, set()),
     "ops": (
-        {"core", "events", "limiter", "web"},
+        {"core", "events", "limiter", "web", "windows"},
         {"anyio", "click", "jinja2", "markupsafe", "opentelemetry", "prometheus_client", "rich", "starlette"},
     ),
     "__main__": ({"ops"}, set()),
@@ -31,14 +35,16 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "prometheus": ({"ops"}, set()),
     "__init__": ({"core", "limiter", "stores", "web"}, set()),
 }
-PUBLIC = {module.__name__: {*module.__all__} for module in (slidegate, slidegate.core, slidegate.events)}
+PUBLIC = {
+    module.__name__: {*module.__all__} for module in (slidegate, slidegate.core, slidegate.events, slidegate.windows)
+}
 PUBLIC["slidegate"] |= {"__version__", "__compiled__"}
 """The names that stand outside the library import."""
 SEAMS = {
     "slidegate.limiter": {"Limiter", "all_limiters"},  # the second is the switch of `slidegate.testing`
     "slidegate.core.memo": {"MANY", "MEMO_SIZE", "remember"},
-    "slidegate.core.windows.histogram": {"BUCKETS", "ResponseTimes"},
     "slidegate.web.broken": {"FailsAtStartup"},  # `slidegate check` shows the errors that such middlewares keep
+    "slidegate.core.exceeded": {"RateLimitExceeded"},
     **dict.fromkeys(
         f"slidegate.core.{name}"
         for name in ["arguments", "durations", "encodings", "errors", "limits", "logs", "passwords"]
@@ -49,6 +55,10 @@ OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
 AROUND = [SRC / "httpx.py", SRC / "testing.py", SRC.parent / "slidegate_pytest.py"]
 LIBRARY = {"core", "stores", "limiter", "web"}
 """What every application runs. The other rooms are tools, and none of these imports any of them."""
+BESIDE = {"windows"}
+"""Rooms that are read by themselves: what they use of the library is in the table, too."""
+WITHOUT_CIRCLES = ["core", "windows"]
+"""The rooms in which no file imports itself by way of others."""
 CLOCKS = {"asyncio", "time"}
 """Modules that the core may not import: it takes `now_us` as an argument."""
 
@@ -70,7 +80,8 @@ def is_allowed(room: str, name: str) -> bool:
     rooms, packages = ALLOWED[room]
     top, _, below = name.partition(".")
     if top == "slidegate":
-        return below.partition(".")[0] in {room, *rooms} or (below in PUBLIC["slidegate"] and room not in LIBRARY)
+        is_named_by_room = room in LIBRARY or room in BESIDE
+        return below.partition(".")[0] in {room, *rooms} or (below in PUBLIC["slidegate"] and not is_named_by_room)
     return top in {*packages, *sys.stdlib_module_names} and not (room == "core" and top in CLOCKS)
 
 
@@ -106,3 +117,61 @@ def test_what_stands_around_the_library_imports_public_names_alone() -> None:
 
 def test_the_library_imports_no_tool() -> None:
     assert set().union(*(ALLOWED[room][0] for room in LIBRARY)) <= LIBRARY
+
+
+# -- circles ----------------------------------------------------------------------------------------------------------
+
+
+def file_of(name: str) -> Path | None:
+    """Return the file of an absolute dotted name, or the one that defines it; None if it is not of this package."""
+    path = SRC.parent.joinpath(*name.split("."))
+    for one in (path, path.parent):
+        for file in (one.with_suffix(".py"), one / "__init__.py"):
+            if file.is_file() and SRC in file.parents:
+                return file
+    return None
+
+
+class WithoutTypes(ast.NodeTransformer):
+    """Removes what stands under `if TYPE_CHECKING`, which is not imported at run time."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        if ast.unparse(node.test) == "TYPE_CHECKING":
+            return node.orelse
+        return self.generic_visit(node)
+
+
+def at_run_time(source: str) -> str:
+    """Return a source without its imports for types."""
+    return ast.unparse(WithoutTypes().visit(ast.parse(source)))
+
+
+def circles(sources: dict[Path, str]) -> list[set[str]]:
+    """Return the groups of files that import each other, directly or by way of others, given the source of each."""
+    reached = {file: {file_of(name) for name in imports(file, source)} & {*sources} for file, source in sources.items()}
+    # Warshall: after each round the ways through one more file are among those that are known.
+    for through in sources:
+        for file in sources:
+            if through in reached[file]:
+                reached[file] |= reached[through]
+    groups = {frozenset(other for other in reached[file] if file in reached[other]) for file in sources}
+    return [{file.relative_to(SRC).as_posix() for file in group} for group in groups if group]
+
+
+@pytest.mark.parametrize("room", WITHOUT_CIRCLES)
+def test_no_file_of_a_room_imports_itself_by_way_of_others_but_for_types_of_one_other(room: str) -> None:
+    sources = {file: file.read_text("utf-8") for file in SRC.joinpath(room).rglob("*.py")}
+    assert circles({file: at_run_time(source) for file, source in sources.items()}) == []
+    assert [group for group in circles(sources) if len(group) > 2] == []
+
+
+def test_circles_go_through_functions_packages_and_types() -> None:
+    memo, ring, bans = (SRC / "core" / name for name in ("memo.py", "ring.py", "bans/__init__.py"))
+    circle = {
+        memo: "from . import ring",
+        ring: "def late():\n from .bans import ANYTHING",
+        bans: "if TYPE_CHECKING:\n from ..memo import remember",
+    }
+    assert circles(circle) == [{"core/memo.py", "core/ring.py", "core/bans/__init__.py"}]
+    assert circles({file: at_run_time(source) for file, source in circle.items()}) == []
+    assert circles({**circle, ring: "from .bans import ban"}) == [], "that is another file"

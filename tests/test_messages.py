@@ -15,8 +15,9 @@ from starlette.requests import Request
 import slidegate
 from slidegate import ConfigurationError, Limiter, MemoryStore
 
-WHERE = "core core.addresses core.bans.ban core.bans.rows events ops.replay ops.statistics testing dashboard httpx otel"
-MODULES = [*(import_module(f"slidegate.{name}") for name in f"{WHERE} prometheus".split()), slidegate]
+WHERE = "core core.addresses core.bans.ban core.bans.rows events ops.replay ops.statistics testing windows dashboard "
+WHERE += "httpx otel prometheus"
+MODULES = [*(import_module(f"slidegate.{name}") for name in WHERE.split()), slidegate]
 NAMED = [(name, getattr(module, name)) for module in MODULES for name in dir(module)]
 PUBLIC = {name: one for name, one in NAMED if callable(one) and not name.startswith("_")}
 """What messages may name, and a few functions behind it."""

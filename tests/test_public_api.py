@@ -17,14 +17,15 @@ import slidegate.core
 import slidegate.events
 import slidegate.stores
 import slidegate.testing
+import slidegate.windows
 
 PACKAGE = Path(slidegate.__file__).parent
-EXPORTING = [slidegate, slidegate.core, slidegate.events, slidegate.stores]
+EXPORTING = [slidegate, slidegate.core, slidegate.events, slidegate.stores, slidegate.windows]
 OPTIONAL = (
     "fastapi hiredis http_sf httpx hypothesis lmdb msgspec opentelemetry prometheus_client pydantic pytest redis rich "
     "uvicorn"
 )
-TOOLS = {"annotations", "import_module", "Any", "Final", "TYPE_CHECKING"}
+TOOLS = {"annotations"}
 """What a package imports for itself."""
 
 

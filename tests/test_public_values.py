@@ -22,9 +22,10 @@ from starlette.requests import Request
 
 import slidegate
 from slidegate import Limiter, Networks, RateLimitMiddleware, Rule, SlidegateError, SyncLimiter, header, user
-from slidegate.core import Bucket, Concurrency, CounterWindow, HotKeys, InvalidKey, MetricWindow, Reason, RollingTotals
+from slidegate.core import Bucket, Concurrency, InvalidKey, Reason
 from slidegate.core.bans.ban import Ban
-from slidegate.core.decision import Check, refused_by_ban
+from slidegate.core.buckets import Check
+from slidegate.core.decision import refused_by_ban
 from slidegate.dashboard import Dashboard
 from slidegate.httpx import LimitedTransport, SyncLimitedTransport
 from slidegate.ops.statistics import Statistics, Stats, Traffic, Worker
@@ -33,6 +34,7 @@ from slidegate.prometheus import PrometheusMetrics
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.windows import CounterWindow, HotKeys, MetricWindow, RollingTotals
 
 from .asgi import hello, scope_of, send_scope
 

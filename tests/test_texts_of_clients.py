@@ -21,8 +21,8 @@ from starlette.types import Message
 from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimitMiddleware, Rule, path_param, strike
 from slidegate.core import parse_duration_us, parse_limits
 from slidegate.core.addresses import canonical_key, parse_network
+from slidegate.core.events import Event
 from slidegate.core.logs import MAX_CHARS, Throttle, escaped
-from slidegate.core.store import Event
 from slidegate.limiter import aio
 from slidegate.limiter.aio import in_background, to_the_end
 from slidegate.ops.replay.logs import line_parser, parse_line

@@ -11,8 +11,10 @@ from __future__ import annotations
 from .core import compiled as _compiled
 from .core.bans.policy import BanPolicy
 from .core.decision import Decision
-from .core.errors import ConfigurationError, RateLimitExceeded, SlidegateError, StoreError
-from .core.limits import Limit, parse_limits
+from .core.errors import ConfigurationError, SlidegateError, StoreError
+from .core.exceeded import RateLimitExceeded
+from .core.limit_texts import parse_limits
+from .core.limits import Limit
 from .core.quotas import Quota
 from .limiter import Limiter
 from .limiter.sync import SyncLimiter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .core.store import Event
+from .core.events import Event
 from .limiter.observers import KINDS, Observer, Outcome, Passed, Subscription
 from .web.checks import Finding
 

@@ -38,9 +38,9 @@ from typing import Any, Final, Self
 import anyio
 
 from .core import AnyLimit, ConfigurationError, Event, Reason, SlidegateError, parse_duration_us, parse_limits
-from .core.arguments import check_list, check_takes, expect
-from .core.errors import RateLimitExceeded, quoted
-from .core.limits import check_name, check_whole
+from .core.arguments import check_list, check_name, check_takes, check_whole, expect
+from .core.errors import quoted
+from .core.exceeded import RateLimitExceeded
 from .limiter import Limiter
 
 try:

@@ -27,9 +27,8 @@ from threading import Lock
 from typing import Any, Final, TypeVar, cast
 
 from .core import Clock, ConfigurationError, Event, parse_duration_us
-from .core.arguments import check_list
+from .core.arguments import check_list, check_whole
 from .core.errors import quoted
-from .core.limits import check_whole
 from .events import Observer
 from .limiter import all_limiters
 

@@ -23,7 +23,7 @@ from slidegate.core import NEVER, OPEN, Bucket, Concurrency, Networks, Reason, W
 from slidegate.core.addresses import format_network
 from slidegate.core.bans.policy import may_ban
 from slidegate.core.calendar import Anchor, Calendar, Unit
-from slidegate.core.concurrency import ENTRY, PermitCounter, apart, entry, in_force
+from slidegate.core.counters import ENTRY, PermitCounter, apart, entry, in_force
 from slidegate.core.limits import MAX_AMOUNT, MAX_WINDOW_US
 from slidegate.core.memo import key_bytes, remember
 from slidegate.core.ring import MAX_UNITS, expires_us
@@ -32,7 +32,7 @@ from slidegate.testing import FakeClock
 from ..contract.programs import DAY_US, MINUTE_US, SECOND_US, YEAR_2100_US, Choices, drawn
 from ..hurry import at_once
 
-ROOMS = ("", ".addresses", ".bans.ban", ".bans.policy", ".bans.rows", ".bans.strikes", ".errors", ".logs", ".windows")
+ROOMS = ("", ".addresses", ".bans.ban", ".bans.policy", ".bans.rows", ".bans.strikes", ".errors", ".logs")
 MODULES = [import_module(f"slidegate.core{room}") for room in ROOMS]
 
 

@@ -21,9 +21,8 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitExceeded
 from slidegate.core import Bucket, StatsRow, StoreUnavailable
-from slidegate.core.store import CHANGED_LIMITS
 from slidegate.limiter import Override, overrides
-from slidegate.limiter.overrides import NamedLimit, parse_one
+from slidegate.limiter.overrides import CHANGED_LIMITS, NamedLimit, parse_one
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import RecordingObserver
 

@@ -32,13 +32,13 @@ from starlette.testclient import TestClient
 from slidegate import BanPolicy, Limit, Limiter, Networks, RateLimitMiddleware, Rule, StoreError
 from slidegate.core import Bucket, Check, Decision, Reason
 from slidegate.core.memo import MANY
-from slidegate.core.windows.histogram import BUCKETS
 from slidegate.events import Event, Observer, Outcome, Passed
 from slidegate.limiter.rows import MAX_BYTES
 from slidegate.ops import statistics as module
 from slidegate.ops.statistics import ALIVE_S, EVERY_S, MAX_SERIES, OTHER, PART, STEPS, WORKERS, Statistics, Traffic
 from slidegate.ops.traffic import MAX_CLIENTS, Series, decoded, encoded
 from slidegate.testing import FakeClock, RecordingObserver
+from slidegate.windows.histogram import BUCKETS
 
 from ..asgi import PEER, hello, page, statuses
 from ..hurry import THREADS, race

@@ -47,11 +47,12 @@ from slidegate import (
     strike,
     user,
 )
-from slidegate.core import Ban, CounterWindow, LimitState, Reason, Store
+from slidegate.core import Ban, LimitState, Reason, Store
 from slidegate.events import Event, Observer, Outcome, Subscription
 from slidegate.httpx import LimitedTransport, SyncLimitedTransport, TurnTimeout
 from slidegate.ops.statistics import Statistics, Stats, Traffic
 from slidegate.testing import FakeClock, RecordingObserver, limits_clock, limits_off, reset_limits
+from slidegate.windows import CounterWindow
 
 
 def tell(event: Event) -> None:

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from slidegate import RateLimit, network
-from slidegate.core.decision import Check
+from slidegate.core.buckets import Check
 from slidegate.events import Outcome
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web import file_watcher

@@ -38,15 +38,18 @@ def parse_address(text: object) -> Address | None:
     """
     if not isinstance(text, str):  # annotated as `str`, compiled code would raise TypeError before this check
         raise ConfigurationError(f'address: expected text such as "192.0.2.7", not {quoted(text)}')
+    # Most keys are names, and a call of `inet_pton` takes a microsecond.
     if text[:1] not in _FIRST:
-        return None  # most keys are names, and a call of `inet_pton` takes a microsecond
+        return None
     try:
         if ":" not in text:
             return 4, int.from_bytes(socket.inet_pton(socket.AF_INET, text), "big")
         value = int.from_bytes(socket.inet_pton(socket.AF_INET6, text.partition("%")[0]), "big")
     except (OSError, ValueError):
         return None
-    return (4, value & 0xFFFF_FFFF) if value >> 32 == 0xFFFF else (6, value)
+    if value >> 32 == 0xFFFF:
+        return 4, value & 0xFFFF_FFFF
+    return 6, value
 
 
 def is_unspecified(address: Address) -> bool:
@@ -61,10 +64,14 @@ def format_network(version: int, value: int, prefix: int) -> str:
     """
     bits = BITS[version]
     base = value >> (bits - prefix) << (bits - prefix)
-    # `inet_ntop` takes a tenth of the time, but writes some IPv6 addresses with a part in IPv4.
-    v4 = version == 4
-    text = socket.inet_ntop(socket.AF_INET, base.to_bytes(4, "big")) if v4 else str(ipaddress.IPv6Address(base))
-    return text if prefix == bits == 32 else f"{text}/{prefix}"
+    if version == 4:
+        text = socket.inet_ntop(socket.AF_INET, base.to_bytes(4, "big"))
+        if prefix == bits:
+            return text
+    else:
+        # `inet_ntop` takes a tenth of the time, but writes some IPv6 addresses with a part in IPv4.
+        text = str(ipaddress.IPv6Address(base))
+    return f"{text}/{prefix}"
 
 
 def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
@@ -134,4 +141,6 @@ def canonical_key(key: str) -> str:
 
 def address_key(version: int, value: int, ipv4_prefix: int = 32, ipv6_prefix: int = IPV6_PREFIX) -> str:
     """Return the key of a client's address: the network that contains it, as text."""
-    return format_network(version, value, ipv4_prefix if version == 4 else ipv6_prefix)
+    if version == 4:
+        return format_network(version, value, ipv4_prefix)
+    return format_network(version, value, ipv6_prefix)

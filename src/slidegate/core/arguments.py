@@ -1,4 +1,4 @@
-"""Checks of users' arguments: unknown option names, flags, and functions with the wrong parameters.
+"""Checks of users' arguments: unknown option names, names, numbers, flags, and functions with the wrong parameters.
 
 Users of other libraries try the option names they know. `_CALLED_HERE` maps the most frequent of these names to hints,
 which every class gives alike; the documentation of migrations lists all of them.
@@ -6,12 +6,17 @@ which every class gives alike; the documentation of migrations lists all of them
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from inspect import signature
 from typing import Any, Final, ParamSpec, TypeVar
 
 from .errors import ConfigurationError, closest, quoted
+
+MAX_NAME: Final = 64
+"""The most characters of a name."""
+_NAME: Final = "(?! )[ -9<-~]+(?<! )"
 
 _P = ParamSpec("_P")
 _F = TypeVar("_F")
@@ -61,6 +66,33 @@ def unknown_option(option: str, accepted: Iterable[str]) -> str:
     here = next((written for names, written in _CALLED_HERE.items() if option in names), None)
     hint = closest(option, accepted) if here is None else f"; {here}"
     return f"unknown option {quoted(option)}{hint}"
+
+
+def check_name(name: object, what: str, most: int = MAX_NAME) -> str:
+    """Return `name` if it is valid in a header field and in a limit string.
+
+    Raises:
+        ConfigurationError: It is not 1 to `most` printable ASCII characters, contains ``:`` or ``;``, or starts or ends
+            with a space.
+    """
+    if not isinstance(name, str) or len(name) > most or not re.fullmatch(_NAME, name):
+        raise ConfigurationError(
+            f'expected 1 to {most} printable ASCII characters without ":" and ";" and without spaces around them, '
+            f'for example "api", not {quoted(name)}',
+            what,
+        )
+    return name
+
+
+def check_whole(value: object, low: int, high: int, what: str, example: str) -> int:
+    """Return `value` if it is a whole number from `low` to `high`.
+
+    Raises:
+        ConfigurationError: It is not; the message contains `what` and the example.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ConfigurationError(f"expected a whole number from {low} to {high}, {example}, not {quoted(value)}", what)
+    return value
 
 
 def check_flag(what: str, value: object) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -93,46 +93,74 @@ class Calendar:
     def _days_around(self, day: date) -> Iterator[date]:
         """Yield the first days of periods, from two periods before that of `day` to five after it."""
         anchor = self.anchor
-        if self.unit in ("day", "week"):
-            step = timedelta(days=1 if self.unit == "day" else 7)
-            first = day if self.unit == "day" else day - timedelta(days=(day.weekday() - anchor.weekday) % 7)
-            yield from (first + number * step for number in range(-2, 6))
-        else:
-            months, month = (1, day.month) if self.unit == "month" else (12, anchor.month)
-            first_month = day.year * 12 + month - 1
-            yield from (_clamped(*divmod(first_month + number * months, 12), anchor.day) for number in range(-2, 6))
+        for number in range(-2, 6):
+            if self.unit == "day":
+                yield day + timedelta(days=number)
+            elif self.unit == "week":
+                days_since = (day.weekday() - anchor.weekday) % 7
+                yield day + timedelta(days=7 * number - days_since)
+            elif self.unit == "month":
+                yield _clamped(day.year, day.month - 1 + number, anchor.day)
+            else:
+                yield _clamped(day.year + number, anchor.month - 1, anchor.day)
 
 
-def _clamped(year: int, month: int, day: int) -> date:
-    """Return a date of a month, which is counted from 0, with a day beyond its end replaced by its last day."""
-    following = date(year + (month + 1) // 12, (month + 1) % 12 + 1, 1)
-    return date(year, month + 1, min(day, (following - timedelta(days=1)).day))
+def _clamped(year: int, months: int, day: int) -> date:
+    """Return a date some months after January of a year, with a day beyond the month's end replaced by its last one."""
+    year, month = year + months // 12, months % 12 + 1
+    last = date(year + month // 12, month % 12 + 1, 1) - timedelta(days=1)
+    return date(year, month, min(day, last.day))
 
 
 def read_anchor(unit: Unit, starts: int | str | None) -> tuple[Anchor, str]:
     """Parse the start of a unit's periods; return its anchor and its canonical spelling."""
-    given = starts if isinstance(starts, str) else ""
-    if unit == "day":
-        match = re.fullmatch("([01][0-9]|2[0-3]):([0-5][0-9])", "00:00" if starts is None else given)
-        if match is not None:
-            return Anchor(minute=int(match[1]) * 60 + int(match[2])), match[0]
-        expected = 'a time of day, for example "06:00"'
-    elif unit == "week":
-        weekday = "monday" if starts is None else given.lower()
-        if weekday in WEEKDAYS:
-            return Anchor(weekday=WEEKDAYS.index(weekday)), weekday
-        expected = 'a day of the week, for example "monday"'
-    elif unit == "month":
-        day = 1 if starts is None else int(given) if re.fullmatch("[0-9]{1,2}", given) else starts
-        if isinstance(day, int) and not isinstance(day, bool) and 1 <= day <= 31:
-            return Anchor(day=day), str(day)
-        expected = "a day of the month from 1 to 31, for example 15"
-    else:
-        match = re.fullmatch(_DATE, "01-01" if starts is None else given)
-        if match is not None and int(match[2]) <= _DAYS[int(match[1]) - 1]:
-            return Anchor(month=int(match[1]), day=int(match[2])), match[0]
-        expected = 'a month and a day, for example "04-01"'
-    raise ConfigurationError(f"a {unit} starts with {expected}, not {quoted(starts)}", "starts")
+    read, default, expected = _ANCHORS[unit]
+    given = default if starts is None else starts
+    # A day of a month may be a number, and True is none.
+    if unit == "month" and isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= 31:
+        given = str(given)
+    found = None
+    if isinstance(given, str):
+        found = read(given)
+    if found is None:
+        raise ConfigurationError(f"a {unit} starts with {expected}, not {quoted(starts)}", "starts")
+    return found
+
+
+def _time_of_day(text: str) -> tuple[Anchor, str] | None:
+    match = re.fullmatch("([01][0-9]|2[0-3]):([0-5][0-9])", text)
+    if match is None:
+        return None
+    return Anchor(minute=int(match[1]) * 60 + int(match[2])), text
+
+
+def _day_of_week(text: str) -> tuple[Anchor, str] | None:
+    weekday = text.lower()
+    if weekday not in WEEKDAYS:
+        return None
+    return Anchor(weekday=WEEKDAYS.index(weekday)), weekday
+
+
+def _day_of_month(text: str) -> tuple[Anchor, str] | None:
+    if not re.fullmatch("[0-9]{1,2}", text) or not 1 <= int(text) <= 31:
+        return None
+    return Anchor(day=int(text)), str(int(text))
+
+
+def _day_of_year(text: str) -> tuple[Anchor, str] | None:
+    match = re.fullmatch(_DATE, text)
+    if match is None or int(match[2]) > _DAYS[int(match[1]) - 1]:
+        return None
+    return Anchor(month=int(match[1]), day=int(match[2])), text
+
+
+_ANCHORS: Final[dict[Unit, tuple[Callable[[str], tuple[Anchor, str] | None], str, str]]] = {
+    "day": (_time_of_day, "00:00", 'a time of day, for example "06:00"'),
+    "week": (_day_of_week, "monday", 'a day of the week, for example "monday"'),
+    "month": (_day_of_month, "1", "a day of the month from 1 to 31, for example 15"),
+    "year": (_day_of_year, "01-01", 'a month and a day, for example "04-01"'),
+}
+"""By unit: what reads the start of a period, the default, and what an error says that was expected."""
 
 
 def load_zone(name: object) -> tzinfo:

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import MutableMapping, Sequence
 from typing import Any, TypeAlias
 
-from .concurrency import PermitCounter
-from .decision import LIMITED, OK, TOO_LARGE, Check, Decision, Reason
-from .quotas import QuotaCounter
+from .buckets import Check
+from .counters import Counter, PermitCounter
+from .decision import LIMITED, OK, TOO_LARGE, Decision, Reason
 from .reservation import Reservation, reserved
-from .ring import NEVER, Ring, WindowState
+from .ring import NEVER, WindowState
 
-Counter: TypeAlias = Ring | QuotaCounter | PermitCounter
-"""Counts the units of a limit, see `Ring`."""
 WindowRef: TypeAlias = tuple[Counter, int, MutableMapping[Any, bytes], Any, bool]
 """The counter of a limit, the cost, the location of the window (the mapping that contains it, and its key there), and
 whether refusals are charged to it: `Bucket.count_denied`.
@@ -81,7 +79,8 @@ def charge_all(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) 
         windows[key], kept = counter.charge(windows[key], now_us, cost)
         states.append(counter.state(windows[key], now_us))
         units.append(kept)
-    return Decision(True, OK, now_us, checks, states, reserved(checks, [mark for _, _, mark, _ in states], units))
+    marks = [mark for _, _, mark, _ in states]
+    return Decision(True, OK, now_us, checks, states, reserved(checks, marks, units))
 
 
 def refund_all(reservations: Sequence[Reservation], refs: Sequence[WindowRef], now_us: int) -> bool:
@@ -92,13 +91,15 @@ def refund_all(reservations: Sequence[Reservation], refs: Sequence[WindowRef], n
         refs: Their windows, those of each check in order.
         now_us: The store's time, in microseconds.
     """
-    changed = False
-    charged = [pair for one in reservations for pair in zip(one.marks, one.units, strict=True)]
-    for (mark, units), (counter, _, windows, key, _) in zip(charged, refs, strict=True):
+    marks = [mark for one in reservations for mark in one.marks]
+    charged = [units for one in reservations for units in one.units]
+    has_refunded = False
+    for mark, units, (counter, _, windows, key, _) in zip(marks, charged, refs, strict=True):
         left = counter.remove(windows[key], now_us, mark, units)
         if left is not None:
-            windows[key], changed = left, True
-    return changed
+            windows[key] = left
+            has_refunded = True
+    return has_refunded
 
 
 def release_permits(decision: Decision, refs: Sequence[WindowRef]) -> None:
@@ -113,4 +114,5 @@ def release_permits(decision: Decision, refs: Sequence[WindowRef]) -> None:
         if isinstance(counter, PermitCounter):
             windows[key] = counter.undo(windows[key], cost)
             readings[at] = readings[at][0] - cost, 0, 0, 0
-    decision.readings, decision.released = readings, True
+    decision.readings = readings
+    decision.released = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Final
 
 from .errors import ConfigurationError, closest, quoted
@@ -11,6 +12,7 @@ SPACES: Final = " \t\n\r\v\f"
 """The whitespace that is allowed around the parts of a text."""
 
 _MAX_LENGTH: Final = 64
+_LONGEST_US: Final = 100_000_000 * 86_400_000_000
 _UNITS_US: Final = {
     **dict.fromkeys(("us", "microsecond", "microseconds"), 1),
     **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1_000),
@@ -29,6 +31,40 @@ _SHORTEST: Final = (("d", 86_400_000_000), ("h", 3_600_000_000), ("m", 60_000_00
 _DURATION: Final = r"(?a)([0-9]{0,18}+)\s*+([A-Za-z]++)"
 
 
+def parse_duration_us(
+    value: str | timedelta,
+    what: str = "duration",
+    low_us: int = 1,
+    high_us: int = _LONGEST_US,
+    example: str = "30s",
+) -> int:
+    """Return a duration in microseconds.
+
+    Args:
+        value: ``"30s"``, ``"5m"``, ``"2 hours"``, ``"minute"``, or a `timedelta`.
+        what: The name of the value, for the error message.
+        low_us: The shortest duration.
+        high_us: The longest one.
+        example: A duration between them.
+
+    Raises:
+        ConfigurationError: The value is not a duration, or outside these bounds.
+    """
+    number = quoted(value).strip("'")
+    if number.isdecimal():
+        raise ConfigurationError(f'which unit? Write "{number}ms" or "{number}s", not {quoted(value)}', what)
+    if isinstance(value, timedelta):
+        span_us = value // timedelta(microseconds=1)
+    elif isinstance(value, str):
+        span_us = read_span_us(value, what, f'for example "{example}", not {quoted(value)}')
+    else:
+        raise ConfigurationError(f'expected a duration, for example "{example}", not {quoted(value)}', what)
+    if not low_us <= span_us <= high_us:
+        bounds = f"{format_duration(low_us)} to {format_duration(high_us)}"
+        raise ConfigurationError(f'expected {bounds}, for example "{example}", not {quoted(value)}', what)
+    return span_us
+
+
 def read_span_us(text: str, what: str, example: str) -> int:
     """Parse a number and a unit, or a unit alone; return microseconds.
 
@@ -40,17 +76,28 @@ def read_span_us(text: str, what: str, example: str) -> int:
     Raises:
         ConfigurationError: The text is not a duration.
     """
-    match = re.fullmatch(_DURATION, text.strip(SPACES)) if len(text) <= _MAX_LENGTH else None
-    unit = match[2].lower() if match else ""
-    if match is None or unit not in _UNITS_US:
-        if match is not None and unit in _NO_LENGTH_DAYS:
-            name, days = _NO_LENGTH_DAYS[unit]
-            days *= int(match[1] or 1)
-            raise ConfigurationError(f'a {name} has no fixed length; write "{days} days", not {quoted(text)}', what)
-        hint = closest(unit, _UNITS_US) if match else ""
-        problem = f"expected a number and a unit, {example}" if example else f"no unit {quoted(unit)}"
-        raise ConfigurationError(f"{problem}{hint}", what)
-    return int(match[1] or 1) * _UNITS_US[unit]
+    match = None
+    if len(text) <= _MAX_LENGTH:
+        match = re.fullmatch(_DURATION, text.strip(SPACES))
+    if match is None:
+        raise ConfigurationError(_no_duration("", example), what)
+    # A unit alone is one of it.
+    number = int(match[1] or 1)
+    unit = match[2].lower()
+    if unit in _UNITS_US:
+        return number * _UNITS_US[unit]
+    if unit in _NO_LENGTH_DAYS:
+        name, days = _NO_LENGTH_DAYS[unit]
+        raise ConfigurationError(
+            f'a {name} has no fixed length; write "{number * days} days", not {quoted(text)}', what
+        )
+    raise ConfigurationError(_no_duration(unit, example) + closest(unit, _UNITS_US), what)
+
+
+def _no_duration(unit: str, example: str) -> str:
+    if not example:
+        return f"no unit {quoted(unit)}"
+    return f"expected a number and a unit, {example}"
 
 
 def format_duration(span_us: int) -> str:

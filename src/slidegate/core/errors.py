@@ -8,19 +8,17 @@ SlidegateError
 │   └── StoreTimeout                         it did not answer in time
 └── RateLimitExceeded                        a call under `Limiter.limited`, or a request at an endpoint, was refused
 
-A refusal is a `Decision` with `allowed` false. It raises an exception only where it prevents a function call.
+A refusal is a `Decision` with `allowed` false. It raises an exception, which `exceeded` defines, only where it prevents
+a function call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from .logs import written
 from .passwords import without_addresses
-
-if TYPE_CHECKING:
-    from .decision import Decision
 
 MAX_QUOTED: Final = 80
 _LONGEST_WORD: Final = 100
@@ -42,7 +40,8 @@ class ConfigurationError(SlidegateError, ValueError):
 
     def __init__(self, text: str = "", option: str = "") -> None:
         text, option = without_addresses(text), without_addresses(option)
-        super().__init__(f"{option}: {text}" if option else text)
+        message = f"{option}: {text}" if option else text
+        super().__init__(message)
         self.text = text
         self.option = option
 
@@ -74,45 +73,28 @@ class StoreTimeout(StoreError):
     """A store did not answer in time; a request that timed out before it was sent has charged nothing."""
 
 
-class RateLimitExceeded(SlidegateError):
-    """A call under `Limiter.limited`, or a request to an endpoint under `RateLimit`, was refused and did not run.
-
-    At an endpoint it is also a Starlette `HTTPException`, so an exception handler may answer it.
-
-    Attributes:
-        decision: The refusal.
-    """
-
-    # Does not call `super().__init__`: the next class may be `HTTPException`, which takes other arguments.
-    def __init__(self, decision: Decision) -> None:
-        self.decision = decision
-
-    @property
-    def retry_after_s(self) -> float | None:
-        """Seconds until the same call is admitted if nothing else is charged; None if never."""
-        wait_us = self.decision.retry_after_us
-        return None if wait_us is None else wait_us / 1_000_000
-
-    def __str__(self) -> str:
-        checks = self.decision.checks
-        rule = checks[0][0].label if checks else self.decision.by
-        wait_s, reason = self.retry_after_s, self.decision.reason
-        when = f"for {wait_s:g} s" if wait_s else "until a permit is free" if reason == "limited" else "for ever"
-        return f"{rule} is refused {when}: {reason}"
+def closed(what: str) -> StoreUnavailable:
+    """Return the error for a call of a closed store or limiter."""
+    return StoreUnavailable(f"{what} was closed and can no longer be used; create a new one")
 
 
 def closest(word: object, choices: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the choice most similar to `word`, or an empty string."""
+    # Comparing words takes time proportional to the product of their lengths.
     if not isinstance(word, str) or len(word) > _LONGEST_WORD:
-        return ""  # comparing words takes time proportional to the product of their lengths
+        return ""
     # Imported here, because only error messages need it.
     import difflib
 
     matches = difflib.get_close_matches(word, list(choices), n=1)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
+    if not matches:
+        return ""
+    return f"; did you mean {matches[0]!r}?"
 
 
 def quoted(value: object) -> str:
     """Return the `repr` of a value for an error message, without passwords, cut to 80 characters."""
     text = written(value)
-    return text if len(text) <= MAX_QUOTED else text[: MAX_QUOTED - 1] + "…"
+    if len(text) <= MAX_QUOTED:
+        return text
+    return text[: MAX_QUOTED - 1] + "…"

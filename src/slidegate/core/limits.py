@@ -1,4 +1,4 @@
-"""Limits and their text form: ``"5/minute; 100 per 2 hours; 10/30s"``.
+"""Limits: their common base, and the limit of a sliding window. `limit_texts` reads their text form.
 
 A limit admits at most `amount` units in any half-open interval of `window_us` microseconds. Its `resolution`, the
 number of counters that a window may store, determines the contents of its ring (see `ring`):
@@ -10,19 +10,17 @@ number of counters that a window may store, determines the contents of its ring 
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from copy import copy
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Self, TypeAlias, overload
+from typing import Final, Self, TypeAlias
 
-from .durations import SPACES, format_duration, read_span_us
+from .arguments import check_name, check_whole
+from .counters import Counter
+from .durations import format_duration, parse_duration_us
 from .errors import ConfigurationError, quoted
 from .ring import Ring, Terms, expires_us
-
-if TYPE_CHECKING:
-    from .decide import Counter
 
 Identity: TypeAlias = tuple[int, int | str]
 """Distinguishes the windows of one rule; the first element is the window length, or 0 for other kinds of limits."""
@@ -31,89 +29,10 @@ MAX_AMOUNT: Final = 2**31 - 1
 MIN_WINDOW_US: Final = 1_000
 MAX_WINDOW_US: Final = 400 * 86_400_000_000
 MAX_RESOLUTION: Final = 3_600
-MAX_NAME: Final = 64
-MAX_TEXT: Final = 4_096
-"""The longest text of limits, in characters; about forty named limits fit."""
-_LONGEST_US: Final = 100_000_000 * 86_400_000_000
 # 64 entries of 12 bytes take three quarters of a kilobyte, and keep the extra wait below 2 % of the window.
 DEFAULT_RESOLUTION: Final = 64
 
 REFUSE_ALL: Final = 'to refuse all requests, write Rule("/path", block=True)'
-COUNT_NONE: Final = 'to count no requests, write Rule("/path", exempt=True), or leave the limits out'
-EXAMPLE: Final = '"5/minute; 100 per 2 hours"'
-
-# Possessive quantifiers (`++`), and no two adjacent runs of spaces: hostile text is scanned only once.
-# They are texts, which `re` compiles at their first use: a compiled one takes a share of the import.
-_LIMIT: Final = r"""(?ax)(?P<amount>[0-9]{1,18}+)\s*+
-    (?:/|per\b)\s*+
-    (?P<window>[0-9]*+\s*+[A-Za-z]++)\s*+
-    (?:@\s*+(?P<resolution>[0-9]{1,9}+))?"""
-_NAME: Final = "(?! )[ -9<-~]+(?<! )"
-_NO_LIMIT: Final = "(?i)[+-]?(?:inf(?:inite|inity)?|unlimited|no limits?|none|off|never|disabled|∞)(?: *(?:/| per ).*)?"
-"""What stands for no limit in the settings of other limiters."""
-_NO_WHOLE: Final = "(?a)([0-9]*[.][0-9]+|-[0-9.]+) *(?:/| per ).*"
-_NO_UNIT: Final = r"(?a)([0-9]{1,18}+)\s*+(?:/|per\b)\s*+([0-9]{1,18}+)"
-
-
-def parse_duration_us(
-    value: str | timedelta,
-    what: str = "duration",
-    low_us: int = 1,
-    high_us: int = _LONGEST_US,
-    example: str = "30s",
-) -> int:
-    """Return a duration in microseconds.
-
-    Args:
-        value: ``"30s"``, ``"5m"``, ``"2 hours"``, ``"minute"``, or a `timedelta`.
-        what: The name of the value, for the error message.
-        low_us: The shortest duration.
-        high_us: The longest one.
-        example: A duration between them.
-
-    Raises:
-        ConfigurationError: The value is not a duration, or outside these bounds.
-    """
-    number = quoted(value).strip("'")
-    if number.isdecimal():
-        raise ConfigurationError(f'which unit? Write "{number}ms" or "{number}s", not {quoted(value)}', what)
-    if isinstance(value, timedelta):
-        span_us = value // timedelta(microseconds=1)
-    elif isinstance(value, str):
-        span_us = read_span_us(value, what, f'for example "{example}", not {quoted(value)}')
-    else:
-        raise ConfigurationError(f'expected a duration, for example "{example}", not {quoted(value)}', what)
-    if not low_us <= span_us <= high_us:
-        bounds = f"{format_duration(low_us)} to {format_duration(high_us)}"
-        raise ConfigurationError(f'expected {bounds}, for example "{example}", not {quoted(value)}', what)
-    return span_us
-
-
-def check_name(name: object, what: str, most: int = MAX_NAME) -> str:
-    """Return `name` if it is valid in a header field and in a limit string.
-
-    Raises:
-        ConfigurationError: It is not 1 to `most` printable ASCII characters, contains ``:`` or ``;``, or starts or ends
-            with a space.
-    """
-    if not isinstance(name, str) or len(name) > most or not re.fullmatch(_NAME, name):
-        raise ConfigurationError(
-            f'expected 1 to {most} printable ASCII characters without ":" and ";" and without spaces around them, '
-            f'for example "api", not {quoted(name)}',
-            what,
-        )
-    return name
-
-
-def check_whole(value: object, low: int, high: int, what: str, example: str) -> int:
-    """Return `value` if it is a whole number from `low` to `high`.
-
-    Raises:
-        ConfigurationError: It is not; the message contains `what` and the example.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ConfigurationError(f"expected a whole number from {low} to {high}, {example}, not {quoted(value)}", what)
-    return value
 
 
 def check_amount(amount: object, what: str, example: str) -> int:
@@ -158,10 +77,10 @@ class AnyLimit:
     is_listed: bool = True
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, AnyLimit) and type(self) is type(other) and self._identity() == other._identity()
+        return isinstance(other, AnyLimit) and type(self) is type(other) and self._compared() == other._compared()
 
     def __hash__(self) -> int:
-        return hash(self._identity())
+        return hash(self._compared())
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a {type(self).__name__} is immutable; create another one instead of setting {name}")
@@ -212,7 +131,8 @@ class AnyLimit:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self}>"
 
-    def _identity(self) -> tuple[object, ...]:
+    def _compared(self) -> tuple[object, ...]:
+        """Return what limits of one class are equal by."""
         return self.amount, self.name, self.same_window
 
     def _fill(self, **values: object) -> None:
@@ -220,7 +140,9 @@ class AnyLimit:
             object.__setattr__(self, name, value)
 
     def _named(self, text: str) -> str:
-        return text if self.name is None else f"{self.name}: {text}"
+        if self.name is None:
+            return text
+        return f"{self.name}: {text}"
 
 
 class Limit(AnyLimit):
@@ -274,9 +196,11 @@ class Limit(AnyLimit):
             check_name(name, "limit name")
         slice_us = -(-window_us // resolution)
         slices = -(-window_us // slice_us)
-        self._fill(window_us=window_us, resolution=resolution, name=name, slice_us=slice_us, slices=slices)
         life_us = (slices + 1) * slice_us
-        self._fill(counter=Ring(amount, resolution, *self._terms(amount)[1:]), life_us=life_us, check_us=life_us)
+        self._fill(window_us=window_us, resolution=resolution, name=name, slice_us=slice_us, slices=slices)
+        self._fill(life_us=life_us, check_us=life_us)
+        _, step_us, span_us = self._terms(amount)
+        self._fill(counter=Ring(amount, resolution, step_us, span_us))
         self.become(amount)
 
     def _terms(self, amount: int) -> Terms:
@@ -298,8 +222,9 @@ class Limit(AnyLimit):
     def become(self, amount: int) -> None:
         """See `AnyLimit.become`."""
         terms = self._terms(amount)
+        _, _, span_us = terms
         self.counter.become(terms)
-        self._fill(amount=amount, exact=amount <= self.resolution, span_us=terms[2])
+        self._fill(amount=amount, exact=amount <= self.resolution, span_us=span_us)
 
     @property
     def same_window(self) -> Identity:
@@ -315,7 +240,9 @@ class Limit(AnyLimit):
     def window_s(self) -> int | None:
         """See `AnyLimit.window_s`."""
         seconds, rest = divmod(self.window_us, 1_000_000)
-        return None if rest else seconds
+        if rest:
+            return None
+        return seconds
 
     @property
     def said(self) -> str:
@@ -327,103 +254,7 @@ class Limit(AnyLimit):
         return expires_us(window, self.life_us)
 
     def __str__(self) -> str:
-        resolution = f" @{self.resolution}" if self.resolution != DEFAULT_RESOLUTION else ""
-        return self._named(f"{self.amount}/{format_duration(self.window_us)}{resolution}")
-
-
-@overload
-def parse_limits(limits: str | Limit | Iterable[str | Limit]) -> tuple[Limit, ...]: ...
-
-
-@overload
-def parse_limits(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[AnyLimit, ...]: ...
-
-
-def parse_limits(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[AnyLimit, ...]:
-    """Parse a set of limits that all apply; objects in it, such as quotas, are returned unchanged.
-
-    Each is ``AMOUNT/WINDOW`` or ``AMOUNT per WINDOW``, separated by ``;``, with an optional
-    ``NAME:`` prefix and ``@RESOLUTION`` suffix: ``"burst: 10/s; 600/minute @10"``.
-
-    Raises:
-        ConfigurationError: A part is invalid, the set is empty, or two limits have the same window and resolution.
-    """
-    parts = limits if isinstance(limits, Iterable) and not isinstance(limits, (str, bytes)) else (limits,)
-    found: list[AnyLimit] = []
-    for part in parts:
-        if isinstance(part, AnyLimit):
-            if not part.is_listed:
-                raise ConfigurationError(
-                    f"a concurrency limit is an option of its own; write concurrency={part.amount}, as in "
-                    f'Rule("/render", "60/minute", concurrency={part.amount}), not {quoted(part)} among the limits',
-                    "limits",
-                )
-            found.append(part)
-        elif isinstance(part, str):
-            found.extend(_parse_text(part))
-        else:
-            raise ConfigurationError(f"expected text such as {EXAMPLE} or Limit objects, not {quoted(part)}", "limits")
-    if not found:
-        raise ConfigurationError(f"expected at least one, for example {EXAMPLE}", "limits")
-    by_window: dict[Identity, AnyLimit] = {}
-    for limit in found:
-        twin = by_window.setdefault(limit.same_window, limit)
-        if twin is not limit:
-            raise ConfigurationError(f"'{twin}' and '{limit}' have the same window; keep the smaller one", "limits")
-    return tuple(found)
-
-
-def _parse_text(text: str) -> list[Limit]:
-    if len(text) > MAX_TEXT:
-        raise ConfigurationError(
-            f"expected at most {MAX_TEXT} characters, for example {EXAMPLE}, not {len(text)}: {quoted(text)}", "limits"
-        )
-    found: list[Limit] = []
-    for part in text.split(";"):
-        if not part.strip() and found:
-            continue  # a trailing ";"
-        try:
-            found.append(_parse_limit(part.strip(SPACES)))
-        except ConfigurationError as error:
-            problem = f"{quoted(part.strip())}: {error}"
-            if "example" not in problem:
-                problem += f"{'' if problem.endswith('?') else '.'} Example: {EXAMPLE}"
-            raise ConfigurationError(problem, "limits") from None
-    return found
-
-
-def _parse_limit(text: str) -> Limit:
-    """Parse one limit.
-
-    Raises:
-        ConfigurationError: The text is not a limit. The caller completes the message.
-    """
-    name, colon, rest = text.partition(":")
-    match = re.fullmatch(_LIMIT, (rest if colon else name).strip(SPACES))
-    if match is None or (colon and not name.strip(SPACES)):
-        raise ConfigurationError(_what_is_meant(text))
-    read_span_us(match["window"], "", "")
-    return Limit(
-        int(match["amount"]),
-        match["window"],
-        resolution=int(match["resolution"] or DEFAULT_RESOLUTION),
-        name=name.strip(SPACES) if colon else None,
-    )
-
-
-def _what_is_meant(text: str) -> str:
-    """Return what to write instead of a text that is no limit, such as one in the syntax of another library."""
-    if re.fullmatch(_NO_LIMIT, text):
-        return f"that is no limit; {COUNT_NONE}"
-    no_whole = re.fullmatch(_NO_WHOLE, text)
-    if no_whole and text.startswith("-"):
-        return f"an amount is 1 or more; {REFUSE_ALL}; {COUNT_NONE}"
-    if no_whole:
-        return 'an amount is a whole number; make the window longer, such as "1/2s" for one in two seconds'
-    no_unit = re.fullmatch(_NO_UNIT, text)
-    if no_unit:
-        return f'which unit? Write "{no_unit[1]}/{no_unit[2]}s" if seconds are meant'
-    for separator in ",|":
-        if separator in text and all(re.fullmatch(_LIMIT, part.strip(SPACES)) for part in text.split(separator)):
-            return f'several are separated by ";": write {quoted(text.replace(separator, ";"))}'
-    return "expected AMOUNT/WINDOW"
+        text = f"{self.amount}/{format_duration(self.window_us)}"
+        if self.resolution != DEFAULT_RESOLUTION:
+            text += f" @{self.resolution}"
+        return self._named(text)

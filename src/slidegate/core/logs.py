@@ -25,8 +25,16 @@ def escaped(text: str, max_chars: int = MAX_CHARS) -> str:
     """Return a text with unprintable characters escaped as in Python, cut to at most `max_chars` characters."""
     if len(text) <= max_chars and text.isprintable():
         return text
-    clean = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:max_chars])
-    return clean if len(clean) <= max_chars and len(text) <= max_chars else clean[: max_chars - 1] + "\u2026"
+    clean = "".join(_printable(character) for character in text[:max_chars])
+    if len(clean) <= max_chars and len(text) <= max_chars:
+        return clean
+    return clean[: max_chars - 1] + "\u2026"
+
+
+def _printable(character: str) -> str:
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def written(value: object, how: Callable[[object], str] = repr) -> str:

@@ -28,32 +28,33 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
-def remember(
-    memo: dict[_K, _V], question: _K, answer: _V, max_size: int = MEMO_SIZE, max_bytes: int = MEMO_BYTES
-) -> _V:
-    """Store an answer in a memo, in place of the oldest ones if the memo is full, and return the answer.
+def remember(memo: dict[_K, _V], key: _K, value: _V, max_size: int = MEMO_SIZE, max_bytes: int = MEMO_BYTES) -> _V:
+    """Store a value in a memo, in place of the oldest ones if the memo is full, and return the value.
 
     Args:
         memo: The memo.
-        question: The key: a text, or a tuple of texts and small objects.
-        answer: The answer.
+        key: A text, or a tuple of texts and small objects.
+        value: The value.
         max_size: The most entries of the memo.
         max_bytes: The most bytes of the key and of its elements; a larger one is not stored.
     """
-    if key_bytes(question) <= max_bytes:
+    if key_bytes(key) <= max_bytes:
         if len(memo) >= max_size:
             _forget_oldest(memo, max_size)
-        memo[question] = answer
-    return answer
+        memo[key] = value
+    return value
 
 
 def _forget_oldest(memo: dict[_K, _V], max_size: int) -> None:
     """Remove a few of the oldest entries; one alone would be searched for among those that were removed before."""
     with suppress(RuntimeError):  # another thread has changed the memo, without a lock of the interpreter
-        for question in list(islice(memo, len(memo) - max_size + 1 + max_size // _PARTS)):
-            memo.pop(question, None)
+        too_many = len(memo) - max_size + 1
+        for key in list(islice(memo, too_many + max_size // _PARTS)):
+            memo.pop(key, None)
 
 
-def key_bytes(question: object) -> int:
+def key_bytes(key: object) -> int:
     """Return the memory that a memo key takes with its elements, in bytes; not what these refer to in turn."""
-    return sum(map(getsizeof, question)) if isinstance(question, tuple) else getsizeof(question)
+    if isinstance(key, tuple):
+        return sum(map(getsizeof, key))
+    return getsizeof(key)

@@ -60,7 +60,8 @@ class Networks:
         object.__setattr__(self, "_ranges", other._ranges)
 
     def __contains__(self, address: object) -> bool:
-        parsed = parse_address(address if isinstance(address, str) else str(address))
+        text = address if isinstance(address, str) else str(address)
+        parsed = parse_address(text)
         return parsed is not None and self.covers(*parsed)
 
     def covers(self, version: int, value: int) -> bool:
@@ -71,7 +72,9 @@ class Networks:
 
     def find(self, version: int, value: int) -> str | None:
         """Return the name of the list that contains an address: empty, since a set has no name; None if none does."""
-        return "" if self.covers(version, value) else None
+        if not self.covers(version, value):
+            return None
+        return ""
 
     def overlaps(self, version: int, first: int, last: int) -> bool:
         """Return whether one of the networks has an address in common with the range from `first` to `last`."""
@@ -81,10 +84,13 @@ class Networks:
 
     def overlapping(self, other: Networks) -> int:
         """Return how many of the ranges have an address in common with another, smaller set."""
-        found, counted = 0, {4: 0, 6: 0}
+        found = 0
+        # How many ranges of a version are counted: one may overlap several of the other set.
+        counted = {4: 0, 6: 0}
         for version, first, last in other.ranges():
             starts, ends = self._ranges[version]
-            begin, end = bisect_left(ends, first), bisect_right(starts, last)
+            begin = bisect_left(ends, first)
+            end = bisect_right(starts, last)
             found += max(end - max(begin, counted[version]), 0)
             counted[version] = max(end, counted[version])
         return found
@@ -92,8 +98,10 @@ class Networks:
     def covered(self, version: int) -> int:
         """Return how many of the addresses that clients can have, see `ADDRESSES`, are in one of the networks."""
         low, high = _EVERYBODY[version]
-        ranges = zip(*self._ranges[version], strict=True)
-        return sum(max(min(last, high) - max(first, low) + 1, 0) for first, last in ranges)
+        covered = 0
+        for first, last in zip(*self._ranges[version], strict=True):
+            covered += max(min(last, high) - max(first, low) + 1, 0)
+        return covered
 
     def covers_most(self) -> bool:
         """Return whether the networks cover at least half of the addresses of a version."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .bans.ban import BanSubject
-from .decision import Check
+from .buckets import Check
 
 
 class Question(Sequence[Check]):

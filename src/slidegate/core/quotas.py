@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Final, final
+from typing import Any, Final
 
+from .arguments import check_name
 from .calendar import Calendar, Period, Unit, load_zone, read_anchor
+from .counters import QuotaCounter
 from .errors import ConfigurationError, quoted
-from .limits import AnyLimit, Identity, check_amount, check_name
-from .ring import Ring, WindowState, expires_us
+from .limits import AnyLimit, Identity, check_amount
+from .ring import expires_us
 
-_ANY: Final = Ring(1, 1, 1, 0)
-"""The span of the rings of all periods is 0: units leave at their moment."""
 KEPT_US: Final = 3_600_000_000
 """How long a count is kept after its period, in case the system clock is set back."""
 
@@ -31,9 +31,9 @@ class Quota(AnyLimit):
     """At most `amount` units in each calendar day, week, month or year. Immutable; equal quotas hash equal.
 
     It can be used wherever a limit can, and follows Unix time, even in a store whose windows use a monotonic clock: a
-    step of the system clock moves the ends of periods. It
-    is not a sliding window: at the end of a period all units become free, so up to twice the amount can pass around
-    that time. Combine it with a sliding limit to keep bursts small: ``["10/second", quota]``.
+    step of the system clock moves the ends of periods. It is not a sliding window: at the end of a period all units
+    become free, so up to twice the amount can pass around that time. Combine it with a sliding limit to keep bursts
+    small: ``["10/second", quota]``.
 
     Args:
         text: ``"10000/month"``: the amount, 1 to 2**31 - 1, and ``day``, ``week``, ``month`` or ``year``.
@@ -103,48 +103,3 @@ class Quota(AnyLimit):
 
     def __str__(self) -> str:
         return self._named(f"{self.amount}/{self.unit} from {self.starts} in {self.zone_name}")
-
-
-@final
-class QuotaCounter:
-    """Counts the units of a quota, see `Ring`. All units of a period have one moment, its end, and leave then.
-
-    Args:
-        quota: The quota.
-        unix_us: Returns the store's Unix time, in microseconds.
-    """
-
-    __slots__ = ("_quota", "_unix_us")
-
-    def __init__(self, quota: Quota, unix_us: Callable[[], int]) -> None:
-        self._quota = quota
-        self._unix_us = unix_us
-
-    def spend(self, window: bytes, now_us: int, cost: int) -> tuple[bytes, WindowState]:
-        """See `Ring.spend`; the units leave by the store's time, and their moment is a Unix time."""
-        unix_us = self._unix_us()
-        window, (spent, leaves_us, moment_us, wait_us) = self._ring(unix_us).spend(window, unix_us, cost)
-        return window, (spent, leaves_us + now_us - unix_us if spent else 0, moment_us, wait_us)
-
-    def undo(self, window: bytes, cost: int) -> bytes:
-        """See `Ring.undo`."""
-        return _ANY.undo(window, cost)
-
-    def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
-        """See `Ring.charge`; a debt lasts until the period ends."""
-        unix_us = self._unix_us()
-        return self._ring(unix_us).charge(window, unix_us, units)
-
-    def remove(self, window: bytes, now_us: int, mark: int, units: int) -> bytes | None:
-        """See `Ring.remove`."""
-        unix_us = self._unix_us()
-        return self._ring(unix_us).remove(window, unix_us, mark, units)
-
-    def state(self, window: bytes, now_us: int, wait_us: int = 0) -> WindowState:
-        """See `Ring.state`."""
-        spent, leaves_us, moment_us, _ = _ANY.state(window, now_us)
-        return spent, leaves_us + now_us - self._unix_us() if spent else 0, moment_us, wait_us
-
-    def _ring(self, unix_us: int) -> Ring:
-        """Return the ring of the period that contains a Unix time."""
-        return Ring(self._quota.amount, 1, self._quota.period_at(unix_us).end_us + 1, 0)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from .decision import Check
-    from .store import Store
+from .buckets import Check
+
+
+class Refunding(Protocol):
+    """A store, as far as a reservation needs one."""
+
+    def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
+        """See `Store.refund`."""
 
 
 class Reservation:
@@ -35,25 +40,29 @@ class Reservation:
         self.marks = marks
         self.units = units
         self.holder: Any = None
-        self.store: Store | None = None
+        self.store: Refunding | None = None
         self.ended = False
 
-    def take(self, units: int | None = None) -> Reservation | None:
+    def split_off(self, units: int | None = None) -> Reservation | None:
         """Split off units in order to refund them; None if there is nothing to refund.
 
         Args:
             units: The most units of each limit; by default all of them.
         """
-        left = self.units
         if self.ended:
             return None
-        self.ended = units is None
-        taken = left if units is None else [min(units, own) for own in left]
+        if units is None:
+            # All of them, so that nothing is left for another refund.
+            self.ended = True
+            taken = self.units
+        else:
+            taken = [min(units, own) for own in self.units]
         if not any(taken):
             return None
-        self.units = [own - gone for own, gone in zip(left, taken, strict=True)]
+        self.units = [own - gone for own, gone in zip(self.units, taken, strict=True)]
         part = Reservation(self.index, self.first, self.check, self.marks, taken)
-        part.holder, part.store = self.holder, self.store
+        part.holder = self.holder
+        part.store = self.store
         return part
 
 
@@ -65,7 +74,8 @@ def reserved(checks: Sequence[Check], marks: Sequence[int], units: Sequence[int]
         marks: The mark of the charged units in each window, in the order of the limits of each check.
         units: How many units were charged, in the same order.
     """
-    reservations, first = [], 0
+    reservations: list[Reservation] = []
+    first = 0
     for index, check in enumerate(checks):
         last = first + len(check[0].limits)
         reservations.append(Reservation(index, first, check, marks[first:last], units[first:last]))

@@ -1,4 +1,4 @@
-"""The interface of stores, and the events that they emit.
+"""The interface of stores.
 
 A custom store derives from `Store`, implements its seven abstract methods and sets `bans`. Other methods have defaults,
 which report that the store lacks a feature; a limiter works without it.
@@ -7,18 +7,16 @@ which report that the store lacks a feature; a limiter works without it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import product
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from .bans.ban import Ban, BanSubject
 from .bans.policy import BanPolicy
 from .bans.rows import Row
-from .decision import Bucket, Check, Decision
-from .errors import StoreUnavailable
-from .logs import escaped, logger
-from .passwords import without_addresses
+from .buckets import Bucket, Check
+from .decision import Decision
+from .errors import closed
+from .events import EventListener, Observers
 from .question import Question
 from .reservation import Reservation
 
@@ -35,51 +33,6 @@ class Snapshot(NamedTuple):
     """Its Unix time, in microseconds."""
     windows: Sequence[bytes]
     """One for each limit of each requested bucket, in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """An event that may interest an operator. docs/guides/metrics.md lists all kinds and their details.
-
-    Attributes:
-        kind: The kind of the event, for example ``"banned"``.
-        message: One line of printable characters for people.
-        details: The subjects of the message by name: the key, the policy, the path.
-        time_us: The Unix time in microseconds at which the limiter received the event; 0 before that.
-    """
-
-    kind: str
-    message: str
-    details: Mapping[str, object] = field(default_factory=dict)
-    time_us: int = field(default=0, compare=False)
-
-    def __post_init__(self) -> None:
-        # Observers may write the message to other logs; the details are not escaped.
-        object.__setattr__(self, "message", escaped(without_addresses(self.message)))
-
-
-EventListener: TypeAlias = Callable[[Event], object]
-"""A function that is called with each event of a store; its exceptions are logged and suppressed."""
-
-
-class Observers:
-    """The observers of a store. An exception in one is logged; the others still run."""
-
-    def __init__(self) -> None:
-        self._observers: list[EventListener] = []
-
-    def add(self, observer: EventListener) -> None:
-        """Call `observer` with further events; adding it twice has no effect."""
-        if observer not in self._observers:
-            self._observers.append(observer)
-
-    def tell(self, *events: Event) -> None:
-        """Pass events to all observers. The limiters of the store log them."""
-        for event, observer in product(events, self._observers):
-            try:
-                observer(event)
-            except Exception:
-                logger.exception("observer %r failed", observer)
 
 
 class BanStore(ABC):
@@ -139,15 +92,6 @@ class BanStore(ABC):
         By default None: the number is unknown.
         """
         return None
-
-
-def closed(what: str) -> StoreUnavailable:
-    """Return the error for a call of a closed store."""
-    return StoreUnavailable(f"{what} was closed and can no longer be used; create a new one")
-
-
-CHANGED_LIMITS: Final = "limits"
-"""The rollup of limits that operators have changed."""
 
 
 class StatsRow(NamedTuple):

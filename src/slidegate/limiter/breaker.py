@@ -28,8 +28,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..core.errors import StoreError, StoreTimeout
+from ..core.events import Event
 from ..core.logs import Throttle, logger, written
-from ..core.store import Clock, Event
+from ..core.store import Clock
 from ..stores.forks import InChild, ProcessLock
 from ..stores.shared import running_loop
 

@@ -10,9 +10,13 @@ from functools import cached_property, partial, wraps
 from hashlib import blake2b
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
-from ..core.decision import Bucket, Decision, Reason
-from ..core.errors import ConfigurationError, RateLimitExceeded, quoted
-from ..core.limits import MAX_NAME, check_name, check_whole, parse_duration_us, parse_limits
+from ..core.arguments import MAX_NAME, check_name, check_whole
+from ..core.buckets import Bucket
+from ..core.decision import Decision, Reason
+from ..core.durations import parse_duration_us
+from ..core.errors import ConfigurationError, quoted
+from ..core.exceeded import RateLimitExceeded
+from ..core.limit_texts import parse_limits
 from ..core.memo import remember
 from .engine import Engine
 from .inspect import BucketCaller

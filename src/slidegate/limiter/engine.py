@@ -21,11 +21,12 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
-from ..core.decision import Check, Decision, Reason
-from ..core.errors import ConfigurationError
+from ..core.buckets import Check
+from ..core.decision import Decision, Reason
+from ..core.errors import ConfigurationError, closed
 from ..core.passwords import AnySecret
 from ..core.reservation import Reservation
-from ..core.store import Clock, Store, closed
+from ..core.store import Clock, Store
 from ..stores.forks import ProcessLock
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, SystemClock, system_us

@@ -27,12 +27,14 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
-from ..core.decision import Check, Decision, Reason
+from ..core.buckets import Check
+from ..core.decision import Decision, Reason
+from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, StoreUnavailable, closest, quoted
-from ..core.limits import parse_duration_us
+from ..core.events import Event
 from ..core.question import Question
 from ..core.reservation import Reservation
-from ..core.store import Clock, Event, Store
+from ..core.store import Clock, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import monotonic_us, system_us
 from .aio import to_the_end, within

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from ..core.decision import Bucket, LimitState, state_of
+from ..core.buckets import Bucket
+from ..core.readings import LimitState, state_of
 from .aio import let_others_run
 from .overrides import NamedLimit, named
 

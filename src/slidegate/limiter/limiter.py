@@ -8,13 +8,16 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
-from ..core.arguments import check_list, names_checked
+from ..core.arguments import check_list, check_name, check_whole, names_checked
 from ..core.bans.ban import MANUAL, Ban, ban_key, clean_reason
 from ..core.bans.policy import BanPolicy, hand_ban_key, may_ban, with_wider_networks
 from ..core.bans.rows import to_rows
-from ..core.decision import Bucket, Decision
+from ..core.buckets import Bucket
+from ..core.decision import Decision
+from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, quoted
-from ..core.limits import MAX_WINDOW_US, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
+from ..core.limit_texts import parse_limits
+from ..core.limits import MAX_WINDOW_US, AnyLimit
 from ..core.memo import MANY, remember
 from ..core.passwords import AnyAddress, AnySecret
 from ..core.question import Question

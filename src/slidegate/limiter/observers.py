@@ -13,12 +13,14 @@ from time import monotonic
 from typing import Any, Final, Literal, TypeAlias
 
 from ..core.arguments import check_list, check_takes
-from ..core.decision import Check, Decision, Reason
+from ..core.buckets import Check
+from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, quoted
+from ..core.events import Event
 from ..core.limits import Identity
 from ..core.logs import Throttle, logger
 from ..core.memo import remember
-from ..core.store import Clock, Event
+from ..core.store import Clock
 from ..stores.forks import ProcessLock
 
 FAILURE_EVERY_S: Final = 10.0

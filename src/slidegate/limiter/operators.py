@@ -11,7 +11,7 @@ from ..core.arguments import check_list
 from ..core.bans.ban import network_place
 from ..core.bans.policy import hand_ban_key
 from ..core.errors import InvalidKey, quoted
-from ..core.store import EventListener
+from ..core.events import EventListener
 
 _KIND = "asn:"
 

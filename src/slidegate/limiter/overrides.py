@@ -30,13 +30,16 @@ from hashlib import blake2b
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from ..core.arguments import check_name
+from ..core.buckets import Bucket
 from ..core.concurrency import Concurrency
-from ..core.decision import Bucket
 from ..core.errors import ConfigurationError, StoreError, closest, quoted
-from ..core.limits import AnyLimit, Limit, check_name, parse_limits
+from ..core.events import Event
+from ..core.limit_texts import parse_limits
+from ..core.limits import AnyLimit, Limit
 from ..core.logs import Throttle, logger
 from ..core.quotas import Quota
-from ..core.store import CHANGED_LIMITS, Event, StatsRow
+from ..core.store import StatsRow
 from ..stores.forks import ProcessLock
 from ..stores.shared import running_loop
 from .aio import COMMAND_DEADLINE_S, in_background, let_others_run, yielding_to_others
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
 ALL: Final = "*"
 """The name that stands for all limits, of all workers."""
 OFF: Final = "off"
+CHANGED_LIMITS: Final = "limits"
+"""The rollup of limits that operators have changed."""
 INTERVAL_US: Final = 500_000
 _LONGEST_UPDATE_US: Final = 5_000_000
 _UPDATE_DEADLINE_S: Final = 1.0

@@ -28,7 +28,8 @@ from typing import Final, TypeAlias
 
 import anyio
 
-from ..core.decision import Check, Decision, Reason
+from ..core.buckets import Check
+from ..core.decision import Decision, Reason
 from ..core.quotas import Quota
 from ..core.ring import OPEN
 from ..stores.forks import InChild, ProcessLock

@@ -10,8 +10,8 @@ import os
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ..core.arguments import check_whole
 from ..core.errors import ConfigurationError, quoted
-from ..core.limits import check_whole
 from ..core.store import Clock, SharedStats, StatsRow
 from ..stores.forks import InChild
 from .aio import COMMAND_DEADLINE_S

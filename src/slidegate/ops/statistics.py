@@ -33,8 +33,9 @@ from anyio.lowlevel import checkpoint
 
 from .. import Limiter, everyone
 from ..core import Check, Reason
+from ..core.arguments import check_whole
+from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, StoreError, quoted
-from ..core.limits import check_whole, parse_duration_us
 from ..core.logs import Throttle, logger
 from ..core.memo import MANY, MEMO_SIZE, remember
 from ..events import Event, Observer, Outcome, Passed

@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from .. import everyone
 from ..core import Reason
 from ..core.logs import escaped, written
-from ..core.windows.histogram import ResponseTimes
 from ..events import Event, Outcome
+from ..windows import ResponseTimes
 
 MAX_CLIENTS: Final = 1_000
 MAX_MESSAGE: Final = 256

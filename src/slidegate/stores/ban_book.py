@@ -15,9 +15,10 @@ from ..core.bans.ban import Ban, lasts_longer, longest
 from ..core.bans.events import banned, bans_full, shadow_banned, strikes_dropped, unbanned
 from ..core.bans.policy import BanPolicy
 from ..core.bans.strikes import Level, next_ban
-from ..core.decision import Bucket
+from ..core.buckets import Bucket
+from ..core.events import Event
 from ..core.logs import Throttle
-from ..core.store import BanStore, Event
+from ..core.store import BanStore
 
 T = TypeVar("T")
 

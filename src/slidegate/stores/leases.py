@@ -24,8 +24,9 @@ from inspect import isawaitable
 from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
-from ..core.decision import Bucket, Decision
-from ..core.limits import parse_duration_us
+from ..core.buckets import Bucket
+from ..core.decision import Decision
+from ..core.durations import parse_duration_us
 from ..core.reservation import Reservation
 from .forks import InChild
 from .shared import running_loop

@@ -11,7 +11,8 @@ from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
 from ..core.errors import ConfigurationError, closest, quoted
-from ..core.store import Clock, Event
+from ..core.events import Event
+from ..core.store import Clock
 from .forks import ProcessLock
 
 T = TypeVar("T")

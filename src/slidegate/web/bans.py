@@ -15,12 +15,11 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from ..core.addresses import Address, address_key
-from ..core.arguments import check_list, expect
+from ..core.arguments import check_list, check_whole, expect
 from ..core.bans.ban import OWN_PREFIX, Ban, BanSubject, clean_reason, longest
 from ..core.bans.policy import WIDEST, BanPolicy, may_ban
 from ..core.decision import Decision, Reason, refused_by_ban
 from ..core.errors import ConfigurationError, StoreError, closest, quoted
-from ..core.limits import check_whole
 from ..limiter.aio import answer_to_the_end
 from ..limiter.operators import operators_of
 from .client_ip import UNKNOWN_PEER, Client, ClientAddress

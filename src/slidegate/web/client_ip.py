@@ -35,15 +35,14 @@ from ..core.addresses import (
     parse_address,
     prefix_length,
 )
-from ..core.arguments import check_list
+from ..core.arguments import check_list, check_whole
 from ..core.bans.ban import BanSubject
 from ..core.bans.policy import PRIVATE
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, quoted
-from ..core.limits import check_whole
+from ..core.events import Event
 from ..core.memo import MANY, MEMO_BYTES, key_bytes, remember
 from ..core.networks import Networks
-from ..core.store import Event
 from ..limiter import MAX_KEY_BYTES, Limiter
 from .headers import field_value
 from .keys import Key, check_token

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ..core.addresses import network_of
-from ..core.arguments import check_flag, check_list, unknown_option
+from ..core.arguments import check_flag, check_list, check_whole, unknown_option
 from ..core.bans.policy import BanPolicy
 from ..core.encodings import utf_8_needed
 from ..core.errors import ConfigurationError, closest, quoted
-from ..core.limits import check_whole
 from ..core.logs import escaped
 from ..core.passwords import without_passwords
 from ..core.quotas import Quota

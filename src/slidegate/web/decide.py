@@ -16,9 +16,10 @@ from starlette.requests import HTTPConnection
 from starlette.types import Message, Scope
 
 from ..core.bans.ban import BanSubject
-from ..core.decision import Check, Decision, Reason
+from ..core.buckets import Check
+from ..core.decision import Decision, Reason
+from ..core.events import Event
 from ..core.question import Question
-from ..core.store import Event
 from ..limiter.aio import answer_of
 from ..limiter.queues import Name, is_too_late, room_in_us
 from .callbacks import request_of, whole_cost

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from starlette.requests import HTTPConnection
 
 from ..core.arguments import expect
-from ..core.decision import Check, Decision, Reason
+from ..core.buckets import Check
+from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.reservation import Reservation
 from ..limiter import check_cost

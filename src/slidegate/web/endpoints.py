@@ -25,7 +25,8 @@ from starlette.types import Receive, Scope, Send
 
 from ..core.arguments import unknown_option
 from ..core.decision import DISABLED, Decision, Reason
-from ..core.errors import ConfigurationError, RateLimitExceeded, closest, quoted
+from ..core.errors import ConfigurationError, closest, quoted
+from ..core.exceeded import RateLimitExceeded
 from ..core.logs import logger
 from ..core.memo import remember
 from ..limiter.engine import Engine

@@ -16,7 +16,8 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from ..core.decision import Check, Decision
+from ..core.buckets import Check
+from ..core.decision import Decision
 from .client_ip import NOBODY, Client, client_ip
 from .decided import DECIDED_KEY, EXCHANGE_KEY, Decided, of_request
 from .headers import complete, joined

@@ -21,9 +21,9 @@ from threading import Thread, current_thread
 from typing import Final, TypeAlias
 
 from ..core.errors import ConfigurationError
+from ..core.events import Event, EventListener, Observers
 from ..core.logs import logger
 from ..core.passwords import without_passwords
-from ..core.store import Event, EventListener, Observers
 
 CHECK_EVERY_S: Final = 1.0
 now_s: Callable[[], float] = time.monotonic

@@ -12,12 +12,14 @@ from typing import Any, Final, Literal, TypeAlias
 
 from starlette.types import Scope
 
+from ..core.buckets import Bucket, Check, unique_name
 from ..core.concurrency import Concurrency
-from ..core.decision import Bucket, Check, Decision, ceil_s, unique_name
+from ..core.decision import Decision
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.memo import remember
 from ..core.question import Question
+from ..core.readings import ceil_s
 from ..core.ring import WindowState
 from ..core.store import Clock
 

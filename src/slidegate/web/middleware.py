@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..core.arguments import expect, names_checked
+from ..core.arguments import check_name, expect, names_checked
 from ..core.bans.policy import BanPolicy
-from ..core.decision import Bucket, Decision, Reason
-from ..core.limits import check_name
+from ..core.buckets import Bucket
+from ..core.decision import Decision, Reason
 from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.operators import NetworkLookup

@@ -19,12 +19,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..core.arguments import check_takes
 from ..core.concurrency import Concurrency
-from ..core.decision import Decision, Reason, ceil_s
+from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, quoted
+from ..core.events import Event
 from ..core.limits import AnyLimit
 from ..core.logs import escaped
 from ..core.memo import remember
-from ..core.store import Event
+from ..core.readings import ceil_s
 from .callbacks import request_of
 from .exchange import CLOSED, Exchange
 from .headers import Fields

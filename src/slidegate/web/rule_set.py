@@ -13,10 +13,12 @@ from weakref import WeakValueDictionary
 from starlette.types import Scope
 
 from ..core.arguments import check_list
+from ..core.buckets import Bucket, Check, spelled, unique_name, wire_names
 from ..core.concurrency import Concurrency
-from ..core.decision import Bucket, Check, Decision, Reason, spelled, unique_name, wire_names
+from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError
-from ..core.limits import AnyLimit, parse_limits
+from ..core.limit_texts import parse_limits
+from ..core.limits import AnyLimit
 from ..core.logs import Throttle, logger
 from ..core.memo import MANY, PATH_BYTES, remember
 from ..core.question import Question

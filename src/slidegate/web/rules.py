@@ -11,10 +11,12 @@ from datetime import timedelta
 from inspect import iscoroutinefunction
 from typing import Any, Final, Literal, TypeAlias
 
-from ..core.arguments import check_flag, check_list, check_takes, names_checked
+from ..core.arguments import check_flag, check_list, check_name, check_takes, check_whole, names_checked
 from ..core.concurrency import Concurrency
+from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, closest, quoted
-from ..core.limits import MAX_AMOUNT, AnyLimit, check_name, check_whole, parse_duration_us, parse_limits
+from ..core.limit_texts import parse_limits
+from ..core.limits import MAX_AMOUNT, AnyLimit
 from ..limiter import check_cost
 from ..limiter.failover import OnError, check_on_error
 from .exchange import client_key

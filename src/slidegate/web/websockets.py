@@ -15,9 +15,11 @@ from typing import Final
 from starlette.types import Message
 
 from ..core.arguments import names_checked
-from ..core.decision import Bucket, Decision, Reason
+from ..core.buckets import Bucket
+from ..core.decision import Decision, Reason
 from ..core.errors import StoreError
-from ..core.limits import AnyLimit, parse_limits
+from ..core.limit_texts import parse_limits
+from ..core.limits import AnyLimit
 from ..limiter.aio import answer_of
 from .exchange import Exchange
 from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, close_websocket

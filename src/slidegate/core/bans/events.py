@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..durations import format_duration
-from ..store import Event
+from ..events import Event
 from .ban import Ban
 
 

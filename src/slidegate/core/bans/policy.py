@@ -9,11 +9,12 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from ..addresses import format_network, network_of, prefix_length
-from ..arguments import check_flag, names_checked
-from ..decision import Bucket
-from ..durations import format_duration
+from ..arguments import check_flag, check_name, check_whole, names_checked
+from ..buckets import Bucket
+from ..durations import format_duration, parse_duration_us
 from ..errors import ConfigurationError, InvalidKey, closest, quoted
-from ..limits import MAX_WINDOW_US, Limit, check_name, check_whole, parse_duration_us, parse_limits
+from ..limit_texts import parse_limits
+from ..limits import MAX_WINDOW_US, Limit
 from ..networks import Networks
 from .ban import ban_key, check_can_exist
 
@@ -93,7 +94,9 @@ class BanPolicy:
         self.after = _one_limit(after, "after", "20/10m")
         self._set_ladder(duration, factor, longest)
         self.forgive_us = _span_us(forgive, "forgive", "24h")
-        self.signals = _check_signals({"refused": 1} if signals is None else signals)
+        if signals is None:
+            signals = {"refused": 1}
+        self.signals = _check_signals(signals)
         self.key = key
         self.shadow = check_flag("shadow", shadow)
         if not isinstance(status, int) or status not in (403, 429):
@@ -101,7 +104,8 @@ class BanPolicy:
         self.status = status
         self.strikes = Bucket(f"{STRIKES}{name}", [_counting(self.after)])
         """The window of its strikes."""
-        self.ban_private = check_flag("ban_private", ban_private)  # set last: from now on the policy is immutable
+        # Set last: from now on the policy is immutable.
+        self.ban_private = check_flag("ban_private", ban_private)
 
     def __setattr__(self, field: str, value: object) -> None:
         if "ban_private" in self.__dict__:
@@ -160,7 +164,10 @@ def _check_signals(signals: object) -> Mapping[str | int, Weight]:
         )
     checked: dict[str | int, Weight] = {}
     for signal, weight in signals.items():
-        name: str | int = int(signal) if isinstance(signal, str) and re.fullmatch(_STATUS, signal) else signal
+        name: str | int = signal
+        # TOML has only texts as keys.
+        if isinstance(signal, str) and re.fullmatch(_STATUS, signal):
+            name = int(signal)
         if not _is_signal(name):
             hint = closest(signal, [SIGNAL])
             raise ConfigurationError(
@@ -197,8 +204,9 @@ def hand_ban_key(key: object) -> str:
     spelled = ban_key(key)
     network = network_of(spelled)
     if network is None:
+        # An account, or the digest of an API key.
         check_can_exist(spelled)
-        return spelled  # an account, the digest of an API key
+        return spelled
     version, first, last = network
     widest = REGISTRY[version]
     if prefix_length(version, first, last) < widest:
@@ -229,7 +237,8 @@ def may_ban(policy: BanPolicy, key: str, protected: NetworkSet | None = None) ->
     """
     network = network_of(key)
     if network is None:
-        return True  # an account, an API key
+        # An account, or an API key.
+        return True
     version, first, last = network
     is_wide = prefix_length(version, first, last) < WIDEST[version]
     is_private = not policy.ban_private and PRIVATE.overlaps(version, first, last)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
+from ..arguments import check_whole
 from ..errors import ConfigurationError, quoted
-from ..limits import check_whole
 from ..logs import escaped
 from .ban import MAX_KEY_BYTES, MAX_REASON, Ban, ban_key, clean_reason
 
@@ -60,12 +60,18 @@ def _ban(row: Row) -> Ban:
         clean_reason(row["by"], "by"),
         min(_whole(row, "level", 0), _MAX_LEVEL),
         _whole(row, "since_us"),
-        None if row["until_us"] is None else _whole(row, "until_us"),
+        _until_us(row),
     )
 
 
 def _whole(row: Row, field: str, least: int = -_MOST) -> int:
     return check_whole(row[field], least, _MOST, field, "for example 0")
+
+
+def _until_us(row: Row) -> int | None:
+    if row["until_us"] is None:
+        return None
+    return _whole(row, "until_us")
 
 
 def _key(value: object) -> str:

@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any, Final
 import lmdb
 
 from ...core.errors import Concerns, ConfigurationError, StoreTimeout, StoreUnavailable, quoted
+from ...core.events import Event
 from ...core.logs import Throttle, written
-from ...core.store import Clock, Event
+from ...core.store import Clock
 from ..forks import InChild, begin_anew_if_forked
 from .checking import DISK_FULL, check_directory, check_file_system, check_files, unusable
 from .counts import Counts

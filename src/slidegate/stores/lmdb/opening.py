@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import lmdb
 
 from ...core.errors import ConfigurationError, StoreUnavailable
-from ...core.store import Event
+from ...core.events import Event
 from .counts import CAN_TAKE, Counts
 from .gate import Gate
 from .journal import Journal, Line, Name

@@ -32,12 +32,14 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError('LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"') from error
 
+from ...core.arguments import check_whole
 from ...core.bans.ban import BanSubject
-from ...core.decision import Bucket, Check, Decision
-from ...core.limits import check_whole
+from ...core.buckets import Bucket, Check
+from ...core.decision import Decision
+from ...core.events import EventListener
 from ...core.logs import written
 from ...core.reservation import Reservation
-from ...core.store import Clock, EventListener, Snapshot, Store
+from ...core.store import Clock, Snapshot, Store
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock
 from ..system_clock import system_us

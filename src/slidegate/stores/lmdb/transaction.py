@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, TypeVarTuple
 import lmdb
 
 from ...core.bans.ban import Ban, BanSubject, longest
+from ...core.buckets import Bucket, Check
 from ...core.decide import WindowRef, charge_all, decide, refund_all
-from ...core.decision import Bucket, Check, Decision, refused_by_ban
+from ...core.decision import Decision, refused_by_ban
 from ...core.errors import StoreUnavailable
+from ...core.events import Event
 from ...core.logs import Throttle
 from ...core.reservation import Reservation
-from ...core.store import Event, Snapshot
+from ...core.store import Snapshot
 from ..ban_book import LOG_EVERY_US, BanBook
 from ..shared import keys_shared
 from .ban_rows import KnownNetworks, LmdbBanRows, ban_of

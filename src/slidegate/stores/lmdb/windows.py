@@ -28,9 +28,9 @@ from typing import Final, NamedTuple, TypeAlias
 import lmdb
 
 from ...core import ring
-from ...core.concurrency import Concurrency, PermitCounter, apart, ends_us, entry
-from ...core.decide import Counter
-from ...core.decision import Bucket
+from ...core.buckets import Bucket
+from ...core.concurrency import Concurrency
+from ...core.counters import Counter, PermitCounter, apart, ends_us, entry
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.quotas import KEPT_US, Quota

@@ -15,7 +15,8 @@ from ...core.bans.ban import Ban, BanSubject, longest, network_place
 from ...core.bans.networks import BannedNetworks
 from ...core.bans.rows import Row, from_rows
 from ...core.bans.strikes import Level
-from ...core.decision import Check, Decision, refused_by_ban
+from ...core.buckets import Check
+from ...core.decision import Decision, refused_by_ban
 from ...core.logs import Throttle
 from ...core.store import Clock
 from ..ban_book import LOG_EVERY_US, BanBook, BookBans

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import final
 
 from ...core.bans.ban import BanSubject
+from ...core.buckets import Check
 from ...core.decide import WindowRef
-from ...core.decision import Check
 from ...core.question import Question
 from .shard import Shard, Shards
 

@@ -13,7 +13,8 @@ from threading import Lock, RLock
 from typing import Any, Final, TypeAlias
 
 from ...core.bans.policy import STRIKES
-from ...core.concurrency import ALONE, Concurrency, apart
+from ...core.concurrency import Concurrency
+from ...core.counters import ALONE, apart
 from ...core.limits import AnyLimit
 from ...core.limits import Identity as Window
 from ...core.quotas import Quota

@@ -23,14 +23,18 @@ from heapq import heappop, heappush
 from threading import RLock
 from typing import Final, SupportsIndex, TypeAlias
 
+from ...core.arguments import check_whole
 from ...core.bans.ban import BanSubject
-from ...core.decide import Counter, WindowRef, charge_all, decide, refund_all, release_permits
-from ...core.decision import Bucket, Check, Decision
-from ...core.limits import MAX_AMOUNT, check_whole
+from ...core.buckets import Bucket, Check
+from ...core.counters import Counter
+from ...core.decide import WindowRef, charge_all, decide, refund_all, release_permits
+from ...core.decision import Decision
+from ...core.events import Event
+from ...core.limits import MAX_AMOUNT
 from ...core.logs import Throttle
 from ...core.memo import remember
 from ...core.reservation import Reservation
-from ...core.store import Clock, Event, Snapshot, Store
+from ...core.store import Clock, Snapshot, Store
 from ..ban_book import LOG_EVERY_US
 from ..forks import InChild
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, keys_shared

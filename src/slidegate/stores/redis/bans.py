@@ -26,8 +26,9 @@ from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import Row, from_rows
 from ...core.bans.strikes import Level, next_ban
 from ...core.errors import StoreUnavailable
+from ...core.events import Event
 from ...core.logs import Throttle
-from ...core.store import BanStore, Event
+from ...core.store import BanStore
 from ..ban_book import LOG_EVERY_US
 from ..shared import in_steps
 from .clock import monotonic_us

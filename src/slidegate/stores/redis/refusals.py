@@ -14,7 +14,8 @@ from time import monotonic_ns
 from typing import Final, NamedTuple
 
 from ...core.bans.ban import BanSubject
-from ...core.decision import Check, Decision, Reason, refused_by_ban, refused_later
+from ...core.buckets import Check
+from ...core.decision import Decision, Reason, refused_by_ban, refused_later
 from ...core.memo import MEMO_SIZE, remember
 from .clock import StoreTime
 

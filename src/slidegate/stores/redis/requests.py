@@ -9,7 +9,8 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...core.bans.ban import Ban, BanSubject, longest
-from ...core.decision import Check, Decision, Reason, refused_by_ban
+from ...core.buckets import Check
+from ...core.decision import Decision, Reason, refused_by_ban
 from ...core.limits import Limit
 from ...core.question import Question
 from ...core.ring import Terms

@@ -21,7 +21,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.policy import BanPolicy
 from ...core.bans.strikes import Level
-from ...core.decision import Bucket, Check, Decision, Reason
+from ...core.buckets import Bucket, Check
+from ...core.decision import Decision, Reason
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import MEMO_SIZE, remember
 from ...core.quotas import Quota

@@ -20,10 +20,12 @@ from typing import Any, Final
 
 from redis.asyncio import Redis, RedisCluster
 
+from ...core.arguments import check_whole
 from ...core.bans.ban import BanSubject
-from ...core.decision import Bucket, Check, Decision
+from ...core.buckets import Bucket, Check
+from ...core.decision import Decision
+from ...core.durations import parse_duration_us
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
-from ...core.limits import check_whole, parse_duration_us
 from ...core.passwords import AnyAddress, address_in
 from ...core.reservation import Reservation
 from ...core.store import Clock, Snapshot, Store

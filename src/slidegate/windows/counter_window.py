@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ..errors import quoted
-from ..limits import MAX_AMOUNT, check_whole
-from ..ring import MAX_UNITS, Ring, entries
+from ..core.arguments import check_whole
+from ..core.errors import quoted
+from ..core.limits import MAX_AMOUNT
+from ..core.ring import MAX_UNITS, Ring, entries
 
 
 class CounterWindow:
@@ -38,22 +39,24 @@ class CounterWindow:
         """
         if units < 0:
             raise ValueError(f"units: expected 0 or more, not {quoted(units)}")
-        window, kept = self._counter.charge(self._window, now_us, units) if units else (self._window, 0)
+        if not units:
+            return
+        window, kept = self._counter.charge(self._window, now_us, units)
         if kept < units:
             raise ValueError(f"units: a window counts at most {MAX_UNITS} units, so there is no room for {units} more")
         self._window = window
 
     def total(self, now_us: int) -> int:
         """Return the units in the k + 1 slices that end with that of `now_us`: the sum that a limit compares with N."""
-        return self._sum(now_us, 0, self._slices)
+        return sum(self._counts(now_us))
 
     def classic(self, now_us: int) -> int:
         """Return the units in the last k slices, the running one included, as most libraries count."""
-        return self._sum(now_us, 0, self._slices - 1)
+        return sum(self._counts(now_us)[1:])
 
     def completed(self, now_us: int) -> int:
         """Return the units in the k full slices before the running one."""
-        return self._sum(now_us, 1, self._slices)
+        return sum(self._counts(now_us)[:-1])
 
     def slices(self, now_us: int | None = None) -> list[tuple[int, int]]:
         """Return (start in microseconds, count) of all k + 1 slices, oldest first.
@@ -62,13 +65,14 @@ class CounterWindow:
             now_us: The time of the running slice, in microseconds; by default that of the newest non-empty slice.
         """
         slice_us = self._slice_us
+        # The moment of an entry is the last microsecond of its slice.
         counts = {moment_us - slice_us + 1: units for moment_us, units in entries(self._window)}
-        newest_us = max(counts, default=0)
-        running_us = newest_us if now_us is None else max(now_us - now_us % slice_us, newest_us)
-        starts = range(running_us - self._slices * slice_us, running_us + 1, slice_us)
-        return [(start_us, counts.get(start_us, 0)) for start_us in starts]
+        running_us = max(counts, default=0)
+        if now_us is not None:
+            running_us = max(running_us, now_us - now_us % slice_us)
+        oldest_us = running_us - self._slices * slice_us
+        return [(start_us, counts.get(start_us, 0)) for start_us in range(oldest_us, running_us + 1, slice_us)]
 
-    def _sum(self, now_us: int, youngest: int, oldest: int) -> int:
-        """Return the sum of the slices that are `youngest` to `oldest` slices before the running one."""
-        last = self._slices
-        return sum(count for _, count in self.slices(now_us)[last - oldest : last + 1 - youngest])
+    def _counts(self, now_us: int) -> list[int]:
+        """Return the counts of all k + 1 slices, oldest first."""
+        return [count for _, count in self.slices(now_us)]

@@ -47,7 +47,9 @@ class ResponseTimes:
 
     def average(self) -> float | None:
         """Return the mean in microseconds, None if there is none."""
-        return self.sum_us / self.count if self.buckets else None
+        if not self.buckets:
+            return None
+        return self.sum_us / self.count
 
     def quantile(self, share: float) -> float | None:
         """Return the time in microseconds that `share` (0 to 1) of them do not exceed (nearest rank).
@@ -70,8 +72,8 @@ class ResponseTimes:
 
     def count_all(self, times_us: Sequence[int]) -> None:
         """Count times, one or more."""
+        self._lower_min_to(min(times_us))
         self.sum_us += sum(times_us)
-        self.min_us = min(times_us if self.min_us is None else [self.min_us, *times_us])
         for time_us in times_us:
             bucket = bisect_left(BOUNDS_US, time_us)
             self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
@@ -80,15 +82,18 @@ class ResponseTimes:
         """Add all times of another histogram."""
         if other.min_us is None:
             return
+        self._lower_min_to(other.min_us)
         self.sum_us += other.sum_us
-        if self.min_us is None or other.min_us < self.min_us:
-            self.min_us = other.min_us
-        counts = self.buckets
         for bucket, times in other.buckets.items():
-            counts[bucket] = counts.get(bucket, 0) + times
+            self.buckets[bucket] = self.buckets.get(bucket, 0) + times
+
+    def _lower_min_to(self, time_us: int) -> None:
+        if self.min_us is None or time_us < self.min_us:
+            self.min_us = time_us
 
 
 def _reads_as_us(bucket: int) -> float:
+    """Return the time that stands for all times in a bucket."""
     if bucket == 0:
         return SHORTEST_US / 2
     if bucket == BUCKETS - 1:

@@ -1,6 +1,7 @@
-"""The windows of core: against plain lists at every moment, over threads, and in how much memory."""
+"""The windows: against plain lists at every moment, over threads, and in how much memory."""
 
 import math
+import re
 import sys
 import tracemalloc
 from collections import Counter
@@ -12,10 +13,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slidegate.core import CounterWindow, HotKeys, MetricSummary, MetricWindow, RollingTotals
-from slidegate.core.windows.histogram import BOUNDS_US, LONGEST_US, RELATIVE_ERROR, SHORTEST_US, ResponseTimes
+from slidegate.core.ring import MAX_UNITS
+from slidegate.windows import CounterWindow, HotKeys, MetricSummary, MetricWindow, ResponseTimes, RollingTotals
+from slidegate.windows.histogram import BOUNDS_US, LONGEST_US, RELATIVE_ERROR, SHORTEST_US
 
-from ...hurry import THREADS, race
+from ..hurry import THREADS, race
 
 T = TypeVar("T")
 
@@ -66,6 +68,7 @@ def test_the_three_readings_are_those_of_a_plain_list(
         if units:
             number = now_us // slice_us
             made = [(min(at, number), some) for at, some in made if at >= number - slices] + [(number, units)]
+    assert window.slices() == window.slices(max(made, default=(0, 0))[0] * slice_us)
     for look_us in (now_us, now_us + later_us):
         number = max(look_us // slice_us, max(made, default=(0, 0))[0])
         by_slice = [sum(units for at, units in made if at == number - back) for back in range(slices, -1, -1)]
@@ -74,6 +77,16 @@ def test_the_three_readings_are_those_of_a_plain_list(
         assert window.total(look_us) == sum(by_slice)
         assert window.classic(look_us) == sum(by_slice[1:])
         assert window.completed(look_us) == sum(by_slice[:-1])
+
+
+def test_a_window_that_would_overflow_is_an_error_and_stays_as_it_is() -> None:
+    window = CounterWindow(slices=2, slice_us=100)
+    window.add(0, MAX_UNITS - 1)
+    with pytest.raises(ValueError, match="a window counts at most 4294967295 units, so there is no room for 2 more"):
+        window.add(150, 2)
+    window.add(150, 1)
+    assert (window.total(150), window.classic(250)) == (MAX_UNITS, 1)
+    window.add(300, MAX_UNITS - 1)  # the first units have left
 
 
 AMOUNTS = st.integers(-100, 100) | st.integers(-(2**80), 2**80)
@@ -265,6 +278,25 @@ def test_eight_threads_that_meet_at_the_change_of_a_slice_lose_nothing_of_hot_ke
     assert sorted(reported) == [f"t{thread}" for thread in range(4)], "each is told to one of them"
 
 
+def test_a_key_that_has_cooled_becomes_hot_again_and_reading_changes_nothing() -> None:
+    keys = HotKeys(10, 2, "5s")
+    assert [keys.hit("busy", now_us) for now_us in range(5)] == [False, False, True, False, False]
+    assert [keys.hot(now_us) for now_us in (5_999_999, 6_000_000)] == [{"busy": 5}, {}]
+    assert not keys.hit("busy", 5_999_999)
+    assert not keys.hit("another", 12_000_000)
+    assert [keys.hit("busy", 12_000_000) for _ in range(4)] == [False, False, True, False]
+
+
+def test_room_is_made_among_the_hot_keys_before_it_runs_out() -> None:
+    keys = HotKeys(1, 2, "1s", slices=1)
+    keys.hit("before", 0, 10)
+    became_hot = 0
+    for number in range(50):
+        became_hot += sum(keys.hit(f"one after another {number}", keys.slice_us) for _ in range(10))
+        assert len(keys.hot(keys.slice_us)) <= len(keys._hot) <= 2
+    assert became_hot == 25
+
+
 Count = Callable[[Any, int], object]
 KINDS: dict[str, tuple[Callable[[], Any], Count]] = {
     "metrics": (lambda: MetricWindow(4, 100), lambda window, n: window.record(n * 37, f"name {n:08}", rt_us=n)),
@@ -291,3 +323,29 @@ def test_memory_does_not_grow(kind: str) -> None:
     peak_bytes(10)
     # Threads of other tests may take some memory meanwhile. Eight bytes a call would be twice as much.
     assert peak_bytes(20_000) < peak_bytes(4_000) + 64_000
+
+
+REFUSED: dict[str, Callable[[], object]] = {
+    "units: expected 0 or more, not -1": lambda: CounterWindow(slices=3, slice_us=100).add(0, -1),
+    "rt_us: expected 0 microseconds or more, not -1": lambda: MetricWindow(10, 100).record(0, "pass", rt_us=-1),
+    "amount: expected a whole number, for example 1999 cents, not 0.5": lambda: RollingTotals(10, [20]).add(0, 0.5),
+    "amount: expected a whole number, for example 1999 cents, not True": lambda: RollingTotals(10, [20]).add(0, True),
+    "amount: expected a whole number, for example 1999 cents, not '1'": lambda: RollingTotals(10, [20]).add(0, "1"),
+    "quantile: expected a share from 0 to 1, for example 0.95, not 95": lambda: MetricWindow(10, 100).quantile(95, 0),
+    "slices: expected a whole number from 1 to 10, no more than the window has, not 0": (
+        lambda: MetricWindow(10, 100).read(0, slices=0)
+    ),
+    "slices: expected a whole number from 1 to 10, no more than the window has, not 11": (
+        lambda: MetricWindow(10, 100).read(0, slices=11)
+    ),
+    "merged: expected summaries of one span, not of []": lambda: MetricSummary.merged([]),
+    "merged: expected summaries of one span, not of [(0, 100), (100, 100)]": (
+        lambda: MetricSummary.merged(MetricWindow(2, 100).slices(100))
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_a_window_cannot_record_or_be_asked_is_an_error(message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        REFUSED[message]()

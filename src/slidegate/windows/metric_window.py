@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Final
 
-from ..limits import check_whole
+from ..core.arguments import check_whole
 from .histogram import ResponseTimes
 
 EVENTS: Final = ("pass", "block", "exception", "success", "occupied_pass")
@@ -100,7 +100,8 @@ class MetricWindow:
         self._lock = Lock()
         self._names = set(_FIXED)
         self._newest = _BEFORE_ALL
-        self._slices: dict[int, MetricSummary] = {}  # those that are not empty, by number
+        # Those that are not empty, by number.
+        self._slices: dict[int, MetricSummary] = {}
 
     def record(self, now_us: int, *events: str, rt_us: int | None = None) -> None:
         """Count events, each once, and a response time; drop them if their slice has left the ring.
@@ -120,10 +121,12 @@ class MetricWindow:
             if number <= self._newest - self.slice_count:
                 self.dropped += 1
                 return
-            counted = self._slices.get(number) or self._open(number)
+            counted = self._slices.get(number)
+            if counted is None:
+                counted = self._open(number)
             counts = counted.events
             for event in events:
-                name = event if event in self._names else self._named(event)
+                name = self._name_of(event)
                 counts[name] = counts.get(name, 0) + 1
             if rt_us is not None:
                 counted.rt.count_all([rt_us])
@@ -138,10 +141,12 @@ class MetricWindow:
         Raises:
             ValueError: `slices` is outside its range.
         """
-        wanted = self.slice_count if slices is None else slices
-        check_whole(wanted, 1, self.slice_count, "slices", "no more than the window has")
+        if slices is None:
+            slices = self.slice_count
+        check_whole(slices, 1, self.slice_count, "slices", "no more than the window has")
+        first = now_us // self.slice_us - slices + 1
         with self._lock:
-            return self._sum(now_us // self.slice_us - wanted + 1, wanted)
+            return self._sum(first, slices)
 
     def slices(self, now_us: int) -> list[MetricSummary]:
         """Return the k slices that end with the running one, oldest first, empty ones included."""
@@ -180,13 +185,16 @@ class MetricWindow:
     def _open(self, number: int) -> MetricSummary:
         """Begin a slice, and forget those that leave with it."""
         self._newest = max(number, self._newest)
-        for old in [old for old in self._slices if old <= self._newest - self.slice_count]:
+        latest_to_forget = self._newest - self.slice_count
+        for old in [number for number in self._slices if number <= latest_to_forget]:
             del self._slices[old]
         counted = self._slices[number] = MetricSummary(number * self.slice_us, self.slice_us)
         return counted
 
-    def _named(self, event: str) -> str:
-        """Return the name under which a new event is counted."""
+    def _name_of(self, event: str) -> str:
+        """Return the name under which an event is counted."""
+        if event in self._names:
+            return event
         if len(self._names) == self._size or len(event) > MAX_NAME_LENGTH:
             return OVERFLOW
         self._names.add(event)

@@ -23,8 +23,8 @@ from collections.abc import Iterable
 from threading import Lock
 from typing import Final
 
-from ..errors import ConfigurationError, quoted
-from ..limits import check_whole
+from ..core.arguments import check_whole
+from ..core.errors import ConfigurationError, quoted
 
 MAX_SLICES: Final = 1_000_000
 
@@ -47,7 +47,7 @@ class RollingTotals:
         ConfigurationError: There is no window, one is given twice, or is not a whole number of slices.
     """
 
-    __slots__ = ("_before", "_held", "_lock", "_newest", "_total", "_windows", "dropped", "slice_us")
+    __slots__ = ("_before", "_kept", "_lock", "_newest", "_total", "_windows", "dropped", "slice_us")
 
     def __init__(self, slice_us: int, windows_us: Iterable[int]) -> None:
         example = "for example RollingTotals(60_000_000, [300_000_000, 3_600_000_000])"
@@ -69,8 +69,9 @@ class RollingTotals:
         if not self._windows:
             raise ConfigurationError(f"windows_us: expected at least one window, {example}")
         self._lock = Lock()
-        self._held = max(self._windows.values()) + 1  # the running slice, and the completed ones of the longest window
-        self._before = [0] * self._held
+        # The running slice, and the completed ones of the longest window.
+        self._kept = max(self._windows.values()) + 1
+        self._before = [0] * self._kept
         self._newest = _BEFORE_ALL
         self._total = 0
 
@@ -93,12 +94,14 @@ class RollingTotals:
             raise ValueError(f"amount: expected a whole number, for example 1999 cents, not {quoted(amount)}")
         number = now_us // self.slice_us
         with self._lock:
-            if number != self._newest:
-                if number > self._newest:
-                    self._open(number)
-                elif not self._add_late(number, amount):
-                    self.dropped += 1
-                    return
+            if number <= self._newest - self._kept:
+                self.dropped += 1
+                return
+            if number > self._newest:
+                self._open(number)
+            # A late amount is one that the slices after its own began without.
+            for later in range(number + 1, self._newest + 1):
+                self._before[later % self._kept] += amount
             self._total += amount
 
     def completed(self, now_us: int) -> dict[int, int]:
@@ -110,6 +113,7 @@ class RollingTotals:
         return self._totals(now_us // self.slice_us + 1)
 
     def _totals(self, end: int) -> dict[int, int]:
+        """Return the totals of the windows that end before the slice `end`."""
         with self._lock:
             until = self._prefix(end)
             return {window_us: until - self._prefix(end - slices) for window_us, slices in self._windows.items()}
@@ -118,18 +122,12 @@ class RollingTotals:
         """Return the sum of the amounts before a slice, or before the oldest slice in the ring if that is later."""
         if number > self._newest:
             return self._total
-        return self._before[max(number, self._newest - self._held + 1) % self._held]
+        oldest = self._newest - self._kept + 1
+        return self._before[max(number, oldest) % self._kept]
 
     def _open(self, number: int) -> None:
         """Make a slice the newest one; its prefix, and that of every skipped slice, is the total."""
-        for opened in range(max(self._newest, number - self._held) + 1, number + 1):
-            self._before[opened % self._held] = self._total
+        first = max(self._newest, number - self._kept) + 1
+        for opened in range(first, number + 1):
+            self._before[opened % self._kept] = self._total
         self._newest = number
-
-    def _add_late(self, number: int, amount: int) -> bool:
-        """Add an amount to the prefixes after an earlier slice; return False if the slice has left the ring."""
-        if number <= self._newest - self._held:
-            return False
-        for later in range(number + 1, self._newest + 1):
-            self._before[later % self._held] += amount
-        return True

@@ -33,7 +33,8 @@ from heapq import nsmallest
 from threading import Lock
 from typing import Final
 
-from ..limits import check_whole, parse_duration_us
+from ..core.arguments import check_whole
+from ..core.durations import parse_duration_us
 
 # Occasionally one hit visits this many counts, which blocks an event loop for about a millisecond.
 MAX_CAPACITY: Final = 10_000
@@ -131,31 +132,37 @@ class HotKeys:
 
     def _open(self, number: int) -> None:
         """Begin a slice, clear those that were skipped, and remove hot keys that have cooled."""
-        held = len(self._ring)
-        for passed in range(max(self._newest, number - held) + 1, number + 1):
-            self._ring[passed % held] = _Summary()
+        size = len(self._ring)
+        oldest_to_clear = max(self._newest, number - size) + 1
+        for cleared in range(oldest_to_clear, number + 1):
+            self._ring[cleared % size] = _Summary()
         self._newest = number
         self._let_cool()
 
     def _live(self, number: int) -> list[_Summary]:
         """Return the summaries of the k + 1 slices that end with `number`, as far as they are in the ring."""
-        held = len(self._ring)
-        first, last = max(number, self._newest) - held + 1, min(number, self._newest)
-        return [self._ring[live % held] for live in range(first, last + 1)]
+        size = len(self._ring)
+        first = max(number, self._newest) - size + 1
+        last = min(number, self._newest)
+        return [self._ring[live % size] for live in range(first, last + 1)]
 
     def _room(self, live: list[_Summary]) -> int:
-        """Return the number that the counts of a hot key have to exceed."""
-        return self.threshold - min(sum(summary.missed for summary in live), self.threshold // 2)
+        """Return the number that the counts of a hot key have to exceed: T - min(e, T // 2)."""
+        missed = sum(summary.missed for summary in live)
+        return self.threshold - min(missed, self.threshold // 2)
 
     def _becomes_hot(self, key: str) -> bool:
+        """Note a key as hot if its counts are high enough; return whether they are."""
         if _hits(self._ring, key) <= self._room(self._ring):
             return False
         if len(self._hot) >= len(self._ring) * self.capacity:
-            self._let_cool()  # only keys with a count stay hot, so this makes room
+            # Only keys with a count stay hot, so this makes room.
+            self._let_cool()
         self._hot.add(key)
         return True
 
     def _let_cool(self) -> None:
+        """Remove the hot keys whose counts are too low by now."""
         room = self._room(self._ring)
         self._hot = {key for key in self._hot if _hits(self._ring, key) > room}
 
@@ -177,4 +184,5 @@ class _Summary:
 
 
 def _hits(summaries: list[_Summary], key: str) -> int:
+    """Return the counts of a key, added up over some slices."""
     return sum(summary.counts.get(key, 0) for summary in summaries)

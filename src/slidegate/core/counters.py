@@ -1,0 +1,204 @@
+"""The counters of limits: what counts the units of a key in the bytes of its window.
+
+A sliding limit has a `Ring`. Those of quotas and permits, which are here, have the same methods, so one loop charges
+limits of any kind. Amounts may change while they count, so these counters read them from their limits.
+
+An admitted request takes a permit and returns it when it ends, so it is unknown when the next permit becomes free. The
+permits of a key are a row of entries, one for each worker that has some, 20 bytes each, little-endian:
+
+=====================  ===============================================================================================
+worker (8 bytes)       the name of a process or an event loop; zeros in the memory of one process
+end (int64)            when its permits are free if it does not write its entry again, in microseconds
+units (uint32)         how many permits its requests in progress have
+=====================  ===============================================================================================
+
+A worker writes only its own entry. In a shared store it renews it, by writing the true count and a new end: that
+corrects whatever was lost on the way, and what a dead worker had ends by itself. In memory an entry has no end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from typing import Final, Protocol, TypeAlias, final
+
+from .calendar import Period
+from .ring import MAX_UNITS, NEVER, OPEN, Ring, WindowState
+
+ENTRY: Final = Struct("<8sqI")
+ALONE: Final = bytes(8)
+"""The worker in the memory of one process."""
+NO_END: Final = 2**63 - 1
+_ANY: Final = Ring(1, 1, 1, 0)
+"""The span of the rings of all periods is 0: units leave at their moment."""
+
+
+class Permits(Protocol):
+    """A `Concurrency`, as far as its counter needs one."""
+
+    @property
+    def amount(self) -> int:
+        """The most permits of a key."""
+
+
+class Periods(Protocol):
+    """A `Quota`, as far as its counter needs one."""
+
+    @property
+    def amount(self) -> int:
+        """The most units in a period."""
+
+    def period_at(self, unix_us: int) -> Period:
+        """See `Quota.period_at`."""
+
+
+@final
+class QuotaCounter:
+    """Counts the units of a quota, see `Ring`. All units of a period have one moment, its end, and leave then.
+
+    Args:
+        quota: The quota.
+        unix_us: Returns the store's Unix time, in microseconds.
+    """
+
+    __slots__ = ("_quota", "_unix_us")
+
+    def __init__(self, quota: Periods, unix_us: Callable[[], int]) -> None:
+        self._quota = quota
+        self._unix_us = unix_us
+
+    def spend(self, window: bytes, now_us: int, cost: int) -> tuple[bytes, WindowState]:
+        """See `Ring.spend`; the units leave by the store's time, and their moment is a Unix time."""
+        unix_us = self._unix_us()
+        window, (spent, leaves_us, moment_us, wait_us) = self._ring(unix_us).spend(window, unix_us, cost)
+        if spent:
+            leaves_us += now_us - unix_us
+        return window, (spent, leaves_us, moment_us, wait_us)
+
+    def undo(self, window: bytes, cost: int) -> bytes:
+        """See `Ring.undo`."""
+        return _ANY.undo(window, cost)
+
+    def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
+        """See `Ring.charge`; a debt lasts until the period ends."""
+        unix_us = self._unix_us()
+        return self._ring(unix_us).charge(window, unix_us, units)
+
+    def remove(self, window: bytes, now_us: int, mark: int, units: int) -> bytes | None:
+        """See `Ring.remove`."""
+        unix_us = self._unix_us()
+        return self._ring(unix_us).remove(window, unix_us, mark, units)
+
+    def state(self, window: bytes, now_us: int, wait_us: int = 0) -> WindowState:
+        """See `Ring.state`."""
+        spent, leaves_us, moment_us, _ = _ANY.state(window, now_us)
+        if spent:
+            leaves_us += now_us - self._unix_us()
+        return spent, leaves_us, moment_us, wait_us
+
+    def _ring(self, unix_us: int) -> Ring:
+        """Return the ring of the period that contains a Unix time."""
+        return Ring(self._quota.amount, 1, self._quota.period_at(unix_us).end_us + 1, 0)
+
+
+@final
+class PermitCounter:
+    """Counts the permits of a limit as one worker, see `Ring`.
+
+    Args:
+        limit: The limit.
+        worker: The worker; by default the only one.
+        until_us: When the permits that it takes end if they are not renewed, in microseconds.
+    """
+
+    __slots__ = ("_limit", "_until_us", "_worker")
+
+    def __init__(self, limit: Permits, worker: bytes = ALONE, until_us: int = NO_END) -> None:
+        self._limit = limit
+        self._worker = worker
+        self._until_us = until_us
+
+    def spend(self, window: bytes, now_us: int, cost: int) -> tuple[bytes, WindowState]:
+        """See `Ring.spend`; if all permits are taken, the wait is `OPEN`."""
+        others, spent, own = apart(window, self._worker, now_us)
+        # A cost of 0 takes no permit, and is admitted if one is free.
+        wanted = cost or 1
+        amount = self._limit.amount
+        if wanted > amount:
+            return in_force(window, now_us), (spent, 0, 0, NEVER)
+        if spent + wanted > amount:
+            return in_force(window, now_us), (spent, 0, 0, OPEN)
+        return others + self._entry(own + cost), (spent + cost, 0, 0, 0)
+
+    def undo(self, window: bytes, cost: int) -> bytes:
+        """See `Ring.undo`."""
+        others, _, own = apart(window, self._worker)
+        return others + self._entry(own - cost)
+
+    def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
+        """See `Ring.charge`."""
+        others, spent, own = apart(window, self._worker, now_us)
+        kept = min(units, MAX_UNITS - spent)
+        return others + self._entry(own + kept), kept
+
+    def remove(self, window: bytes, now_us: int, mark: int, units: int) -> bytes | None:
+        """See `Ring.remove`; only the number of permits matters."""
+        others, _, own = apart(window, self._worker, now_us)
+        gone = min(units, own)
+        if not gone:
+            return None
+        return others + self._entry(own - gone)
+
+    def state(self, window: bytes, now_us: int, wait_us: int = 0) -> WindowState:
+        """See `Ring.state`; the times are 0, because permits have none, and so is the mark: they are not told apart."""
+        _, spent, _ = apart(window, self._worker, now_us)
+        return spent, 0, 0, wait_us
+
+    def _entry(self, units: int) -> bytes:
+        return entry(self._worker, self._until_us, units)
+
+
+Counter: TypeAlias = Ring | QuotaCounter | PermitCounter
+"""Counts the units of a limit, see `Ring`."""
+
+
+def apart(window: bytes, worker: bytes, now_us: int = -1) -> tuple[bytes, int, int]:
+    """Return the entries of other workers, how many permits are taken, and how many of them a worker has.
+
+    Args:
+        window: A row.
+        worker: The worker.
+        now_us: The store's time, in microseconds, at which entries may have ended; by default none has.
+    """
+    others = b""
+    spent = own = 0
+    for owner, until_us, units in ENTRY.iter_unpack(window):
+        if until_us <= now_us:
+            continue
+        spent += units
+        if owner == worker:
+            own = units
+        else:
+            others += ENTRY.pack(owner, until_us, units)
+    return others, spent, own
+
+
+def entry(worker: bytes, until_us: int, units: int) -> bytes:
+    """Return the entry of a worker; nothing if it has no permits."""
+    if not units:
+        return b""
+    return ENTRY.pack(worker, until_us, units)
+
+
+def in_force(window: bytes, now_us: int) -> bytes:
+    """Return a row without the entries that have ended."""
+    row = b""
+    for worker, until_us, units in ENTRY.iter_unpack(window):
+        if until_us > now_us:
+            row += ENTRY.pack(worker, until_us, units)
+    return row
+
+
+def ends_us(window: bytes) -> int:
+    """Return when the last entry of a row ends, in microseconds; 0 if there is none."""
+    return max([until_us for _, until_us, _ in ENTRY.iter_unpack(window)], default=0)

@@ -1,0 +1,139 @@
+"""The text form of limits: ``"5/minute; 100 per 2 hours; 10/30s"``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final, overload
+
+from .durations import SPACES, read_span_us
+from .errors import ConfigurationError, quoted
+from .limits import DEFAULT_RESOLUTION, REFUSE_ALL, AnyLimit, Identity, Limit
+
+MAX_TEXT: Final = 4_096
+"""The longest text of limits, in characters; about forty named limits fit."""
+COUNT_NONE: Final = 'to count no requests, write Rule("/path", exempt=True), or leave the limits out'
+EXAMPLE: Final = '"5/minute; 100 per 2 hours"'
+
+# Possessive quantifiers (`++`), and no two adjacent runs of spaces: hostile text is scanned only once.
+# They are texts, which `re` compiles at their first use: a compiled one takes a share of the import.
+_LIMIT: Final = r"""(?ax)(?P<amount>[0-9]{1,18}+)\s*+
+    (?:/|per\b)\s*+
+    (?P<window>[0-9]*+\s*+[A-Za-z]++)\s*+
+    (?:@\s*+(?P<resolution>[0-9]{1,9}+))?"""
+_NO_LIMIT: Final = "(?i)[+-]?(?:inf(?:inite|inity)?|unlimited|no limits?|none|off|never|disabled|∞)(?: *(?:/| per ).*)?"
+"""What stands for no limit in the settings of other limiters."""
+_NO_WHOLE: Final = "(?a)([0-9]*[.][0-9]+|-[0-9.]+) *(?:/| per ).*"
+_NO_UNIT: Final = r"(?a)([0-9]{1,18}+)\s*+(?:/|per\b)\s*+([0-9]{1,18}+)"
+
+
+@overload
+def parse_limits(limits: str | Limit | Iterable[str | Limit]) -> tuple[Limit, ...]: ...
+
+
+@overload
+def parse_limits(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[AnyLimit, ...]: ...
+
+
+def parse_limits(limits: str | AnyLimit | Iterable[str | AnyLimit]) -> tuple[AnyLimit, ...]:
+    """Parse a set of limits that all apply; objects in it, such as quotas, are returned unchanged.
+
+    Each is ``AMOUNT/WINDOW`` or ``AMOUNT per WINDOW``, separated by ``;``, with an optional
+    ``NAME:`` prefix and ``@RESOLUTION`` suffix: ``"burst: 10/s; 600/minute @10"``.
+
+    Raises:
+        ConfigurationError: A part is invalid, the set is empty, or two limits have the same window and resolution.
+    """
+    parts: Iterable[object] = (limits,)
+    # Bytes are iterable, too: their numbers would be the parts in the message.
+    if isinstance(limits, Iterable) and not isinstance(limits, (str, bytes)):
+        parts = limits
+    found: list[AnyLimit] = []
+    for part in parts:
+        found += _read_part(part)
+    if not found:
+        raise ConfigurationError(f"expected at least one, for example {EXAMPLE}", "limits")
+    by_window: dict[Identity, AnyLimit] = {}
+    for limit in found:
+        twin = by_window.setdefault(limit.same_window, limit)
+        if twin is not limit:
+            raise ConfigurationError(f"'{twin}' and '{limit}' have the same window; keep the smaller one", "limits")
+    return tuple(found)
+
+
+def _read_part(part: object) -> Sequence[AnyLimit]:
+    """Return the limits of one part of a set: the text of one or several, or an object."""
+    if isinstance(part, str):
+        return _parse_text(part)
+    if not isinstance(part, AnyLimit):
+        raise ConfigurationError(f"expected text such as {EXAMPLE} or Limit objects, not {quoted(part)}", "limits")
+    if not part.is_listed:
+        raise ConfigurationError(
+            f"a concurrency limit is an option of its own; write concurrency={part.amount}, as in "
+            f'Rule("/render", "60/minute", concurrency={part.amount}), not {quoted(part)} among the limits',
+            "limits",
+        )
+    return [part]
+
+
+def _parse_text(text: str) -> list[Limit]:
+    if len(text) > MAX_TEXT:
+        raise ConfigurationError(
+            f"expected at most {MAX_TEXT} characters, for example {EXAMPLE}, not {len(text)}: {quoted(text)}", "limits"
+        )
+    found: list[Limit] = []
+    for part in text.split(";"):
+        # A trailing ";" is no limit.
+        if not part.strip() and found:
+            continue
+        try:
+            found.append(_parse_limit(part.strip(SPACES)))
+        except ConfigurationError as error:
+            problem = f"{quoted(part.strip())}: {error}"
+            if "example" not in problem:
+                # A message that asks "did you mean ...?" has its mark.
+                if not problem.endswith("?"):
+                    problem += "."
+                problem += f" Example: {EXAMPLE}"
+            raise ConfigurationError(problem, "limits") from None
+    return found
+
+
+def _parse_limit(text: str) -> Limit:
+    """Parse one limit.
+
+    Raises:
+        ConfigurationError: The text is not a limit. The caller completes the message.
+    """
+    name: str | None = None
+    limit = text
+    if ":" in text:
+        before, _, limit = text.partition(":")
+        name = before.strip(SPACES)
+    match = re.fullmatch(_LIMIT, limit.strip(SPACES))
+    if match is None or name == "":
+        raise ConfigurationError(_what_is_meant(text))
+    resolution = DEFAULT_RESOLUTION
+    if match["resolution"]:
+        resolution = int(match["resolution"])
+    # Its error about a unit has no example, because the caller adds one.
+    read_span_us(match["window"], "", "")
+    return Limit(int(match["amount"]), match["window"], resolution=resolution, name=name)
+
+
+def _what_is_meant(text: str) -> str:
+    """Return what to write instead of a text that is no limit, such as one in the syntax of another library."""
+    if re.fullmatch(_NO_LIMIT, text):
+        return f"that is no limit; {COUNT_NONE}"
+    if re.fullmatch(_NO_WHOLE, text):
+        if text.startswith("-"):
+            return f"an amount is 1 or more; {REFUSE_ALL}; {COUNT_NONE}"
+        return 'an amount is a whole number; make the window longer, such as "1/2s" for one in two seconds'
+    no_unit = re.fullmatch(_NO_UNIT, text)
+    if no_unit:
+        return f'which unit? Write "{no_unit[1]}/{no_unit[2]}s" if seconds are meant'
+    for separator in ",|":
+        parts = text.split(separator)
+        if len(parts) > 1 and all(re.fullmatch(_LIMIT, part.strip(SPACES)) for part in parts):
+            return f'several are separated by ";": write {quoted(text.replace(separator, ";"))}'
+    return "expected AMOUNT/WINDOW"

@@ -1,0 +1,120 @@
+"""The readings of a decision: what each limit has left, and which limit binds.
+
+A store returns a bare `WindowState` for each window. Names and spans are computed when somebody reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from .buckets import Bucket, Check
+from .limits import AnyLimit
+from .ring import WindowState
+
+_ENDLESS: Final = 2**62
+"""Longer than any finite wait. `OPEN` and `NEVER`, which is the longer one, are added to it."""
+
+_Read: TypeAlias = tuple[Bucket, str, int, int, WindowState]
+"""The bucket, the key, the index of a limit in the bucket, the cost, and the reading of its window."""
+
+
+class LimitState(NamedTuple):
+    """The window of a key under one limit, as a decision has left it. All spans are microseconds from then."""
+
+    name: str
+    rule: str
+    key: str
+    limit: AnyLimit
+    remaining: int
+    """Units left, never below 0."""
+    retry_after_us: int | None
+    """How long this limit refuses the request's cost: 0 if it does not, None if for ever or until a permit is free."""
+    more_after_us: int
+    """How long until the oldest spent unit leaves; 0 if nothing is spent, and for permits."""
+    reset_after_us: int
+    """How long until all spent units have left; 0 if nothing is spent, and for permits."""
+    used: int
+    """Units that count now."""
+    label: str
+    """The name of the rule in stats."""
+    shadow: bool
+    """Whether the rule only reports, and never refuses."""
+
+
+def state_of(bucket: Bucket, key: str, at: int, reading: WindowState, now_us: int) -> LimitState:
+    """Return the state of a limit, given its index in the bucket and the reading of its window at a time."""
+    spent, leaves_us, mark, wait_us = reading
+    limit = bucket.limits[at]
+    more_after_us = 0
+    reset_after_us = 0
+    # Permits have no times: all of theirs are 0.
+    if spent:
+        more_after_us = max(leaves_us - now_us, 0)
+        reset_after_us = more_after_us
+        # The units of a window leave after their moments, the newest last. Those of a quota, whose span is 0, leave
+        # together.
+        if limit.span_us:
+            reset_after_us = max(mark + limit.span_us - now_us, 0)
+    retry_after_us: int | None = wait_us
+    if wait_us < 0:
+        retry_after_us = None
+    return LimitState(
+        bucket.names[at],
+        bucket.name,
+        key,
+        limit,
+        remaining=max(limit.amount - spent, 0),
+        retry_after_us=retry_after_us,
+        more_after_us=more_after_us,
+        reset_after_us=reset_after_us,
+        used=spent,
+        label=bucket.label,
+        shadow=bucket.shadow,
+    )
+
+
+def states_of(checks: Sequence[Check], readings: Sequence[WindowState], now_us: int) -> tuple[LimitState, ...]:
+    """Return the state of each limit of some checks, in order, from the readings of their windows at a time."""
+    found = _limits_read(checks, readings)
+    return tuple([state_of(bucket, key, at, reading, now_us) for bucket, key, at, _, reading in found])
+
+
+def binding_of(checks: Sequence[Check], readings: Sequence[WindowState], now_us: int) -> LimitState | None:
+    """Return the limit with the longest wait, else the one that admits the fewest further requests, if any."""
+    if not readings:
+        return None
+    found = _limits_read(checks, readings)
+    tightest = found[0]
+    if len(found) > 1:
+        tightest = max(found, key=_tightness)
+    bucket, key, at, _, reading = tightest
+    return state_of(bucket, key, at, reading, now_us)
+
+
+def _limits_read(checks: Sequence[Check], readings: Sequence[WindowState]) -> list[_Read]:
+    """Return each limit of some checks with the reading of its window; none if no limit was checked."""
+    if not readings:
+        return []
+    limits = [(bucket, key, at, cost) for bucket, key, cost in checks for at in range(len(bucket.limits))]
+    return [(*limit, reading) for limit, reading in zip(limits, readings, strict=True)]
+
+
+def _tightness(read: _Read) -> tuple[int, float, int]:
+    """Rank a limit: by its wait, then by how few further requests of this cost it admits, then by its oldest units."""
+    bucket, _, at, cost, (spent, leaves_us, _, wait_us) = read
+    if wait_us < 0:
+        wait_us += _ENDLESS
+    left = bucket.limits[at].amount - spent
+    # A cost of 0 counts as 1: it means that the cost is only known after the request.
+    return wait_us, -left / max(cost, 1), leaves_us
+
+
+def moved_by(span_us: int, readings: Sequence[WindowState]) -> list[WindowState]:
+    """Return readings with the same spans from a moment that is later by a span, perhaps one of another clock."""
+    return [(spent, leaves_us + span_us, mark + span_us, wait_us) for spent, leaves_us, mark, wait_us in readings]
+
+
+def ceil_s(span_us: int) -> int:
+    """Round microseconds up to whole seconds."""
+    return -(-span_us // 1_000_000)

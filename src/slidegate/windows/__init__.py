@@ -1,0 +1,14 @@
+"""The windows alone, for who wants only the arithmetic: counts, totals and times of events, in sliding slices.
+
+No request needs them. `now_us` is an argument of every call, so they go by any clock.
+"""
+
+from __future__ import annotations
+
+from .counter_window import CounterWindow
+from .histogram import ResponseTimes
+from .hot_keys import HotKeys
+from .metric_window import MetricSummary, MetricWindow
+from .rolling_totals import RollingTotals
+
+__all__ = ["CounterWindow", "HotKeys", "MetricSummary", "MetricWindow", "ResponseTimes", "RollingTotals"]
