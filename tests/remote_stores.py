@@ -89,4 +89,4 @@ class SlowStore(RemoteStore):
 
 async def hit_all(limiter: Limiter, checks: Sequence[Check]) -> Decision:
     """Charge several buckets and keys together, as middlewares do: all of them or none."""
-    return await answer_of(limiter.engine.ask(limiter.engine.prepare(checks)))
+    return await answer_of(limiter.engine.hit(checks, ()))

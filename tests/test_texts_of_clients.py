@@ -28,9 +28,8 @@ from slidegate.limiter.aio import in_background, to_the_end
 from slidegate.ops.replay.logs import line_parser, parse_line
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.client_ip import read_node, split_forwarded, split_list
-from slidegate.web.decided import Decided
-from slidegate.web.exchange import Exchange
 from slidegate.web.lists import read_entries
+from slidegate.web.visit import Visit
 from slidegate.web.waiting import Peeked
 
 from .asgi import call, hello, page, scope_of
@@ -158,11 +157,12 @@ async def test_reads_ahead_for_no_application_are_not_logged(fails: bool, caplog
         pass
 
     ahead = Peeked(receive)
-    exchange = Exchange(RateLimitMiddleware(hello), scope_of(), ahead, send, (), Decided())
+    policy = RateLimitMiddleware(hello).policy
+    visit = Visit(policy, scope_of(), ahead, send, policy.clients.of(scope_of()), policy.rules.nothing)
     for _ in range(2):
         ahead.begin()
         await turns()
-    ahead.end(exchange, None)
+    ahead.end(visit, None)
     await turns()
     gc.collect()
     assert caplog.records == []

@@ -19,17 +19,17 @@ from .core.quotas import Quota
 from .limiter import Limiter
 from .limiter.sync import SyncLimiter
 from .stores.memory.store import MemoryStore
-from .web.bans import strike
+from .web.charges import charge, decision_of, settle
 from .web.client_ip import client_ip
-from .web.decided import charge, decision_of, settle
+from .web.clients import client_key
 from .web.endpoints import RateLimit, rate_limit_exceeded
-from .web.exchange import client_key
 from .web.keys import combine, cookie, everyone, header, path_param, query, user
 from .web.lists import Networks
 from .web.mcp import mcp_tool
 from .web.middleware import RateLimitMiddleware
 from .web.networks import network
 from .web.rules import Rule
+from .web.signals import strike
 from .web.websockets import MessageLimits
 
 __version__ = "0.1.0"

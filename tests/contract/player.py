@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import TypeAlias, TypeVar
 
 from slidegate.core import AnyLimit, Bucket, Check, Concurrency, Decision, Limit, LimitState, Quota, Store
-from slidegate.core import Question as Prepared
 from slidegate.limiter.inspect import view_of
 from slidegate.testing import FakeClock
 
@@ -71,7 +70,6 @@ class Player:
             for number, (limits, counted) in enumerate(zip(program.rules, program.count_denied, strict=True))
         ]
         self.named: set[tuple[int, str]] = set()
-        self.prepared: dict[tuple[Check, ...], Prepared] = {}
         self.charged: list[tuple[Decision, list[Note]]] = []
         self.admitted: list[tuple[int, Decision]] = []
         self.holding: list[Decision] = []
@@ -105,7 +103,7 @@ class Player:
             case Look(question):
                 checks = self._checks(question)
                 expected = self.model.peek(checks, self.clock.now_us)
-                peeked = await settle(self.store.peek(self._put(checks)))
+                peeked = await settle(self.store.peek(checks))
                 self._agree(verdict_of(peeked), expected)
                 same(await settle(self.store.refund(peeked.begin_refund())), False)
             case Debt(question):
@@ -137,7 +135,7 @@ class Player:
 
     async def _hit(self, question: Question, plain: bool = False) -> int | None:
         """Hit the store and the reference, compare them, and return the retry-after in microseconds."""
-        wait_us = await self._charge(self._ask_or_hit, self.model.hit, question, plain)
+        wait_us = await self._charge(self.store.hit, self.model.hit, question, plain)
         decision, _ = self.charged[-1]
         if decision.allowed:
             self.admitted.append((self.clock.now_us, decision))
@@ -157,14 +155,11 @@ class Player:
                 spent = sum(cost for limited, whose, cost in checks if (limited.name, whose) == (bucket.name, key))
                 assert spent <= limit.amount, f"{spent} units of {key} are in one window of {limit}"
 
-    def _ask_or_hit(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
-        return self.store.ask(checks) if isinstance(checks, Prepared) else self.store.hit(checks)
-
     async def _charge(self, ask: Asks, expect: Expects, question: Question, plain: bool = False) -> int | None:
         self.named.update((rule, key) for rule, key, _ in question)
         checks = self._checks(question, plain)
         expected, charged = expect(checks, self.clock.now_us)
-        decision = await settle(ask(self._put(checks)))
+        decision = await settle(ask(checks))
         self._agree(verdict_of(decision), expected)
         self.charged.append((decision, charged))
         return decision.retry_after_us
@@ -229,13 +224,6 @@ class Player:
     def _checks(self, question: Question, plain: bool = False) -> list[Check]:
         buckets = [uncounted(bucket) for bucket in self.buckets] if plain else self.buckets
         return [(buckets[rule], key, cost) for rule, key, cost in question]
-
-    def _put(self, checks: Sequence[Check]) -> Sequence[Check]:
-        """Return the checks at their first use, and from then on the question that was prepared from them."""
-        known = self.prepared.get(tuple(checks))
-        if known is None:
-            self.prepared[tuple(checks)] = self.store.prepare(checks)
-        return known or checks
 
 
 def _of_amount(limit: AnyLimit, amount: int) -> AnyLimit:

@@ -32,7 +32,6 @@ from slidegate.core import (
     Concurrency,
     ConfigurationError,
     Decision,
-    Question,
     Quota,
     Reason,
     StatsRow,
@@ -248,9 +247,9 @@ _START_S: Final = 60
 _barriers: list[Barrier] = []
 
 
-async def hits(store: Store, question: Question, count: int) -> list[bool]:
-    """Ask a question several times; return for each whether it passed."""
-    return [bool(await settle(store.ask(question))) for _ in range(count)]
+async def hits(store: Store, checks: Sequence[Check], count: int, subjects: Sequence[BanSubject] = ()) -> list[bool]:
+    """Hit a store several times; return for each whether it passed."""
+    return [bool(await settle(store.hit(checks, subjects))) for _ in range(count)]
 
 
 UNREADABLE: tuple[list[Any], ...] = ([], [{"slidegate": "bans", "version": 99}], [{}])
@@ -285,7 +284,7 @@ class StoreContract(RandomContract, StatsContract):
     async def test_threads_with_event_loops_of_their_own_admit_exactly_the_amount(self, store: StoreHarness) -> None:
         for limits, keys in (("50/hour", 1), ("500/hour", 1), ("500/hour", 3)):
             together = [(bucket(limits, f"{limits} {keys}-{number}"), "ann", 1) for number in range(keys)]
-            counts = await in_threads(partial(hits, store.raw, store.raw.prepare(together), 250))
+            counts = await in_threads(partial(hits, store.raw, together, 250))
             assert sum(map(sum, counts)) == together[0][0].limits[0].amount
 
     @with_store
@@ -301,13 +300,13 @@ class StoreContract(RandomContract, StatsContract):
         for _ in range(3):
             await store.hit(full)
             await store.request("eve")
-        repeated = [store.raw.prepare([check]) for check in (*CHECKS, full)]
-        for question in repeated:
-            await settle(store.raw.ask(question))
+        repeated = [[check] for check in (*CHECKS, full)]
+        for checks in repeated:
+            await settle(store.raw.hit(checks))
         await settle(store.raw.close())
         questions: list[Callable[[], Any]] = [
             *(partial(ask, store.raw) for ask in QUESTIONS.values()),
-            *(partial(store.raw.ask, question) for question in repeated),
+            *(partial(store.raw.hit, checks) for checks in repeated),
             *(partial(ask, [full]) for ask in (store.raw.hit, store.raw.peek, store.raw.charge)),
             partial(store.request, "eve"),
         ]
@@ -334,50 +333,46 @@ class StoreContract(RandomContract, StatsContract):
         assert most == 5
         assert (await store.hit((check[0], "ann", 5))).allowed
 
-    # -- prepared questions, and permits
+    # -- questions, and permits
 
     @with_store
-    async def test_a_prepared_question_is_the_sequence_of_its_checks(self, store: StoreHarness) -> None:
+    async def test_a_decision_has_the_checks_of_its_question(self, store: StoreHarness) -> None:
         checks = ((bucket("5/minute"), "ann", 1), (bucket("9/hour", "other"), "bob", 2))
-        question = store.raw.prepare(list(checks))
-        assert (tuple(question), len(question), question[1]) == (checks, 2, checks[1])
-        assert tuple(store.raw.prepare(question)) == checks
-        asks = store.raw.ask, store.raw.hit, store.raw.charge
-        decisions: list[Decision] = [await settle(ask(question)) for ask in asks]
+        asks = store.raw.hit, store.raw.peek, store.raw.charge
+        decisions: list[Decision] = [await settle(ask(given)) for ask in asks for given in (checks, [*checks])]
         for decision in decisions:
             assert tuple(decision.checks) == checks
             copied = pickle.loads(pickle.dumps(decision))
             assert [check[1:] for check in copied.checks] == [check[1:] for check in checks]
 
     @with_store
-    async def test_bans_of_its_keys_and_subjects_refuse_a_prepared_question(self, store: StoreHarness) -> None:
+    async def test_bans_of_its_keys_and_subjects_refuse_a_question_that_is_repeated(self, store: StoreHarness) -> None:
         checks = ((bucket("9/minute"), "ann", 1), (bucket("9/minute", "other"), "bob", 1))
         address = parse_address("192.0.2.7")
         assert address is not None
-        question = store.raw.prepare(checks, ("eve", "192.0.2.7", address))
+        subjects = "eve", "192.0.2.7", address
         for key in ("ann", "bob", "eve", "192.0.2.7", "192.0.2.0/24"):
-            assert await hits(store.raw, question, 1) == [True]
+            assert await hits(store.raw, checks, 1, subjects) == [True]
             await store.ban(key)
-            refused = await settle(store.raw.ask(question))
+            refused = await settle(store.raw.hit(checks, subjects))
             assert (refused.reason, refused.ban and refused.ban.key) == (Reason.BANNED, key)
             await store.unban(key)
         await store.ban("dan")
         await store.ban("203.0.113.0/24")
-        assert await hits(store.raw, question, 1) == [True]
+        assert await hits(store.raw, checks, 1, subjects) == [True]
 
     @with_store
-    async def test_a_question_that_another_store_prepared_charges_this_one_alone(self, store: StoreHarness) -> None:
+    async def test_the_same_checks_charge_each_store_by_itself(self, store: StoreHarness) -> None:
         checks = ((bucket("2/minute"), "ann", 1), (bucket("9/minute", "other"), "everyone", 1))
         other = MemoryStore(clock=store.clock)
-        for maker in (store.raw, other):
-            question = maker.prepare(checks)
+        for _ in range(2):
             for _ in range(2):  # alternately, so that each store has answered it before
-                assert (await settle(store.raw.hit(question))).allowed
-                assert other.hit(question).allowed
-            assert not await settle(store.raw.hit(question))
-            assert not other.hit(question)
+                assert (await settle(store.raw.hit(checks))).allowed
+                assert other.hit(checks).allowed
+            assert not await settle(store.raw.hit(checks))
+            assert not other.hit(checks)
             assert await settle(store.raw.reset("ann")) is True
-            assert not other.hit(question)
+            assert not other.hit(checks)
             assert other.reset("ann") is True
 
     @with_store
@@ -503,8 +498,8 @@ def _ask_at_once(opens: Callable[[], Store]) -> list[int]:
     async def ask() -> list[int]:
         store, found = opens(), list[int]()
         for limits, amount in LIMITS.items():
-            question = store.prepare(((bucket(limits, f"rule-{amount}"), "ann", 1),))
-            found.append(sum(await hits(store, question, amount)))
+            checks = ((bucket(limits, f"rule-{amount}"), "ann", 1),)
+            found.append(sum(await hits(store, checks, amount)))
         _barriers[0].wait(_START_S)
         for policy in POLICIES:
             times = policy.after.amount * 3 // 4  # of the strikes that make a ban

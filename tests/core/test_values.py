@@ -196,20 +196,20 @@ def test_without_a_time_zone_database_the_error_says_what_to_install(monkeypatch
 
 def test_hits_of_several_threads_pass_no_more_than_the_largest_amount() -> None:
     store, bucket = MemoryStore(), Bucket("api", [Limit(50, "1h", resolution=64)])
-    question, at_work = store.prepare([(bucket, "ann", 1)]), {*range(4)}
+    checks, at_work = [(bucket, "ann", 1)], {*range(4)}
 
     def work(number: int) -> int:
         while number == 4 and at_work:
             for amount in (300, 10, 64, 65, 200):  # exact or not
                 bucket.limits[0].become(amount)
         try:
-            return sum(store.ask(question).allowed for _ in range(4_000 if number < 4 else 0))
+            return sum(store.hit(checks).allowed for _ in range(4_000 if number < 4 else 0))
         finally:
             at_work.discard(number)
 
     admitted = sum(at_once(work, 5))
     bucket.limits[0].become(300)
-    while store.ask(question):
+    while store.hit(checks):
         admitted += 1
     assert admitted == 300
 

@@ -84,11 +84,11 @@ class Scene:
     def __init__(self) -> None:
         self.clock = FakeClock(DAY_US)
         self.store = MemoryStore(clock=self.clock, max_keys=100)
-        self.questions = [self.store.prepare(((HOURLY, key, 1), (A_MONTH, key, 1))) for key in ("ann", "bob")]
-        for question in self.questions:
-            assert self.store.ask(question)
-        self.questions.append(self.store.prepare(((HOURLY, "eve", 1), (Bucket("new", HOURLY.limits), "eve", 1))))
-        ask, later = partial(self.store.ask, self.questions[-1]), partial(self.sweep, 6, "40d")
+        self.questions = [((HOURLY, key, 1), (A_MONTH, key, 1)) for key in ("ann", "bob")]
+        for checks in self.questions:
+            assert self.store.hit(checks)
+        self.questions.append(((HOURLY, "eve", 1), (Bucket("new", HOURLY.limits), "eve", 1)))
+        ask, later = partial(self.store.hit, self.questions[-1]), partial(self.sweep, 6, "40d")
         self.moves: list[Callable[[], object]] = [ask, self.sweep, self.strike, self.lift, self.store.reset_all, later]
 
     def sweep(self, times: int = 2, pause: str = "1h") -> None:
@@ -109,10 +109,10 @@ class Scene:
     def check(self) -> None:
         store, bans = self.store, self.store.bans
         bans.strike(POLICY, "zoe", 1, "")
-        fresh = store.prepare(((HOURLY, "fresh", 1), (A_MONTH, "fresh", 1), (HELD, "fresh", 0)))
-        assert [bool(store.ask(fresh)) for _ in range(4)] == [True] * 3 + [False]
+        fresh = ((HOURLY, "fresh", 1), (A_MONTH, "fresh", 1), (HELD, "fresh", 0))
+        assert [bool(store.hit(fresh)) for _ in range(4)] == [True] * 3 + [False]
         banned = {ban.key for ban in bans.active()}
-        assert [store.ask(question).ban is not None for question in self.questions] == [False, "bob" in banned, False]
+        assert [store.hit(checks).ban is not None for checks in self.questions] == [False, "bob" in banned, False]
         for refuses in (False, True):
             (bans.ban(NETWORK, DAY_US, "", "ann") if refuses else bans.unban(NETWORK, "ann"))
             assert (store.hit((), (ADDRESS,)).ban is not None) is refuses

@@ -40,7 +40,7 @@ WRITTEN_NS = 1_800_000_000_000_000_000
 
 def checks(scope: Scope) -> list[Check]:
     """Return what the limits of all middlewares and endpoints asked about a request: bucket, key and cost of each."""
-    return [check for _, decision in scope["slidegate"] for check in decision.checks]
+    return [check for _, decision in scope["slidegate"].decisions for check in decision.checks]
 
 
 def charged(scope: Scope) -> list[str]:

@@ -20,11 +20,10 @@ from starlette.routing import Host, Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from slidegate import BanPolicy, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, client_ip, mcp_tool
-from slidegate.core.question import Question
 from slidegate.testing import FakeClock
-from slidegate.web.client_ip import Client
+from slidegate.web.clients import Client
 from slidegate.web.keys import combine, cookie, everyone, header, path_param, query
-from slidegate.web.responses import Answer
+from slidegate.web.refusals import Answer
 
 from ..asgi import hello, page, scope_of, send_scope, statuses
 from .middlewares import PLENTY
@@ -113,7 +112,7 @@ async def test_no_text_of_a_client_is_remembered_at_its_length(choice: str, url:
 
 
 async def test_however_many_values_clients_choose_few_of_them_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    for most in ("web.rule_set.MANY", "web.rule_set.MAX_QUESTIONS", "web.client_ip.MANY", "limiter.keys.MANY"):
+    for most in ("web.rule_set.MANY", "web.clients.MANY", "stores.memory.store.MANY", "limiter.keys.MANY"):
         monkeypatch.setattr(f"slidegate.{most}", 100)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,7 +137,8 @@ async def test_however_many_values_clients_choose_few_of_them_are_remembered(mon
     windows = set(reached(limiter.store))
     remembered = [one for key, one in reached(middleware).items() if key not in windows]
     assert 100 < max(len(one) for one in remembered if isinstance(one, (dict, list, set))) <= 4_096
-    paths = [one for one in reached(middleware.rule_set).values() if isinstance(one, str) and one.startswith("/paths/")]
+    found = [one for one in reached(middleware.policy.rules).values() if isinstance(one, str)]
+    paths = [one for one in found if one.startswith("/paths/")]
     assert 50 < len(paths) <= 101, "of all kinds of requests"
 
 
@@ -149,32 +149,37 @@ async def test_the_clients_and_keys_of_a_busy_site_are_all_remembered() -> None:
         await app.limiter.hit(f"user:{number}", "9/hour")
     found = reached(app).values()
     assert sum(isinstance(one, Client) for one in found) == busy
-    assert sum(isinstance(one, Question) for one in found) == 2 * busy
 
 
 @pytest.mark.interpreted("a default that the test replaces is a part of the compiled code")
-async def test_however_many_routes_clients_request_few_questions_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slidegate.web.rule_set.MAX_QUESTIONS", 300)
+async def test_however_many_routes_clients_request_few_answers_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slidegate.core.memo.remember.__defaults__", (100, 1_024))
     clock, routes = FakeClock(), 30
     site = Starlette(routes=[Route(f"/{number}", page) for number in range(routes)])
     app = RateLimitMiddleware(site, default_limits="1/hour", limiter=Limiter(MemoryStore(clock=clock)))
-
-    def asked() -> int:
-        return sum(isinstance(one, Question) for one in reached(app).values())
-
-    for client in range(40):
-        if client % 10 == 9:
-            questions = asked()
-            app.begin_anew()
-            assert asked() == questions, "all are freed at once"
+    for client in range(20):
         for number in range(routes):
             for _ in range(2):
-                clock.advance("1s")
+                clock.advance(f"{client + 1}s")
                 await send_scope(app, scope_of(f"/{number}", client=(f"192.0.2.{client}", 1)))
-    assert 200 < asked() <= 300
     found = reached(app).values()
-    assert sum(isinstance(one, Answer) for one in found) <= 100
+    assert sum(isinstance(one, Client) for one in found) == 20
+    assert 50 < sum(isinstance(one, Answer) for one in found) <= 100
+
+
+async def test_nothing_is_remembered_of_a_client_but_one_object_that_holds_no_other() -> None:
+    policy, clients = BanPolicy("20/10m", "1h", key=header("X-API-Key")), 2_000
+    rules = [Rule("/a", "9/hour", key=header("X-API-Key"), name="a"), Rule("*", "9/hour"), Rule("*", "9/day", name="b")]
+    for options in ({"limits": "9/hour"}, {"rules": rules, "bans": BanPolicy()}, {"rules": rules, "bans": policy}):
+        app = RateLimitMiddleware(hello, **options)  # type: ignore[arg-type]
+        for number in range(clients):
+            for path in ("/a", "/b"):
+                await send_scope(app, scope_of(path, client=(f"10.0.{number >> 8}.{number & 255}", 1)))
+            await app.limiter.hit(f"user:{number}", "9/hour")
+        gc.collect()
+        visited = [one for one in reached(app).values() if gc.is_tracked(one)]
+        assert sum(isinstance(one, Client) for one in visited) == clients
+        assert len(visited) < clients * 1.5, "by the garbage collector"
 
 
 # -- the work for one request grows out of proportion neither with its texts nor with the number of routes -------------

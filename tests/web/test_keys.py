@@ -28,7 +28,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule
 from slidegate.testing import FakeClock
 from slidegate.web.client_ip import client_ip
-from slidegate.web.exchange import client_key
+from slidegate.web.clients import client_key
 from slidegate.web.keys import Key, combine, cookie, header, path_param, query, user
 from slidegate.web.mcp import mcp_tool
 from slidegate.web.networks import NetworkFile, network

@@ -89,7 +89,7 @@ async def test_an_answer_that_breaks_after_its_start_is_not_started_twice() -> N
 @pytest.mark.parametrize("read", ["limits", "cost"])
 def test_what_a_function_returns_is_taken_or_refused_with_what_was_expected(read: str) -> None:
     rule = Rule("*", lambda request: "5/minute", fallback_limits="5/minute")
-    (bound,) = RateLimitMiddleware(hello, rules=[rule]).rule_set.bound()
+    (bound,) = RateLimitMiddleware(hello, rules=[rule]).policy.rules.bound()
     for returned in WRONG:
         with suppress(ConfigurationError):  # and nothing else, of which the log would have a traceback
             bound.with_limits(returned) if read == "limits" else whole_cost(returned)

@@ -83,7 +83,7 @@ def ruled(drawn: list[tuple[Any, ...]]) -> list[Rule]:
 def matching(rule: Rule, kind: str, method: str, path: str) -> bool:
     """Return whether a rule alone is for a request, as a middleware with this rule decides."""
     alone = RateLimitMiddleware(hello, rules=[rule])
-    return bool(alone.rule_set.match({"type": kind, "method": method, "path": path, "headers": []}).met)
+    return bool(alone.policy.rules.match({"type": kind, "method": method, "path": path, "headers": []}).met)
 
 
 @settings(max_examples=150, deadline=None)
@@ -98,7 +98,7 @@ def test_rules_that_decide_nothing_are_said_and_no_others(drawn: list[tuple[Any,
     app = RateLimitMiddleware(hello, rules=rules)
     reached, exempted, uncounted = set[str](), set[str](), set[str]()
     for kind, method, path in SENT:
-        met = app.rule_set.match({"type": kind, "method": method, "path": path, "headers": []}).met
+        met = app.policy.rules.match({"type": kind, "method": method, "path": path, "headers": []}).met
         reached.update(bound.rule.label for bound, _ in met if is_exactly_for(bound.rule, path))
         for bound, ends in met:
             if bound.rule.exempt and ends:
@@ -106,7 +106,7 @@ def test_rules_that_decide_nothing_are_said_and_no_others(drawn: list[tuple[Any,
                 above = [other.rule for other, _ in met if other is not bound]
                 counts = any(rule.counts and not rule.shadow and rule.when is None for rule in above)
                 uncounted.update([] if counts else [bound.rule.label])
-    found = [*about_order(app.rule_set)]
+    found = [*about_order(app.policy.rules)]
     for rule in rules:
         never = any(code == "SG133" and f"rule {rule.label!r} never" in text for code, text in found)
         in_vain = any(code == "SG134" and f"rule {rule.label!r} is exempt" in text for code, text in found)

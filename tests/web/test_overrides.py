@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from slidegate import Limiter, MemoryStore, Quota, RateLimit, RateLimitMiddleware, Rule, everyone
 from slidegate.limiter import overrides
 from slidegate.testing import FakeClock
-from slidegate.web.rule_set import BoundRule
+from slidegate.web.bound_rule import BoundRule
 
 from ..asgi import call, hello, page, statuses
 from ..hurry import at_once, hurried
@@ -66,6 +66,7 @@ PATHS = ["*", "/a", "/" + "p" * 99]
 async def test_an_override_changes_the_limit_of_its_name_in_fields(written: list[tuple[str, dict[str, Any]]]) -> None:
     app = guarded(Limiter(), *[Rule(path, **options) for path, options in written])
     known = {one.name: one for one in app.limiter.limits()}
+    assume(len(known) <= 8)  # of more limits an answer has the tightest
 
     async def shown() -> list[dict[str, int]]:
         answers = [await call(app, path) for path in PATHS]

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from slidegate import Limiter, MemoryStore, RateLimitMiddleware, Rule
-from slidegate.web import decide, server_end
+from slidegate.web import server_end, waiting
 from slidegate.web.server_end import ServerEnd
 
 from ..asgi import call, hello, statuses
@@ -107,7 +107,7 @@ class Server:
 def end(monkeypatch: pytest.MonkeyPatch) -> ServerEnd:
     """The end of a server in a process of its own."""
     end = ServerEnd()
-    monkeypatch.setattr(decide, "SERVER_END", end)
+    monkeypatch.setattr(waiting, "SERVER_END", end)
     return end
 
 

@@ -229,7 +229,7 @@ class Application:
             held.clear()
 
         try:
-            for counter, decision in scope["slidegate"] if scope["how"] == "refund" else ():
+            for counter, decision in scope["slidegate"].decisions if scope["how"] == "refund" else ():
                 await counter.limiter.refund(decision)
             await serve(scope["type"], scope["how"], scope["steps"], receive, send, leave)
         finally:

@@ -15,7 +15,6 @@ from .events import Event, EventListener, Observers
 from .limit_texts import parse_limits
 from .limits import AnyLimit, Limit
 from .networks import Networks
-from .question import Question
 from .quotas import Quota
 from .readings import LimitState
 from .reservation import Reservation
@@ -45,7 +44,6 @@ __all__ = [
     "LimitState",
     "Networks",
     "Observers",
-    "Question",
     "Quota",
     "Reason",
     "Reservation",

@@ -127,3 +127,9 @@ def unique_name(name: str, taken: Collection[str]) -> str:
     while unique in taken:
         unique = f"{name}_{next(numbers)}"
     return unique
+
+
+def windows_of(check: Check) -> tuple[object, ...]:
+    """Return what the checks of the same windows under the same limits have in common."""
+    bucket, key, _ = check
+    return bucket.name, key, *[(limit.same_window, limit.amount) for limit in bucket.limits]

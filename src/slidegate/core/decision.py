@@ -75,7 +75,7 @@ class Decision:
     allowed: bool
     reason: Reason
     now_us: int
-    checks: Any  # a `Question` if one was prepared, which has more attributes
+    checks: Sequence[Check]
     readings: Sequence[WindowState]
     by: str = ""
     ban: Ban | None = None

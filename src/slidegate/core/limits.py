@@ -106,7 +106,7 @@ class AnyLimit:
         return copy(self)
 
     def become(self, amount: int) -> None:
-        """Change the amount of a bucket's own copy; the change holds for the next hit, whoever has prepared it."""
+        """Change the amount of a bucket's own copy; the change holds for the next hit."""
         self._fill(amount=amount)
 
     @property

@@ -92,6 +92,21 @@ def binding_of(checks: Sequence[Check], readings: Sequence[WindowState], now_us:
     return state_of(bucket, key, at, reading, now_us)
 
 
+def tightest_of(checks: Sequence[Check], readings: Sequence[WindowState], most: int) -> Sequence[int]:
+    """Return the indices of the tightest limits, see `binding_of`, in the order of the checks.
+
+    Args:
+        checks: The checks.
+        readings: The readings of their windows.
+        most: The most of them.
+    """
+    if len(readings) <= most:
+        return range(len(readings))
+    found = _limits_read(checks, readings)
+    ranked = sorted(range(len(found)), key=lambda at: _tightness(found[at]), reverse=True)
+    return sorted(ranked[:most])
+
+
 def _limits_read(checks: Sequence[Check], readings: Sequence[WindowState]) -> list[_Read]:
     """Return each limit of some checks with the reading of its window; none if no limit was checked."""
     if not readings:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from .bans.ban import Ban, BanSubject
 from .bans.policy import BanPolicy
@@ -17,7 +17,6 @@ from .buckets import Bucket, Check
 from .decision import Decision
 from .errors import closed
 from .events import EventListener, Observers
-from .question import Question
 from .reservation import Reservation
 
 Clock: TypeAlias = Callable[[], int]
@@ -171,21 +170,6 @@ class Store:
         """The observers of this store."""
         self.closed = False
         """Whether the store is closed, so that its methods raise `StoreUnavailable`."""
-
-    def prepare(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Question:
-        """Return a question with these checks in a form that this store answers faster, for callers that repeat it.
-
-        It can be asked in any thread and at any time, and used like the checks in any store.
-
-        Args:
-            checks: The checks, each of another window.
-            subjects: Further keys and addresses whose bans refuse it.
-        """
-        return Question(checks, subjects)
-
-    def ask(self, question: Any) -> Decision | Awaitable[Decision]:
-        """Do what `hit` does, for a question that this store has prepared."""
-        return self.hit(question.checks, question.subjects)
 
     @abstractmethod
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from copy import copy
 from datetime import timedelta
-from functools import cached_property, partial, wraps
+from functools import cached_property, wraps
 from hashlib import blake2b
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -18,6 +18,7 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.exceeded import RateLimitExceeded
 from ..core.limit_texts import parse_limits
 from ..core.memo import remember
+from .aio import answer_of
 from .engine import Engine
 from .inspect import BucketCaller
 from .keys import Limits
@@ -110,9 +111,14 @@ class Limited:
             RateLimitExceeded: It is refused.
         """
         spelled, subjects = self._engine.keys.normalize(key)
-        question = self._engine.prepare(((bucket, spelled, self._cost),), subjects)
-        ask, queues, name = partial(self._engine.hit, question), self._engine.queues, (bucket.name, spelled)
-        decision = None if self._wait_us and queues.is_queued(name) else await ask()
+        checks, queues, name = ((bucket, spelled, self._cost),), self._engine.queues, (bucket.name, spelled)
+
+        async def ask() -> Decision:
+            return await answer_of(self._engine.hit(checks, subjects))
+
+        decision: Decision | None = None
+        if not (self._wait_us and queues.is_queued(name)):
+            decision = await ask()
         if decision is None or (self._wait_us and room_in_us(decision) is not None):
             decision = await queues.wait(name, decision, ask, wait_us=self._wait_us, wait_max=MAX_WAITING)
         if not decision.allowed:

@@ -3,7 +3,7 @@
 A `Limiter` parses its users' arguments: limits, keys, costs, durations. Its `Engine` queries the store, through the
 failure policy if the store can fail::
 
-    Limiter.hit(key, limits)  --->  Engine.ask(question)  --->  [Failover.ask  --->]  store.ask
+    Limiter.hit(key, limits)  --->  Engine.hit(checks)  --->  [Failover.hit  --->]  store.hit
     middleware: its buckets and keys  ----^
 
 A middleware validates its limits once, when it is created, and avoids a coroutine if the store answers synchronously.
@@ -43,8 +43,8 @@ from .rows import Rows
 
 T = TypeVar("T")
 
-Ask: TypeAlias = Callable[[Any], Decision | Awaitable[Decision]]
-"""A function that charges every check of a prepared question or none, as `Store.ask` does."""
+Hit: TypeAlias = Callable[[Sequence[Check], Sequence[BanSubject]], Decision | Awaitable[Decision]]
+"""A function that charges every check or none, as `Store.hit` does, or that says what this would answer."""
 
 
 class Engine:
@@ -62,10 +62,8 @@ class Engine:
         networks: Those files.
         counting: Whether limits count and refuse. A test may turn that off for all limiters; see `all_limiters`.
         per_process: Whether every process has separate counts.
-        prepare: Returns a question in a form that the store answers faster; see `Store.prepare`.
-        ask: Charges every check of such a question or none; its decision refers to the question. Not a coroutine, so a
-            synchronous store's decision is returned directly.
-        peek, charge: Do what those of `Store` do.
+        hit, peek, charge: Do what those of `Store` do. They are no coroutine functions: the decision of a store that
+            answers at once is returned directly. Read them from the engine for each call, as a switch replaces them.
         find_ban, strike: Do what `find` and `strike` of `BanStore` do. Who strikes has normalized the key, cleaned the
             reason and checked `may_ban`.
         unix_us: Returns Unix time in microseconds, by the system clock.
@@ -98,7 +96,6 @@ class Engine:
     ) -> None:
         self.store = store
         self.networks = networks
-        self.prepare = store.prepare
         policy = check_failure_policy(deadline, on_error)
         memory = store if isinstance(store, MemoryStore) else None
         self.per_process = memory is not None
@@ -167,11 +164,6 @@ class Engine:
     def limits(self) -> list[NamedLimit]:
         """Return the limits with which this process counts."""
         return [one for caller in self.callers() for one in caller.limits_by_name()]
-
-    async def hit(self, question: Any) -> Decision:
-        """Return the decision of `ask`, awaited if necessary."""
-        answer = self.ask(question)
-        return answer if isinstance(answer, Decision) else await answer
 
     async def refund(self, *charges: Sequence[Reservation]) -> bool:
         """Refund what decisions charged, even if the caller is cancelled meanwhile.
@@ -317,20 +309,24 @@ class Engine:
             limits = bans = _Instead(lambda *_: Decision(True, Reason.DISABLED), lambda *_: None)
         elif self.closed:
             limits = bans = _Instead(self._refuse, self._refuse)
-        self._ask: Ask = limits.ask
-        self.peek: Callable[[Sequence[Check], Sequence[BanSubject]], Decision | Awaitable[Decision]] = limits.peek
+        self._hit: Hit = limits.hit
+        self.hit: Hit = limits.hit
+        if self.overrides.may_change and not self.closed:
+            self.hit = self._refresh_and_hit
+        self.peek: Hit = limits.peek
         self.charge: Callable[[Sequence[Check]], Decision | Awaitable[Decision]] = limits.charge
         self.find_ban: Callable[[Sequence[BanSubject]], Ban | Awaitable[Ban | None] | None] = bans.find
         self.strike: Callable[[BanPolicy, str, int, str], Ban | Awaitable[Ban | None] | None] = bans.strike
-        self.ask: Ask = self._refresh_and_ask if self.overrides.may_change and not self.closed else self._ask
 
     def _refuse(self, *question: object) -> NoReturn:
         raise closed(f"the limiter on {self.store!r}")
 
-    def _refresh_and_ask(self, question: Any) -> Decision | Awaitable[Decision]:
+    def _refresh_and_hit(
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject]
+    ) -> Decision | Awaitable[Decision]:
         """Answer as the store does, after a refresh of the overrides if one is due."""
         self.overrides.refresh_if_due()
-        return self._ask(question)
+        return self._hit(checks, subjects)
 
 
 all_engines: Final[WeakValueDictionary[int, Engine]] = WeakValueDictionary()
@@ -346,10 +342,10 @@ class _Instead:
     """Answers in place of a store.
 
     Args:
-        ask: Answers a question about limits.
+        decide: Answers a question about limits.
         find: Answers one about bans.
     """
 
-    def __init__(self, ask: Callable[..., Decision], find: Callable[..., None]) -> None:
-        self.ask = self.peek = self.charge = ask
+    def __init__(self, decide: Callable[..., Decision], find: Callable[..., None]) -> None:
+        self.hit = self.peek = self.charge = decide
         self.find = self.strike = find

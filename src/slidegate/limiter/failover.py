@@ -32,7 +32,6 @@ from ..core.decision import Decision, Reason
 from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, StoreUnavailable, closest, quoted
 from ..core.events import Event
-from ..core.question import Question
 from ..core.reservation import Reservation
 from ..core.store import Clock, Store
 from ..stores.memory.store import MemoryStore
@@ -85,34 +84,34 @@ class Failover:
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
-    def ask(self, question: Question) -> Decision | Awaitable[Decision]:
-        """Charge every check of a question or none; see `Store.ask`. The decision refers to the question."""
-        answer = self._begin(self._store.ask, question)
+    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
+        """Charge every check or none; see `Store.hit`."""
+        answer = self._begin(self._store.hit, checks, subjects)
         if answer is _UNANSWERED:
-            return self.decide("hit", question, question.subjects)
+            return self.decide("hit", checks, subjects)
         if not isinstance(answer, Decision):
             self._caches = not self._keeps_deadline
-            return self._answer_later(answer, self.breaker.call(), question)
+            return self._answer_later(answer, self.breaker.call(), checks, subjects)
         if self._caches:  # a server has to be awaited, so it did not give this answer
             self.breaker.forget(None)
         else:
             self._answered(None)
-        answer.checks = question
         return answer
 
-    async def _answer_later(self, answer: Awaitable[Decision], call: Call, question: Question) -> Decision:
+    async def _answer_later(
+        self, answer: Awaitable[Decision], call: Call, checks: Sequence[Check], subjects: Sequence[BanSubject]
+    ) -> Decision:
         try:
             decision: Decision = await self._wait(answer, call)
         except asyncio.CancelledError:
             await self._refund_unawaited(answer)
             raise
         if decision is _UNANSWERED:
-            return self.decide("hit", question, question.subjects)
-        decision.checks = question
+            return self.decide("hit", checks, subjects)
         return decision
 
     async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
-        """Return what `ask` would return now."""
+        """Return what `hit` would return now."""
         decide = partial(self.decide, "peek", checks, subjects)
         return await self._query(decide, self._store.peek, checks, subjects)
 
@@ -207,7 +206,6 @@ class Failover:
             decision = self.local.charge(checks) if what == "charge" else getattr(self.local, what)(checks, subjects)
             for reservation in decision.reservations:
                 reservation.store = self.local
-            decision.checks = checks
             return decision
         wait_us = max(self.breaker.open_until_us - self._clock(), MIN_RETRY_US)
         return Decision(choice == "allow" or what == "charge", Reason.UNAVAILABLE, checks=checks, at_least_us=wait_us)

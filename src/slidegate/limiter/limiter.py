@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 from ..core.arguments import check_list, check_name, check_whole, names_checked
-from ..core.bans.ban import MANUAL, Ban, ban_key, clean_reason
+from ..core.bans.ban import MANUAL, Ban, BanSubject, ban_key, clean_reason
 from ..core.bans.policy import BanPolicy, hand_ban_key, may_ban, with_wider_networks
 from ..core.bans.rows import to_rows
-from ..core.buckets import Bucket
+from ..core.buckets import Bucket, Check
 from ..core.decision import Decision
 from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, quoted
 from ..core.limit_texts import parse_limits
 from ..core.limits import MAX_WINDOW_US, AnyLimit
-from ..core.memo import MANY, remember
+from ..core.memo import remember
 from ..core.passwords import AnyAddress, AnySecret
-from ..core.question import Question
 from ..core.store import BanStore, Store
 from ..stores.memory.store import MemoryStore
 from .aio import COMMAND_DEADLINE_S, answer_of, answer_to_the_end, yielding_to_others
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from .sync import SyncLimiter
 
 DEFAULT_RULE: Final = "hit"
-ONE_UNIT: Final = 1
 PERMANENT: Final = "permanent"
 _ROWS_PER_DEADLINE: Final = 10_000
 """LMDB writes this many bans in about 3 s under contention."""
@@ -107,8 +105,7 @@ class Limiter:
         self.digest = self.engine.keys.digest
         """Returns a key of at most 64 bytes for a kind and a value that must not be readable: ``kind#1f3a…``. Limiters
         with the same secret, or without one, return the same key."""
-        self._buckets: dict[tuple[str, str | tuple[AnyLimit, ...]], Bucket] = {}
-        self._questions: dict[tuple[str, Limits, str], Question] = {}
+        self._buckets: dict[tuple[str, object], Bucket] = {}
 
     @classmethod
     def from_url(cls, url: AnyAddress, *, read_only: bool = False, **options: Unpack[LimiterOptions]) -> Limiter:
@@ -158,21 +155,14 @@ class Limiter:
         Raises:
             ConfigurationError: The limits, the key or the cost are invalid.
         """
-        try:
-            question = self._questions[rule, limits, key] if cost is ONE_UNIT else None  # type: ignore[index]
-        except (KeyError, TypeError):  # new, or not hashable
-            question = None
-        if question is None:
-            if isinstance(limits, list):
-                return await self.hit(key, tuple(limits), cost, rule=rule)  # of which the question can be remembered
-            question = self._question(key, limits, rule, cost)
-        answer = self.engine.ask(question)
+        checks, subjects = self._question(key, limits, rule, cost)
+        answer = self.engine.hit(checks, subjects)
         return answer if isinstance(answer, Decision) else await answer
 
     async def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
         """Return what `hit` would return now. Changes nothing."""
-        question = self._question(key, limits, rule, cost)
-        return await answer_of(self.engine.peek(question.checks, question.subjects))
+        checks, subjects = self._question(key, limits, rule, cost)
+        return await answer_of(self.engine.peek(checks, subjects))
 
     async def charge(self, key: AnyKey, limits: Limits, units: int, *, rule: str = DEFAULT_RULE) -> Decision:
         """Record units that are known only now, even beyond the limit; the excess refuses the next requests.
@@ -183,7 +173,7 @@ class Limiter:
         Returns:
             An allowed decision, which has the key's state after the charge and can be refunded.
         """
-        checks = self._question(key, limits, rule, units, "units").checks
+        checks, _ = self._question(key, limits, rule, units, "units")
         return await answer_to_the_end(self.engine.charge(checks))
 
     async def refund(self, decision: Decision) -> bool:
@@ -562,24 +552,34 @@ class Limiter:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def _question(self, key: AnyKey, limits: Limits, rule: str, cost: int, what: str = "cost") -> Question:
-        """Return the question of a call, and remember it if it can be asked again."""
+    def _question(
+        self, key: AnyKey, limits: Limits, rule: str, cost: int, what: str = "cost"
+    ) -> tuple[Sequence[Check], Sequence[BanSubject]]:
+        """Return the checks of a call, and the further subjects whose bans refuse it.
+
+        Args:
+            key: The key.
+            limits: The limits.
+            rule: The rule.
+            cost: The units.
+            what: The name of the units in an error message.
+        """
         check_cost(cost, what)
         bucket = self._bucket(rule, limits)
         text, subjects = self.engine.keys.normalize(key)
-        question = self.engine.prepare(((bucket, text, cost),), subjects)
-        if cost is ONE_UNIT and isinstance(key, str) and isinstance(limits, (str, AnyLimit, tuple)):
-            remember(self._questions, (rule, limits, key), question, MANY)
-        return question
+        return ((bucket, text, cost),), subjects
 
     def _bucket(self, rule: str, limits: Limits) -> Bucket:
-        """Return the bucket of a rule."""
-        written = limits if isinstance(limits, str) else parse_limits(limits)
-        bucket = self._buckets.get((check_name(rule, "rule"), written))
-        if bucket is None:
-            bucket = Bucket(rule, parse_limits(written))
-            remember(self._buckets, (rule, written), bucket)
-        return bucket
+        """Return the bucket of a rule; the same one for the same limits, which it remembers."""
+        written = limits if isinstance(limits, (str, tuple, AnyLimit)) else parse_limits(limits)
+        try:
+            bucket = self._buckets.get((rule, written))
+        except TypeError:  # not hashable, and so neither a name nor limits
+            bucket = None
+        if bucket is not None:
+            return bucket
+        name, parsed = check_name(rule, "rule"), parse_limits(written)
+        return remember(self._buckets, (name, written), Bucket(name, parsed))
 
     def _ban_key(self, key: AnyKey) -> str:
         if isinstance(key, KeyOf):

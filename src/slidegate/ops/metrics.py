@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Final, Literal, TypeAlias
 
-from ..core import Check, Reason
+from ..core import Bucket, Check, Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
-from ..core.memo import MANY, remember
+from ..core.memo import remember
 from ..events import Event, Observer, Outcome, Passed
 from ..limiter import Limiter
 
@@ -105,7 +105,7 @@ class LimiterMetrics(Observer):
         self._limiter = limiter
         self._store = type(limiter.store).__name__.removesuffix("Store").lower()
         self._rules, self._routes = set[str](), set[str]()
-        self._rules_of: dict[Sequence[Check], tuple[str, ...]] = {}
+        self._rules_of: dict[tuple[Bucket, ...], tuple[str, ...]] = {}
         self._counts: dict[Kind, tuple[list[Add], Add | None]] = {}
         self._failures = limiter.failures
         self._counting = Lock()
@@ -154,7 +154,10 @@ class LimiterMetrics(Observer):
         for one in requests:
             if isinstance(one, tuple):
                 checks, route, time_us = one
-                rules = self._rules_of.get(checks) or remember(self._rules_of, checks, rules_of(checks), MANY)
+                buckets = tuple([bucket for bucket, _, _ in checks])
+                rules = self._rules_of.get(buckets)
+                if rules is None:
+                    rules = remember(self._rules_of, buckets, rules_of(checks))
                 kind: Kind = rules, (), route, True, None
             else:
                 time_us = one.duration_us

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import chain, zip_longest
 from operator import is_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, Protocol
 from weakref import WeakSet
 
 from starlette.routing import compile_path
@@ -24,27 +24,22 @@ from starlette.types import Message, Scope, Send
 
 from ..core.addresses import address_key, network_of
 from ..core.arguments import check_flag
-from ..core.decision import Decision
 from ..core.errors import ConfigurationError, closest, quoted
-from ..core.logs import logger
 from . import order
 from .client_ip import UNKNOWN_PEER, ClientAddress, peer_of, read_node
-from .decided import DECIDED_KEY
-from .exchange import STARTS
+from .clients import KEY
+from .found import Finding
 from .keys import parts_of, person_of, user
+from .policy import Policy
 from .routes import MountedRoute, attribute_of, mounted_routes, reach, root_of, routes_of
 from .rules import Rule
-
-if TYPE_CHECKING:
-    from .middleware import RateLimitMiddleware
+from .visit import STARTS, Record
 
 CODES: Final = (
     *("SG102", "SG103", "SG104", "SG109", "SG110", "SG123", "SG126", "SG131", "SG132"),
     *("SG133", "SG134", "SG135", "SG136", "SG137", "SG138", "SG139", "SG140"),
 )
 """Every code, in the order of the page of findings."""
-REQUESTS_CHECKED: Final = 1_000
-"""The number of requests that are checked."""
 _PROXY_HEADERS: Final = (b"x-forwarded-for", b"forwarded")
 _WORKERS: Final = "WEB_CONCURRENCY"
 """The environment variable from which several servers read how many processes they start."""
@@ -71,21 +66,6 @@ _NEARLY_ALL: Final = 0.9
 """The share of a client that passes for everybody; a health check may come from elsewhere."""
 
 
-class Finding(NamedTuple):
-    """A setting that works, but probably not as intended.
-
-    Attributes:
-        code: Its kind, for example ``"SG103"``.
-        message: The probable mistake and its remedy.
-    """
-
-    code: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.code}: {self.message}"
-
-
 def switched_off(enabled: object) -> str:
     """Return the setting that switches the middleware off; empty if none does."""
     text = os.environ.get(ENABLED_VARIABLE, "").strip().lower()
@@ -98,22 +78,11 @@ def switched_off(enabled: object) -> str:
     return f"{ENABLED_VARIABLE}={text}" if text in _FALSE else ""
 
 
-def report(middleware: RateLimitMiddleware, found: Iterable[Finding]) -> None:
-    """Report findings that were not reported before. If a check raises, that is logged and no request fails."""
-    try:
-        for finding in found:
-            if finding not in middleware.findings:
-                middleware.findings.append(finding)
-                logger.warning("%s", finding)
-    except Exception:
-        logger.exception("checking for start-up findings failed")
-
-
-def about_settings(middleware: RateLimitMiddleware, off: str) -> Iterator[Finding]:
+def about_settings(policy: Policy, off: str) -> Iterator[Finding]:
     """Yield the findings about the settings of a middleware.
 
     Args:
-        middleware: The middleware.
+        policy: Its policy.
         off: The setting that switches it off; empty if none does.
     """
     if off:
@@ -121,11 +90,11 @@ def about_settings(middleware: RateLimitMiddleware, off: str) -> Iterator[Findin
             "SG110",
             f"slidegate is switched off ({off}): every request passes; if that is not intended, remove this setting",
         )
-    yield from _about_workers(middleware, _configured_workers())
+    yield from _about_workers(policy, _configured_workers())
 
 
-def _about_workers(middleware: RateLimitMiddleware, where: str) -> Iterator[Finding]:
-    if where and middleware.limiter.engine.per_process:
+def _about_workers(policy: Policy, where: str) -> Iterator[Finding]:
+    if where and policy.limiter.engine.per_process:
         yield Finding(
             "SG103",
             f"limits are per process: with {where} a client gets each limit up to that many times; "
@@ -166,11 +135,23 @@ def _command_of(process: int) -> bytes:
     return _DIGITS.sub(b"", Path(f"/proc/{process}/cmdline").read_bytes())
 
 
-_built: Final[WeakSet[RateLimitMiddleware]] = WeakSet()
+class Built(Protocol):
+    """A middleware that was built."""
+
+    @property
+    def app(self) -> object:
+        """The application that it guards."""
+
+    @property
+    def given(self) -> tuple[object, ...]:
+        """Its options as they were given."""
+
+
+_built: Final[WeakSet[Built]] = WeakSet()
 """The middlewares that live and count apart; their options may refer to them, so nothing else here holds those."""
 
 
-def about_building(middleware: RateLimitMiddleware) -> Iterator[Finding]:
+def about_building(middleware: Built) -> Iterator[Finding]:
     """Yield the finding about a middleware that a framework builds for each of its routes.
 
     Args:
@@ -197,13 +178,13 @@ def _count_alike(options: tuple[object, ...]) -> int:
     return sum(all(map(is_, other.given, options)) for other in list(_built))
 
 
-def about_request(middleware: RateLimitMiddleware, scope: Scope) -> Iterator[Finding]:
+def about_request(policy: Policy, first: FirstRequests, scope: Scope) -> Iterator[Finding]:
     """Yield the findings that a request shows."""
-    yield from _about_shared_names(middleware, scope.get(DECIDED_KEY) or ())
-    client = middleware.client
-    if middleware.clients.is_gone(scope):
+    yield from _about_shared_names(policy, scope)
+    client = policy.address
+    if policy.clients.is_gone(scope):
         return
-    yield from _about_crowd(middleware, scope, middleware.clients.find(scope).key)
+    yield from _about_everybody(policy, first, scope)
     host = peer_of(scope)
     if not host and client.locate(scope)[0] == UNKNOWN_PEER:
         yield Finding(
@@ -225,26 +206,26 @@ def about_request(middleware: RateLimitMiddleware, scope: Scope) -> Iterator[Fin
         )
 
 
-def comparing(middleware: RateLimitMiddleware, scope: Scope, send: Send) -> Send:
+def comparing(policy: Policy, first: FirstRequests, scope: Scope, send: Send) -> Send:
     """Return a `send` that compares peer and user of a request with those that it had when it came."""
-    peer, client_key = peer_of(scope), middleware.client.locate(scope)[0]
-    lacks_user = middleware.crowd.has_users and not _has_user(scope)
+    peer, client_key = peer_of(scope), policy.address.locate(scope)[0]
+    lacks_user = first.has_users and not _has_user(scope)
 
     async def compared(message: Message) -> None:
         if message["type"] in STARTS:
-            report(middleware, about_peers(middleware, peer, scope, client_key))
+            policy.findings.report(about_peers(policy, peer, scope, client_key))
             if lacks_user:
-                report(middleware, _about_user(scope))
+                policy.findings.report(_about_user(scope))
         await send(message)
 
     return compared
 
 
-def about_peers(middleware: RateLimitMiddleware, peer: str | None, scope: Scope, client_key: str) -> Iterator[Finding]:
+def about_peers(policy: Policy, peer: str | None, scope: Scope, client_key: str) -> Iterator[Finding]:
     """Yield the finding about a request that has another peer further inside.
 
     Args:
-        middleware: The middleware.
+        policy: The policy of the middleware.
         peer: The peer when the request came.
         scope: The request at its endpoint, or when its response starts.
         client_key: The key of its client. What has read the same address inside does no harm.
@@ -252,8 +233,7 @@ def about_peers(middleware: RateLimitMiddleware, peer: str | None, scope: Scope,
     inside = peer_of(scope)
     if not inside or inside == peer:
         return
-    address = read_node(inside)
-    prefixes = middleware.client.prefixes
+    address, prefixes = read_node(inside), policy.address.prefixes
     if address is None or address_key(*address, prefixes[4], prefixes[6]) != client_key:
         yield Finding(
             "SG104",
@@ -282,24 +262,24 @@ def _has_user(scope: Scope) -> bool:
         return True
 
 
-class Crowd:
+class FirstRequests:
     """What the first requests tell about who makes all clients one.
 
     Args:
-        middleware: The middleware.
+        policy: The policy of the middleware.
 
     Attributes:
         has_users: Whether its rules count by user.
         has_clients: Whether it counts, lists or bans clients by their addresses, as far as it knows.
     """
 
-    def __init__(self, middleware: RateLimitMiddleware) -> None:
-        counting = [rule for rule in (*middleware.rules, middleware.default_rule) if rule is not None and rule.counts]
+    def __init__(self, policy: Policy) -> None:
+        counting = [rule for rule in (*policy.rules.given, policy.default_rule) if rule is not None and rule.counts]
         keys = [key for rule in counting for key in (rule.key, rule.fair)]
         self.has_users = any(part is user for key in keys for part in parts_of(key))
         by_address = any(rule.key is None or isinstance(rule.key, ClientAddress) for rule in counting)
-        is_listing = any(networks is not None for networks in middleware.lists.values())
-        bans = any(policy.key is None for policy in middleware.policies)
+        is_listing = any(networks is not None for networks in policy.lists.values())
+        bans = any(one.key is None for one in policy.signals.policies.values())
         self.has_clients = by_address or is_listing or bans or not counting
         self._requests = Counter[str]()
         self._names: dict[tuple[str, bytes], set[int]] = {}
@@ -328,11 +308,12 @@ class Crowd:
         return found
 
 
-def _about_crowd(middleware: RateLimitMiddleware, scope: Scope, client_key: str) -> Iterator[Finding]:
+def _about_everybody(policy: Policy, first: FirstRequests, scope: Scope) -> Iterator[Finding]:
     """Yield the finding about a client that is many."""
-    if not middleware.crowd.has_clients or any(finding.code == "SG140" for finding in middleware.findings):
+    if not first.has_clients or any(finding.code == "SG140" for finding in policy.findings.found):
         return
-    found = middleware.crowd.add(client_key, scope["headers"], middleware.client.header)
+    client_key = policy.clients.of(scope).key
+    found = first.add(client_key, scope["headers"], policy.address.header)
     if found is None:
         return
     field, percent = found
@@ -346,15 +327,18 @@ def _about_crowd(middleware: RateLimitMiddleware, scope: Scope, client_key: str)
     )
 
 
-def _about_shared_names(middleware: RateLimitMiddleware, decided: Iterable[tuple[Any, Decision]]) -> Iterator[Finding]:
+def _about_shared_names(policy: Policy, scope: Scope) -> Iterator[Finding]:
     """Yield the finding about a limit that an outer middleware with the same limiter has charged already."""
+    record: Record | None = scope.get(KEY)
+    if record is None:
+        return
     outer = {
         bucket.name: bucket.label
-        for other, decision in decided
-        if other is not middleware and other.limiter is middleware.limiter
+        for other, decision in record.decisions
+        if other is not policy and other.limiter is policy.limiter
         for bucket, _, _ in decision.checks
     }
-    for name in sorted({bucket.name for bucket in middleware.buckets()} & {*outer})[:1] if outer else ():
+    for name in sorted({bucket.name for bucket in policy.buckets()} & {*outer})[:1] if outer else ():
         yield Finding(
             "SG132",
             f"two middlewares around each other have the limit {quoted(outer[name])} on one limiter, so a request "
@@ -363,22 +347,23 @@ def _about_shared_names(middleware: RateLimitMiddleware, decided: Iterable[tuple
         )
 
 
-def about_routes(middleware: RateLimitMiddleware, behind: object) -> Iterator[Finding]:
+def about_routes(policy: Policy, app: object, behind: object) -> Iterator[Finding]:
     """Yield the findings that the routes and the other processes reveal when the application starts.
 
     Args:
-        middleware: The middleware.
+        policy: The policy of the middleware.
+        app: The application that the middleware guards.
         behind: The application behind it, or if its routes are hidden, the one that it belongs to.
     """
     if not _configured_workers():
-        yield from _about_workers(middleware, _sibling_workers())
+        yield from _about_workers(policy, _sibling_workers())
     routes = mounted_routes(behind)
-    yield from about_rules(middleware, routes)
-    found = [order.about_methods_of_routes(middleware.rules, routes, _may_meet), order.about_decorators(routes)]
-    yield from _made(chain(*found, order.about_layers(middleware)))
+    yield from about_rules(policy, routes)
+    found = [order.about_methods_of_routes(policy.rules.given, routes, _may_meet), order.about_decorators(routes)]
+    yield from _made(chain(*found, order.about_layers(policy, app)))
     if routes_of(behind) is not None:
-        yield from _about_unmet_rules(middleware.rules, behind)
-    elif middleware.default_rule is not None:
+        yield from _about_unmet_rules(policy.rules.given, behind)
+    elif policy.default_rule is not None:
         yield Finding(
             "SG126",
             "default_limits are around an unknown application, whose routes cannot be read: all requests of a "
@@ -386,15 +371,15 @@ def about_routes(middleware: RateLimitMiddleware, behind: object) -> Iterator[Fi
         )
 
 
-def about_rules(middleware: RateLimitMiddleware, routes: Sequence[MountedRoute] = ()) -> Iterator[Finding]:
+def about_rules(policy: Policy, routes: Sequence[MountedRoute] = ()) -> Iterator[Finding]:
     """Yield the findings about the rules of a middleware.
 
     Args:
-        middleware: The middleware.
+        policy: Its policy.
         routes: The routes below it, as far as they are known.
     """
-    names = order.about_method_names(middleware.rules, routes)
-    yield from _made(chain(order.about_order(middleware.rule_set), names))
+    names = order.about_method_names(policy.rules.given, routes)
+    yield from _made(chain(order.about_order(policy.rules), names))
 
 
 def _made(found: Iterable[tuple[str, str]]) -> Iterator[Finding]:

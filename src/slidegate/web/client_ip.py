@@ -15,13 +15,10 @@ unclosed quote from the client cannot hide the entries that proxies have appende
 
 from __future__ import annotations
 
-import json
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, takewhile
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from starlette.types import Scope
 
@@ -36,24 +33,17 @@ from ..core.addresses import (
     prefix_length,
 )
 from ..core.arguments import check_list, check_whole
-from ..core.bans.ban import BanSubject
-from ..core.bans.policy import PRIVATE
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, quoted
-from ..core.events import Event
-from ..core.memo import MANY, MEMO_BYTES, key_bytes, remember
 from ..core.networks import Networks
 from ..limiter import MAX_KEY_BYTES, Limiter
 from .headers import field_value
 from .keys import Key, check_token
 
 if TYPE_CHECKING:
-    from ..limiter.operators import NetworkLookup
-    from .lists import ListFile
-    from .middleware import RateLimitMiddleware
+    pass
 
 _ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
-_NOT_LOCATED: Final[Mapping[Key, str]] = MappingProxyType({})
 _GONE: Final = Decision(False, Reason.BLOCKED, by="gone")
 UNKNOWN_PEER: Final = "unknown-peer"
 """The key of all requests for which the server names no peer, for example on a Unix socket."""
@@ -273,169 +263,3 @@ def read_node(text: str) -> Address | None:
     bare = match["v6"] or match["v4"] or match["bare"] or ""
     address = parse_address(bare) if match["v6"] is None or ":" in bare else None
     return None if address is None or is_unspecified(address) else address
-
-
-class Client(NamedTuple):
-    """What all requests of a client have in common.
-
-    Attributes:
-        who: What identifies it in a request: the peer and, behind trusted proxies, the value of their header. None if
-            the server names no peer, or if it is too long to be remembered.
-        key: Its key.
-        subjects: The keys and the address whose bans apply to it.
-        verdict: The decision about all its requests, if it is on a list.
-        located: What keys of ban policies that read proxies themselves have found at the entrance of one request.
-    """
-
-    who: Any
-    key: str
-    subjects: Sequence[BanSubject]
-    verdict: Decision | None
-    located: Mapping[Key, str] = _NOT_LOCATED
-
-    def beside(self, scope: Scope) -> Scope:
-        """Return a later scope of its request for keys, which read from it everything but addresses.
-
-        Applications may have changed the peer and the fields of proxies by then.
-        """
-        return {**scope, LOCATED_KEY: self.located} if self.located else scope
-
-
-NOBODY: Final = Client(None, UNKNOWN_PEER, (UNKNOWN_PEER,), None)
-"""The client of a request that no middleware has asked about yet."""
-
-
-class Clients:
-    """Determines the clients of requests, each once.
-
-    Args:
-        middleware: The middleware.
-        files: The files behind its lists, and the databases of networks.
-
-    Attributes:
-        who: Returns what identifies the client of a request; None if that is not known.
-    """
-
-    def __init__(
-        self,
-        middleware: RateLimitMiddleware,
-        files: Sequence[ListFile | NetworkLookup],
-    ) -> None:
-        self._client = middleware.client
-        self._signals = middleware.signals
-        self._who = _peer_and_header(self._client.header) if self._client.trusted else peer_of
-        self.who: Callable[[Scope], Any] = self._checking_files(self._who) if files else self._who
-        self._blocklist = middleware.lists["blocklist"]
-        self._allowlist = middleware.lists["allowlist"]
-        list_file: ListFile | None = getattr(self._blocklist, "file", None)
-        self._blocking_file = None if list_file is None or list_file.private else list_file
-        self._spared_before = 0
-        self._emit = middleware.limiter.engine.emit
-        self._tell_spared()
-        self._files = files
-        self._changed = middleware.rule_set.forget_questions
-        self._read = 0
-        self._cache: dict[object, Client] = {}
-        self._needs_peers = self._blocklist is not None or bool(self._signals.policies)
-        self._peers_named = False
-
-    def find(self, scope: Scope) -> Client:
-        """Return the client of a request."""
-        return self.of(scope, self._who(scope))
-
-    def of(self, scope: Scope, who: Any) -> Client:
-        """Return the client of a request, given what `who` returns for it."""
-        client = self._cache.get(who)
-        if client is None:
-            client = self._identify(who if key_bytes(who) <= MEMO_BYTES else None, scope)
-            if client.who is not None:
-                remember(self._cache, who, client, MANY)
-        return client
-
-    def is_gone(self, scope: Scope) -> bool:
-        """Return whether a request is refused because its connection was reset, so that its peer is unknown.
-
-        Applies only if this server has named peers before, and only with a blocklist or bans: a listed or banned client
-        could otherwise evade them.
-        """
-        return self._needs_peers and self._peers_named and may_be_gone(scope)
-
-    def _identify(self, who: object, scope: Scope) -> Client:
-        """Determine the client of a request, and whether it is on a list."""
-        key, address = self._client.locate(scope)
-        verdict: Decision | None = None
-        self._peers_named = self._peers_named or bool(peer_of(scope))
-        if self.is_gone(scope):
-            verdict = _GONE
-        elif address is not None and self._allowlist is not None and self._allowlist.covers(*address):
-            verdict = _ALLOWLISTED
-        elif address is not None and self._blocklist is not None:
-            name = None if self.spares(*address) else self._blocklist.find(*address)
-            verdict = None if name is None else Decision(False, Reason.BLOCKED, by=name)
-        return Client(who, key, self._signals.own_subjects(key, address), verdict)
-
-    def spares(self, version: int, first: int, last: int | None = None) -> bool:
-        """Return whether a blocklist does not refuse an address or a network because it comes from a file.
-
-        Lists of others contain private networks (those that must not be routed), whose addresses here are probes,
-        gateways, the proxies and the neighbours.
-        """
-        if self._blocking_file is None:
-            return False
-        end = first if last is None else last
-        return PRIVATE.overlaps(version, first, end) or self._client.networks.overlaps(version, first, end)
-
-    def _tell_spared(self) -> None:
-        """Report how many ranges of the blocklist's file are left out, unless they were as many before."""
-        if self._blocking_file is None or self._blocklist is None:
-            return
-        spared = Networks.of_ranges([*PRIVATE.ranges(), *self._client.networks.ranges()])
-        count, before = self._blocklist.overlapping(spared), self._spared_before
-        self._spared_before = count
-        if count in (0, before):
-            return
-        name, path = self._blocking_file.name, self._blocking_file.path
-        written = json.dumps(os.path.basename(path))
-        message = (
-            f"list {name!r}: of {count} address ranges, private addresses and trusted proxies are left out; to refuse "
-            f"these, too, write Networks.from_file({written}, private=True), in slidegate.toml blocklist = "
-            f"{{ path = {written}, private = true }}"
-        )
-        self._emit(Event("list_spared", message, {"count": count, "list": name, "path": path}))
-
-    def _checking_files(self, who: Callable[[Scope], Any]) -> Callable[[Scope], Any]:
-        """Return a function that checks the files for changes, if that is due, before it calls `who`."""
-
-        def checked(scope: Scope) -> Any:
-            for files in self._files:
-                files.check_if_due()
-            read = sum([files.generation for files in self._files])
-            if read != self._read:
-                self._read = read
-                self._cache.clear()
-                self._changed()
-                self._tell_spared()
-            return who(scope)
-
-        return checked
-
-
-def _peer_and_header(header: bytes) -> Callable[[Scope], Any]:
-    """Return a function that returns the host of the peer, and the value of the header of trusted proxies."""
-
-    def peer_and_value(scope: Scope) -> tuple[str, Any] | None:
-        found = None
-        try:
-            host = scope["client"][0]
-        except (TypeError, LookupError):  # no peer
-            return None
-        if type(host) is not str:
-            return None
-        for name, value in scope["headers"]:  # faster than to make a dict of them
-            if name == header:
-                if found is not None:
-                    return host, field_value(scope, header)  # several lines, which are one list
-                found = bytes(value)  # Starlette reads a bytearray as well
-        return host, found
-
-    return peer_and_value

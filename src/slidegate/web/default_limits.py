@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from starlette.types import Scope
 
 from ..core.errors import ConfigurationError
 from ..core.memo import remember
+from .bound_rule import BoundRule
+from .keys import Key, KeyFunction
 from .paths import is_ambiguous
 from .routes import is_by_path, reach, visible_app
 from .rules import Limits, LimitsFunction, Rule, label_of
-
-if TYPE_CHECKING:
-    from .middleware import RateLimitMiddleware
-    from .rule_set import BoundRule
 
 EXEMPT_MARK: Final = "__slidegate_exempt__"
 """The attribute that marks an endpoint as exempt; `functools.wraps` copies it to a wrapper."""
@@ -31,8 +29,10 @@ class DefaultLimits:
     """The limits for each route below a middleware.
 
     Args:
-        middleware: The middleware.
         limits: The limits, applied to each route separately, or a function of the request that returns them.
+        key: What they count by.
+        app: The application behind the middleware.
+        own_id: What the names of their buckets begin with.
         bind: Returns a rule with its buckets, which have the given name.
 
     Attributes:
@@ -44,17 +44,19 @@ class DefaultLimits:
 
     def __init__(
         self,
-        middleware: RateLimitMiddleware,
         limits: Limits | LimitsFunction,
+        key: Key | KeyFunction | None,
+        app: object,
+        own_id: str,
         bind: Callable[[Rule, str], BoundRule],
     ) -> None:
         try:
-            self.rule = Rule("*", limits, key=middleware.key)
+            self.rule = Rule("*", limits, key=key)
         except ConfigurationError as error:
             text = error.text if error.option == "limits" else str(error)
             raise ConfigurationError(text, "default_limits") from None
-        self._own_id = middleware.unique_id("per-route:")
-        self._app = middleware.app
+        self._own_id = own_id
+        self._app = app
         self._bind = bind
         self._bound: dict[str, BoundRule] = {}
         self._is_by_path: bool | None = None

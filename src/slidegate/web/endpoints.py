@@ -24,30 +24,31 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from ..core.arguments import unknown_option
-from ..core.decision import DISABLED, Decision, Reason
+from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.exceeded import RateLimitExceeded
 from ..core.logs import logger
 from ..core.memo import remember
 from ..limiter.engine import Engine
-from . import checks
+from .checks import about_peers
 from .client_ip import ClientAddress, peer_of
-from .decided import DECIDED_KEY, EXCHANGE_KEY, UNCOUNTED, Decided, of_request
+from .clients import record_of
 from .decorated import remember_decorated
 from .default_limits import EXEMPT_MARK
-from .exchange import Exchange
+from .effects import ReportRefusal
 from .keys import parts_of, path_parameters
-from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, takes_answer
+from .plan import Plan
+from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, takes_answer
 from .routes import labels_of
-from .rule_set import Plan, limits_kind, method_of
+from .rule_set import RuleSet, limits_kind, method_of
 from .rules import MAX_LABEL, Condition, CostFunction, CountIf, Limits, LimitsFunction, Rule, printable
+from .visit import UNCOUNTED, Record, Visit, active_visit_of
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from ..limiter.failover import OnError
     from .keys import Key, KeyFunction
-    from .middleware import RateLimitMiddleware
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 
@@ -237,57 +238,69 @@ class RateLimit:
                 that was accepted before, and for one whose server cannot send an answer before.
             ConfigurationError: There is no middleware around the endpoint.
         """
-        exchange: Exchange | None = of_request(connection, EXCHANGE_KEY, "RateLimit")
-        scope = connection.scope
-        if exchange is None or exchange.own[0].reason is DISABLED:
+        visit = active_visit_of(connection, "RateLimit")
+        if visit is None or not visit.is_counted:
             return
+        scope, policy = connection.scope, visit.policy
         if self.rule.methods is not None and not limits_kind(self.rule, scope["type"], method_of(scope)):
             return
-        middleware = exchange.middleware
-        if middleware.is_checking:
-            peers = checks.about_peers(middleware, peer_of(exchange.scope), scope, exchange.client.key)
-            checks.report(middleware, peers)
-        plan = self._plan(middleware, scope, endpoint or scope.get("endpoint") or self)
-        client = exchange.client
-        question = plan.questions.get(client.who)
-        answer = (
-            middleware.decider.decide(exchange, plan, client, connection)
-            if question is None
-            else middleware.decider.ask_rest(exchange, plan, question)
-        )
-        decision = answer if isinstance(answer, Decision) else await answer
-        if decision.reason in _NOTHING_COUNTED and exchange.refusal is None:
+        if policy.findings.requests_left:
+            policy.findings.report(about_peers(policy, peer_of(visit.scope), scope, visit.client.key))
+        plan = self._plan(policy.rules, scope, endpoint or scope.get("endpoint") or self)
+        if plan.is_conditional:
+            plan = await policy.counting.evaluated(visit, plan, connection)
+        decision = await policy.counting.count(visit, plan, connection)
+        if decision.allowed:
+            # What counts nothing is no decision, but for one after a refusal that the application has caught.
+            is_counted = decision.reason not in _NOTHING_COUNTED
+            if is_counted or visit.refusal is not None:
+                visit.record(decision)
+            if is_counted:
+                visit.effects = [*visit.effects, *plan.effects]
+            await policy.counting.observe(visit, plan.shadows, connection)
             return
-        exchange.record(decision)
-        if not decision.allowed:
-            refusal = await middleware.refusals.count(exchange, scope, decision, at_endpoint=True)
-            if scope["type"] == "websocket" and (exchange.status or not takes_answer(scope)):
-                is_banned = decision.reason is Reason.BANNED
-                code = TRY_AGAIN_LATER if exchange.status and not is_banned else POLICY_VIOLATION
-                raise WebSocketException(code, "banned" if is_banned else TOO_MANY)
-            exchange.complete(refusal.needed)
-            raise EndpointRefusal(decision, refusal)
-        if decision.reason not in _NOTHING_COUNTED:
-            exchange.hooks = [*exchange.hooks, *plan.hooks]
+        await self._refuse(visit, decision, scope)
 
-    def _plan(self, middleware: RateLimitMiddleware, scope: Scope, endpoint: Any) -> Plan:
+    async def _refuse(self, visit: Visit, decision: Decision, scope: Scope) -> None:
+        """Refuse a request at its endpoint.
+
+        Raises:
+            RateLimitExceeded: The refusal; `WebSocketException` for a websocket that gets no answer.
+        """
+        policy = visit.policy
+        visit.record(decision)
+        if policy.signals.by_refusal:
+            await policy.signals.at_refusal(visit, decision, scope)
+        if scope["type"] == "websocket" or not visit.status:  # else the connection breaks
+            others = [effect for effect in visit.effects if not isinstance(effect, ReportRefusal)]  # of caught ones
+            visit.effects = [*others, ReportRefusal(policy.refusals, decision, scope)]
+        if scope["type"] == "websocket" and (visit.status or not takes_answer(scope)):
+            if decision.reason is Reason.BANNED:
+                raise WebSocketException(POLICY_VIOLATION, "banned")
+            raise WebSocketException(TRY_AGAIN_LATER if visit.status else POLICY_VIOLATION, TOO_MANY)
+        answer = policy.refusals.answer(decision)
+        visit.need(answer.needed)
+        raise EndpointRefusal(decision, answer)
+
+    def _plan(self, rules: RuleSet, scope: Scope, endpoint: Any) -> Plan:
         """Return the plan of the requests to an endpoint."""
+        function = getattr(endpoint, "__func__", endpoint)  # each access to a method creates a new bound method
         route = scope.get("route")
-        known, plans = (id(self), id(endpoint), id(route)), middleware.rule_set.at_endpoints
+        known, plans = (id(self), id(function), id(route)), rules.at_endpoints
         found = plans.get(known)
         if found is None:
             rule = copy(self.rule)
             identity = rule.identity
             if rule.name is None:
-                where, is_named = _place_of(endpoint)
-                rule.label = _label_of(endpoint, scope)
+                where, is_named = _place_of(function)
+                rule.label = _label_of(function, scope)
                 if not is_named:
                     where = f"{where} {min(labels_of(scope), default=getattr(route, 'path', ''))}"
                 identity = rule.identity_of(f"{where} {_spelled(rule)}")
-            plan = middleware.rule_set.plan_of_endpoint(rule, identity)
+            plan = rules.plan_of_endpoint(rule, identity)
             _report_parameters(rule, scope)
             # The memo keeps all three alive, so that no other object gets their ids.
-            found = remember(plans, known, (plan, (self, endpoint, route)))
+            found = remember(plans, known, (plan, (self, function, route)))
         return found[0]
 
 
@@ -397,19 +410,18 @@ async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
         if isinstance(error, HTTPException):  # of the application, where this is the handler of a status
             return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
         raise error
-    decided: Decided | None = of_request(request, DECIDED_KEY, "rate_limit_exceeded")
-    if decided is None:
+    record: Record | None = record_of(request, "rate_limit_exceeded")
+    if record is None:
         raise error
-    innermost, _ = decided[-1]
-    refusals, decision = innermost.refusals, error.decision
+    decision = error.decision
     is_listed = isinstance(error, EndpointRefusal)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        within: Exchange | None = scope.get(EXCHANGE_KEY)  # None for a class below the middlewares of a route
-        exchange = within or Exchange(innermost, scope, receive, send, (), decided)
-        exchange.own = exchange.own or (decision,)
-        made = refusals.answer(decision, is_listed=is_listed)
-        await refusals.send(decision, made, exchange, receive, send if within else None)
+        refusals: Refusals = record.policy.refusals
+        if isinstance(record, Visit):
+            await refusals.send_through(record, decision, receive, send, is_listed=is_listed)
+        else:  # of a class below the middlewares of a route, which have ended
+            await refusals.send(record.resumed(scope, receive, send), decision, is_listed=is_listed)
 
     return answer
 

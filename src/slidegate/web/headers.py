@@ -12,14 +12,13 @@ from typing import Any, Final, Literal, TypeAlias
 
 from starlette.types import Scope
 
-from ..core.buckets import Bucket, Check, unique_name
+from ..core.buckets import Bucket, Check, unique_name, windows_of
 from ..core.concurrency import Concurrency
 from ..core.decision import Decision
 from ..core.errors import ConfigurationError, quoted
 from ..core.limits import AnyLimit
 from ..core.memo import remember
-from ..core.question import Question
-from ..core.readings import ceil_s
+from ..core.readings import ceil_s, tightest_of
 from ..core.ring import WindowState
 from ..core.store import Clock
 
@@ -27,35 +26,34 @@ HeaderStyle: TypeAlias = Literal["draft", "legacy"]
 HeaderStyles: TypeAlias = HeaderStyle | Sequence[HeaderStyle]
 Field: TypeAlias = Any
 """A field as an application wrote it: a tuple or list of name and value, each bytes or a similar type."""
-Fields: TypeAlias = list[tuple[bytes, bytes]]
+Fields: TypeAlias = Sequence[tuple[bytes, bytes]]
 """Fields that this package wrote or has checked."""
 
+MOST_NAMED: Final = 8
+"""The most limits that one middleware names in an answer."""
 MAX_FIELD: Final = 8_192
 """The most characters of a field that are read, counted from the right end, where trusted proxies append."""
 
 
-def windows_of(check: Check) -> tuple[object, ...]:
-    """Return what the checks of the same windows under the same limits have in common."""
-    bucket: Bucket = check[0]
-    return bucket.name, check[1], *[(limit.same_window, limit.amount) for limit in bucket.limits]
-
-
-def joined(decisions: Sequence[Decision]) -> Sequence[Decision]:
+def joined(decisions: Sequence[Decision]) -> Decision | None:
     """Return those of a request's decisions that name limits as one, in which the last reading of each window counts.
 
-    Each reading keeps its spans, which are from the decision that has made it.
+    Each reading keeps its spans, which are from the decision that has made it. None if no decision names limits.
     """
     named = [decision for decision in decisions if decision.readings]
-    if len(named) < 2:
-        return named
+    if not named:
+        return None
+    last = named[-1]
+    if len(named) == 1:
+        return last
     found: dict[object, tuple[Check, Sequence[WindowState]]] = {}
     for decision in named:
-        readings = iter(decision.readings_as_of(named[-1].now_us))
+        readings = iter(decision.readings_as_of(last.now_us))
         for check in decision.checks:
             found[windows_of(check)] = check, [*islice(readings, len(check[0].limits))]
-    last, checks = named[-1], Question([check for check, _ in found.values()])
+    checks = [check for check, _ in found.values()]
     states = [state for _, read in found.values() for state in read]
-    return (Decision(last.allowed, last.reason, last.now_us, checks, states),)
+    return Decision(last.allowed, last.reason, last.now_us, checks, states)
 
 
 class Rendered:
@@ -63,24 +61,31 @@ class Rendered:
 
     Args:
         buckets: The buckets.
+        taken: The names in the fields of middlewares within.
 
     Attributes:
-        names: The name of each limit in an answer; a repeated name gets a number.
+        names: The name of each limit in an answer; one that is taken or repeated gets a number.
         limits: The limits.
     """
 
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
+    def __init__(self, buckets: Sequence[Bucket], taken: Sequence[str] = ()) -> None:
         self.limits = [limit for bucket in buckets for limit in bucket.limits]
         self.names: list[str] = []
         for bucket in buckets:
             for name in bucket.names:
-                self.names.append(unique_name(name, self.names))
+                self.names.append(unique_name(name, [*taken, *self.names]))
         units = [bucket.unit for bucket in buckets for _ in bucket.limits]
-        named = list(zip(self.names, self.limits, units, strict=True))
-        self._policy: Field = b"ratelimit-policy", ", ".join([_policy_item(*one) for one in named]).encode()
-        self._text = b", ".join([_item(name, limit) for name, limit, _ in named])
+        named = [*zip(self.names, self.limits, units, strict=True)]
+        self._policies = [_policy_item(*one) for one in named]
+        self._items = [_item(name, limit) for name, limit, _ in named]
+        self._policy: Field = b"ratelimit-policy", ", ".join(self._policies).encode()
+        self._text = b", ".join(self._items)
         self._amounts = [limit.amount for limit in self.limits]
         self._amount = self._amounts[0]
+
+    def names_in(self, decision: Decision) -> Sequence[str]:
+        """Return the names that `added_to` writes."""
+        return self.names
 
     def added_to(self, given: Iterable[Field], decision: Decision) -> list[Field]:
         """Return the fields of an answer and, behind them, RateLimit-Policy and RateLimit with the current numbers.
@@ -89,12 +94,7 @@ class Rendered:
             given: The fields of the answer so far.
             decision: The decision that RateLimit tells of.
         """
-        now_us = decision.now_us
-        numbers: tuple[int, ...] = ()
-        for (spent, leaves_us, _, _), amount in zip(decision.readings, self._amounts, strict=True):
-            left = amount - spent if amount > spent else 0
-            numbers += left, -((now_us - leaves_us) // 1_000_000) if spent else 0
-        return [*given, self._policy, (b"ratelimit", self._text % numbers)]
+        return [*given, self._policy, (b"ratelimit", self._text % _numbers(decision, decision.readings, self._amounts))]
 
 
 class _OneLimit(Rendered):
@@ -108,26 +108,23 @@ class _OneLimit(Rendered):
         return [*given, self._policy, (b"ratelimit", self._text % (left if left > 0 else 0, more_s))]
 
 
-class _InStyles(Rendered):
-    """The same for any styles, or for no fields at all."""
+class _ManyLimits(Rendered):
+    """The same for more limits than an answer names: the tightest ones are named, in their order."""
 
-    def __init__(self, buckets: Sequence[Bucket], styles: Sequence[HeaderStyle], unix_us: Clock) -> None:
-        super().__init__(buckets)
-        self._styles = styles
-        self._unix_us = unix_us
+    def names_in(self, decision: Decision) -> Sequence[str]:
+        """See `Rendered.names_in`."""
+        return [self.names[at] for at in tightest_of(decision.checks, decision.readings, MOST_NAMED)]
 
     def added_to(self, given: Iterable[Field], decision: Decision) -> list[Field]:
-        """Return them; X-RateLimit-* of the limit that refuses, or that admits the fewest further requests.
-
-        These are of the innermost middleware: what is there already stays.
-        """
-        fields = super().added_to(given, decision) if "draft" in self._styles else [*given]
-        if "legacy" in self._styles and all(lowered(field[0]) != b"x-ratelimit-limit" for field in fields):
-            fields += _legacy_fields(decision, self._unix_us())
-        return fields
+        """See `Rendered.added_to`."""
+        shown = tightest_of(decision.checks, decision.readings, MOST_NAMED)
+        policy = ", ".join([self._policies[at] for at in shown]).encode()
+        text = b", ".join([self._items[at] for at in shown])
+        readings, amounts = [decision.readings[at] for at in shown], [self._amounts[at] for at in shown]
+        return [*given, (b"ratelimit-policy", policy), (b"ratelimit", text % _numbers(decision, readings, amounts))]
 
 
-class HeaderWriter:
+class Headers:
     """Writes the fields that inform a client of the limits of one middleware.
 
     Args:
@@ -147,21 +144,65 @@ class HeaderWriter:
             raise ConfigurationError(f"{expected}, not {quoted(style)}", "headers")
         self._rendered: dict[object, Rendered] = {}
 
-    def render(self, question: Question) -> Rendered:
-        """Return what the answers to all requests with the checks of a question have in common, and note it there."""
-        buckets = tuple([bucket for bucket, _, _ in question])
-        rendered = self._rendered.get(buckets) or remember(self._rendered, buckets, self._made(buckets))
-        question.rendered = rendered
-        return rendered
+    def of(self, checks: Sequence[Check], taken: Sequence[str] = ()) -> Rendered:
+        """Return what the answers to all requests with these checks have in common.
 
-    def _made(self, buckets: Sequence[Bucket]) -> Rendered:
+        Args:
+            checks: The checks, at least one.
+            taken: The names in the fields of middlewares within.
+        """
+        return self.of_buckets([bucket for bucket, _, _ in checks], taken)
+
+    def of_buckets(self, buckets: Sequence[Bucket], taken: Sequence[str] = ()) -> Rendered:
+        """Return the same, given the buckets of the checks."""
+        known = (*buckets, *taken)
+        found = self._rendered.get(known)
+        if found is None:
+            found = remember(self._rendered, known, self._made(buckets, taken))
+        return found
+
+    def _made(self, buckets: Sequence[Bucket], taken: Sequence[str]) -> Rendered:
         if {*self._styles} != {"draft"}:
-            return _InStyles(buckets, self._styles, self._unix_us)
-        return (_OneLimit if sum(len(bucket.limits) for bucket in buckets) == 1 else Rendered)(buckets)
+            return _InStyles(buckets, taken, self._styles, self._unix_us)
+        limits = sum([len(bucket.limits) for bucket in buckets])
+        if limits == 1:
+            return _OneLimit(buckets, taken)
+        if limits > MOST_NAMED:
+            return _ManyLimits(buckets, taken)
+        return Rendered(buckets, taken)
 
     def forget(self) -> None:
-        """Render everything anew, because amounts have changed. Questions keep what they have."""
+        """Render everything anew, because amounts have changed."""
         self._rendered.clear()
+
+
+class _InStyles(_ManyLimits):
+    """The same for any styles, or for no fields at all."""
+
+    def __init__(
+        self, buckets: Sequence[Bucket], taken: Sequence[str], styles: Sequence[HeaderStyle], unix_us: Clock
+    ) -> None:
+        super().__init__(buckets, taken)
+        self._styles = styles
+        self._unix_us = unix_us
+
+    def names_in(self, decision: Decision) -> Sequence[str]:
+        """See `Rendered.names_in`."""
+        if "draft" not in self._styles:
+            return ()
+        return super().names_in(decision)
+
+    def added_to(self, given: Iterable[Field], decision: Decision) -> list[Field]:
+        """Return them; X-RateLimit-* of the limit that refuses, or that admits the fewest further requests.
+
+        These are of the innermost middleware: what is there already stays.
+        """
+        fields = [*given]
+        if "draft" in self._styles:
+            fields = super().added_to(fields, decision)
+        if "legacy" in self._styles and all(lowered(field[0]) != b"x-ratelimit-limit" for field in fields):
+            fields += _legacy_fields(decision, self._unix_us())
+        return fields
 
 
 def quote(text: str) -> str:
@@ -186,6 +227,20 @@ def complete(fields: list[Field], needed: Iterable[tuple[bytes, bytes]]) -> None
     for field in needed:
         if field not in fields and field[0] not in [lowered(other[0]) for other in fields]:
             fields.append(field)
+
+
+def _numbers(decision: Decision, readings: Sequence[WindowState], amounts: Sequence[int]) -> tuple[int, ...]:
+    """Return what is left of some limits, each followed by the seconds until there is more, rounded up."""
+    now_us = decision.now_us
+    numbers: list[int] = []
+    for (spent, leaves_us, _, _), amount in zip(readings, amounts, strict=True):
+        if spent:
+            left = amount - spent
+            numbers.append(left if left > 0 else 0)  # a debt is no number of units; `max` would be a call
+            numbers.append(-((now_us - leaves_us) // 1_000_000))
+        else:
+            numbers += amount, 0
+    return tuple(numbers)
 
 
 def _item(name: str, limit: AnyLimit) -> bytes:

@@ -27,9 +27,10 @@ from .routes import MountedRoute, attribute_of, layers
 from .rules import Rule
 
 if TYPE_CHECKING:
-    from .middleware import RateLimitMiddleware
     from .paths import RulePath
-    from .rule_set import Met, RuleSet
+    from .plan import Met
+    from .policy import Policy
+    from .rule_set import RuleSet
 
 _MAX_RULES: Final = 1_000
 """The most rules whose order is looked at: each is compared with all others."""
@@ -242,9 +243,9 @@ def about_decorators(routes: Sequence[MountedRoute]) -> Iterator[tuple[str, str]
             )
 
 
-def about_layers(middleware: RateLimitMiddleware) -> Iterator[tuple[str, str]]:
+def about_layers(policy: Policy, app: object) -> Iterator[tuple[str, str]]:
     """Yield the finding about CORS within: answers of this middleware lack its header fields."""
-    if middleware.refusals.on_refused is None and _refuses(middleware) and any(map(_is_cors, layers(middleware.app))):
+    if policy.refusals.on_refused is None and _refuses(policy) and any(map(_is_cors, layers(app))):
         yield (
             "SG138",
             "CORSMiddleware is inside this middleware, so browsers hide its refusals from scripts: they see a network "
@@ -252,11 +253,11 @@ def about_layers(middleware: RateLimitMiddleware) -> Iterator[tuple[str, str]]:
         )
 
 
-def _refuses(middleware: RateLimitMiddleware) -> bool:
+def _refuses(policy: Policy) -> bool:
     """Return whether a middleware refuses requests itself, beside limits at endpoints, which are within."""
-    rules = any(rule.blocks or (rule.counts and not rule.shadow) for rule in middleware.rules)
-    bans = any(not policy.shadow for policy in middleware.policies)
-    return rules or bans or middleware.default_rule is not None or middleware.lists["blocklist"] is not None
+    rules = any(rule.blocks or (rule.counts and not rule.shadow) for rule in policy.rules.given)
+    bans = any(not one.shadow for one in policy.signals.policies.values())
+    return rules or bans or policy.default_rule is not None or policy.lists["blocklist"] is not None
 
 
 def _is_cors(layer: object) -> bool:

@@ -18,13 +18,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..core.errors import ConfigurationError, quoted
 from ..limiter import Limiter
 from .broken import FailsAtStartup, end_start
-from .checks import Finding
 from .config import ConfigReader
 from .file_watcher import FollowedFile
+from .found import Finding
 from .middleware import RateLimitMiddleware
+from .policy import build
 
 if TYPE_CHECKING:
-    from .responses import Refused
+    from .refusals import Refused
 
 
 class FileOptions(TypedDict, total=False):
@@ -170,5 +171,7 @@ class _FromFile(RateLimitMiddleware):
         return object.__new__(cls)  # its owner is the same one in the next stack
 
     def __init__(self, app: ASGIApp, owner: ReloadingMiddleware, options: Mapping[str, Any]) -> None:
-        self._owner, self.file = owner, owner.file
-        super().__init__(app, **options)
+        self.file = owner.file
+        rest = {**options}
+        enabled = rest.pop("enabled", True)
+        self._begin_with(app, build(app, **rest, owner=owner), enabled)

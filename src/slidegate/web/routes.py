@@ -7,10 +7,12 @@ their attributes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from starlette.routing import PARAM_REGEX, BaseRoute, Host, Match, Mount
+from starlette._utils import get_route_path
+from starlette.routing import PARAM_REGEX, BaseRoute, Host, Match, Mount, compile_path
 from starlette.types import Scope
 
 from ..core.memo import remember
@@ -204,25 +206,58 @@ def labels_of(scope: Scope) -> set[str]:
     return {route.label for route in routes if route.endpoint is endpoint}
 
 
+class _Known(NamedTuple):
+    """The routes of an endpoint.
+
+    Attributes:
+        router: Their router.
+        endpoint: The endpoint.
+        label: The label of the only one; empty if there are several.
+        patterns: The label of each, and the pattern of its path.
+    """
+
+    router: object
+    endpoint: object
+    label: str
+    patterns: Sequence[tuple[str, re.Pattern[str]]]
+
+
 class RouteLabels:
     """Names the routes that requests have reached, for outcomes and events."""
 
     def __init__(self) -> None:
-        self._cache: dict[int, tuple[str, object, object]] = {}
-        """The label, the router and the endpoint, by the identity of the last, which may have no hash. An endpoint that
-        gets another route after its first request keeps its label."""
+        self._known: dict[int, _Known] = {}
+        """By the identity of an endpoint, which may have no hash. One that gets another route after its first request
+        keeps its label."""
 
     def label(self, scope: Scope) -> str:
         """Return the display name of a request's route; `UNROUTED` if it is unknown."""
-        known = self._cache.get(id(scope.get("endpoint")))
-        return known[0] if known is not None and known[1] is scope.get("router") else self._find(scope)
+        known = self._known.get(id(scope.get("endpoint")))
+        if known is None or known.router is not scope.get("router"):
+            known = self._find(scope)
+        return known.label or self._label_among(known, scope)
 
-    def _find(self, scope: Scope) -> str:
-        router, endpoint, labels = scope.get("router"), scope.get("endpoint"), labels_of(scope)
+    def _find(self, scope: Scope) -> _Known:
+        """Return the routes of the endpoint of a request, and remember them."""
+        router, endpoint = scope.get("router"), scope.get("endpoint")
         if router is None:  # refused before; what no route takes has no endpoint either, and is remembered
+            return _Known(router, endpoint, UNROUTED, ())
+        routes = [route for route in mounted_routes(router) if route.endpoint is endpoint]
+        labels = {route.label for route in routes}
+        if len(labels) < 2:
+            known = _Known(router, endpoint, min(labels, default=UNROUTED), ())
+        else:
+            known = _Known(router, endpoint, "", [(route.label, compile_path(route.path)[0]) for route in routes])
+        return remember(self._known, id(endpoint), known)
+
+    def _label_among(self, known: _Known, scope: Scope) -> str:
+        """Return the label of the route that a request has taken to an endpoint with several routes."""
+        root = scope.get("app_root_path", scope.get("root_path", ""))
+        path = get_route_path({**scope, "root_path": root})
+        met = {label for label, pattern in known.patterns if pattern.match(path)}
+        if len(met) == 1:  # the request has reached the endpoint, and no other route of it takes this path
+            return met.pop()
+        route = reach(known.router, {**scope, "root_path": root})
+        if route is None or route.label not in {label for label, _ in known.patterns}:
             return UNROUTED
-        if len(labels) > 1:  # an endpoint of several routes: ask the routers
-            root = scope.get("app_root_path", scope.get("root_path", ""))
-            route = reach(router, {**scope, "root_path": root})
-            return UNROUTED if route is None or route.label not in labels else route.label
-        return remember(self._cache, id(endpoint), (min(labels, default=UNROUTED), router, endpoint))[0]
+        return route.label

@@ -19,7 +19,7 @@ from ..core.limit_texts import parse_limits
 from ..core.limits import MAX_AMOUNT, AnyLimit
 from ..limiter import check_cost
 from ..limiter.failover import OnError, check_on_error
-from .exchange import client_key
+from .clients import client_key
 from .keys import Key, KeyCondition, KeyFunction, path_parameters
 from .paths import RulePath
 

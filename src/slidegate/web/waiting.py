@@ -1,25 +1,247 @@
-"""A receive channel that notices a disconnect while its request waits."""
+"""Requests that wait for room, in the queue of their first rule with `wait` and its key."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
+from copy import copy
 from typing import Final
 
+from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive
 
-from ..limiter.aio import on_asyncio
-from .exchange import Exchange, Hook
+from ..core.bans.ban import BanSubject
+from ..core.buckets import Bucket, Check
+from ..core.decision import Decision, Reason
+from ..core.memo import remember
+from ..limiter import Limiter
+from ..limiter.aio import answer_of, on_asyncio
+from ..limiter.engine import Engine
+from ..limiter.queues import Name, is_too_late, room_in_us
+from .bound_rule import BoundRule
+from .callbacks import UserCallbacks, request_of
+from .client_ip import ClientAddress
+from .keys import Key, parts_of
+from .plan import Effect
+from .server_end import SERVER_END
+from .visit import Visit
 
 _MOST_AHEAD_BYTES: Final = 65_536
 """How much of a body is read while a request waits; a client that disconnects later is not noticed."""
 _MESSAGE_BYTES: Final = 256
 """The estimated memory of a message besides its body."""
-_LAST: Final = ("http.disconnect", "websocket.disconnect", "websocket.receive")
+_STOPS_READING: Final = ("http.disconnect", "websocket.disconnect", "websocket.receive")
 """The messages after which nothing is read ahead."""
 
 
-class Peeked(Hook):
+class Waiting:
+    """Lets requests wait.
+
+    Args:
+        limiter: The limiter that counts.
+        calls: Calls the user's functions.
+    """
+
+    def __init__(self, limiter: Limiter, calls: UserCallbacks) -> None:
+        self._limiter = limiter
+        self._engine = limiter.engine
+        self._queues = limiter.engine.queues
+        self._calls = calls
+        self._twins: dict[Bucket, Bucket] = {}
+
+    async def hit(
+        self,
+        visit: Visit,
+        rules: Sequence[BoundRule],
+        checks: Sequence[Check],
+        request: HTTPConnection | None,
+        subjects: Sequence[BanSubject],
+    ) -> Decision:
+        """Charge the checks of a request, after waiting if there is no room for them.
+
+        The store is asked many times, so limits with `count_denied` count a refusal here, once.
+
+        Args:
+            visit: The request in its middleware.
+            rules: The rules that let it wait; the first one that counts it has the queue.
+            checks: The checks.
+            request: The request at the endpoint; None in the middleware.
+            subjects: The keys and addresses whose bans refuse it.
+        """
+        found = _queue_of(rules, checks)
+        if found is None:  # no rule that lets it wait counts this request
+            return await answer_of(self._engine.hit(checks, subjects))
+        bound, name = found
+        asked = [(self._twin(bucket), key, cost) for bucket, key, cost in checks]
+        tenant = await self._tenant(bound, visit, request)
+        waiter = _Waiter(visit, bound, name, tenant, self._engine, asked, subjects)
+        decision = await waiter.admitted()
+        if decision.allowed and decision.checks and bound.rule.fair is not None:  # no checks while switched off
+            self._queues.count_permit(name, tenant, 1)
+            visit.permits = (*visit.permits, (name, tenant))
+        if decision.reason is Reason.LIMITED and visit.left is None:
+            return await self._counted(decision, checks, subjects)
+        return decision
+
+    async def _counted(self, refusal: Decision, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
+        """Count a refusal under the limits that count refusals; return the refusal that the client is shown."""
+        counting_refusals = [check for check in checks if check[0].count_denied]
+        if not counting_refusals:
+            return refusal
+        # First, as `peek` answers what a hit would, which counts its own refusal.
+        seen = await answer_of(self._engine.peek(checks, subjects))
+        await answer_of(self._engine.charge(counting_refusals))
+        if seen.reason is Reason.LIMITED:
+            return seen
+        return refusal
+
+    async def _tenant(self, bound: BoundRule, visit: Visit, request: HTTPConnection | None) -> str:
+        """Return the tenant whose share of the permits a request uses; ``""`` if it is unknown or the rule not fair."""
+        fair, client_key = bound.rule.fair, visit.client.key
+        if fair is None:
+            return ""
+        if request is None:
+            request = request_of(visit.scope)
+        if not isinstance(fair, Key):
+            return await self._calls.ask(bound.rule, request, "fair", fair, self._tenant_key, None) or ""
+        found = fair.find(bound.routed(request.scope), self._limiter, client_key)
+        if found == client_key and not any(isinstance(key, ClientAddress) for key in parts_of(fair)):
+            return ""  # a request without the value
+        return found
+
+    def _tenant_key(self, found: object) -> str | None:
+        """Return the key of a tenant that a user's function has returned; None for none."""
+        if found is None or found == "":
+            return None
+        return self._limiter.key_for(found)  # type: ignore[arg-type]  # it checks what it gets
+
+    def _twin(self, bucket: Bucket) -> Bucket:
+        """Return the bucket that charges no refusal; the same one each time."""
+        if not bucket.count_denied:
+            return bucket
+        twin = self._twins.get(bucket)
+        if twin is None:
+            twin = copy(bucket)
+            twin.count_denied = False
+            remember(self._twins, bucket, twin)
+        return twin
+
+
+class _Waiter:
+    """One request before the queue of a rule and key.
+
+    Args:
+        visit: The request in its middleware.
+        bound: The rule.
+        name: The name of the queue.
+        tenant: The tenant of the request, if the rule is fair.
+        engine: Counts, and has the queues.
+        checks: The checks, none of which counts a refusal, as the store is asked many times.
+        subjects: The keys and addresses whose bans refuse it.
+    """
+
+    def __init__(
+        self,
+        visit: Visit,
+        bound: BoundRule,
+        name: Name,
+        tenant: str,
+        engine: Engine,
+        checks: Sequence[Check],
+        subjects: Sequence[BanSubject],
+    ) -> None:
+        self._visit = visit
+        self._rule = bound.rule
+        self._name = name
+        self._tenant = tenant
+        self._engine = engine
+        self._checks = checks
+        self._subjects = subjects
+
+    async def admitted(self) -> Decision:
+        """Return the decision about the request, after waiting if that may admit it."""
+        if self._engine.queues.is_queued(self._name):
+            # It joins without having asked; whom a ban or another limit refuses takes no place from others.
+            decision = await answer_of(self._engine.peek(self._checks, self._subjects))
+            if is_too_late(decision, self._rule.wait_us):
+                return decision
+            return await self._wait(None)
+        decision = await self._ask()
+        if room_in_us(decision) is None:
+            return decision
+        return await self._wait(decision)
+
+    async def _ask(self) -> Decision:
+        return await answer_of(self._engine.hit(self._checks, self._subjects))
+
+    async def _wait(self, refused: Decision | None) -> Decision:
+        """Wait in the queue.
+
+        If the client leaves meanwhile, nothing stays charged, and the refusal is sent but nobody is told of it. If the
+        server is told to end, all that wait are refused.
+
+        Args:
+            refused: The refusal of the request; None for one that joins a queue without having asked.
+        """
+        visit, rule = self._visit, self._rule
+        channel = _peeked(visit)
+        channel.begin()
+        left = refused
+        if left is None:
+            left = Decision(False, Reason.LIMITED, by=rule.label, status=429)
+        try:
+            with SERVER_END.watched():
+                decision = await self._engine.queues.wait(
+                    self._name,
+                    refused,
+                    self._ask,
+                    wait_us=rule.wait_us,
+                    wait_max=rule.wait_max,
+                    tenant=self._tenant,
+                    is_gone=lambda: channel.is_gone() or SERVER_END.is_near,
+                )
+        except Exception:  # a failure, which is answered
+            raise
+        except BaseException:  # a cancellation
+            for one in visit.visits():
+                one.cut_short = left
+            visit.record(left)
+            raise
+        if not channel.is_gone():
+            return decision
+        for one in visit.visits():
+            one.left, one.left_with = left, visit.status
+        if visit.scope["type"] == "websocket":  # Starlette's BaseHTTPMiddleware fails without an answer
+            visit.send_on = _send_nobody
+        await self._engine.refund(decision.begin_refund())
+        return left
+
+
+def _queue_of(rules: Sequence[BoundRule], checks: Sequence[Check]) -> tuple[BoundRule, Name] | None:
+    """Return the first of some rules that has a check, and the name of its queue; None if none has one."""
+    for bound in rules:
+        for bucket, key, _ in checks:
+            if bucket.name == bound.identity:
+                return bound, (bucket.name, key)
+    return None
+
+
+def _peeked(visit: Visit) -> Peeked:
+    """Return a channel that reads ahead, which is in front of that of a request until it ends."""
+    channel = visit.channel
+    if not isinstance(channel, Peeked):
+        channel = visit.channel = Peeked(channel)
+    if channel not in visit.effects:
+        visit.effects = [channel, *visit.effects]  # before those that are awaited
+    return channel
+
+
+async def _send_nobody(message: Message) -> None:
+    """Drop a message: the client has left, though the application answers."""
+
+
+class Peeked(Effect):
     """Reads messages ahead while a request waits, to notice a disconnect; the application receives them afterwards.
 
     A read is never cancelled but kept for the next reader, because some servers, such as granian, lose the message
@@ -64,7 +286,7 @@ class Peeked(Hook):
                 reader.result()  # raises what the channel has raised
         return self._early.popleft()
 
-    def end(self, exchange: Exchange, error: BaseException | None) -> None:
+    def end(self, visit: Visit, error: BaseException | None) -> None:
         """Cancel a pending read: there are no more readers."""
         self._is_waiting = False
         if self._reader is not None:
@@ -73,7 +295,7 @@ class Peeked(Hook):
 
     async def _read_ahead(self) -> None:
         """Read until the application reads, the client has left, or there is enough."""
-        while self._is_waiting and not (self._early and self._early[-1]["type"] in _LAST):
+        while self._is_waiting and not (self._early and self._early[-1]["type"] in _STOPS_READING):
             if sum(len(message.get("body", b"")) + _MESSAGE_BYTES for message in self._early) >= _MOST_AHEAD_BYTES:
                 break
             self._early.append(await self._receive())

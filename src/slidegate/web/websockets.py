@@ -8,21 +8,23 @@ costs nothing while it is silent. A websocket that is closed here looks to the a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from starlette.types import Message
 
 from ..core.arguments import names_checked
-from ..core.buckets import Bucket
+from ..core.buckets import Bucket, Check
 from ..core.decision import Decision, Reason
 from ..core.errors import StoreError
 from ..core.limit_texts import parse_limits
 from ..core.limits import AnyLimit
 from ..limiter.aio import answer_of
-from .exchange import Exchange
-from .responses import POLICY_VIOLATION, TRY_AGAIN_LATER, close_websocket
+from ..limiter.engine import Engine
+from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, close_websocket
+from .signals import Signals
+from .visit import Visit
 
 _OWN_CODES: Final = (POLICY_VIOLATION, TRY_AGAIN_LATER)
 LOOK_EVERY_US: Final = 10_000_000
@@ -57,25 +59,30 @@ class GuardedWebSocket:
     """The messages of a websocket that a middleware has let in, between the application and the server.
 
     Args:
-        exchange: The handshake.
+        visit: The handshake.
+        engine: Queries the store.
+        signals: The signals of ban policies.
         bucket: The bucket that counts its messages; None if they have no limits.
     """
 
-    def __init__(self, exchange: Exchange, bucket: Bucket | None) -> None:
-        middleware = exchange.middleware
-        client = exchange.client
-        self._exchange = exchange
-        self._receive = exchange.channel
-        self._send_on = exchange.send_on
-        self._engine = middleware.limiter.engine
-        self._subjects = middleware.decider.subjects(exchange.scope, client)
-        checks = [] if bucket is None else [(bucket, client.key, 1)]
-        self._question = self._engine.prepare(checks, self._subjects)
-        self._looked_us = self._engine.now_us()
+    def __init__(self, visit: Visit, engine: Engine, signals: Signals, bucket: Bucket | None) -> None:
+        self._visit = visit
+        self._receive = visit.channel
+        self._send_on = visit.send_on
+        self._engine = engine
+        self._signals = signals
+        self._subjects = visit.client.subjects
+        self._checks: Sequence[Check] = ()
+        if bucket is not None:
+            self._checks = ((bucket, visit.client.key, 1),)
+        self._looked_us = engine.now_us()
         self._ended: Message | None = None
         self._again: deque[Message] = deque()
         self._struck: Message | None = None  # the message that has been a strike, and may be read again
-        exchange.channel, exchange.send_on = self.receive, self.send
+
+    def attach(self) -> None:
+        """Stand between the application and the server from now on."""
+        self._visit.channel, self._visit.send_on = self.receive, self.send
 
     async def receive(self) -> Message:
         """Return the next message, or a disconnect if the websocket is closed for it."""
@@ -85,7 +92,7 @@ class GuardedWebSocket:
         try:
             if message["type"] != "websocket.disconnect":
                 await self._end_if_banned()
-            if message["type"] == "websocket.receive" and self._question.checks and self._ended is None:
+            if message["type"] == "websocket.receive" and self._checks and self._ended is None:
                 await self._count(message)
         except BaseException:  # this read is given up, for example after a timeout, and the next one gets the message
             self._again.append(message)
@@ -106,17 +113,22 @@ class GuardedWebSocket:
 
     async def _count(self, message: Message) -> None:
         """Ask the limiter for a message, and end the websocket if it is refused."""
-        answer = self._engine.ask(self._question)
+        answer = self._engine.hit(self._checks, self._subjects)
         decision = answer if isinstance(answer, Decision) else await answer
         if decision.allowed:
             return
-        exchange, is_banned = self._exchange, decision.reason is Reason.BANNED
-        if decision.reason is Reason.LIMITED and message is not self._struck:
-            signals, self._struck = exchange.middleware.signals, message
-            is_banned = bool(await signals.strike_for("refused", exchange.scope, exchange, is_message=True))
-        is_counted = decision.reason is not Reason.UNAVAILABLE
-        why = "message limit exceeded" if is_counted else "messages cannot be counted now"
-        await self._end(*((POLICY_VIOLATION, "banned") if is_banned else (TRY_AGAIN_LATER, why)))
+        is_banned = decision.reason is Reason.BANNED
+        scope = self._visit.scope  # None for a task of the application that outlives its call
+        if decision.reason is Reason.LIMITED and message is not self._struck and scope is not None:
+            self._struck = message
+            self._visit.struck = ()  # each message strikes
+            is_banned = bool(await self._signals.strike_quietly(self._visit, self._signals.by_refusal, scope))
+        if is_banned:
+            await self._end(POLICY_VIOLATION, "banned")
+        elif decision.reason is Reason.UNAVAILABLE:
+            await self._end(TRY_AGAIN_LATER, "messages cannot be counted now")
+        else:
+            await self._end(TRY_AGAIN_LATER, "message limit exceeded")
 
     async def _end_if_banned(self) -> None:
         """Look whether the client is banned if the last look is old enough, and end the websocket if it is."""
@@ -136,4 +148,4 @@ class GuardedWebSocket:
             self._ended = {"type": "websocket.disconnect", "code": code, "reason": reason}
             with suppress(OSError):  # the client has left, which the application learns in the same way
                 await close_websocket(self._send_on, code, reason)
-            await self._exchange.end(None)
+            await self._visit.end(None)

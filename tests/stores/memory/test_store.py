@@ -229,9 +229,9 @@ def test_questions_keep_no_windows_that_were_swept_or_reset(rng: random.Random) 
 
     tracemalloc.start()
     try:
-        questions = [store.prepare(((limited, key, 1),)) for key in keys]
-        for question in questions:
-            store.ask(question)
+        questions = [((limited, key, 1),) for key in keys]
+        for checks in questions:
+            store.hit(checks)
         store.reset_all()
         before = held()
         spent = spend() - before
@@ -246,7 +246,7 @@ def test_questions_keep_no_windows_that_were_swept_or_reset(rng: random.Random) 
     finally:
         tracemalloc.stop()
     assert store.key_count() < 9, "its table is gone"
-    assert [store.ask(question).remaining for question in questions] == [63] * len(questions)
+    assert [store.hit(checks).remaining for checks in questions] == [63] * len(questions)
     assert {store.hit(((limited, key, 1),)).remaining for key in keys} == {62}
 
 

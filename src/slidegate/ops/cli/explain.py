@@ -55,8 +55,9 @@ async def explain(limiter: Limiter, key: str, value: str | None, rules: str | No
     del middlewares
     lists = {} if of_file is None else of_file.lists
     listed = {kind: networks is not None and _is_in(networks, key) for kind, networks in lists.items()}
-    if of_file is not None and listed["blocklist"]:
-        listed["blocklist"] = not any(of_file.clients.spares(*one) for one in Networks([key]).ranges())
+    blocklist = None if of_file is None else of_file.policy.blocklist
+    if blocklist is not None and listed["blocklist"]:
+        listed["blocklist"] = not any(blocklist.spares(*one) for one in Networks([key]).ranges())
     left_us = None if ban is None else ban.left_us(view.unix_us)
     state: dict[str, Any] = {
         "key": view.key,

@@ -43,7 +43,7 @@ class MemoryBanRows:
 
     Attributes:
         bans: The fields of each ban, by its network or its key.
-        changes: Grows with each new ban. A question that no ban refused is not refused until then.
+        changes: Grows with each new ban. Subjects without a ban have none until then.
         networks: The bans of networks.
     """
 
@@ -225,12 +225,7 @@ class MemoryBans(BookBans):
         """See `BookBans.change`; some expired windows of strikes are swept, too."""
         self._store.expect_open()
         with self._lock:
-            changes = self.rows.changes
-            try:
-                answer = do(self._book, self._store.unix_us())
-            finally:
-                if changes != self.rows.changes:
-                    self._store.locate_anew()
+            answer = do(self._book, self._store.unix_us())
             events, self._book.events = self._book.events, []
         self._store.observers.tell(*events)
         self._store.tidy(self._store.time_us())

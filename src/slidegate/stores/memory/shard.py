@@ -29,19 +29,16 @@ Windows: TypeAlias = MutableMapping[Any, bytes]
 
 
 class Shard:
-    """The lock of the keys of one shard, and the version of their locations.
+    """The lock of the keys of one shard.
 
     Attributes:
         lock: The lock, which only the thread that has it can release.
-        version: Grows whenever windows leave the dicts in which questions have found them, or there is another ban.
-            Read and written under the lock.
     """
 
-    __slots__ = ("lock", "version")
+    __slots__ = ("lock",)
 
     def __init__(self) -> None:
         self.lock = RLock()
-        self.version = 0
 
 
 class Shards:
@@ -56,16 +53,6 @@ class Shards:
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._shards = shards
         self.lock = self
-
-    @property
-    def version(self) -> int:
-        """The sum of the versions; it changes if any of them does, because versions only grow."""
-        return sum([shard.version for shard in self._shards])
-
-    def moved(self) -> None:
-        """Let every question find its windows and bans anew. The locks are held."""
-        for shard in self._shards:
-            shard.version += 1
 
     def acquire(self) -> None:
         """Acquire all locks."""
@@ -127,7 +114,7 @@ class Generations:
     because they have not been used for that long; then `fresh` becomes `stale`. So expired windows are found without
     reading them, except those of quotas and permits, which have no window length.
 
-    `fresh` is always the same dict, because prepared questions refer to it.
+    `fresh` is always the same dict, because the store keeps it as a place of each limit.
 
     Args:
         limit: One of the limits that share these windows; its amount does not matter.
@@ -278,7 +265,6 @@ class Table(Generations):
             return False
         self.rotate()
         self.cells.rotate()
-        self.shard.version += 1
         return True
 
     def permits(self) -> int:
@@ -289,7 +275,6 @@ class Table(Generations):
     def clear(self) -> list[dict[str, bytes]]:
         """Delete all windows and cells, and return them."""
         self.room.release(len(self.fresh) + len(self.stale))
-        self.shard.version += 1
         return [*super().clear(), *self.cells.clear()]
 
     def __bool__(self) -> bool:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from heapq import heappop, heappush
 from threading import RLock
-from typing import Final, SupportsIndex, TypeAlias
+from typing import Any, Final, SupportsIndex, TypeAlias
 
 from ...core.arguments import check_whole
 from ...core.bans.ban import BanSubject
@@ -30,9 +30,9 @@ from ...core.counters import Counter
 from ...core.decide import WindowRef, charge_all, decide, refund_all, release_permits
 from ...core.decision import Decision
 from ...core.events import Event
-from ...core.limits import MAX_AMOUNT
+from ...core.limits import MAX_AMOUNT, AnyLimit
 from ...core.logs import Throttle
-from ...core.memo import remember
+from ...core.memo import MANY, remember
 from ...core.reservation import Reservation
 from ...core.store import Clock, Snapshot, Store
 from ..ban_book import LOG_EVERY_US
@@ -40,8 +40,7 @@ from ..forks import InChild
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, keys_shared
 from ..system_clock import SYSTEM, system_us
 from .bans import MemoryBans
-from .question import MemoryQuestion
-from .shard import Identity, Room, Shard, Shards, Table
+from .shard import Identity, Room, Shard, Shards, Table, Windows
 
 SHARD_KEYS: Final = 8_192
 """The most keys of a shard, if shards suffice: copying such a dict takes a fraction of a millisecond."""
@@ -54,8 +53,11 @@ SWEEP_PAUSE_US: Final = 1_000_000
 
 Tables: TypeAlias = list[Table]
 """The tables of one limit, one for each shard."""
-Bound: TypeAlias = list[tuple[Counter, Tables]]
-"""The counters of a bucket with their tables."""
+Place: TypeAlias = tuple[Counter, Windows, bool, Table]
+"""Where a limit counts the keys of one shard: its counter, the fresh windows of its table, whether refusals are charged
+to them, and the table. Tables are cleared but keep their dict of fresh windows, so a place stays valid."""
+Places: TypeAlias = list[list[Place]]
+"""The places of the limits of a bucket, for each shard."""
 
 
 class MemoryStore(Store):
@@ -105,7 +107,10 @@ class MemoryStore(Store):
         self._mask = shards - 1
         self._secret = os.urandom(32)
         self._tables: dict[Identity, Tables] = {}
-        self._bound: dict[Bucket, Bound] = {}
+        self._places: dict[Bucket, Places] = {}
+        self._banned = self.bans.rows.bans  # always the same dict
+        # By the identity of subjects: these, and the number of changes of the bans at which they had none.
+        self._cleared: dict[int, tuple[Sequence[BanSubject], int]] = {}
         self._new: deque[Table] = deque()  # tables that the sweep has not seen
         self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, id, table): the tables to sweep next
         self._sweep_us = 0
@@ -120,16 +125,16 @@ class MemoryStore(Store):
         in no dict; the child has admitted nothing by it.
         """
         self._sweeping = RLock()
+        self._cleared.clear()  # another thread may have stored a ban and not yet said so
         self._room.renew_lock()
         for shard in self._shards:
             shard.lock = RLock()
-        self._bound.clear()
+        self._places.clear()
         tables = [table for tables in self._tables.values() for table in tables]
         for table in tables:
             if table.holds_permits:
                 table.clear()
         self._room.keys = sum([len(table.fresh) + len(table.stale) for table in tables])
-        self._all.moved()
         self.bans.rows.begin_anew()
         self._new, self._due, self._sweep_us = deque(tables), [], 0
 
@@ -140,31 +145,38 @@ class MemoryStore(Store):
         """Return the current number of windows, without shared cells."""
         return self._room.keys
 
-    def close(self) -> None:
-        """Close the store; see `Store.close`. Requests in progress keep their permits."""
-        super().close()
-        self.locate_anew()
-
-    def prepare(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> MemoryQuestion:
-        """Return a question that caches its shard and windows; see `Store.prepare`."""
-        if len(checks) == 1:
-            return MemoryQuestion(checks, subjects, self._shards[hash(checks[0][1]) >> HASH_BITS & self._mask])
-        return MemoryQuestion(checks, subjects, self._shards_of(checks))
-
-    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
+    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:  # noqa: C901 - inlined
         """Charge every check or none, atomically, and return the decision."""
-        return self.ask(self.prepare(checks, subjects))
-
-    def ask(self, question: MemoryQuestion) -> Decision:
-        """Do what `hit` does, for a question that this store has prepared."""
-        shard = question.shard
-        lock = shard.lock
+        own = checks[0][1] if checks else ""
+        at = hash(own) >> HASH_BITS & self._mask
+        lock: Any = self._shards[at].lock
+        for check in checks:
+            if check[1] is not own:  # most questions concern one client; others need several locks, in their order
+                lock = self._shards_of(checks).lock
+                break
         try:
             lock.acquire()  # within `try`: a signal handler may raise after it; `with` would take twice as long
-            if question.version != shard.version and (refusal := self._locate(question)) is not None:
-                return refusal
-            now_us = SYSTEM.monotonic_ns() // 1000 if self.clock is None else self._now_us()
-            decision = decide(question, question.refs, now_us)
+            if self.closed:
+                self.expect_open()
+            if self._banned:
+                refusal = self._refused(checks, subjects)
+                if refusal is not None:
+                    return refusal
+            refs: list[WindowRef] = []
+            for bucket, key, cost in checks:  # as in `_refs`
+                if key is not own:
+                    own, at = key, hash(key) >> HASH_BITS & self._mask
+                places = self._places.get(bucket) or self._places_of(bucket)
+                for counter, windows, is_charged, table in places[at]:
+                    if key in windows:
+                        refs.append((counter, cost, windows, key, is_charged))
+                    else:
+                        refs.append((counter, cost, *self._made(table, key), is_charged))
+            if self.clock is None:
+                now_us = SYSTEM.monotonic_ns() // 1000
+            else:
+                now_us = self._now_us()
+            decision = decide(checks, refs, now_us)
         finally:
             lock.release()
         if now_us >= self._sweep_us:
@@ -200,8 +212,7 @@ class MemoryStore(Store):
         self.expect_open()
         with self._shards_of(checks).lock:
             now_us = self._now_us()
-            refs, _ = self._refs(checks)
-            decision = charge_all(checks, refs, now_us)
+            decision = charge_all(checks, self._refs(checks), now_us)
         self.tidy(now_us)
         return decision
 
@@ -213,14 +224,18 @@ class MemoryStore(Store):
             return refund_all(reservations, self._known(checks), self._now_us())
 
     def release(self, decision: Decision) -> bool:
-        """See `Store.release`: while the windows are where the question has found them, nothing is searched."""
-        question = decision.checks
-        if not decision.is_whole or not isinstance(question, MemoryQuestion):
+        """See `Store.release`; the permits are where the key leads, as for any charge."""
+        if not decision.is_whole:
             return False
-        with question.shard.lock:
-            if question.version != question.shard.version:
-                return False
-            release_permits(decision, question.refs)
+        refs: list[WindowRef] = []
+        with self._shards_of(decision.checks).lock:
+            for bucket, key, cost in decision.checks:
+                places = self._places.get(bucket) or self._places_of(bucket)
+                for counter, windows, is_charged, _ in places[hash(key) >> HASH_BITS & self._mask]:
+                    if not windows.get(key):  # in a shared cell, unused for long, or the permits of a parent process
+                        return False
+                    refs.append((counter, cost, windows, key, is_charged))
+            release_permits(decision, refs)
             return True
 
     def reset(self, key: str) -> bool:
@@ -272,8 +287,8 @@ class MemoryStore(Store):
         """Charge strikes to the window of a key, and return its units; None if there is no room for a window."""
         at = self._shard_of(key)
         with self._shards[at].lock:
-            ((counter, tables),) = self._bound.get(bucket) or self._bind(bucket)
-            windows = tables[at].own(key)
+            ((counter, _, _, table),) = self._places_of(bucket)[at]
+            windows = table.own(key)
             if windows is None:
                 return None
             now_us = self._now_us()
@@ -306,7 +321,13 @@ class MemoryStore(Store):
         return hash(key) >> HASH_BITS & self._mask
 
     def _shards_of(self, checks: Sequence[Check]) -> Shard | Shards:
-        """Return the shards of some checks, usually a single one: most questions concern one client."""
+        """Return the shards of some checks, whose locks are acquired in their order; a single one is the usual case."""
+        own = checks[0][1] if checks else ""
+        for check in checks:
+            if check[1] is not own:
+                break
+        else:  # one client
+            return self._shards[hash(own) >> HASH_BITS & self._mask]
         shards = {hash(key) >> HASH_BITS & self._mask for _, key, _ in checks}
         if len(shards) == 1:
             return self._shards[shards.pop()]
@@ -314,63 +335,82 @@ class MemoryStore(Store):
 
     # -- finding and making windows ----------------------------------------------------------------------------------
 
-    def _locate(self, question: MemoryQuestion) -> Decision | None:
-        """Return the refusal of a question by a ban, else locate its windows. The lock is held.
+    def _refused(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
+        """Return the refusal of a question by a ban; None if no ban refuses it. The lock is held.
 
-        Neither is done again until windows move, there is another ban, or the store is closed; but a window in a shared
-        cell is located by every hit, because there may be room for one of its own.
+        The subjects of a client, a tuple that it has anyway, are looked for once after each change of the bans; keys of
+        checks, which may be others, with each hit.
         """
-        self.expect_open()
-        if self.bans.rows.bans and (refusal := self.bans.decide(question.checks, question.subjects)) is not None:
-            return refusal
-        question.refs, shared = self._refs(question.checks)
-        question.version = -1 if shared else question.shard.version
-        return None
+        changes = self.bans.rows.changes
+        cleared = self._cleared.get(id(subjects))
+        is_clear = cleared is not None and cleared[0] is subjects and cleared[1] == changes
+        if is_clear and not self._may_be_banned(checks):
+            return None
+        refusal = self.bans.decide(checks, subjects)
+        if refusal is None and type(subjects) is tuple:
+            remember(self._cleared, id(subjects), (subjects, changes), MANY)  # it stays alive, and so its identity
+        return refusal
 
-    def locate_anew(self) -> None:
-        """Look at the bans, and locate the windows, of every question anew."""
-        with self._all:
-            self._all.moved()
+    def _may_be_banned(self, checks: Sequence[Check]) -> bool:
+        """Return whether there are bans of keys of some checks, which may have ended."""
+        networks = self.bans.rows.networks.bans
+        for _, key, _ in checks:
+            if key in self._banned or key in networks:
+                return True
+        return False
 
-    def _refs(self, checks: Sequence[Check]) -> tuple[list[WindowRef], bool]:
-        """Return the locations of a question's windows, and whether shared cells are among them. The lock is held."""
+    def _refs(self, checks: Sequence[Check]) -> list[WindowRef]:
+        """Return the locations of a question's windows, after making those that are missing. The lock is held."""
         refs: list[WindowRef] = []
-        shared = False
         for bucket, key, cost in checks:
-            at = hash(key) >> HASH_BITS & self._mask
-            for counter, tables in self._bound.get(bucket) or self._bind(bucket):
-                table = tables[at]
-                windows, name = (table.fresh, key) if key in table.fresh else table.place(key, self._secret)
-                refs.append((counter, cost, windows, name, bucket.count_denied))
-                if windows is not table.fresh:
-                    shared = True
-                    if self._throttle.left_out("keys_shared", self.time_us()) is not None:
-                        self._pending.append(keys_shared(self.max_keys))
-                        self._sweep_us = 0  # so that `tidy` emits it
-        return refs, shared
+            places = self._places.get(bucket) or self._places_of(bucket)
+            for counter, windows, is_charged, table in places[hash(key) >> HASH_BITS & self._mask]:
+                if key in windows:
+                    refs.append((counter, cost, windows, key, is_charged))
+                else:
+                    refs.append((counter, cost, *self._made(table, key), is_charged))
+        return refs
+
+    def _made(self, table: Table, key: str) -> tuple[Windows, str]:
+        """Make a window for a key, or where there is no room find its shared cell. The lock is held."""
+        windows, name = table.place(key, self._secret)
+        if windows is not table.fresh and self._throttle.left_out("keys_shared", self.time_us()) is not None:
+            self._pending.append(keys_shared(self.max_keys))
+            self._sweep_us = 0  # so that `tidy` emits it
+        return windows, name
 
     def _known(self, checks: Sequence[Check]) -> list[WindowRef]:
         """Return the locations of a question's windows without making any. The lock is held."""
-        return [
-            (counter, cost, *tables[self._shard_of(key)].find(key, self._secret), bucket.count_denied)
-            for bucket, key, cost in checks
-            for counter, tables in self._bound.get(bucket) or self._bind(bucket)
-        ]
+        refs: list[WindowRef] = []
+        for bucket, key, cost in checks:
+            for counter, _, is_charged, table in self._places_of(bucket)[self._shard_of(key)]:
+                refs.append((counter, cost, *table.find(key, self._secret), is_charged))
+        return refs
 
-    def _bind(self, bucket: Bucket) -> Bound:
-        """Return the counters of a bucket with their tables, creating missing tables. A shard's lock is held."""
-        counters: list[tuple[Counter, Tables]] = []
+    def _places_of(self, bucket: Bucket) -> Places:
+        """Return the places of a bucket in each shard, after making missing tables. A shard's lock is held."""
+        places = self._places.get(bucket)
+        if places is not None:
+            return places
+        places = [[] for _ in self._shards]
         for limit in bucket.limits:
-            identity = bucket.name, limit.same_window
-            tables = self._tables.get(identity)
-            if tables is None:
-                made = [Table(identity, limit, shard, self._room) for shard in self._shards]
-                tables = self._tables.setdefault(identity, made)  # another thread may have been first
-                if tables is made:
-                    self._new.extend(made)
-                    self._sweep_us = 0
-            counters.append((limit.counter_by(self.unix_us), tables))
-        return remember(self._bound, bucket, counters)
+            counter = limit.counter_by(self.unix_us)
+            for at, table in enumerate(self._tables_of(bucket.name, limit)):
+                places[at].append((counter, table.fresh, bucket.count_denied, table))
+        return remember(self._places, bucket, places)
+
+    def _tables_of(self, name: str, limit: AnyLimit) -> Tables:
+        """Return the tables of a limit, one for each shard, after making missing ones. A shard's lock is held."""
+        identity = name, limit.same_window
+        tables = self._tables.get(identity)
+        if tables is not None:
+            return tables
+        made = [Table(identity, limit, shard, self._room) for shard in self._shards]
+        tables = self._tables.setdefault(identity, made)  # another thread may have been first
+        if tables is made:
+            self._new.extend(made)
+            self._sweep_us = 0
+        return tables
 
     # -- events and the sweep ----------------------------------------------------------------------------------------
 
@@ -420,6 +460,5 @@ class MemoryStore(Store):
             if any(tables):
                 return False
             del self._tables[table.identity]
-            self._bound.clear()
-            self._all.moved()
+            self._places.clear()  # under all locks: no hit may go into windows that nobody reads
             return True

@@ -12,7 +12,6 @@ from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.buckets import Check
 from ...core.decision import Decision, Reason, refused_by_ban
 from ...core.limits import Limit
-from ...core.question import Question
 from ...core.ring import Terms
 from ..leases import HeldPermits
 from .script import BANNED, CHARGE, HIT, PEEK, UNSETTLED, Packed, Packing, decision_of, unpack_ban
@@ -42,23 +41,26 @@ class Command:
     has_permits: bool = False
 
 
-class PreparedQuestion(Question):
-    """A question that remembers how it is packed.
+class Question:
+    """Checks and the subjects of bans, which remember how they are packed: packing takes half of a hit's time.
 
     Args:
         checks: The checks.
         subjects: Further keys and addresses whose bans refuse it.
 
     Attributes:
+        checks: The checks, as a tuple.
+        subjects: The argument.
         refusing: All keys and addresses whose bans refuse it.
         counts_denied: Whether a refusal is charged, so that it cannot be repeated.
         has_permits: See `Command`.
     """
 
-    __slots__ = ("_memo", "counts_denied", "has_permits", "refusing")
+    __slots__ = ("_memo", "checks", "counts_denied", "has_permits", "refusing", "subjects")
 
     def __init__(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> None:
-        super().__init__(checks, subjects)
+        self.checks = tuple(checks)
+        self.subjects = subjects
         self.refusing: tuple[BanSubject, ...] = (*subjects, *[key for _, key, _ in checks])
         self.counts_denied = any(bucket.count_denied for bucket, _, _ in checks)
         self.has_permits = any(bucket.is_permit for bucket, _, _ in checks)
@@ -94,7 +96,7 @@ class Asked:
     store: RedisStore
     permits: HeldPermits
     what: int
-    question: PreparedQuestion
+    question: Question
     has_permits: bool
     by_network: Sequence[Ban] = ()
     sent_ns: int = 0

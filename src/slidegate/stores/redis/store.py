@@ -26,6 +26,7 @@ from ...core.buckets import Bucket, Check
 from ...core.decision import Decision
 from ...core.durations import parse_duration_us
 from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quoted
+from ...core.memo import MANY, remember
 from ...core.passwords import AnyAddress, address_in
 from ...core.reservation import Reservation
 from ...core.store import Clock, Snapshot, Store
@@ -37,7 +38,7 @@ from .clients import check_opens, open_own
 from .clock import StoreTime
 from .errors import CLOSED
 from .refusals import Refusals
-from .requests import Asked, PreparedQuestion
+from .requests import Asked, Question
 from .script import CHANGED, CHARGE, HIT, INSPECT, PEEK, Packing
 from .stats import RedisSharedStats
 from .urls import Client, open_client
@@ -103,6 +104,7 @@ class RedisStore(Store):
         self.time = StoreTime(clock)
         self.packing = Packing(prefix, self.time.unix_us, readable=readable)
         self.refusals = Refusals(self.time)
+        self._questions: dict[object, Question] = {}
         self.late: list[Callable[[int], None]] = []
         self.writes = 0
         self.bans = RedisBans(self)
@@ -131,27 +133,31 @@ class RedisStore(Store):
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none, atomically, and return the complete decision."""
-        return self.ask(self.prepare(checks, subjects))
-
-    def prepare(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> PreparedQuestion:
-        """Return a question that remembers how it is packed; see `Store.prepare`."""
-        return PreparedQuestion(checks, subjects)
-
-    def ask(self, question: PreparedQuestion) -> Decision | Awaitable[Decision]:
-        """Do what `hit` does, for a question that this store has prepared."""
+        question = self._question(checks, subjects)
         refusals = self.refusals
         if refusals.cache and (refusal := refusals.find(question.checks, question.refusing)) is not None:
             return refusal
         return self._send(HIT, question)
 
+    def _question(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Question:
+        """Return a question, the same one for the same checks and the same object of subjects.
+
+        By identity, because clients could choose addresses with equal hashes. The question keeps the subjects alive.
+        """
+        known = (id(subjects), *checks)
+        question = self._questions.get(known)
+        if question is not None and question.subjects is subjects:
+            return question
+        return remember(self._questions, known, Question(checks, subjects), MANY)
+
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Awaitable[Decision]:
         """Return what `hit` would return now. Changes nothing."""
-        return self._send(PEEK, self.prepare(checks, subjects))
+        return self._send(PEEK, Question(checks, subjects))
 
     def charge(self, checks: Sequence[Check]) -> Awaitable[Decision]:
         """Record every cost atomically, whatever the limits, and return what is left."""
         self.refusals.change(checks)  # a refusal in flight was decided without these units
-        return self._send(CHARGE, self.prepare(checks))
+        return self._send(CHARGE, Question(checks, ()))
 
     def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
         """Refund what was charged; False if all of it has expired or was already refunded.
@@ -226,7 +232,7 @@ class RedisStore(Store):
         with suppress(StoreError):  # the store has been closed
             self._refund(reservations).add_done_callback(_retrieve_exception)
 
-    def _send(self, what: int, question: PreparedQuestion) -> asyncio.Future[Decision]:
+    def _send(self, what: int, question: Question) -> asyncio.Future[Decision]:
         batcher = self.batcher()
         future = batcher.loop.create_future()
         batcher.add(Asked(future, self, batcher.permits, what, question, question.has_permits))

@@ -1,0 +1,63 @@
+"""The blocklist of a middleware, without what a list from a file must not refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+
+from ..core.bans.policy import PRIVATE
+from ..core.events import Event
+from ..core.networks import Networks
+from .lists import ListFile
+
+
+class Blocklist:
+    """The networks that a middleware refuses.
+
+    Lists of others contain private networks (those that must not be routed), whose addresses here are probes, gateways,
+    the proxies and the neighbours. A list from a file spares them, unless it says ``private=True``.
+
+    Args:
+        networks: The networks.
+        trusted: Those of trusted proxies.
+        emit: Receives the event ``list_spared``.
+    """
+
+    def __init__(self, networks: Networks, trusted: Networks, emit: Callable[[Event], None]) -> None:
+        self._networks = networks
+        file: ListFile | None = getattr(networks, "file", None)
+        self._file: ListFile | None = None
+        if file is not None and not file.private:
+            self._file = file
+        self._spared = Networks.of_ranges([*PRIVATE.ranges(), *trusted.ranges()])
+        self._emit = emit
+        self._reported = 0
+        self.report_spared()
+
+    def find(self, version: int, value: int) -> str | None:
+        """Return the name of the list if it refuses an address; None if not."""
+        if self.spares(version, value, value):
+            return None
+        return self._networks.find(version, value)
+
+    def spares(self, version: int, first: int, last: int) -> bool:
+        """Return whether the list does not refuse the addresses of a range because it comes from a file."""
+        return self._file is not None and self._spared.overlaps(version, first, last)
+
+    def report_spared(self) -> None:
+        """Report how many ranges of the file are left out, unless they were as many before."""
+        if self._file is None:
+            return
+        before, self._reported = self._reported, self._networks.overlapping(self._spared)
+        count = self._reported
+        if count in (0, before):
+            return
+        name, path = self._file.name, self._file.path
+        written = json.dumps(os.path.basename(path))
+        message = (
+            f"list {name!r}: of {count} address ranges, private addresses and trusted proxies are left out; to refuse "
+            f"these, too, write Networks.from_file({written}, private=True), in slidegate.toml blocklist = "
+            f"{{ path = {written}, private = true }}"
+        )
+        self._emit(Event("list_spared", message, {"count": count, "list": name, "path": path}))

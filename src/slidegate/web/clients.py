@@ -1,0 +1,315 @@
+"""The clients of requests, each determined once: nothing after `Clients.of` asks a scope who its client is.
+
+Middlewares within may change the scope, as those do that read X-Forwarded-For themselves. Who was counted is also who
+is struck, reported, and counted by limits at endpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+from ..core.addresses import Address
+from ..core.bans.ban import BanSubject
+from ..core.decision import Decision, Reason
+from ..core.errors import ConfigurationError, quoted
+from ..core.events import EventListener
+from ..core.memo import MANY, remember
+from ..core.networks import Networks
+from ..limiter.engine import Engine
+from .blocklist import Blocklist
+from .client_ip import LOCATED_KEY, ClientAddress, client_ip, may_be_gone, peer_of
+from .headers import field_value
+from .keys import Key
+
+KEY: Final = "slidegate"
+"""The scope key of the innermost visit of a request."""
+_ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
+_GONE: Final = Decision(False, Reason.BLOCKED, by="gone")
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """What all requests of a client have in common.
+
+    Attributes:
+        key: Its key.
+        subjects: The keys and the address whose bans apply to it.
+        verdict: The decision about all its requests, if it is on a list.
+        located: What keys of ban policies that read proxies themselves have found at the entrance of one request.
+    """
+
+    key: str
+    subjects: tuple[BanSubject, ...]
+    verdict: Decision | None
+    located: Mapping[Key, str] | None = None
+
+    def beside(self, scope: Scope) -> Scope:
+        """Return a later scope of its request for keys, which read from it everything but addresses.
+
+        Applications may have changed the peer and the fields of proxies by then.
+        """
+        if not self.located:
+            return scope
+        return {**scope, LOCATED_KEY: self.located}
+
+
+class FollowedFile(Protocol):
+    """A file behind lists or networks, which is read again when it changes."""
+
+    generation: int
+
+    def check_if_due(self) -> None:
+        """Look for changes, if that is due."""
+
+    def observe(self, observer: EventListener) -> None:
+        """Call `observer` with its events from now on."""
+
+
+class AnyClients(Protocol):
+    """Determines the clients of requests."""
+
+    def of(self, scope: Scope) -> Client:
+        """Return the client of a request."""
+
+    def forget(self) -> None:
+        """Determine all clients anew, because a list has changed."""
+
+    def is_gone(self, scope: Scope) -> bool:
+        """Return whether a request is refused because its connection was reset, so that its peer is unknown."""
+
+
+class Clients:
+    """Determines the clients of requests.
+
+    Args:
+        address: How the address is determined: `client_ip()`.
+        blocklist: The networks that are refused.
+        allowlist: The networks that are neither refused nor counted.
+        subjects_of: Returns the subjects whose bans apply, given a key and an address.
+        has_policies: Whether there are ban policies.
+    """
+
+    def __init__(
+        self,
+        address: ClientAddress,
+        blocklist: Blocklist | None,
+        allowlist: Networks | None,
+        subjects_of: Callable[[str, Address | None], tuple[BanSubject, ...]],
+        has_policies: bool,
+    ) -> None:
+        self.address = address
+        self._blocklist = blocklist
+        self._allowlist = allowlist
+        self._subjects_of = subjects_of
+        self._needs_peers = self._blocklist is not None or has_policies
+        self._peers_named = False
+        self._known: dict[object, Client] = {}
+
+    def of(self, scope: Scope) -> Client:
+        """Return the client of a request."""
+        try:
+            return self._known[scope["client"][0]]
+        except (TypeError, LookupError):  # a new one, no peer, or none that is a text
+            return self._determine(scope, peer_of(scope))
+
+    def forget(self) -> None:
+        """Determine all clients anew, because a list has changed."""
+        self._known.clear()
+        if self._blocklist is not None:
+            self._blocklist.report_spared()
+
+    def is_gone(self, scope: Scope) -> bool:
+        """Return whether a request is refused because its connection was reset, so that its peer is unknown.
+
+        Applies only if this server has named peers before, and only with a blocklist or bans: a listed or banned client
+        could otherwise evade them.
+        """
+        return self._needs_peers and self._peers_named and may_be_gone(scope)
+
+    def _determine(self, scope: Scope, who: object) -> Client:
+        """Determine the client of a request, and remember it.
+
+        Args:
+            scope: The request.
+            who: What alone decides which client it is; None if that is unknown.
+        """
+        self._peers_named = self._peers_named or bool(peer_of(scope))
+        key, address = self.address.locate(scope)
+        verdict = _GONE if self.is_gone(scope) else self._verdict(address)
+        client = Client(key, self._subjects_of(key, address), verdict)
+        if who is not None:
+            remember(self._known, who, client, MANY)
+        return client
+
+    def _verdict(self, address: Address | None) -> Decision | None:
+        """Return the decision about all requests from an address, if it is on a list."""
+        if address is None:
+            return None
+        if self._allowlist is not None and self._allowlist.covers(*address):
+            return _ALLOWLISTED
+        if self._blocklist is None:
+            return None
+        name = self._blocklist.find(*address)
+        return None if name is None else Decision(False, Reason.BLOCKED, by=name)
+
+
+class ClientsBehindProxies(Clients):
+    """The same where trusted proxies name their clients in a header."""
+
+    def of(self, scope: Scope) -> Client:
+        """See `Clients.of`."""
+        header = self.address.header
+        found: object = None
+        for name, value in scope["headers"]:  # faster than to make a dict of them
+            if name == header:
+                if found is not None:
+                    found = field_value(scope, header)  # several lines, which are one list
+                    break
+                found = bytes(value)  # Starlette reads a bytearray as well
+        who = self._who(scope, found)
+        client = self._known.get(who)
+        if client is None or who is None:
+            client = self._determine(scope, who)
+        return client
+
+    def _who(self, scope: Scope, found: object) -> object:
+        """Return what decides which client a request is from: the peer, and the value of the header; None if unknown.
+
+        Requests without a peer come from the trusted proxy on a Unix socket, or they are refused, which depends on what
+        this server has done before.
+        """
+        host = peer_of(scope)
+        if host is None and (may_be_gone(scope) or scope.get("client") is not None):
+            return None
+        return host, found
+
+
+class FollowingClients:
+    """The clients while files of lists and networks are followed.
+
+    Args:
+        clients: The clients.
+        files: The files.
+    """
+
+    def __init__(self, clients: AnyClients, files: Sequence[FollowedFile]) -> None:
+        self._clients = clients
+        self._files = files
+        self._read = 0
+
+    def of(self, scope: Scope) -> Client:
+        """See `Clients.of`."""
+        for file in self._files:
+            file.check_if_due()
+        read = sum([file.generation for file in self._files])
+        if read != self._read:
+            self._read = read
+            self._clients.forget()
+        return self._clients.of(scope)
+
+    def forget(self) -> None:
+        """See `Clients.forget`."""
+        self._clients.forget()
+
+    def is_gone(self, scope: Scope) -> bool:
+        """See `Clients.is_gone`."""
+        return self._clients.is_gone(scope)
+
+
+class KeyedClients:
+    """The clients where policies ban further keys of a request, which are read when it arrives.
+
+    Args:
+        clients: The clients.
+        with_keys: Returns the subjects of a client and these keys, given a scope and the client's own key.
+        addresses: Those of them, and of their parts, that read trusted proxies themselves.
+    """
+
+    def __init__(
+        self,
+        clients: AnyClients,
+        with_keys: Callable[[tuple[BanSubject, ...], Scope, str], tuple[BanSubject, ...]],
+        addresses: Sequence[ClientAddress],
+    ) -> None:
+        self._clients = clients
+        self._with_keys = with_keys
+        self._addresses = addresses
+
+    def of(self, scope: Scope) -> Client:
+        """See `Clients.of`."""
+        client = self._clients.of(scope)
+        located: Mapping[Key, str] = {key: key.locate(scope)[0] for key in self._addresses}
+        found = Client(client.key, client.subjects, client.verdict, located)
+        found.subjects = self._with_keys(client.subjects, found.beside(scope), client.key)
+        return found
+
+    def forget(self) -> None:
+        """See `Clients.forget`."""
+        self._clients.forget()
+
+    def is_gone(self, scope: Scope) -> bool:
+        """See `Clients.is_gone`."""
+        return self._clients.is_gone(scope)
+
+
+# -- what functions of a request ask -----------------------------------------------------------------------------------
+
+
+def record_of(request: HTTPConnection, who: str) -> Any:
+    """Return the innermost `Record` of a request: its `Visit`, or what is left of one that is over.
+
+    Args:
+        request: The request, or the websocket.
+        who: The name of the calling function, for the error message.
+
+    Returns:
+        The record; None without a middleware while limits are off, as in a test that calls an endpoint itself.
+
+    Raises:
+        ConfigurationError: There is no middleware around the endpoint, or `request` is no request.
+    """
+    scope = getattr(request, "scope", None)
+    if scope is None:
+        raise ConfigurationError(f"{who}: expected a Request or WebSocket, for example request, not {quoted(request)}")
+    record = scope.get(KEY)
+    if record is None and Engine.counting:
+        raise outside(who)
+    return record
+
+
+def outside(who: str) -> ConfigurationError:
+    """Return the error for a call outside of all middlewares."""
+    return ConfigurationError(
+        f"{who}: there is no RateLimitMiddleware around this endpoint; write "
+        "app.add_middleware(RateLimitMiddleware), with rules or without, and as the last one if a handler for "
+        "Exception calls this: a middleware around it may copy the scope"
+    )
+
+
+def client_key(request: HTTPConnection) -> str:
+    """Return the key of a request's client as the innermost middleware sees it; behind trusted proxies, IPv6 by prefix.
+
+    It is for functions of the request, such as ``key=lambda request: account_of(request) or client_key(request)``, and
+    for calls of a `Limiter`, at an endpoint and while the middleware is switched off, too. The client is determined
+    when the request arrives, whatever middlewares within write into the scope.
+
+    Args:
+        request: The request, or the websocket.
+
+    Returns:
+        An address such as ``203.0.113.7``, a network such as ``2001:db8::/64``, ``unknown-peer``, or ``peer:NAME`` if
+        the server names something else, as test clients do.
+
+    Raises:
+        ConfigurationError: There is no middleware around the endpoint.
+    """
+    record = record_of(request, "client_key")
+    if record is None:
+        return client_ip().locate(request.scope)[0]
+    innermost = record.active() or record
+    return str(innermost.client.key)

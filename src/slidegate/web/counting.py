@@ -1,0 +1,192 @@
+"""Counts a request: its checks are made anew, and charged together or not at all, in one hit.
+
+A check is (bucket, key, cost). A rule without functions has the same buckets and costs for every request, and its key
+needs a look at the client or the scope alone; a function of the user's replaces one of the three.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+from ..core.buckets import Bucket, Check, windows_of
+from ..core.decision import Decision, Reason
+from ..core.events import Event
+from ..limiter import Limiter
+from ..limiter.aio import answer_of
+from .bound_rule import BoundRule
+from .callbacks import UserCallbacks, request_of, whole_cost
+from .plan import Kind, Met, Plan
+from .rule_set import RuleSet
+from .signals import Signals
+from .visit import Visit
+from .waiting import Waiting
+
+
+class Counting:
+    """Counts the requests of one middleware.
+
+    Args:
+        limiter: The limiter that counts.
+        rules: The rules.
+        calls: Calls the user's functions.
+        waiting: Lets requests wait for room.
+        signals: The signals of ban policies.
+    """
+
+    def __init__(
+        self, limiter: Limiter, rules: RuleSet, calls: UserCallbacks, waiting: Waiting, signals: Signals
+    ) -> None:
+        self._limiter = limiter
+        self._engine = limiter.engine
+        self._rules = rules
+        self._calls = calls
+        self._waiting = waiting
+        self._signals = signals
+
+    async def count(self, visit: Visit, plan: Plan, request: HTTPConnection | None = None) -> Decision:
+        """Charge the limits of a plan, unless a ban refuses the request.
+
+        Args:
+            visit: The request in its middleware.
+            plan: The plan of the request, or of its endpoint.
+            request: The request at the endpoint, with its body; None in the middleware.
+        """
+        client = visit.client
+        subjects = client.subjects
+        if plan.is_direct:
+            checks = plan.checks(_scope_of(visit, request), client.key)
+        else:
+            checks = []
+            for bound in plan.limiting:
+                checks += await self.asked(bound, visit, request)
+        if request is not None and self._signals.keyed:  # the user may be known by now
+            subjects = self._signals.with_keys(subjects, client.beside(request.scope), client.key)
+        if visit.own:  # at an endpoint, where what the request has passed before is not charged again
+            asked = checks
+            checks = uncharged([one.checks for one in visit.own if one.allowed], asked)
+            if asked and not checks and subjects is client.subjects:  # nor asked
+                return plan.verdict
+        if not checks and not self._engine.store.bans.may_refuse():  # nothing to ask
+            return plan.verdict
+        if plan.waiting:
+            decision = await self._waiting.hit(visit, plan.waiting, checks, request, subjects)
+        else:
+            answer = self._engine.hit(checks, subjects)
+            decision = answer if isinstance(answer, Decision) else await answer
+        if decision.allowed and not checks:
+            return plan.verdict
+        return decision
+
+    async def asked(self, bound: BoundRule, visit: Visit, request: HTTPConnection | None = None) -> list[Check]:
+        """Return the checks of a rule, calling its functions; none if one of them excepts the request."""
+        rule, ask = bound.rule, self._calls.ask
+        if request is None:
+            request = request_of(visit.scope)
+        counts, cost = bound.bucket, rule.cost
+        if rule.limits_function is not None:
+            counts = await ask(rule, request, "limits", rule.limits_function, bound.with_limits, counts)
+            if counts is None and bound.permits is None:  # unlimited
+                return []
+        key = bound.key_of(request.scope, visit.client.key)
+        if bound.key_function is not None:
+            found: str | None = await ask(rule, request, "key", bound.key_function, self._checked_key, key)
+            if found is None:
+                return []
+            key = found or key
+        if rule.cost_function is not None:
+            cost = await ask(rule, request, "cost", rule.cost_function, whole_cost, cost)
+            cost = _capped(cost, rule.cost_max, counts)
+        return [(bucket, key, cost) for bucket, cost in bound.charges_of(counts, cost)]
+
+    def _checked_key(self, found: Any) -> str | None:
+        """Return the key that a user's function has returned; None and an empty text stay as they are."""
+        if found is None or found == "":
+            return found  # type: ignore[no-any-return]
+        return self._limiter.key_for(found)
+
+    # -- conditions and shadow rules -----------------------------------------------------------------------------------
+
+    async def evaluated(self, visit: Visit, plan: Plan, request: HTTPConnection | None = None) -> Plan:
+        """Return the plan of a request after evaluating the conditions of its rules in order, each function once.
+
+        Limits apply generously and exemptions strictly: if a condition fails, a limit or a block applies, but `exempt`
+        and `final` do not.
+        """
+        if request is None:
+            request = request_of(visit.scope)
+        answers: dict[int, bool | None] = {}  # by identity, as not every callable is hashable; None for a failure
+        met: list[Met] = []
+        for bound, ends in plan.met:
+            rule = bound.rule
+            if id(rule.when) not in answers:
+                answers[id(rule.when)] = await self._calls.is_true(rule, request, visit.client.key)
+            answer = answers[id(rule.when)]
+            if answer is False:
+                continue
+            if answer is None and rule.exempt:
+                continue
+            if answer is None:
+                ends = ends and rule.blocks
+            met.append((bound, ends))
+            if ends:
+                break
+        return self._rules.plan_of(met, plan.strikes, Kind(plan.kind.is_preflight, is_evaluated=True))
+
+    async def observe(self, visit: Visit, shadows: Sequence[BoundRule], request: HTTPConnection | None = None) -> None:
+        """Count an admitted request under shadow rules, and report those that would have refused it."""
+        for bound in shadows:
+            checks = uncharged(visit.observed, await self.asked(bound, visit, request))
+            if not checks:
+                continue
+            decision = await answer_of(self._engine.hit(checks, ()))
+            visit.observed = (*visit.observed, checks)
+            if decision.allowed or decision.reason is Reason.BANNED:
+                continue
+            label, key = bound.rule.label, checks[0][1]
+            for one in visit.visits():
+                one.shadowed = (*one.shadowed, (visit.policy, label))
+            message = f"rule {label!r} would have refused {key}"
+            self._engine.emit(Event("shadow_refused", message, {"rule": label, "key": key}))
+            self._engine.observers.report_exceeded(decision, self._engine.now_us())
+
+
+def _scope_of(visit: Visit, request: HTTPConnection | None) -> Scope:
+    """Return the scope in which a rule reads its key: that of the endpoint, or that of the middleware."""
+    if request is None:
+        return visit.scope  # type: ignore[no-any-return]
+    return request.scope
+
+
+def _capped(cost: int, cost_max: int | None, counts: Bucket | None) -> int:
+    """Return an estimated cost that can pass: one above the amount of a limit would always be refused."""
+    if cost_max is not None:
+        cost = min(cost, cost_max)
+    if counts is not None:
+        cost = min([cost, *(limit.amount for limit in counts.limits)])
+    return cost
+
+
+def uncharged(earlier: Sequence[Sequence[Check]], checks: list[Check]) -> list[Check]:
+    """Return the checks without what earlier ones have charged: the same limits of a key count a request once.
+
+    Of several costs the largest one is charged, so a later check charges what is missing.
+    """
+    charged: Counter[tuple[object, ...]] = Counter()
+    for others in earlier:  # in which no window is twice
+        charged.update({windows_of(check): check[2] for check in others})
+    if not charged:
+        return checks
+    left: list[Check] = []
+    for check in checks:
+        bucket, key, cost = check
+        before = charged.get(windows_of(check))
+        if before is None:
+            left.append(check)
+        elif cost > before:
+            left.append((bucket, key, cost - before))
+    return left

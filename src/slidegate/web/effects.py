@@ -1,0 +1,242 @@
+"""What depends on the status or the end of a response: `count_if`, strikes, permits, outcomes.
+
+Each is there only for requests whose rules, or whose observers, need it. A request ends with the last message of its
+body, a websocket when the application's call returns. Anything after the end, such as a failing background task, does
+not affect the outcome. A request that never reaches its end is reported as cancelled: the client has disconnected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any, Final
+
+from starlette.types import Scope
+from starlette.websockets import WebSocketDisconnect
+
+from ..core.decision import Decision, Reason
+from ..limiter.aio import in_background
+from ..limiter.engine import Engine
+from ..limiter.observers import Ended, Outcome, tell
+from .callbacks import UserCallbacks
+from .plan import Effect, Plan
+from .refusals import Refusals
+from .routes import RouteLabels
+from .rules import Rule
+from .signals import Signals
+from .visit import Visit, is_failure
+
+_FAILED: Final = 500
+"""The status that a server sends if the application raises before it answers."""
+
+
+class CountIf(Effect):
+    """Refunds what a rule has charged, unless its `count_if` counts the response.
+
+    Args:
+        rule: The rule.
+        engine: The engine that has charged.
+        calls: Calls the user's functions.
+    """
+
+    def __init__(self, rule: Rule, engine: Engine, calls: UserCallbacks) -> None:
+        self._rule = rule
+        self._count_if: Any = rule.count_if
+        self._engine = engine
+        self._calls = calls
+
+    async def start(self, visit: Visit, status: Any) -> None:
+        """See `Effect.start`."""
+        charged: list[tuple[Decision, int]] = []
+        for decision in visit.own:
+            if decision.allowed:
+                for index, (bucket, _, _) in enumerate(decision.checks):
+                    if bucket.by is self._rule:  # and not another of its name
+                        charged.append((decision, index))
+        if not charged or await self._calls.ask(self._rule, status, "count_if", self._count_if, bool, True):
+            return
+        for decision, index in charged:
+            await self._engine.refund(decision.begin_refund(index))
+
+
+class StrikeForStatus(Effect):
+    """Strikes for the status of a response; a status that is no signal costs a look-up.
+
+    The status of a refusal, by whichever middleware or limit within, is none of the application.
+
+    Args:
+        signals: The signals of ban policies.
+    """
+
+    def __init__(self, signals: Signals) -> None:
+        self._signals = signals
+
+    def start(self, visit: Visit, status: Any) -> Awaitable[object] | None:
+        """See `Effect.start`."""
+        if status not in self._signals.by_status:
+            return None
+        for _, decision in visit.decisions:
+            if not decision.allowed:
+                return None
+        return self._signals.strike_quietly(visit, self._signals.by_status[status], visit.scope)
+
+
+class Release(Effect):
+    """Releases the permits of a request, even if it is cancelled meanwhile. Of several, the first releases all.
+
+    Args:
+        engine: The engine that has given the permits.
+    """
+
+    starts = False
+    ends = True
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def end(self, visit: Visit, error: BaseException | None) -> Awaitable[object] | None:
+        """See `Effect.end`."""
+        permits, visit.permits = visit.permits, ()
+        for name, tenant in permits:  # before the store, so that the right waiter asks for the permit
+            self._engine.queues.count_permit(name, tenant, -1)
+        charges = [self._engine.release(decision) for decision in visit.own]
+        if not any(charges):
+            return None
+        released = self._engine.refund(*charges)
+        if isinstance(error, GeneratorExit):  # a coroutine that is being closed cannot await
+            in_background(released)
+            return None
+        return released
+
+
+class ReportRefusal(Effect):
+    """Reports the refusal of a request by a limit at its endpoint, if it stands when the response starts.
+
+    An application may catch a refusal and go on; then nobody was refused.
+
+    Args:
+        refusals: Reports refused requests.
+        refusal: The refusal.
+        scope: The scope at the endpoint.
+    """
+
+    ends = True
+
+    def __init__(self, refusals: Refusals, refusal: Decision, scope: Scope) -> None:
+        self._refusals = refusals
+        self._refusal: Decision | None = refusal
+        self._scope = scope
+
+    def start(self, visit: Visit, status: Any) -> None:
+        """See `Effect.start`."""
+        self._report(visit)
+
+    def end(self, visit: Visit, error: BaseException | None) -> None:
+        """See `Effect.end`. It reports if there was no response, or one that had started before the refusal."""
+        self._report(visit)
+
+    def _report(self, visit: Visit) -> None:
+        """Report the refusal, once."""
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None and visit.refusal is refusal:
+            self._refusals.report(visit, refusal, self._scope)
+
+
+class Report(Effect):
+    """Reports the outcome of a request, in the outermost middleware of a limiter.
+
+    Args:
+        engine: The engine of the limiter.
+        routes: Determines the routes of requests.
+    """
+
+    starts = False
+    ends = True
+
+    def __init__(self, engine: Engine, routes: RouteLabels) -> None:
+        self._engine = engine
+        self._observers = engine.observers
+        self._routes = routes
+
+    def begin(self, visit: Visit) -> None:
+        """Note when a request arrives, unless a middleware around this one reports it."""
+        for outer in visit.visits():
+            if outer.began_ns and outer.policy.limiter.engine is self._engine:
+                return
+        visit.began_ns = self._engine.clock.monotonic_ns()
+        visit.effects = (self, *visit.effects)
+
+    def end(self, visit: Visit, error: BaseException | None) -> None:
+        """See `Effect.end`."""
+        duration_us = (self._engine.clock.monotonic_ns() - visit.began_ns) // 1_000
+        route = self._routes.label(visit.scope)
+        told = self._observers.requests
+        if (visit.plan.is_exempt or visit.exempted) and _is_uncounted(visit):
+            told = self._observers.exempt
+        # An ordinary request has one decision, which admits it.
+        elif visit.is_complete and visit.shared is None and len(visit.own) == 1 and not visit.shadowed:
+            decision = visit.own[0]
+            if decision.allowed:
+                told = self._observers.outcomes
+                tell(self._observers.passed, (decision.checks, route, duration_us))
+        if told:
+            tell(told, self._outcome(visit, error, route, duration_us))
+
+    def _outcome(self, visit: Visit, error: BaseException | None, route: str, duration_us: int) -> Outcome:
+        status = visit.status or visit.answered(error)
+        decisions = [decision for _, decision in visit.decisions if decision.reason is not Reason.DISABLED]
+        refusal = _refusal(visit, decisions, error)
+        ended: Ended = "success"
+        if visit.left is not None:  # whatever the application answers then
+            ended, status = "cancelled", visit.left_with
+        elif refusal is not None and refusal is not visit.cut_short:
+            ended = "refused"
+        elif not visit.is_complete:
+            ended, status = _ended(visit, error, status)
+        began_us = self._engine.unix_us() - duration_us
+        shadow_rules = tuple([label for _, label in visit.shadowed])
+        return Outcome(decisions, refusal, shadow_rules, route, status, ended, began_us, duration_us)
+
+
+def _is_uncounted(visit: Visit) -> bool:
+    """Return whether a request has passed, and neither a limit nor a shadow rule has counted it."""
+    return not visit.observed and all(one.allowed and not one.checks for _, one in visit.decisions)
+
+
+def _refusal(visit: Visit, decisions: list[Decision], error: BaseException | None) -> Decision | None:
+    """Return the decision that refused a request; None if none did."""
+    if not decisions or decisions[-1].allowed:
+        return None
+    # Not if a limit at an endpoint refuses after the response has begun: the connection breaks.
+    if error is not None and visit.status and is_failure(error):
+        return None
+    return decisions[-1]
+
+
+def _ended(visit: Visit, error: BaseException | None, status: Any) -> tuple[Ended, Any]:
+    """Return how a request that was not refused has ended before its response was complete, and its status."""
+    if error is not None and is_failure(error):
+        if status and not visit.status:  # an application around the middleware answers
+            return "success", status
+        return "exception", status or _FAILED
+    is_over = error is None or isinstance(error, WebSocketDisconnect)
+    if status and visit.scope["type"] == "websocket" and is_over:
+        return "success", status
+    return "cancelled", status
+
+
+def effects_of(plan: Plan, engine: Engine, signals: Signals, calls: UserCallbacks) -> list[Effect]:
+    """Return what depends on the responses to the requests of a plan, in the order in which it happens.
+
+    Permits are last, because their release is awaited.
+    """
+    effects: list[Effect] = []
+    if plan.is_conditional:  # the effects depend on its conditions, and are those of another plan
+        return effects
+    if signals.by_status and not plan.is_exempt:
+        effects.append(StrikeForStatus(signals))
+    for bound in plan.limiting:
+        if bound.rule.count_if is not None:
+            effects.append(CountIf(bound.rule, engine, calls))
+    if any(bound.permits is not None for bound in plan.limiting):
+        effects.append(Release(engine))
+    return effects

@@ -1,0 +1,49 @@
+"""The findings about one middleware: probable mistakes, each reported once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from ..core.logs import logger
+
+REQUESTS_CHECKED: Final = 1_000
+"""The number of requests that are checked."""
+
+
+class Finding(NamedTuple):
+    """A setting that works, but probably not as intended.
+
+    Attributes:
+        code: Its kind, for example ``"SG103"``.
+        message: The probable mistake and its remedy.
+    """
+
+    code: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class Findings:
+    """The findings about one middleware.
+
+    Attributes:
+        found: The findings so far.
+        requests_left: How many of the next requests are checked.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Finding] = []
+        self.requests_left = REQUESTS_CHECKED
+
+    def report(self, found: Iterable[Finding]) -> None:
+        """Report findings that were not reported before. If a check raises, that is logged and no request fails."""
+        try:
+            for finding in found:
+                if finding not in self.found:
+                    self.found.append(finding)
+                    logger.warning("%s", finding)
+        except Exception:
+            logger.exception("checking for start-up findings failed")

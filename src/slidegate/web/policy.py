@@ -1,0 +1,196 @@
+"""What is known about a middleware when it is built. The parts are made in the order in which they need each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..core.arguments import check_name, expect
+from ..core.bans.policy import BanPolicy
+from ..core.buckets import Bucket
+from ..core.networks import Networks
+from ..limiter import Limiter
+from .blocklist import Blocklist
+from .callbacks import UserCallbacks
+from .client_ip import ClientAddress, client_ip
+from .clients import AnyClients, Clients, ClientsBehindProxies, FollowedFile, FollowingClients, KeyedClients
+from .counting import Counting
+from .effects import Report, effects_of
+from .found import Findings
+from .headers import Headers, HeaderStyles
+from .keys import Key, KeyFunction
+from .lists import ListFile
+from .plan import Effect, Plan
+from .refusals import Refusals, Refused
+from .routes import RouteLabels
+from .rule_set import Names, RuleSet, all_rules
+from .rules import Limits, LimitsFunction, Rule, checked_key
+from .signals import Signals
+from .waiting import Waiting
+from .websockets import MessageLimits
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Policy:
+    """The parts of one middleware, none of which knows it or is replaced; a reload makes another policy.
+
+    Attributes:
+        limiter: The limiter that counts.
+        lists: The blocklist and the allowlist, by option name, as they were given.
+        blocklist: The networks that are refused; None for none.
+        address: How clients are determined.
+        clients: Determines the clients of requests.
+        signals: The signals of ban policies.
+        rules: The rules, and the plans of requests.
+        counting: Makes and charges the checks of requests.
+        headers: Writes header fields.
+        refusals: Reports and answers refused requests.
+        report: Reports outcomes.
+        messages: The bucket that counts messages of websockets; None if they have no limits.
+        names: The names of the buckets.
+        files: The files behind the lists and the networks.
+        findings: Probable mistakes, found at start-up or in the first requests.
+    """
+
+    limiter: Limiter
+    lists: Mapping[str, Networks | None]
+    blocklist: Blocklist | None
+    address: ClientAddress
+    clients: AnyClients
+    signals: Signals
+    rules: RuleSet
+    counting: Counting
+    headers: Headers
+    refusals: Refusals
+    report: Report
+    messages: Bucket | None
+    names: Names
+    files: Sequence[FollowedFile]
+    findings: Findings
+
+    def begin_anew(self) -> None:
+        """Render and plan everything anew, because amounts have changed."""
+        self.headers.forget()
+        self.rules.begin_anew()
+
+    @property
+    def default_rule(self) -> Rule | None:
+        """The rule of each route, made from `default_limits`; None if there is none."""
+        defaults = self.rules.defaults
+        return None if defaults is None else defaults.rule
+
+    def buckets(self) -> list[Bucket]:
+        """Return all buckets, including those of routes and endpoints that were requested so far."""
+        buckets = [bucket for bound in self.rules.bound() for bucket in bound.buckets()]
+        if self.messages is not None:
+            buckets.append(self.messages)
+        return buckets
+
+
+def build(
+    app: object,
+    *,
+    limits: Limits | LimitsFunction | None = None,
+    rules: Sequence[Rule] | None = None,
+    default_limits: Limits | LimitsFunction | None = None,
+    key: Key | KeyFunction | None = None,
+    limiter: Limiter | None = None,
+    client: ClientAddress | None = None,
+    blocklist: Networks | None = None,
+    allowlist: Networks | None = None,
+    bans: BanPolicy | Iterable[BanPolicy] | None = None,
+    on_refused: Refused | None = None,
+    headers: HeaderStyles | None = "draft",
+    messages: MessageLimits | None = None,
+    name: str | None = None,
+    owner: object = None,
+) -> Policy:
+    """Return the policy of a middleware from its options, which `RateLimitMiddleware` describes.
+
+    Args:
+        app: The application behind the middleware.
+        owner: What owns the names of its unnamed limits, if that outlives the policy.
+    """
+    prefix = ""
+    if name is not None:
+        prefix = f"{check_name(name, 'name')}:"
+    limiter = expect("limiter", limiter, Limiter, 'Limiter.from_url("redis://localhost:6379/0")') or Limiter()
+    address = expect("client", client, ClientAddress, "client_ip()") or client_ip()
+    checked_key(key)  # also where no rule counts by it
+    listed = all_rules(limits, rules, key)
+    engine, calls, routes = limiter.engine, UserCallbacks(), RouteLabels()
+    writer = Headers(headers, engine.unix_us)
+    lists = {"blocklist": blocklist, "allowlist": allowlist}
+    for option, networks in lists.items():
+        expect(option, networks, Networks, 'Networks(["192.0.2.0/24"]) or Networks.from_file("blocked.netset")')
+    refused: Blocklist | None = None
+    if blocklist is not None:
+        refused = Blocklist(blocklist, address.networks, engine.emit)
+    signals = Signals(limiter, address, allowlist, bans)
+    names = Names(limiter, prefix, owner)
+
+    def effects(plan: Plan) -> Sequence[Effect]:
+        return effects_of(plan, engine, signals, calls)
+
+    rule_set = RuleSet(
+        listed,
+        default_limits,
+        key=key,
+        app=app,
+        limiter=limiter,
+        names=names,
+        honeypots=signals.honeypots_at if signals.on_request else None,
+        effects_of=effects,
+        headers=writer,
+    )
+    files: list[FollowedFile] = [*_list_files(lists), *engine.networks]
+    expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
+    return Policy(
+        limiter=limiter,
+        lists=lists,
+        blocklist=refused,
+        address=address,
+        clients=_clients(address, refused, allowlist, signals, files),
+        signals=signals,
+        rules=rule_set,
+        counting=Counting(limiter, rule_set, calls, Waiting(limiter, calls), signals),
+        headers=writer,
+        refusals=Refusals(engine, signals, writer, routes, calls, on_refused),
+        report=Report(engine, routes),
+        messages=None if messages is None else Bucket(names.unique("messages:"), messages.limits),
+        names=names,
+        files=files,
+        findings=Findings(),
+    )
+
+
+def _list_files(lists: Mapping[str, Networks | None]) -> list[ListFile]:
+    """Return the files behind the lists of a middleware.
+
+    Raises:
+        ConfigurationError: One of them covers nearly everybody.
+    """
+    files: list[ListFile] = []
+    for option, networks in lists.items():
+        file: ListFile | None = getattr(networks, "file", None)
+        if file is not None:
+            file.serve_as(option)
+            files.append(file)
+    return files
+
+
+def _clients(
+    address: ClientAddress,
+    blocklist: Blocklist | None,
+    allowlist: Networks | None,
+    signals: Signals,
+    files: Sequence[FollowedFile],
+) -> AnyClients:
+    """Return what determines the clients of requests: the simplest that the options allow."""
+    kind = ClientsBehindProxies if address.trusted else Clients
+    clients: AnyClients = kind(address, blocklist, allowlist, signals.subjects_of, bool(signals.policies))
+    if files:
+        clients = FollowingClients(clients, files)
+    if signals.keyed:
+        clients = KeyedClients(clients, signals.with_keys, signals.addresses)
+    return clients

@@ -1,0 +1,372 @@
+"""The answers to refused requests, and the events that report a refusal.
+
+The answers are problem details (RFC 9457) of the types that draft-ietf-httpapi-ratelimit-headers-11 registers.
+They are rendered once and remembered: those of limits by what is exceeded and the seconds until there is room, the
+others by what they say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy
+from functools import lru_cache
+from http import HTTPStatus
+from inspect import isawaitable
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from ..core.arguments import check_takes
+from ..core.bans.ban import Ban
+from ..core.bans.policy import BanPolicy
+from ..core.concurrency import Concurrency
+from ..core.decision import Decision, Reason
+from ..core.errors import ConfigurationError, quoted
+from ..core.events import Event
+from ..core.limits import AnyLimit
+from ..core.logs import escaped
+from ..core.memo import remember
+from ..core.readings import ceil_s
+from ..limiter.engine import Engine
+from .callbacks import UserCallbacks, request_of
+from .headers import Fields, Headers, Rendered
+from .routes import RouteLabels
+from .signals import Signals
+from .visit import CLOSED, Visit
+
+Refused: TypeAlias = Callable[[Any, Decision], Response | Awaitable[Response | None] | None]
+
+_TYPES: Final = "https://iana.org/assignments/http-problem-types#"
+_QUOTA: Final = "quota-exceeded"
+_ABUSE: Final = "abnormal-usage-detected"
+_CAPACITY: Final = "temporary-reduced-capacity"
+_TITLES: Final = {
+    _QUOTA: "Request cannot be satisfied as assigned quota has been exceeded",
+    _ABUSE: "Request not satisfied due to detection of abnormal request pattern",
+    _CAPACITY: "Request cannot be satisfied due to temporary server capacity constraints",
+}
+_MAX_RENDERED: Final = 1_024
+"""The most answers that are cached for all middlewares."""
+_MAX_METHOD: Final = 64
+"""The most characters of a method in an event; all registered methods are shorter."""
+_MAX_PATH: Final = 200
+"""The most characters of a path in an event."""
+_HANDSHAKE: Final = "WEBSOCKET"
+POLICY_VIOLATION: Final = 1008
+"""The close code of a connection whose client is banned or refused (RFC 6455, section 7.4.1)."""
+TRY_AGAIN_LATER: Final = 1013
+"""The close code of a websocket that exceeded a limit (IANA's registry of close codes)."""
+_NORMAL: Final = 1000
+
+
+class Answer(NamedTuple):
+    """The default answer to a refused request, with problem details. Many requests share one, so nothing changes it.
+
+    Attributes:
+        status: The status.
+        detail: A sentence with the reason.
+        body: The body.
+        needed: The header fields that every answer to this request has.
+        fields: These, and those of the body.
+        headers: The needed ones as an `HTTPException` has them.
+    """
+
+    status: int
+    detail: str
+    body: bytes
+    needed: Fields
+    fields: Fields
+    headers: dict[str, str]
+
+
+class Refusals:
+    """Reports and answers the requests that a middleware, or a limit at an endpoint within it, refuses.
+
+    Args:
+        engine: The engine of the limiter.
+        signals: The signals of ban policies, whose statuses the answers to bans have.
+        headers: Writes header fields.
+        routes: Determines the routes of requests.
+        calls: Calls the user's functions.
+        on_refused: Builds the user's own answer.
+
+    Attributes:
+        on_refused: The argument.
+
+    Raises:
+        ConfigurationError: `on_refused` is not a function of request and decision.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        signals: Signals,
+        headers: Headers,
+        routes: RouteLabels,
+        calls: UserCallbacks,
+        on_refused: Refused | None,
+    ) -> None:
+        if on_refused is not None:
+            check_takes("on_refused", on_refused, "request", "decision")
+        self._engine = engine
+        self._signals = signals
+        self._headers = headers
+        self._routes = routes
+        self._calls = calls
+        self.on_refused = on_refused
+        self._answers: dict[object, Answer] = {}
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    async def send(self, visit: Visit, decision: Decision, *, is_listed: bool = True) -> None:
+        """Answer a request that its middleware refuses.
+
+        Args:
+            visit: The request in the middleware.
+            decision: The refusal.
+            is_listed: See `answer`.
+        """
+        rendered: Rendered | None = None
+        if decision is visit.own[0]:  # not that of a limit at an endpoint, which another handler answers
+            rendered = visit.plan.rendered
+        answer = self.answer(decision, rendered, is_listed=is_listed)
+        if visit.scope["type"] == "websocket":
+            await _refuse_websocket(visit.scope, visit.send, answer)
+            return
+        if self.on_refused is not None and visit.left is None:
+            visit.need(answer.needed)
+            if await self._send_own(visit, decision, answer, visit.receive, visit.send):
+                return
+        visit.status = answer.status  # no effect depends on the status of this answer
+        start: Message = {"type": "http.response.start", "status": answer.status, "headers": [*answer.fields]}
+        await visit.send_on(visit.with_fields(start))
+        await visit.send_on(_body(visit.scope, answer))
+
+    async def send_through(
+        self, visit: Visit, decision: Decision, receive: Receive, send: Send, *, is_listed: bool = True
+    ) -> None:
+        """Answer a request that a limit at its endpoint refuses, through what is between endpoint and middleware.
+
+        Args:
+            visit: The request in the middleware, which adds the fields.
+            decision: The refusal.
+            receive: The receive channel of the application's exception handler.
+            send: Its send channel.
+            is_listed: See `answer`.
+        """
+        answer = self.answer(decision, is_listed=is_listed)
+        if visit.scope["type"] == "websocket":
+            await _refuse_websocket(visit.scope, send, answer)
+            return
+        if self.on_refused is not None and await self._send_own(visit, decision, answer, receive, send):
+            return
+        await send({"type": "http.response.start", "status": answer.status, "headers": [*answer.fields]})
+        await send(_body(visit.scope, answer))
+
+    async def _send_own(self, visit: Visit, decision: Decision, answer: Answer, receive: Receive, send: Send) -> bool:
+        """Send the answer of `on_refused`; return False if it makes none, or failed before anything was sent."""
+        on_refused: Any = self.on_refused
+        shown = copy(decision)  # lists and rules give one object to all whom they refuse
+        shown.status = answer.status
+        try:
+            made = on_refused(request_of(visit.scope), shown)
+            response = await made if isawaitable(made) else made
+            if response is None:
+                return False
+            if not callable(response):
+                expected = 'a Response such as JSONResponse({"error": "slow down"}, 429), or None'
+                raise ConfigurationError(f"expected {expected}, not {quoted(response)}", "on_refused")
+            await response(visit.scope, receive, send)
+        except Exception as error:
+            self._calls.report("on_refused", label_of_refusal(decision), error, "the client gets the default answer")
+            if visit.status:
+                raise
+        return bool(visit.status)
+
+    def answer(self, decision: Decision, rendered: Rendered | None = None, *, is_listed: bool = True) -> Answer:
+        """Return the default answer to a refused request.
+
+        Args:
+            decision: The refusal.
+            rendered: What all answers with its checks have in common, if that is known.
+            is_listed: Whether its limits stand in the header fields. Those of a limited function do not, and have the
+                names of modules; so the answer does not name them.
+        """
+        if not decision.readings:
+            return self._without_limit(decision)
+        if rendered is None:
+            rendered = self._headers.of(decision.checks)
+        waits_s: list[int] = []
+        for _, _, _, wait_us in decision.readings:
+            waits_s.append(ceil_s(wait_us) if wait_us > 0 else wait_us)  # 0 for room, below for a permit or for ever
+        known = rendered, is_listed, decision.at_least_us, *waits_s
+        answer = self._answers.get(known)
+        if answer is None:
+            limits = zip(rendered.names, rendered.limits, waits_s, strict=True)
+            violated = [(name, limit) for name, limit, wait_s in limits if wait_s]
+            names: tuple[str, ...] = ()
+            if is_listed:
+                names = tuple([name for name, _ in violated])
+            said = _too_much([limit for _, limit in violated], too_large=decision.reason is Reason.TOO_LARGE)
+            answer = remember(self._answers, known, _answer(_QUOTA, 429, said, decision.retry_after, names))
+        return answer
+
+    def _without_limit(self, decision: Decision) -> Answer:
+        """Return the answer to a refusal by a ban, a list or a rule, or because the store is unavailable."""
+        wait_us, retry_after_s = decision.retry_after_us, None
+        if wait_us is not None:
+            retry_after_s = ceil_s(wait_us)
+        if decision.ban is not None:
+            return self._of_ban(decision.ban, retry_after_s)
+        if decision.reason is Reason.UNAVAILABLE:
+            detail = "This service cannot count requests now; Retry-After says when to try again."
+            return _answer(_CAPACITY, 503, detail, retry_after_s or 0)
+        if decision.status >= 500:  # of a rule
+            detail = "This service does not accept such a request now."
+            return _answer("", decision.status, detail, retry_after_s, (decision.by,))
+        if decision.status:
+            return _answer("", decision.status, "Such requests are not accepted.", retry_after_s, (decision.by,))
+        return _answer("", 403, "Requests from this address are not accepted.", retry_after_s)
+
+    def _of_ban(self, ban: Ban, retry_after_s: int | None) -> Answer:
+        """Return the answer to a refusal by a ban, which contains only that fact and the end of the ban."""
+        detail = "This client is temporarily banned."
+        if retry_after_s is None:
+            detail = "This client is banned."
+        policy: BanPolicy | None = None
+        if ban.level:  # one by hand may carry the name of a policy
+            policy = self._signals.policies.get(ban.by)
+        if policy is None:
+            return _answer(_ABUSE, 403, detail, retry_after_s)
+        return _answer(_ABUSE, policy.status, detail, retry_after_s, (policy.name,))
+
+    # -- reports -------------------------------------------------------------------------------------------------------
+
+    def report(self, visit: Visit, refusal: Decision, scope: Scope) -> None:
+        """Report a refused request to the observers.
+
+        Args:
+            visit: The request in the middleware.
+            refusal: The refusal.
+            scope: The scope in the middleware, or at the endpoint that refuses.
+        """
+        observers = self._engine.observers
+        if visit.left is not None or not observers.wants("exceeded"):  # who has left was not refused
+            return
+        observers.report_exceeded(refusal, self._engine.now_us())
+        if not observers.wants("refused"):
+            return
+        state, wait_us, client = refusal.binding, refusal.retry_after_us, visit.client.key
+        rule, by = "", refusal.by
+        if state is not None or refusal.status:
+            rule, by = label_of_refusal(refusal), ""
+        key = client
+        if state is not None:
+            key = state.key
+        elif refusal.ban is not None:
+            key = refusal.ban.key
+        method = escaped(str(scope.get("method", _HANDSHAKE)), _MAX_METHOD)
+        path = escaped(str(scope.get("path", "")), _MAX_PATH)
+        details: dict[str, object] = {
+            "key": key,
+            "client": client,
+            "rule": rule,
+            "limit": "" if state is None else str(state.limit),
+            "reason": str(refusal.reason),
+            "by": by,
+            "route": self._routes.label(scope),
+            "method": method,
+            "path": path,
+            "retry_after_s": None if wait_us is None else ceil_s(wait_us),
+            "status": self.answer(refusal).status if takes_answer(scope) else CLOSED,
+        }
+        why = [str(refusal.reason)]
+        if by:
+            why.append(f"by {by}")
+        if rule:
+            why.append(f"under {rule!r}")
+        observers.emit(Event("refused", f"{key} was refused: {' '.join(why)}, {method} {path}", details))
+
+
+def _body(scope: Scope, answer: Answer) -> Message:
+    """Return the message with the body of an answer, none to a request with HEAD."""
+    body = answer.body
+    if scope.get("method") == "HEAD":
+        body = b""
+    return {"type": "http.response.body", "body": body}
+
+
+def label_of_refusal(refusal: Decision) -> str:
+    """Return the label of the rule, list or policy that refuses, else the reason.
+
+    There are no more labels than rules and lists, whatever paths clients invent.
+    """
+    state, ban = refusal.binding, refusal.ban
+    if state is not None:
+        return state.label
+    if ban is not None and not ban.level:  # one by hand, which names its author and no policy
+        return str(refusal.reason)
+    return refusal.by or str(refusal.reason)
+
+
+def takes_answer(scope: Scope) -> bool:
+    """Return whether the server can send a full answer; not every server can answer a websocket handshake."""
+    extensions = scope.get("extensions")
+    return scope["type"] == "http" or (isinstance(extensions, Mapping) and "websocket.http.response" in extensions)
+
+
+async def _refuse_websocket(scope: Scope, send: Send, answer: Answer) -> None:
+    """Refuse a handshake with the full answer if the server can send one, else by a close, which clients see as 403."""
+    if takes_answer(scope):
+        await send({"type": "websocket.http.response.start", "status": answer.status, "headers": [*answer.fields]})
+        await send({"type": "websocket.http.response.body", "body": answer.body})
+    else:
+        await close_websocket(send, POLICY_VIOLATION)
+
+
+async def close_websocket(send: Send, code: int, reason: str = "") -> None:
+    """Close a websocket, with code 1000 if the server rejects the given one.
+
+    daphne accepts only 1000 and 3000 to 4999. An `OSError` means that the client has disconnected.
+    """
+    message: Message = {"type": "websocket.close", "code": code, "reason": reason}
+    try:
+        await send(message)
+    except OSError:
+        raise
+    except Exception:
+        await send({**message, "code": _NORMAL})
+
+
+@lru_cache(_MAX_RENDERED)
+def _answer(kind: str, status: int, detail: str, retry_after_s: int | None, violated: tuple[str, ...] = ()) -> Answer:
+    """Render an answer. If `kind` is empty, the type is about:blank and the title is the status phrase."""
+    phrase = next((known.phrase for known in HTTPStatus if known == status), "Request not accepted")
+    problem: dict[str, object] = {
+        "type": f"{_TYPES}{kind}" if kind else "about:blank",
+        "title": _TITLES[kind] if kind else phrase,
+        "status": status,
+        "detail": detail,
+    }
+    if violated:
+        problem["violated-policies"] = violated
+    # Escape "<", so that the text cannot end a script element into which a page embeds it.
+    body = json.dumps(problem).replace("<", "\\u003c").encode()
+    headers = {"Cache-Control": "no-store"}
+    if retry_after_s is not None:
+        headers["Retry-After"] = str(retry_after_s)
+    needed = tuple([(name.lower().encode(), value.encode()) for name, value in headers.items()])
+    of_body = (b"content-type", b"application/problem+json"), (b"content-length", b"%d" % len(body))
+    return Answer(status, detail, body, needed, (*of_body, *needed), headers)
+
+
+def _too_much(exceeded: Sequence[AnyLimit], *, too_large: bool) -> str:
+    """Return the sentence about exceeded limits."""
+    allowed = " and ".join(limit.said for limit in exceeded)
+    if too_large:
+        return f"This request costs more than {allowed} ever allows; retrying will not help."
+    if any(isinstance(limit, Concurrency) for limit in exceeded):
+        return f"No more than {allowed}; try again when an earlier request has ended."
+    return f"No more than {allowed}; Retry-After says when to try again."

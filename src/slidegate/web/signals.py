@@ -1,0 +1,337 @@
+"""The signals of ban policies: strikes when a request arrives, when it is refused, and when its response starts.
+
+The application itself can call `strike`, for example after a wrong password. There are no strikes for clients on an
+allowlist, nor for requests that a rule exempts. The status of a refusal is not a signal.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+from ..core.addresses import Address, address_key
+from ..core.arguments import check_list, check_whole, expect
+from ..core.bans.ban import OWN_PREFIX, Ban, BanSubject, clean_reason, longest
+from ..core.bans.policy import WIDEST, BanPolicy, may_ban
+from ..core.decision import Decision, Reason, refused_by_ban
+from ..core.errors import ConfigurationError, StoreError, closest, quoted
+from ..core.memo import MANY, remember
+from ..core.networks import Networks
+from ..limiter import Limiter
+from ..limiter.aio import answer_to_the_end
+from ..limiter.operators import operators_of
+from .client_ip import UNKNOWN_PEER, ClientAddress
+from .clients import record_of
+from .keys import Combined, Key, parts_of, user
+from .paths import PathIndex, RulePath, Texts
+from .plan import Signal
+from .visit import Record, Visit
+
+
+class Signals:
+    """Strikes the clients of requests, each policy once a request.
+
+    Args:
+        limiter: The limiter that counts strikes.
+        address: How clients are determined.
+        allowlist: The networks that no policy bans.
+        policies: The policies.
+
+    Attributes:
+        policies: The policies by name.
+        keyed: Those that ban another key than the client's.
+        addresses: The keys of these, and parts of them, that read trusted proxies themselves.
+        on_request: Whether there are signals for the path of a request.
+        by_status: The signals for each status of a response.
+        by_refusal: The signals for refusals.
+
+    Raises:
+        ConfigurationError: An item is not a policy, two policies have one name, or a key or path is invalid.
+    """
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        address: ClientAddress,
+        allowlist: Networks | None,
+        policies: BanPolicy | Iterable[BanPolicy] | None,
+    ) -> None:
+        self._limiter = limiter
+        self._engine = limiter.engine
+        self._address = address
+        self._is_wider = address.prefixes != OWN_PREFIX  # or narrower: a ban of the address then has a different key
+        self._protected = [allowlist]
+        if address.trusted:
+            self._protected.append(address.networks)
+        self.policies: dict[str, BanPolicy] = {}
+        self.by_status: defaultdict[int, list[Signal]] = defaultdict(list)
+        self.by_refusal: list[Signal] = []
+        self._honeypots: list[tuple[RulePath, Signal]] = []
+        for policy in _listed(policies):
+            self._add(policy)
+        self.keyed = [policy for policy in self.policies.values() if policy.key is not None]
+        self._with_keys: dict[tuple[object, ...], tuple[object, tuple[BanSubject, ...]]] = {}
+        parts = [part for policy in self.keyed for part in parts_of(policy.key)]
+        self.addresses = [part for part in parts if isinstance(part, ClientAddress) and part.trusted]
+        self.on_request = bool(self._honeypots)
+        self._index = PathIndex(self._honeypots)
+
+    def _add(self, policy: BanPolicy) -> None:
+        """Add a policy and its signals."""
+        if policy.name in self.policies:
+            raise ConfigurationError(f"two policies are named {policy.name!r}; give one of them another name=", "bans")
+        self.policies[policy.name] = policy
+        try:
+            _check_key(policy, self._address)
+            for signal, weight in policy.signals.items():
+                if weight == "ban":
+                    weight = policy.after.amount
+                self._read(policy, signal, weight)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{policy!r}: {error}", "bans") from None
+
+    def _read(self, policy: BanPolicy, signal: int | str, weight: int) -> None:
+        """Read a signal as a policy writes it."""
+        if signal == "refused":
+            self.by_refusal.append(Signal(policy, weight, "refused"))
+        elif isinstance(signal, int):
+            self.by_status[signal].append(Signal(policy, weight, f"status {signal}"))
+        elif signal.startswith("/"):
+            reason = clean_reason(f"path {signal}")
+            self._honeypots.append((RulePath(signal, "signals"), Signal(policy, weight, reason)))
+        else:
+            first = int(signal[0]) * 100  # 400 of "4xx"
+            for status in {*range(first, first + 100)} - policy.signals.keys():
+                self.by_status[status].append(Signal(policy, weight, f"status {status}"))
+
+    # -- who may be banned ---------------------------------------------------------------------------------------------
+
+    def subjects_of(self, key: str, address: Address | None) -> tuple[BanSubject, ...]:
+        """Return the keys and the address whose bans apply to all requests of a client, without those of `keyed`."""
+        if address is None:
+            return (key,)
+        own: tuple[BanSubject, ...] = (key, address)
+        files = self._engine.networks
+        if self._is_wider:
+            own += (address_key(*address),)
+        if files:
+            own += tuple(operators_of(address_key(*address), files))
+        return own
+
+    def with_keys(self, subjects: tuple[BanSubject, ...], scope: Scope, client_key: str) -> tuple[BanSubject, ...]:
+        """Return the subjects of a client and the keys of a request that policies ban in its place.
+
+        Always the same object for the same subjects and keys, as stores remember questions by its identity.
+        """
+        keys: list[str] = []
+        for policy in self.keyed:
+            assert policy.key is not None, "see `keyed`"
+            key = policy.key.find(scope, self._limiter, client_key)
+            if key not in subjects:
+                keys.append(key)
+        if not keys:
+            return subjects
+        known = (id(subjects), *keys)
+        found = self._with_keys.get(known)
+        if found is None or found[0] is not subjects:
+            found = remember(self._with_keys, known, (subjects, (*subjects, *keys)), MANY)
+        return found[1]
+
+    def _banned_key(self, policy: BanPolicy, visit: Record, scope: Scope) -> str | None:
+        """Return the key that a strike may ban.
+
+        Returns:
+            The key; None if the policy may not ban it, if many clients share it, or if a policy by `user` knows no
+            user: its strikes are for accounts, and an address may have many.
+        """
+        client_key = visit.client.key
+        key = client_key
+        if policy.key is not None:
+            seen = visit.client.beside(scope)
+            if user in parts_of(policy.key) and user.name_in(seen) is None:
+                return None
+            key = policy.key.find(seen, self._limiter, client_key)
+        # A combined key may be banned if the client may be, whose address is a part of it.
+        if isinstance(policy.key, Combined):
+            if client_key == UNKNOWN_PEER or not self._may_ban(policy, client_key):
+                return None
+        elif key == UNKNOWN_PEER:
+            return None
+        spelled, _ = self._engine.keys.normalize(key)
+        return spelled if self._may_ban(policy, spelled) else None
+
+    def _may_ban(self, policy: BanPolicy, key: str) -> bool:
+        """Return whether a policy may ban a key; those of trusted proxies and the allowlist are protected."""
+        return all(may_ban(policy, key, networks) for networks in self._protected)
+
+    # -- strikes -------------------------------------------------------------------------------------------------------
+
+    def honeypots_at(self, texts: Texts) -> Sequence[Signal]:
+        """Return the signals whose paths match that of a request, the heaviest first; none for `ANY_PATH`."""
+        found = {id(signal): signal for signal in self._index.find(texts)}
+        return sorted(found.values(), key=lambda signal: -signal.weight)
+
+    async def at_path(self, visit: Visit, signals: Sequence[Signal]) -> Decision | None:
+        """Strike for the path of a request; return its refusal if that bans it, or if it may have."""
+        try:
+            ban = longest(await self.strike_all(visit, signals, visit.scope))
+        except StoreError:
+            return self._engine.unanswered()
+        if ban is None:
+            return None
+        return refused_by_ban(ban, ban.since_us)
+
+    async def at_refusal(self, visit: Visit, decision: Decision, scope: Scope) -> None:
+        """Strike for a refusal by a limit, whose retry-after from now on includes a ban that it has caused.
+
+        Args:
+            visit: The request in the middleware.
+            decision: The refusal.
+            scope: The scope in the middleware, or at the endpoint that refuses.
+        """
+        if not self.by_refusal or not decision.readings:
+            return
+        if visit.left is not None:  # who has left was not refused
+            return
+        if visit.status and scope["type"] == "http":  # the response has begun, and breaks
+            return
+        bans = await self.strike_quietly(visit, self.by_refusal, scope)
+        lengths = [ban.until_us - ban.since_us for ban in bans if ban.until_us is not None]
+        visit.banned_us = decision.at_least_us = max([visit.banned_us, *lengths])
+
+    async def strike_quietly(self, visit: Visit, signals: Sequence[Signal], scope: Scope) -> list[Ban]:
+        """Strike for what has been answered: a store that fails does not change the answer."""
+        if visit.plan.is_exempt or not visit.is_counted:
+            return []
+        try:
+            return await self.strike_all(visit, signals, scope)
+        except StoreError:
+            return []
+
+    async def strike_all(self, visit: Visit, signals: Sequence[Signal], scope: Scope) -> list[Ban]:
+        """Strike for some signals, each policy once a request; return the resulting bans.
+
+        Raises:
+            StoreUnavailable: The store does not answer, and ``on_error="deny"``.
+        """
+        bans: list[Ban] = []
+        for signal in signals:
+            if signal.policy in visit.struck:
+                continue
+            visit.struck = (*visit.struck, signal.policy)
+            ban = await self.strike(visit, signal, scope)
+            if ban is not None:
+                bans.append(ban)
+        return bans
+
+    async def strike(self, visit: Record, signal: Signal, scope: Scope) -> Ban | None:
+        """Strike the client of a request; return the ban if there is one. A disconnect does not cancel the strike.
+
+        Args:
+            visit: The request in the middleware.
+            signal: The signal.
+            scope: The request where the strike arises, for keys that are not the client's.
+
+        Raises:
+            StoreUnavailable: The store does not answer, and ``on_error="deny"``.
+        """
+        policy, weight, reason = signal
+        key = self._banned_key(policy, visit, scope)
+        if key is None:
+            return None
+        return await answer_to_the_end(self._engine.strike(policy, key, weight, reason))
+
+
+def _listed(policies: BanPolicy | Iterable[BanPolicy] | None) -> Iterable[BanPolicy]:
+    """Return the policies of a middleware as a list."""
+    if policies is None:
+        return ()
+    if isinstance(policies, BanPolicy):
+        return (policies,)
+    return check_list("bans", policies, 'BanPolicy("20/10m", "1h") or a list of them', BanPolicy)
+
+
+def _check_key(policy: BanPolicy, client: ClientAddress) -> None:
+    """Check the key of a policy, or the client, which it bans if it has none.
+
+    Raises:
+        ConfigurationError: The key finds no client or too many of them.
+    """
+    key: Key = client
+    if policy.key is not None:
+        if not isinstance(policy.key, Key):
+            raise ConfigurationError(f"expected a built-in key such as header, not {quoted(policy.key)}", "key")
+        key = policy.key
+    if any(isinstance(part, Key) and part.shared for part in parts_of(policy.key)):
+        raise ConfigurationError(
+            f"{policy.key!r} does not identify a client; use client_ip(), header, cookie or user", "key"
+        )
+    for version, name in ((4, "ipv4_prefix"), (6, "ipv6_prefix")):
+        if isinstance(key, ClientAddress) and key.prefixes[version] < WIDEST[version]:
+            raise ConfigurationError(
+                f"its clients have {name}={key.prefixes[version]}, but policies ban no network wider than "
+                f"/{WIDEST[version]}; write BanPolicy(..., key=client_ip({name}={WIDEST[version]}))"
+            )
+
+
+async def strike(
+    request: HTTPConnection, weight: int | Literal["ban"] = 1, reason: str = "", *, policy: str | None = None
+) -> Ban | None:
+    """Record strikes against the client of a request; return the ban if they lead to one.
+
+    The request itself continues, and its status is no further strike under this policy; a ban refuses later ones. There
+    are no strikes against clients on an allowlist, on routes that a rule exempts, or against addresses that the policy
+    may not ban.
+
+    Args:
+        request: The request, or the websocket.
+        weight: The number of strikes, 1 or more, or ``"ban"`` for an immediate ban.
+        reason: Shown to operators, never to clients.
+        policy: The name of the ban policy; required if there are several.
+
+    Raises:
+        ConfigurationError: There is no policy of that name, there are several and none is named, or the weight is
+            invalid.
+        StoreUnavailable: The store does not answer and `on_error` is ``"deny"``, so whether the client is banned is
+            unknown.
+    """
+    if weight != "ban":
+        check_whole(weight, 1, 1_000_000, "strike: weight", 'or "ban", for example 1')
+    expect("policy", policy, str, '"abuse"')
+    # Innermost first, so that the outermost of two policies with one name wins.
+    above: dict[str, Record] = {}
+    innermost: Record | None = record_of(request, "strike")
+    if innermost is None:
+        return None
+    visits = [*innermost.with_outer()]
+    for one in visits:
+        above.update(dict.fromkeys(one.policy.signals.policies, one))
+    if policy is None and len(above) == 1:
+        (policy,) = above
+    visit = above.get(policy) if policy is not None else None
+    if visit is None or policy is None:
+        if any(decision.reason is Reason.DISABLED for one in visits for decision in one.own):
+            return None
+        raise ConfigurationError(f"strike: {_problem(policy, list(above))}")
+    if visit.plan.is_exempt or not visit.is_counted:
+        return None
+    signals: Signals = visit.policy.signals
+    chosen = signals.policies[policy]
+    visit.struck = (*visit.struck, chosen)  # so that the status of the response is no further signal
+    whole = chosen.after.amount if weight == "ban" else weight
+    return await signals.strike(visit, Signal(chosen, whole, clean_reason(reason)), request.scope)
+
+
+def _problem(policy: str | None, names: Sequence[str]) -> str:
+    """Return what is wrong with the name of a policy, given the names of those around an endpoint."""
+    shown = ", ".join(map(repr, names)) or "none"
+    problem = "write RateLimitMiddleware(..., bans=BanPolicy())"
+    if names and policy is None:
+        problem = "name one of them"
+    elif names:
+        problem = f"{quoted(policy)} is none{closest(policy, names)}"
+    return f"the ban policies of this endpoint are: {shown}; {problem}"

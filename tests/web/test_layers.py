@@ -1,0 +1,293 @@
+"""What layers around a middleware, and applications and middlewares within it, may do to requests and to answers."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
+from starlette.exceptions import WebSocketException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from slidegate import (
+    BanPolicy,
+    Decision,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimit,
+    RateLimitExceeded,
+    RateLimitMiddleware,
+    Rule,
+    rate_limit_exceeded,
+    user,
+)
+from slidegate.core.buckets import Bucket
+from slidegate.core.limit_texts import parse_limits
+from slidegate.events import Event
+
+from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
+
+REFUSED: dict[str, Callable[[], dict[str, Any]]] = {
+    "listed": lambda: {"blocklist": Networks([PEER])},
+    "blocked": lambda: {"rules": [Rule("*", block=True)]},
+    "limited": lambda: {"limits": "1/hour"},
+    "banned": lambda: {"limits": "1/hour", "bans": BanPolicy("1/hour", "1h")},
+    "two limits": lambda: {"limits": "1/hour; 5/day"},
+}
+
+
+def numbered(app: ASGIApp) -> ASGIApp:
+    """Return an application that adds a field to the list of fields of each answer, as many layers do."""
+    answers: list[bytes] = []
+
+    async def add(scope: Scope, receive: Receive, send: Send) -> None:
+        answers.append(b"%d" % len(answers))
+        own = answers[-1]
+
+        async def added(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"].append((b"x-request-id", own))
+            await send(message)
+
+        await app(scope, receive, added)
+
+    return add
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+async def test_a_layer_around_may_change_the_fields_of_an_answer_in_place(refused: str) -> None:
+    app = numbered(RateLimitMiddleware(hello, **REFUSED[refused]()))
+    ids: list[list[bytes]] = []
+    for _ in range(4):
+        answer = await call(app)
+        ids.append([value for name, value in answer.start["headers"] if name == b"x-request-id"])
+    assert answer.status in (403, 429)
+    assert ids == [[b"0"], [b"1"], [b"2"], [b"3"]]
+
+
+async def test_a_compressed_refusal_does_not_change_the_next_one() -> None:
+    app = GZipMiddleware(RateLimitMiddleware(hello, blocklist=Networks([PEER])), minimum_size=50)
+    plain = await call(app)
+    zipped = await call(app, headers={"accept-encoding": "gzip"})
+    assert zipped.headers["content-encoding"] == "gzip"
+    again = await call(app)
+    assert (again.headers, again.body) == (plain.headers, plain.body)
+    assert "content-encoding" not in again.headers
+
+
+@pytest.mark.parametrize("limits", ["100/minute", "100/minute; 1000/hour"])
+@pytest.mark.parametrize("outer", [[], [Middleware(RateLimitMiddleware, rules=[Rule("*", "50/hour", name="tight")])]])
+async def test_a_handler_around_the_middleware_of_a_route_answers_the_limit_that_refused(
+    limits: str, outer: list[Middleware]
+) -> None:
+    class Page(HTTPEndpoint):
+        @RateLimit("1/minute", name="tight")
+        async def get(self, request: Request) -> Response:
+            return PlainTextResponse("hi")
+
+    route = Route("/", Page, middleware=[Middleware(RateLimitMiddleware, limits=limits)])
+    app = Starlette(routes=[route], middleware=outer)
+    app.add_exception_handler(RateLimitExceeded, rate_limit_exceeded)
+    assert (await call(app)).status == 200
+    answer = await call(app)
+    assert answer.status == 429
+    assert b"No more than 1 per 1m" in answer.body
+    assert b'"violated-policies": ["tight"]' in answer.body
+    policies = [value.decode() for name, value in answer.start["headers"] if name == b"ratelimit-policy"]
+    assert '"tight";q=1;w=60' in policies[0]
+    assert policies[1:] == ['"tight_2";q=50;w=3600'] * len(outer)
+
+
+@pytest.mark.parametrize(("headers", "outer"), [(None, "default"), ("legacy", "default"), ("draft", "default_2")])
+async def test_only_a_name_that_an_answer_has_is_taken(headers: Any, outer: str) -> None:
+    inner = RateLimitMiddleware(hello, limits="5/minute", headers=headers)
+    answer = await call(RateLimitMiddleware(inner, limits="50/minute"))
+    assert answer.headers["ratelimit-policy"].endswith(f'"{outer}";q=50;w=60')
+
+
+async def test_a_name_that_a_long_answer_leaves_out_is_not_taken() -> None:
+    rules = [Rule("*", f"{amount}/minute", name=f"n{amount}") for amount in range(11, 20)]
+    inner = RateLimitMiddleware(hello, rules=rules)
+    named = (await call(RateLimitMiddleware(inner, rules=[Rule("*", "50/minute", name="n19")]))).headers
+    assert named["ratelimit-policy"].count("n19") == 1
+    assert '"n19";q=50;w=60' in named["ratelimit-policy"]
+
+
+async def test_a_ban_of_a_user_who_is_known_within_the_middleware_holds_at_endpoints() -> None:
+    class User:
+        is_authenticated, display_name, identity = True, "ann", "ann"
+
+    def knowing(app: ASGIApp) -> ASGIApp:
+        async def know(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["user"] = User()
+            await app(scope, receive, send)
+
+        return know
+
+    limiter = Limiter()
+    route = Route("/", RateLimit("100/minute")(page))
+    policy = BanPolicy("5/minute", "1h", key=user, signals={404: 1})
+    app: ASGIApp = knowing(Starlette(routes=[route]))
+    app = RateLimitMiddleware(app, limiter=limiter, bans=policy)
+    assert (await call(app)).status == 200
+    await limiter.ban("user:ann", "1h")
+    assert (await call(app)).status == 403
+    assert (await call(app, client=("198.51.100.7", 1))).status == 403
+
+
+async def test_a_scope_that_its_application_has_emptied_fails_no_request() -> None:
+    async def emptying(scope: Scope, receive: Receive, send: Send) -> None:
+        await hello(scope, receive, send)
+        scope.clear()
+
+    assert await statuses(RateLimitMiddleware(emptying, limits="5/minute"), 2) == [200, 200]
+
+
+# -- limits that endpoints ask for themselves --------------------------------------------------------------------------
+
+
+def refusals_of(limiter: Limiter) -> list[str]:
+    told: list[str] = []
+
+    def tell(event: Event) -> None:
+        if event.kind == "refused":
+            told.append(event.details["rule"])
+
+    limiter.observe(tell)
+    return told
+
+
+async def chats(app: ASGIApp) -> tuple[list[str], list[Any]]:
+    answer = Answer()
+    await send_scope(app, scope_of("/ws", type="websocket", scheme="ws"), answer=answer)
+    return [message["type"] for message in answer.messages], [message.get("code") for message in answer.messages]
+
+
+async def test_a_refusal_that_a_websocket_has_caught_before_it_is_accepted_is_no_event() -> None:
+    tight, wide = RateLimit("1/minute", name="tight"), RateLimit("100/minute", name="wide")
+
+    async def chat(websocket: WebSocket) -> None:
+        try:
+            await tight.check(websocket)
+        except (WebSocketException, RateLimitExceeded):
+            await wide.check(websocket)
+        await websocket.accept()
+        await websocket.close()
+
+    limiter = Limiter()
+    told = refusals_of(limiter)
+    app = RateLimitMiddleware(Starlette(routes=[WebSocketRoute("/ws", chat)]), limiter=limiter)
+    for _ in range(2):
+        assert await chats(app) == (["websocket.accept", "websocket.close"], [None, 1000])
+    assert told == []
+
+
+async def test_the_refusal_that_ends_a_websocket_is_an_event_whatever_it_has_caught() -> None:
+    tight, wide, third = (RateLimit(f"{n}/minute", name=name) for n, name in ((1, "tight"), (99, "wide"), (1, "third")))
+
+    async def chat(websocket: WebSocket) -> None:
+        await websocket.accept()
+        try:
+            await tight.check(websocket)
+        except WebSocketException:
+            await wide.check(websocket)
+        await third.check(websocket)
+        await websocket.close()
+
+    limiter = Limiter()
+    told = refusals_of(limiter)
+    app = RateLimitMiddleware(Starlette(routes=[WebSocketRoute("/ws", chat)]), limiter=limiter)
+    codes = [(await chats(app))[1][-1] for _ in range(3)]
+    assert codes == [1000, 1013, 1013]
+    assert told == ["third", "third"]
+
+
+async def test_what_an_endpoint_asks_again_counts_its_status_once_and_keeps_nothing() -> None:
+    seen: list[int] = []
+    kept: list[int] = []
+    limit = RateLimit("1000/minute", count_if=lambda status: bool(seen.append(status)) or True, name="one")
+
+    async def twice(request: Request) -> Response:
+        await limit.check(request)
+        await limit.check(request)
+        return PlainTextResponse("hi")
+
+    async def chat(websocket: WebSocket) -> None:
+        await websocket.accept()
+        for _ in range(200):
+            await limit.check(websocket)
+        visit = websocket.scope["slidegate"]
+        kept.append(len(visit.effects) + len(visit.own))
+        await websocket.close()
+
+    routes = [Route("/", twice), WebSocketRoute("/ws", chat)]
+    app = RateLimitMiddleware(Starlette(routes=routes), bans=BanPolicy("5/minute", "1h", signals={404: 1}))
+    assert (await call(app)).status == 200
+    assert seen == [200]
+    await chats(app)
+    assert kept[0] < 10
+
+
+async def test_a_limit_that_is_met_twice_is_asked_once_while_there_are_bans(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    hit = MemoryStore.hit
+
+    def counted(self: MemoryStore, checks: Any, subjects: Any = ()) -> Decision:
+        asked.append(len(checks))
+        return hit(self, checks, subjects)
+
+    monkeypatch.setattr(MemoryStore, "hit", counted)
+    limiter = Limiter()
+    await limiter.ban("198.51.100.9", "1h")
+    limit = RateLimit("1000/minute", name="one")
+
+    async def twice(request: Request) -> Response:
+        await limit.check(request)
+        await limit.check(request)
+        return PlainTextResponse("hi")
+
+    assert (await call(RateLimitMiddleware(Starlette(routes=[Route("/", twice)]), limiter=limiter))).status == 200
+    assert [count for count in asked if count] == [1]
+    assert len(asked) == 2, "one question for the middleware, whose client may be banned, and one at the endpoint"
+
+
+# -- forks -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_that_is_forked_while_a_ban_is_stored_refuses_the_client() -> None:
+    store: Any = MemoryStore()
+    limiter = Limiter(store)
+    subjects, checks = (PEER,), [(Bucket("all", parse_limits("50/minute")), "user", 1)]
+    stored, may_go_on = threading.Event(), threading.Event()
+
+    class Pausing(dict[Any, Any]):
+        def __setitem__(self, key: Any, value: Any) -> None:
+            super().__setitem__(key, value)
+            stored.set()
+            may_go_on.wait(10)
+
+    asyncio.run(limiter.ban("198.51.100.9", "1h"))  # so that hits look for bans at all
+    store.bans.rows.bans = store._banned = Pausing(store.bans.rows.bans)
+    assert store.hit(checks, subjects).allowed
+    putting = threading.Thread(target=lambda: asyncio.run(limiter.ban(PEER, "1h")))
+    putting.start()
+    assert stored.wait(10)
+    child = os.fork()
+    if child == 0:
+        os._exit(int(store.hit(checks, subjects).allowed))
+    may_go_on.set()
+    putting.join(10)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
