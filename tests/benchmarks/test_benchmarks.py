@@ -45,7 +45,7 @@ CEILINGS: dict[str, tuple[int, int]] = {
     "count_if": (897, 21),
     "concurrency": (1460, 33),
     "refused by a limit": (898, 18),
-    "dependency, refused": (1880, 66),
+    "dependency, refused": (1840, 62),
 }
 """How many bytecodes and Python calls one request may cost on CPython 3.11; what it costs was a twentieth below."""
 

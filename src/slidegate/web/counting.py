@@ -68,7 +68,9 @@ class Counting:
             subjects = self._signals.with_keys(subjects, client.beside(request.scope), client.key)
         if visit.own:  # at an endpoint, where what the request has passed before is not charged again
             asked = checks
-            checks = uncharged([one.checks for one in visit.own if one.allowed], asked)
+            earlier = [one.checks for one in visit.own if one.allowed and one.checks]
+            if earlier:
+                checks = uncharged(earlier, asked)
             if asked and not checks and subjects is client.subjects:  # nor asked
                 return plan.verdict
         if not checks and not self._engine.store.bans.may_refuse():  # nothing to ask

@@ -64,10 +64,9 @@ class Record:
 
     def active(self) -> Visit | None:
         """Return this visit, or if it is over, the innermost one around it that is not; None if all are over."""
-        for visit in self.with_outer():
-            if isinstance(visit, Visit) and visit.scope is not None:
-                return visit
-        return None
+        if self.outer is None:
+            return None
+        return self.outer.active()
 
     def resumed(self, scope: Scope, receive: Receive, send: Send) -> Visit:
         """Return a visit that goes on where one ended, for an exception handler around its middleware."""
@@ -258,12 +257,21 @@ class Visit(Record):
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
+    def active(self) -> Visit | None:
+        """See `Record.active`."""
+        if self.scope is not None:
+            return self
+        return super().active()
+
     def record(self, decision: Decision) -> None:
         """Record a decision of this middleware."""
         if self.own:
-            self.is_plain, self.needed = False, None
-            if not self.own[-1].allowed:  # it was caught, and the response does not tell of it
+            last = self.own[-1]
+            self.needed = None
+            if not last.allowed:  # it was caught, and the response does not tell of it
                 self.own = self.own[:-1]
+            if last.readings or not last.allowed or self.plan.rendered is not None:
+                self.is_plain = False  # the response tells of two decisions, or of one that was not planned
         self.own = (*self.own, decision)
         if self.shared is not None:
             self.shared.append((self.policy, decision))
