@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ..core.bans.policy import PRIVATE
 from ..core.events import Event
 from ..core.networks import Networks
-from .lists import ListFile
+from .lists import ListFile, file_of
 
 
 class Blocklist:
@@ -26,7 +26,7 @@ class Blocklist:
 
     def __init__(self, networks: Networks, trusted: Networks, emit: Callable[[Event], None]) -> None:
         self._networks = networks
-        file: ListFile | None = getattr(networks, "file", None)
+        file = file_of(networks)
         self._file: ListFile | None = None
         if file is not None and not file.private:
             self._file = file

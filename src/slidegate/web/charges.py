@@ -6,24 +6,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from starlette.requests import HTTPConnection
 
 from ..core.arguments import expect
 from ..core.buckets import Check, windows_of
-from ..core.decision import Decision, Reason
+from ..core.decision import Decision
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.reservation import Reservation
 from ..limiter import check_cost
 from ..limiter.aio import answer_to_the_end
 from ..limiter.engine import Engine
 from .clients import record_of
-from .plan import EXEMPT
+from .plan import DISABLED, EXEMPT
 from .policy import Policy
 from .visit import UNCOUNTED, Record
-
-_OFF: Final = Decision(True, Reason.DISABLED)
 
 
 def decision_of(request: HTTPConnection) -> Decision:
@@ -42,7 +40,7 @@ def decision_of(request: HTTPConnection) -> Decision:
         ConfigurationError: There is no middleware around the endpoint, or nothing is decided yet.
     """
     record: Record | None = record_of(request, "decision_of")
-    return _OFF if record is None else record.decision
+    return DISABLED if record is None else record.decision
 
 
 async def charge(request: HTTPConnection, units: int | Mapping[str, int], *, rule: str | None = None) -> Decision:

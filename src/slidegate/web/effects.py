@@ -8,7 +8,7 @@ not affect the outcome. A request that never reaches its end is reported as canc
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any, Final
+from typing import Any
 
 from starlette.types import Scope
 from starlette.websockets import WebSocketDisconnect
@@ -23,10 +23,7 @@ from .refusals import Refusals
 from .routes import RouteLabels
 from .rules import Rule
 from .signals import Signals
-from .visit import Visit, is_failure
-
-_FAILED: Final = 500
-"""The status that a server sends if the application raises before it answers."""
+from .visit import FAILED, Visit, is_failure
 
 
 class CountIf(Effect):
@@ -217,7 +214,7 @@ def _ended(visit: Visit, error: BaseException | None, status: Any) -> tuple[Ende
     if error is not None and is_failure(error):
         if status and not visit.status:  # an application around the middleware answers
             return "success", status
-        return "exception", status or _FAILED
+        return "exception", status or FAILED
     is_over = error is None or isinstance(error, WebSocketDisconnect)
     if status and visit.scope["type"] == "websocket" and is_over:
         return "success", status

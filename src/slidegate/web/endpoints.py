@@ -277,7 +277,9 @@ class RateLimit:
         if scope["type"] == "websocket" and (visit.status or not takes_answer(scope)):
             if decision.reason is Reason.BANNED:
                 raise WebSocketException(POLICY_VIOLATION, "banned")
-            raise WebSocketException(TRY_AGAIN_LATER if visit.status else POLICY_VIOLATION, TOO_MANY)
+            if visit.status:
+                raise WebSocketException(TRY_AGAIN_LATER, TOO_MANY)
+            raise WebSocketException(POLICY_VIOLATION, TOO_MANY)
         answer = policy.refusals.answer(decision)
         visit.need(answer.needed)
         raise EndpointRefusal(decision, answer)

@@ -165,3 +165,10 @@ def _ranges(path: str) -> Iterator[tuple[int, int, int]]:
         except ConfigurationError as error:
             raise ConfigurationError(f"{path}, line {number}: {error}") from None
         yield found
+
+
+def file_of(networks: object) -> ListFile | None:
+    """Return the file behind networks; None if they were given in code, or there are none."""
+    if isinstance(networks, Networks):
+        return networks.file
+    return None

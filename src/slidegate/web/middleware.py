@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..core.arguments import names_checked
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Bucket
-from ..core.decision import Decision, Reason
+from ..core.decision import Decision
 from ..core.networks import Networks
 from ..limiter import Limiter
 from ..limiter.overrides import NamedLimit
@@ -27,6 +27,7 @@ from .client_ip import ClientAddress
 from .found import Finding
 from .headers import HeaderStyles
 from .keys import Key, KeyFunction
+from .plan import DISABLED
 from .policy import Policy, build
 from .refusals import Refused
 from .routes import visible_app
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 _REQUESTS: Final = frozenset({"http", "websocket"})
 _NONE: Final[frozenset[str]] = frozenset()
-_DISABLED: Final = Decision(True, Reason.DISABLED)
 
 
 class _OfFiles:
@@ -261,7 +261,7 @@ class RateLimitMiddleware(FailsAtStartup):
                     decision = answer if isinstance(answer, Decision) else await answer
                 else:
                     decision = await policy.counting.count(visit, plan)
-            visit.own = (decision,)
+            visit.own = (decision,)  # as `Visit.record` does for a first decision; a call would cost each request
             if visit.shared is not None:
                 visit.shared.append((policy, decision))
             if decision.allowed:
@@ -331,7 +331,7 @@ class RateLimitMiddleware(FailsAtStartup):
         policy = self.policy
         # What the application may call finds a client and a decision.
         visit = Visit(policy, scope, receive, send, policy.clients.of(scope), policy.rules.nothing)
-        visit.record(_DISABLED)
+        visit.record(DISABLED)
         try:
             await self.app(scope, receive, send)
         finally:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .visit import Visit
 
 EXEMPT: Final = Decision(True, Reason.EXEMPT)
+DISABLED: Final = Decision(True, Reason.DISABLED)
 
 Met: TypeAlias = tuple[BoundRule, bool]
 """A rule that matches a request, and whether it ends the list."""

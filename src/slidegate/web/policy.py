@@ -19,7 +19,7 @@ from .effects import Report, effects_of
 from .found import Findings
 from .headers import Headers, HeaderStyles
 from .keys import Key, KeyFunction
-from .lists import ListFile
+from .lists import ListFile, file_of
 from .plan import Effect, Plan
 from .refusals import Refusals, Refused
 from .routes import RouteLabels
@@ -172,7 +172,7 @@ def _list_files(lists: Mapping[str, Networks | None]) -> list[ListFile]:
     """
     files: list[ListFile] = []
     for option, networks in lists.items():
-        file: ListFile | None = getattr(networks, "file", None)
+        file = file_of(networks)
         if file is not None:
             file.serve_as(option)
             files.append(file)

@@ -215,9 +215,7 @@ class Refusals:
 
     def _without_limit(self, decision: Decision) -> Answer:
         """Return the answer to a refusal by a ban, a list or a rule, or because the store is unavailable."""
-        wait_us, retry_after_s = decision.retry_after_us, None
-        if wait_us is not None:
-            retry_after_s = ceil_s(wait_us)
+        retry_after_s = decision.retry_after
         if decision.ban is not None:
             return self._of_ban(decision.ban, retry_after_s)
         if decision.reason is Reason.UNAVAILABLE:
@@ -258,7 +256,7 @@ class Refusals:
         observers.report_exceeded(refusal, self._engine.now_us())
         if not observers.wants("refused"):
             return
-        state, wait_us, client = refusal.binding, refusal.retry_after_us, visit.client.key
+        state, client = refusal.binding, visit.client.key
         rule, by = "", refusal.by
         if state is not None or refusal.status:
             rule, by = label_of_refusal(refusal), ""
@@ -279,7 +277,7 @@ class Refusals:
             "route": self._routes.label(scope),
             "method": method,
             "path": path,
-            "retry_after_s": None if wait_us is None else ceil_s(wait_us),
+            "retry_after_s": refusal.retry_after,
             "status": self.answer(refusal).status if takes_answer(scope) else CLOSED,
         }
         why = [str(refusal.reason)]

@@ -310,17 +310,18 @@ async def strike(
     visits = [*innermost.with_outer()]
     for one in visits:
         above.update(dict.fromkeys(one.policy.signals.policies, one))
-    if policy is None and len(above) == 1:
-        (policy,) = above
-    visit = above.get(policy) if policy is not None else None
-    if visit is None or policy is None:
+    name = policy
+    if name is None and len(above) == 1:
+        (name,) = above
+    if name not in above:
         if any(decision.reason is Reason.DISABLED for one in visits for decision in one.own):
             return None
         raise ConfigurationError(f"strike: {_problem(policy, list(above))}")
+    visit = above[name]
     if visit.plan.is_exempt or not visit.is_counted:
         return None
     signals: Signals = visit.policy.signals
-    chosen = signals.policies[policy]
+    chosen = signals.policies[name]
     visit.struck = (*visit.struck, chosen)  # so that the status of the response is no further signal
     whole = chosen.after.amount if weight == "ban" else weight
     return await signals.strike(visit, Signal(chosen, whole, clean_reason(reason)), request.scope)

@@ -26,6 +26,8 @@ from .plan import Plan
 
 STARTS: Final = {"http.response.start": 200, "websocket.accept": 101, "websocket.http.response.start": 403}
 """The messages that start a response and have header fields, and the default status of each."""
+FAILED: Final = 500
+"""The status that a server sends if the application raises before it answers."""
 CLOSED: Final = 403
 """The status that servers send for a close before the handshake is accepted."""
 _LASTS: Final = (".body", ".pathsend", ".zerocopysend", "websocket.close")
@@ -300,6 +302,7 @@ class Visit(Record):
                     return self._start(message)
             if not self.is_plain:
                 return self.send_on(self.with_fields(message))
+            # As `with_fields` does; a call, and a second look at `is_plain`, would cost each request.
             decision = self.own[-1]
             if decision.readings:
                 plan = self.plan
@@ -369,7 +372,7 @@ class Visit(Record):
             self.is_complete = True
         try:
             if error is not None and is_failure(error) and not self.status:
-                await self._happen_at_start(self.answered(error) or 500)  # the server will answer so
+                await self._happen_at_start(self.answered(error) or FAILED)  # the server will answer so
         finally:
             effects, self.effects = self.effects, ()
             for effect in effects:
