@@ -19,7 +19,7 @@ from types import UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from slidegate import BanPolicy, Limiter, MessageLimits, Networks, Quota, RateLimitMiddleware, Rule, client_ip
-from slidegate.web import config
+from slidegate.files import config
 from slidegate.web.rules import EXCLUSIONS, NEEDS
 
 ROOT: Final = Path(__file__).resolve().parents[1]

@@ -30,8 +30,8 @@ import slidegate.testing
 from scripts import make_reference
 from scripts.site_pages import PAGE as OF_THE_ROOT
 from slidegate import RateLimitMiddleware
+from slidegate.findings.report import CODES
 from slidegate.ops.cli.check import CODES as SUBJECTS
-from slidegate.web.checks import CODES
 
 from .pages.blocks import MARKED, SHELL, Block, blocks, varying
 from .web.middlewares import mmdb

@@ -18,16 +18,16 @@ from .core.limits import Limit
 from .core.quotas import Quota
 from .limiter import Limiter
 from .limiter.sync import SyncLimiter
+from .networks.lists import Networks
+from .networks.mcp import mcp_tool
+from .networks.operators import network
 from .stores.memory.store import MemoryStore
 from .web.charges import charge, decision_of, settle
 from .web.client_ip import client_ip
 from .web.clients import client_key
 from .web.endpoints import RateLimit, rate_limit_exceeded
 from .web.keys import combine, cookie, everyone, header, path_param, query, user
-from .web.lists import Networks
-from .web.mcp import mcp_tool
 from .web.middleware import RateLimitMiddleware
-from .web.networks import network
 from .web.rules import Rule
 from .web.signals import strike
 from .web.websockets import MessageLimits

@@ -13,13 +13,13 @@ import pytest
 
 from slidegate import MemoryStore, Quota
 from slidegate.core import Bucket, Concurrency, parse_address
+from slidegate.files import watcher
 from slidegate.stores.forks import InChild
 from slidegate.stores.memory import store as memory
 from slidegate.testing import FakeClock
-from slidegate.web import file_watcher
 
 from ..contract.store_contract import POLICY, bucket
-from ..web.test_file_watcher import KINDS, Followed
+from ..files.test_watcher import KINDS, Followed
 from .lmdb.processes import actor, outcome
 
 PATIENCE_S = 30
@@ -140,13 +140,13 @@ def test_a_child_goes_on_at_whatever_line_another_thread_of_its_parent_was(numbe
 def test_a_child_looks_at_a_file_at_which_another_thread_of_its_parent_was_looking(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_watcher, "now_s", file_watcher.now_s)  # the file replaces it
+    monkeypatch.setattr(watcher, "now_s", watcher.now_s)  # the file replaces it
     followed = Followed(tmp_path, kind)
     followed.follow()
     followed.put(followed.content(2), "renamed")
     anyio.run(followed.look, followed.app)
     with monkeypatch.context() as patched:
-        patched.setattr(file_watcher, "Thread", thread := Mock())
+        patched.setattr(watcher, "Thread", thread := Mock())
         anyio.run(followed.look, followed.app)
 
     async def check() -> None:
@@ -157,4 +157,4 @@ def test_a_child_looks_at_a_file_at_which_another_thread_of_its_parent_was_looki
         for started in thread.call_args_list:  # a configuration has a list
             started.kwargs["target"]()
 
-    fork_at_every_line(look, Path(file_watcher.__file__), lambda: anyio.run(check))
+    fork_at_every_line(look, Path(watcher.__file__), lambda: anyio.run(check))

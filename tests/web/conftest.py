@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from slidegate.web import file_watcher
+from slidegate.files import watcher
 
 from ..stores.conftest import observer, opened_as  # noqa: F401 - fixtures
 
@@ -12,7 +12,7 @@ from ..stores.conftest import observer, opened_as  # noqa: F401 - fixtures
 @pytest.fixture(autouse=True)
 def _clock_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give followed files their own clock back after a test."""
-    monkeypatch.setattr(file_watcher, "now_s", file_watcher.now_s)
+    monkeypatch.setattr(watcher, "now_s", watcher.now_s)
 
 
 @pytest.fixture

@@ -28,9 +28,9 @@ from starlette.websockets import WebSocket
 from slidegate import RateLimit, network
 from slidegate.core.buckets import Check
 from slidegate.events import Outcome
+from slidegate.files import watcher
+from slidegate.networks.operators import Network
 from slidegate.testing import FakeClock, RecordingObserver
-from slidegate.web import file_watcher
-from slidegate.web.networks import Network
 
 from ..asgi import PEER, Answer, call, scope_of
 
@@ -66,7 +66,7 @@ def check_fields(answer: Answer) -> None:
 def end_of_looks() -> None:
     """Wait until every look at a file that a request has begun is over."""
     for thread in threading.enumerate():
-        if thread.name == file_watcher.THREAD:
+        if thread.name == watcher.THREAD:
             thread.join(60)
             assert not thread.is_alive()
 
@@ -99,7 +99,7 @@ class FollowedFiles:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.clock = FakeClock()
-        file_watcher.now_s = self.seconds
+        watcher.now_s = self.seconds
         self.observer = RecordingObserver(without=["refused", "exceeded"])
         self._written = 0
 

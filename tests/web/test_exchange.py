@@ -28,9 +28,9 @@ from starlette.websockets import WebSocketDisconnect
 
 from slidegate import BanPolicy, Limiter, MemoryStore, Quota, RateLimit, RateLimitExceeded, RateLimitMiddleware, Rule
 from slidegate.events import Outcome
+from slidegate.networks.lists import Networks
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.keys import everyone, header
-from slidegate.web.lists import Networks
 
 from ..asgi import PEER, Answer, call, hello, page, scope_of, send_scope, statuses
 from ..remote_stores import SlowStore

@@ -26,12 +26,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule
+from slidegate.networks.mcp import mcp_tool
+from slidegate.networks.operators import NetworkFile, network
 from slidegate.testing import FakeClock
 from slidegate.web.client_ip import client_ip
 from slidegate.web.clients import client_key
 from slidegate.web.keys import Key, combine, cookie, header, path_param, query, user
-from slidegate.web.mcp import mcp_tool
-from slidegate.web.networks import NetworkFile, network
 
 from ..asgi import PEER, hello, scope_of, send_scope
 from ..hurry import at_once

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slidegate.web import found
+from slidegate.findings import report
 
 from ..virtual_time import VirtualTime
 from .middlewares import FORMS
@@ -38,7 +38,7 @@ async def test_scenarios(
     path: Path, tmp_path: Path, texts: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if path.stem != "findings":  # most requests of an application are not among the first ones, which are checked
-        monkeypatch.setattr(found, "REQUESTS_CHECKED", 2)
+        monkeypatch.setattr(report, "REQUESTS_CHECKED", 2)
     virtual, answers = VirtualTime(), list[str]()
     scenario: list[str] = []
     for line in [*lines_of(path), "site"]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ..core.bans.policy import PRIVATE
 from ..core.events import Event
 from ..core.networks import Networks
-from .lists import ListFile, file_of
+from ..networks.lists import ListFile, file_of
 
 
 class Blocklist:

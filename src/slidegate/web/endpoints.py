@@ -29,11 +29,11 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..core.exceeded import RateLimitExceeded
 from ..core.logs import logger
 from ..core.memo import remember
+from ..findings.decorated import remember_decorated
+from ..findings.requests import about_peer_within
 from ..limiter.engine import Engine
-from .checks import about_peers
 from .client_ip import ClientAddress, peer_of
 from .clients import record_of
-from .decorated import remember_decorated
 from .default_limits import EXEMPT_MARK
 from .effects import ReportRefusal
 from .keys import parts_of, path_parameters
@@ -245,7 +245,7 @@ class RateLimit:
         if self.rule.methods is not None and not limits_kind(self.rule, scope["type"], method_of(scope)):
             return
         if policy.findings.requests_left:
-            policy.findings.report(about_peers(policy, peer_of(visit.scope), scope, visit.client.key))
+            policy.findings.report(about_peer_within(policy.address, peer_of(visit.scope), scope, visit.client.key))
         plan = self._plan(policy.rules, scope, endpoint or scope.get("endpoint") or self)
         if plan.is_conditional:
             plan = await policy.counting.evaluated(visit, plan, connection)

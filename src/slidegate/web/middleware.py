@@ -19,12 +19,12 @@ from ..core.bans.policy import BanPolicy
 from ..core.buckets import Bucket
 from ..core.decision import Decision
 from ..core.networks import Networks
+from ..findings.inspection import Inspection
+from ..findings.report import Finding
 from ..limiter import Limiter
 from ..limiter.overrides import NamedLimit
-from . import checks
 from .broken import FailsAtStartup, end_start
 from .client_ip import ClientAddress
-from .found import Finding
 from .headers import HeaderStyles
 from .keys import Key, KeyFunction
 from .plan import DISABLED
@@ -32,13 +32,14 @@ from .policy import Policy, build
 from .refusals import Refused
 from .routes import visible_app
 from .rules import Limits, LimitsFunction, Rule
+from .switch import switched_off
 from .visit import UNCOUNTED, Visit
 from .websockets import GuardedWebSocket, MessageLimits
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .reload import ReloadingMiddleware
+    from ..files.reload import ReloadingMiddleware
 
 _REQUESTS: Final = frozenset({"http", "websocket"})
 _NONE: Final[frozenset[str]] = frozenset()
@@ -52,7 +53,7 @@ class _OfFiles:
     """
 
     def __get__(self, middleware: object, kind: object) -> type[ReloadingMiddleware]:
-        from .reload import ReloadingMiddleware
+        from ..files.reload import ReloadingMiddleware
 
         return ReloadingMiddleware
 
@@ -146,7 +147,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self._begin_with(app, build(app, **given), enabled)
         if limiter is None or self.policy.names.has_unnamed:
             self.given = tuple(given.values())
-            self.policy.findings.report(checks.about_building(self))
+            self._inspection.of_building(self)
         self.limiter.engine.register(self)
         self.is_built = True
 
@@ -156,10 +157,10 @@ class RateLimitMiddleware(FailsAtStartup):
         self.policy = policy
         for file in policy.files:
             file.observe(self.limiter.engine.emit)
-        self._first = checks.FirstRequests(policy)
-        off = checks.switched_off(enabled)
+        self._inspection = Inspection(policy)
+        off = switched_off(enabled)
         self._enabled = not off
-        self.policy.findings.report(checks.about_settings(policy, off))
+        self._inspection.of_settings(off)
 
     from_file = _OfFiles()
     """The middleware that reads its options from a TOML file, and again when the file changes; see `_OfFiles`."""
@@ -234,7 +235,9 @@ class RateLimitMiddleware(FailsAtStartup):
                 await self._pass_on(scope, receive, send)
                 return
             if self.policy.findings.requests_left:
-                send = checks.comparing(self.policy, self._first, scope, send)
+                send = self._inspection.of_request(scope, send)
+            else:
+                self._decides = _REQUESTS
         policy = self.policy
         client = policy.clients.of(scope)  # once: nothing asks the scope for it again
         plan = policy.rules.always
@@ -301,22 +304,16 @@ class RateLimitMiddleware(FailsAtStartup):
         if scope["type"] not in _REQUESTS:
             return False
         self._is_within = "starlette.exception_handlers" in scope
-        findings = self.policy.findings
-        if not findings.requests_left:
-            self._decides = _REQUESTS
-            return True
-        findings.report(checks.about_request(self.policy, self._first, scope))
-        findings.requests_left -= 1
         return True
 
     def check_rules(self) -> None:
         """Report the findings about the rules, where no application is known."""
-        self.policy.findings.report(checks.about_rules(self.policy))
+        self._inspection.of_rules()
 
     def check_routes(self, behind: object) -> None:
         """Report the findings about the routes of the application behind the middleware."""
         self.behind = behind
-        self.policy.findings.report(checks.about_routes(self.policy, self.app, behind))
+        self._inspection.of_routes(self.app, behind)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on what is not decided: a lifespan, or a request while the middleware is switched off."""

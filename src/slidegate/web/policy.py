@@ -9,17 +9,17 @@ from ..core.arguments import check_name, expect
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Bucket
 from ..core.networks import Networks
+from ..findings.report import Findings
 from ..limiter import Limiter
+from ..networks.lists import ListFile, file_of
 from .blocklist import Blocklist
 from .callbacks import UserCallbacks
 from .client_ip import ClientAddress, client_ip
 from .clients import AnyClients, Clients, ClientsBehindProxies, FollowedFile, FollowingClients, KeyedClients
 from .counting import Counting
 from .effects import Report, effects_of
-from .found import Findings
 from .headers import Headers, HeaderStyles
 from .keys import Key, KeyFunction
-from .lists import ListFile, file_of
 from .plan import Effect, Plan
 from .refusals import Refusals, Refused
 from .routes import RouteLabels

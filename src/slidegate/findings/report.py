@@ -1,4 +1,4 @@
-"""The findings about one middleware: probable mistakes, each reported once."""
+"""What a finding is, and the findings about one middleware."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import Final, NamedTuple
 
 from ..core.logs import logger
 
+CODES: Final = (
+    *("SG102", "SG103", "SG104", "SG109", "SG110", "SG123", "SG126", "SG131", "SG132"),
+    *("SG133", "SG134", "SG135", "SG136", "SG137", "SG138", "SG139", "SG140"),
+)
+"""Every code, in the order of the page of findings."""
 REQUESTS_CHECKED: Final = 1_000
 """The number of requests that are checked."""
 

@@ -25,7 +25,7 @@ from ..core.encodings import utf_8_needed
 from ..core.errors import ConfigurationError, quoted
 from ..core.networks import ADDRESSES
 from ..core.passwords import without_passwords
-from .file_watcher import FollowedFile, read_whole
+from ..files.watcher import FollowedFile, read_whole
 
 MAX_BYTES: Final = 32 << 20
 """The maximum size of a file: enough for more than a million networks, and it bounds the memory for reading."""

@@ -13,7 +13,7 @@ from slidegate.testing import RecordingObserver
 
 from ..asgi import call, hello
 from ..core.bans.test_bans import Network
-from .middlewares import FollowedFiles
+from ..web.middlewares import FollowedFiles
 
 ANY = {4: ipaddress.ip_network("0.0.0.0/0"), 6: ipaddress.ip_network("2000::/3")}
 """The addresses that clients can have."""

@@ -25,10 +25,10 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import Throttle, logger
 from ..core.memo import MANY, remember
 from ..core.passwords import without_passwords
+from ..files.watcher import FollowedFile, read_whole
 from ..limiter import Limiter
 from ..limiter.operators import Place
-from .file_watcher import FollowedFile, read_whole
-from .keys import Key, KeyCondition
+from ..web.keys import Key, KeyCondition
 
 if TYPE_CHECKING:
     from maxminddb import Reader

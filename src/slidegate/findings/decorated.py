@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from .routes import DEPTH, attribute_of
+from ..web.routes import DEPTH, attribute_of
 
 _decorated_by_id: Final[WeakValueDictionary[int, Any]] = WeakValueDictionary()
 """The functions that a `RateLimit` was put around, by their identities: some have no hash."""

@@ -1,4 +1,4 @@
-"""Findings about order: of rules, of the layers of an application, and of decorators.
+"""Findings about rules: those that others leave nothing to do, and methods that are misspelt.
 
 Whether a rule is reached is decided by the rules themselves, for sample requests that it matches. The samples are of
 every kind that a rule could take from another one: paths of several lengths for a parameter that contains slashes, and
@@ -7,10 +7,9 @@ a method that no rule names for rules of all methods. So if none of them reaches
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from starlette.convertors import (
     Convertor,
@@ -22,15 +21,12 @@ from starlette.convertors import (
 )
 from starlette.routing import PARAM_REGEX
 
-from .decorated import is_bare, wrapped_by
-from .routes import MountedRoute, attribute_of, layers
-from .rules import Rule
-
-if TYPE_CHECKING:
-    from .paths import RulePath
-    from .plan import Met
-    from .policy import Policy
-    from .rule_set import RuleSet
+from ..web.paths import RulePath
+from ..web.plan import Met
+from ..web.routes import MountedRoute
+from ..web.rule_set import RuleSet
+from ..web.rules import Rule
+from .report import Finding
 
 _MAX_RULES: Final = 1_000
 """The most rules whose order is looked at: each is compared with all others."""
@@ -46,9 +42,8 @@ _TEXTS: Final[Mapping[type[Convertor[Any]], Sequence[str]]] = {
 _MAX_TEXTS: Final = 64
 _UNLISTED: Final = "QWX"
 """A method that no rule has, for those of all methods."""
-_USUAL_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 METHODS: Final = (
-    *(*_USUAL_METHODS, "HEAD", "OPTIONS", "QUERY", "TRACE", "CONNECT"),
+    *("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "QUERY", "TRACE", "CONNECT"),
     *("ACL", "BASELINE-CONTROL", "BIND", "CHECKIN", "CHECKOUT", "COPY", "LABEL", "LINK", "LOCK", "MERGE"),
     *("MKACTIVITY", "MKCALENDAR", "MKCOL", "MKREDIRECTREF", "MKWORKSPACE", "MOVE", "ORDERPATCH", "PRI", "PROPFIND"),
     *("PROPPATCH", "REBIND", "REPORT", "SEARCH", "UNBIND", "UNCHECKOUT", "UNLINK", "UNLOCK", "UPDATE"),
@@ -61,27 +56,45 @@ METHODS: Final = (
 # -- rules that others leave nothing to do -----------------------------------------------------------------------------
 
 
-def about_order(rule_set: RuleSet) -> Iterator[tuple[str, str]]:
-    """Yield the findings about rules that come too late, each as its code and its message."""
-    rules = [bound.rule for bound in rule_set.own]
-    if len(rules) > _MAX_RULES or not any(rule.final or rule.blocks for rule in rules):
-        return
-    for index, rule in enumerate(rules):
-        samples = [*_samples_of(rule)]
-        above = _taken_by(rule_set, index, samples) if index else None
-        if above is not None and _does_otherwise(rule, above):
-            yield (
+def about_unreached_rules(rule_set: RuleSet) -> Iterator[Finding]:
+    """Yield the findings about rules that come too late: another one takes all their requests."""
+    for rule, above in _taken(rule_set):
+        if _does_otherwise(rule, above):
+            yield Finding(
                 "SG133",
                 f"rule {rule.label!r} never applies: rule {above.label!r} above it takes all its requests and ends the "
                 "list; write the narrower rule first",
             )
-        counting = _counted_by(rule_set, index, samples) if rule.exempt and index and above is None else None
+
+
+def about_late_exemptions(rule_set: RuleSet) -> Iterator[Finding]:
+    """Yield the findings about exemptions whose requests another rule has counted before."""
+    unreached = {rule for rule, _ in _taken(rule_set)}
+    for index, rule in _ordered(rule_set):
+        if not rule.exempt or rule in unreached:
+            continue
+        counting = _counted_by(rule_set, index, [*_samples_of(rule)])
         if counting is not None:
-            yield (
+            yield Finding(
                 "SG134",
                 f"rule {rule.label!r} is exempt, but rule {counting.label!r} above it counts its requests all the "
                 "same; write exemptions first",
             )
+
+
+def _ordered(rule_set: RuleSet) -> Iterator[tuple[int, Rule]]:
+    """Yield the rules below the first one, each with its index; none if their order is of no account."""
+    rules = [bound.rule for bound in rule_set.own]
+    if len(rules) <= _MAX_RULES and any(rule.final or rule.blocks for rule in rules):
+        yield from [*enumerate(rules)][1:]
+
+
+def _taken(rule_set: RuleSet) -> Iterator[tuple[Rule, Rule]]:
+    """Yield the rules that no sample reaches, each with a rule above it that takes their requests."""
+    for index, rule in _ordered(rule_set):
+        above = _taken_by(rule_set, index, [*_samples_of(rule)])
+        if above is not None:
+            yield rule, above
 
 
 def _does_otherwise(rule: Rule, above: Rule) -> bool:
@@ -157,7 +170,7 @@ def _texts_of(path: RulePath) -> Iterator[str]:
 # -- methods -----------------------------------------------------------------------------------------------------------
 
 
-def about_method_names(rules: Iterable[Rule], routes: Iterable[MountedRoute] = ()) -> Iterator[tuple[str, str]]:
+def about_method_names(rules: Iterable[Rule], routes: Iterable[MountedRoute] = ()) -> Iterator[Finding]:
     """Yield the findings about methods that no registry and no route has, and that are nearly one that a registry has.
 
     Args:
@@ -169,7 +182,7 @@ def about_method_names(rules: Iterable[Rule], routes: Iterable[MountedRoute] = (
         for method in sorted((rule.methods or frozenset()) - known):
             near = next((one for one in METHODS if _is_near(method, one)), "")
             if near:
-                yield (
+                yield Finding(
                     "SG135",
                     f"method {method!r} of rule {rule.label!r} is in no registry, so hardly any request has it; did "
                     f"you mean {near!r}?",
@@ -191,79 +204,3 @@ def _is_near(one: str, other: str) -> bool:
         return False
     first, second = differing
     return one[first] == other[second] and one[second] == other[first]
-
-
-def about_methods_of_routes(
-    rules: Iterable[Rule], routes: Sequence[MountedRoute], may_meet: Callable[[str, str], bool]
-) -> Iterator[tuple[str, str]]:
-    """Yield the findings about methods of rules that no route of exactly their paths takes.
-
-    Methods that other things than routes answer are left out: OPTIONS, HEAD, and those of WebDAV and of caches.
-
-    Args:
-        rules: The rules.
-        routes: The routes below the middleware.
-        may_meet: Tells whether a request may match two paths.
-    """
-    shapes = {_shape(route.path) for route in routes if ":path}" not in route.path}
-    for rule in rules:
-        paths = [path.path for path in rule.rule_paths]
-        if rule.blocks or rule.methods is None or not paths or not shapes.issuperset(map(_shape, paths)):
-            continue
-        meeting = [route.methods for route in routes if any(may_meet(path, route.path) for path in paths)]
-        if None in meeting:  # an endpoint that takes every method, or an application whose routes cannot be read
-            continue
-        taken = set[str]().union(*(methods for methods in meeting if methods is not None))
-        missing = [method for method in _USUAL_METHODS if method in rule.methods and method not in taken]
-        if missing:
-            yield (
-                "SG136",
-                f"rule {rule.label!r} is for {', '.join(missing)}, which no route of its path takes; they take "
-                f"{', '.join(sorted(taken - {'HEAD'}))}",
-            )
-
-
-def _shape(path: str) -> str:
-    """Return a path without the names of its parameters."""
-    return PARAM_REGEX.sub(lambda found: f"{{{found[2] or ''}}}", path)
-
-
-# -- decorators and layers ---------------------------------------------------------------------------------------------
-
-
-def about_decorators(routes: Sequence[MountedRoute]) -> Iterator[tuple[str, str]]:
-    """Yield the findings about limits that were put around a function after its route had taken it."""
-    within = {id(inner) for route in routes for inner in wrapped_by(route.endpoint)}
-    for route in routes:
-        if is_bare(route.endpoint) and id(route.endpoint) not in within:
-            yield (
-                "SG137",
-                f"@RateLimit stands above the decorator of route {route.label!r}, which has taken the function without "
-                "the limit, so nothing is counted; write @RateLimit below it, directly above the function",
-            )
-
-
-def about_layers(policy: Policy, app: object) -> Iterator[tuple[str, str]]:
-    """Yield the finding about CORS within: answers of this middleware lack its header fields."""
-    if policy.refusals.on_refused is None and _refuses(policy) and any(map(_is_cors, layers(app))):
-        yield (
-            "SG138",
-            "CORSMiddleware is inside this middleware, so browsers hide its refusals from scripts: they see a network "
-            "error in place of 429; add CORSMiddleware outside, which is after this middleware",
-        )
-
-
-def _refuses(policy: Policy) -> bool:
-    """Return whether a middleware refuses requests itself, beside limits at endpoints, which are within."""
-    rules = any(rule.blocks or (rule.counts and not rule.shadow) for rule in policy.rules.given)
-    bans = any(not one.shadow for one in policy.signals.policies.values())
-    return rules or bans or policy.default_rule is not None or policy.lists["blocklist"] is not None
-
-
-def _is_cors(layer: object) -> bool:
-    """Return whether an application is CORSMiddleware, or one that will put it around its routes."""
-    cors: Any = attribute_of(sys.modules.get("starlette.middleware.cors"), "CORSMiddleware")
-    if cors is None:  # who has not imported it does not use it
-        return False
-    kinds: Collection[Any] = [attribute_of(added, "cls") for added in attribute_of(layer, "user_middleware", ())]
-    return any(isinstance(kind, type) and issubclass(kind, cors) for kind in (type(layer), *kinds))

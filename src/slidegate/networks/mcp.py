@@ -19,7 +19,7 @@ from starlette.types import Scope
 from ..core.arguments import check_flag
 from ..core.errors import ConfigurationError, closest, quoted
 from ..limiter import Limiter
-from .keys import Key, KeyCondition
+from ..web.keys import Key, KeyCondition
 
 _FIRST_VALIDATED: Final = b"2026-07-28"
 _REVISION: Final = re.compile(rb"[0-9]{4}-[0-9]{2}-[0-9]{2}")

@@ -2,7 +2,7 @@
 
 The active middleware is complete. A changed file creates another middleware, and a single assignment makes it the
 active one for later requests; those that wait, and open websockets, end under the one that they came to, whose limits
-take the new amounts, because later requests queue behind them. A file with an error changes nothing. `file_watcher`
+take the new amounts, because later requests queue behind them. A file with an error changes nothing. `watcher`
 determines when a file is looked at and read.
 """
 
@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..core.errors import ConfigurationError, quoted
+from ..findings.report import Finding
 from ..limiter import Limiter
-from .broken import FailsAtStartup, end_start
+from ..web.broken import FailsAtStartup, end_start
+from ..web.middleware import RateLimitMiddleware
+from ..web.policy import build
 from .config import ConfigReader
-from .file_watcher import FollowedFile
-from .found import Finding
-from .middleware import RateLimitMiddleware
-from .policy import build
+from .watcher import FollowedFile
 
 if TYPE_CHECKING:
-    from .refusals import Refused
+    from ..web.refusals import Refused
 
 
 class FileOptions(TypedDict, total=False):

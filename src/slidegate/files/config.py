@@ -28,14 +28,14 @@ from ..core.passwords import without_passwords
 from ..core.quotas import Quota
 from ..limiter import Limiter
 from ..limiter.keys import SECRET_VARIABLE
-from . import keys
-from .client_ip import ClientAddress, client_ip
-from .file_watcher import FileVersion, FollowedFile, read_whole, version_of
-from .lists import ListFile, Networks
-from .mcp import mcp_tool
-from .networks import Network, NetworkFile
-from .rules import Rule
-from .websockets import MessageLimits
+from ..networks.lists import ListFile, Networks
+from ..networks.mcp import mcp_tool
+from ..networks.operators import Network, NetworkFile
+from ..web import keys
+from ..web.client_ip import ClientAddress, client_ip
+from ..web.rules import Rule
+from ..web.websockets import MessageLimits
+from .watcher import FileVersion, FollowedFile, read_whole, version_of
 
 T = TypeVar("T")
 _File = TypeVar("_File", bound=FollowedFile)

@@ -23,14 +23,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, network
-from slidegate.web import file_watcher
-from slidegate.web.file_watcher import read_whole, version_of
-from slidegate.web.lists import ListFile, read_entries
+from slidegate.files import watcher
+from slidegate.files.watcher import read_whole, version_of
+from slidegate.networks.lists import ListFile, read_entries
 
 from ..asgi import PEER, call, hello, statuses
 from ..core.bans.test_bans import Network, neighbours
 from ..hurry import hurried
-from .middlewares import TENCENT, FollowedFiles, end_of_looks, mmdb
+from ..web.middlewares import TENCENT, FollowedFiles, end_of_looks, mmdb
 
 
 def of_size(path: Path, size: int) -> None:
@@ -76,7 +76,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path, monke
             path.write_text("192.0.2.0/24\n198.51.100.0/24\n")
         return fstat(number)
 
-    monkeypatch.setattr(file_watcher.os, "fstat", writes_between)
+    monkeypatch.setattr(watcher.os, "fstat", writes_between)
     with pytest.raises(ConfigurationError, match=r"path: cannot read .*some: it changes while it is read"):
         Networks.from_file(path)
 
@@ -164,9 +164,9 @@ class Watched(RuleBasedStateMachine):
     def start(self, kind: str, backend: str, at_first: bool) -> None:
         self.patched, self.directory, self.backend = pytest.MonkeyPatch(), TemporaryDirectory(), backend
         self.file = Followed(Path(self.directory.name), kind)
-        for module in ("config", "lists", "networks"):
-            self.patched.setattr(f"slidegate.web.{module}.read_whole", self.read)
-        self.patched.setattr(file_watcher, "version_of", self.version_of)
+        for module in ("files.config", "networks.lists", "networks.operators"):
+            self.patched.setattr(f"slidegate.{module}.read_whole", self.read)
+        self.patched.setattr(watcher, "version_of", self.version_of)
         self.disk: tuple[int, bool] | None = (1, True)
         """Its version, and whether that can be used; None where it is gone."""
         self.versions = self.at_work = 1
@@ -189,7 +189,7 @@ class Watched(RuleBasedStateMachine):
                 self.replace("swapped")
             self.is_read = Path(path) == self.file.path or self.is_read
 
-    def version_of(self, path: str) -> file_watcher.FileVersion | None:
+    def version_of(self, path: str) -> watcher.FileVersion | None:
         found = version_of(path)
         if Path(path) == self.file.path and self.is_read:
             self.is_read = False
@@ -269,8 +269,8 @@ async def test_what_becomes_of_a_file_is_logged(kind: str, tmp_path: Path, caplo
         await followed.visit(followed.app)
     assert "Traceback" not in caplog.text
     assert RELOADED[kind] in caplog.text
-    for reader in ("lists.ListFile.read", "reload.ConfigReader.options", "networks._opened"):
-        monkeypatch.setattr(f"slidegate.web.{reader}", fails)
+    for reader in ("networks.lists.ListFile.read", "files.reload.ConfigReader.options", "networks.operators._opened"):
+        monkeypatch.setattr(f"slidegate.{reader}", fails)
     followed.put(followed.content(3), "written")
     await followed.visit(followed.app)
     assert "Traceback" in caplog.text

@@ -1,0 +1,1 @@
+"""Reads `slidegate.toml`, and reads files again when they change."""

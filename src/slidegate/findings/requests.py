@@ -1,0 +1,114 @@
+"""Findings that single requests show: about proxies, users, and limits that are charged twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from starlette.types import Scope
+
+from ..core.addresses import address_key
+from ..core.errors import quoted
+from ..web.client_ip import UNKNOWN_PEER, ClientAddress, peer_of, read_node
+from ..web.clients import KEY
+from ..web.keys import person_of
+from ..web.policy import Policy
+from ..web.visit import Record
+from .report import Finding
+
+PROXY_HEADERS: Final = (b"x-forwarded-for", b"forwarded")
+
+
+def about_shared_names(policy: Policy, scope: Scope) -> Iterator[Finding]:
+    """Yield the finding about a limit that an outer middleware with the same limiter has charged already."""
+    record: Record | None = scope.get(KEY)
+    if record is None:
+        return
+    charged_labels = {
+        bucket.name: bucket.label
+        for other, decision in record.decisions
+        if other is not policy and other.limiter is policy.limiter
+        for bucket, _, _ in decision.checks
+    }
+    if not charged_labels:
+        return
+    shared = charged_labels.keys() & {bucket.name for bucket in policy.buckets()}
+    if shared:
+        yield Finding(
+            "SG132",
+            f"two middlewares around each other have the limit {quoted(charged_labels[min(shared)])} on one limiter, "
+            "so a request that passes both is counted twice; give one of the rules another name, or write "
+            'RateLimitMiddleware(..., name="outer")',
+        )
+
+
+def about_missing_peer(address: ClientAddress, scope: Scope) -> Iterator[Finding]:
+    """Yield the finding about a server that names no peer."""
+    if not peer_of(scope) and address.locate(scope)[0] == UNKNOWN_PEER:
+        yield Finding(
+            "SG109",
+            f"the server names no peer: all such requests count as one client, {UNKNOWN_PEER!r}; behind a proxy on a "
+            'Unix socket write client_ip(trusted=["unix"]), behind a serverless adapter with one proxy in front '
+            "client_ip(trusted=1)",
+        )
+
+
+def about_untrusted_proxies(address: ClientAddress, scope: Scope) -> Iterator[Finding]:
+    """Yield the finding about a request that names its client in a field which is not read."""
+    if address.trusted:
+        return
+    # A server that reads the field itself has replaced the peer by the address from it.
+    peer = (peer_of(scope) or "").encode(errors="replace")
+    for name, value in scope["headers"]:
+        if name not in (*PROXY_HEADERS, address.header):
+            continue
+        if peer and peer in value:
+            continue
+        yield Finding(
+            "SG102",
+            f"a request has {name.decode().title()}, but no proxy is trusted: if there is a proxy in front, "
+            "all its clients are counted and banned as one; name it, for example "
+            'client_ip(trusted=["10.0.0.0/8"])',
+        )
+        return
+
+
+def about_peer_within(address: ClientAddress, peer: str | None, scope: Scope, client_key: str) -> Iterator[Finding]:
+    """Yield the finding about a request that has another peer further inside.
+
+    Args:
+        address: How the middleware determines clients.
+        peer: The peer when the request came.
+        scope: The request at its endpoint, or when its response starts.
+        client_key: The key of its client. What has read the same address inside does no harm.
+    """
+    inside = peer_of(scope)
+    if not inside or inside == peer:
+        return
+    read, prefixes = read_node(inside), address.prefixes
+    if read is None or address_key(*read, prefixes[4], prefixes[6]) != client_key:
+        yield Finding(
+            "SG104",
+            "something inside this middleware reads the proxies: the middleware counts, strikes and bans the address "
+            "of the connection, while the application sees another one; add what reads them outside, which is after "
+            'this middleware, or write client=client_ip(trusted=["10.0.0.0/8"]) with your proxies',
+        )
+
+
+def about_user_within(scope: Scope) -> Iterator[Finding]:
+    """Yield the finding about a request that had no user when it came, when its response starts."""
+    if has_user(scope):
+        yield Finding(
+            "SG139",
+            "a rule counts by user, but the user of a request is set inside this middleware, so the rule counts "
+            "addresses; add AuthenticationMiddleware outside, which is after this middleware, or write "
+            "RateLimit(..., key=user) at endpoints",
+        )
+
+
+def has_user(scope: Scope) -> bool:
+    """Return whether something has set a user, also a user who is not logged in; True if that cannot be read."""
+    try:
+        return person_of(scope) is not None
+    except Exception:
+        return True

@@ -1,0 +1,160 @@
+"""Findings about routes: paths and methods of rules that none takes, decorators and CORS in the wrong order."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import zip_longest
+from typing import Any, Final
+
+from starlette.routing import PARAM_REGEX, compile_path
+
+from ..core.errors import closest
+from ..web.policy import Policy
+from ..web.routes import MountedRoute, attribute_of, layers, mounted_routes, reach, root_of, routes_of
+from ..web.rules import Rule
+from .decorated import is_bare, wrapped_by
+from .report import Finding
+
+_compiled: Final = lru_cache(compile_path)
+_USUAL_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
+"""The methods that nothing but a route answers: not OPTIONS and HEAD, nor those of WebDAV and of caches."""
+
+
+def about_unknown_application(policy: Policy, app: object) -> Iterator[Finding]:
+    """Yield the finding about limits of each route around an application whose routes are unknown."""
+    if policy.default_rule is not None and routes_of(app) is None:
+        yield Finding(
+            "SG126",
+            "default_limits are around an unknown application, whose routes cannot be read: all requests of a "
+            'client share one bucket; write rules, such as Rule("/login", "5/minute")',
+        )
+
+
+# -- paths -------------------------------------------------------------------------------------------------------------
+
+
+def about_unmet_paths(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
+    """Yield the findings about paths of rules that no route meets. Rules that block are meant for scanners."""
+    if routes_of(app) is None:
+        return
+    known = [route.path for route in mounted_routes(app)]
+    for rule in rules:
+        if rule.blocks:
+            continue
+        for path in [rule_path.path for rule_path in rule.rule_paths]:
+            if not _is_met(app, path, known):
+                remedy = _remedy(app, path, known)
+                yield Finding("SG123", f"path {path!r} of rule {rule.label!r} matches no route; {remedy}")
+
+
+def _remedy(app: object, path: str, known: Sequence[str]) -> str:
+    """Return what to do about a path that no route meets."""
+    tails = [path[found.start() :] for found in re.finditer("/(?!{)", path)][1:]
+    for tail in tails:
+        if _is_met(app, tail, known):
+            return f"rules have no root_path: write {tail!r}"
+    others = [other for other in known if other != path]  # it may be known, and hidden by a mount above it
+    return f"write it with the prefix of its router, or remove it{closest(path, others)}"
+
+
+def _is_met(app: object, path: str, known: Sequence[str]) -> bool:
+    """Return whether a route may take a path: the routers decide, or if it has parameters, the paths of the routes."""
+    if "{" in path:
+        return any(_may_meet(path, other) for other in known)
+    scope = {"path": root_of(app) + path, "method": "GET", "headers": [], "root_path": ""}
+    return any(reach(app, {**scope, "type": kind}) is not None for kind in ("http", "websocket"))
+
+
+def _may_meet(path: str, other: str) -> bool:
+    """Return whether a request may match two paths, compared segment by segment."""
+    for own, theirs in zip_longest(path.split("/"), other.split("/"), fillvalue=""):
+        if ":path}" in own + theirs:
+            return True
+        if not _segments_meet(own, theirs):
+            return False
+    return True
+
+
+def _segments_meet(one: str, other: str) -> bool:
+    """Return whether a segment of a request may match two segments, of which each may be a parameter."""
+    if one == other or ("{" in one and "{" in other):
+        return True
+    if "{" in one:
+        return _compiled(f"/{one}")[0].match(f"/{other}") is not None
+    if "{" in other:
+        return _compiled(f"/{other}")[0].match(f"/{one}") is not None
+    return False
+
+
+# -- methods -----------------------------------------------------------------------------------------------------------
+
+
+def about_methods(rules: Iterable[Rule], routes: Sequence[MountedRoute]) -> Iterator[Finding]:
+    """Yield the findings about methods of rules that no route of exactly their paths takes."""
+    shapes = {_shape(route.path) for route in routes if ":path}" not in route.path}
+    for rule in rules:
+        paths = [path.path for path in rule.rule_paths]
+        if rule.blocks or rule.methods is None or not paths or not shapes.issuperset(map(_shape, paths)):
+            continue
+        meeting = [route.methods for route in routes if any(_may_meet(path, route.path) for path in paths)]
+        if None in meeting:  # an endpoint that takes every method, or an application whose routes cannot be read
+            continue
+        taken = set[str]().union(*(methods for methods in meeting if methods is not None))
+        missing = [method for method in _USUAL_METHODS if method in rule.methods and method not in taken]
+        if missing:
+            yield Finding(
+                "SG136",
+                f"rule {rule.label!r} is for {', '.join(missing)}, which no route of its path takes; they take "
+                f"{', '.join(sorted(taken - {'HEAD'}))}",
+            )
+
+
+def _shape(path: str) -> str:
+    """Return a path without the names of its parameters."""
+    return PARAM_REGEX.sub(lambda found: f"{{{found[2] or ''}}}", path)
+
+
+# -- decorators and layers ---------------------------------------------------------------------------------------------
+
+
+def about_decorators(routes: Sequence[MountedRoute]) -> Iterator[Finding]:
+    """Yield the findings about limits that were put around a function after its route had taken it."""
+    within = {id(inner) for route in routes for inner in wrapped_by(route.endpoint)}
+    for route in routes:
+        if is_bare(route.endpoint) and id(route.endpoint) not in within:
+            yield Finding(
+                "SG137",
+                f"@RateLimit stands above the decorator of route {route.label!r}, which has taken the function without "
+                "the limit, so nothing is counted; write @RateLimit below it, directly above the function",
+            )
+
+
+def about_cors_within(policy: Policy, app: object) -> Iterator[Finding]:
+    """Yield the finding about CORS within: answers of this middleware lack its header fields."""
+    if policy.refusals.on_refused is None and _refuses(policy) and any(map(_is_cors, layers(app))):
+        yield Finding(
+            "SG138",
+            "CORSMiddleware is inside this middleware, so browsers hide its refusals from scripts: they see a network "
+            "error in place of 429; add CORSMiddleware outside, which is after this middleware",
+        )
+
+
+def _refuses(policy: Policy) -> bool:
+    """Return whether a middleware refuses requests itself, beside limits at endpoints, which are within."""
+    if policy.default_rule is not None or policy.lists["blocklist"] is not None:
+        return True
+    if any(not one.shadow for one in policy.signals.policies.values()):
+        return True
+    return any(rule.blocks or (rule.counts and not rule.shadow) for rule in policy.rules.given)
+
+
+def _is_cors(layer: object) -> bool:
+    """Return whether an application is CORSMiddleware, or one that will put it around its routes."""
+    cors: Any = attribute_of(sys.modules.get("starlette.middleware.cors"), "CORSMiddleware")
+    if cors is None:  # who has not imported it does not use it
+        return False
+    kinds: Collection[Any] = [attribute_of(added, "cls") for added in attribute_of(layer, "user_middleware", ())]
+    return any(isinstance(kind, type) and issubclass(kind, cors) for kind in (type(layer), *kinds))

@@ -1,0 +1,239 @@
+"""The configuration file, its messages, and what its JSON Schema says of mistakes.
+
+file_messages.txt has each message whole, as its user reads it.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from copy import deepcopy
+from io import StringIO
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scripts import make_configuration
+from scripts.make_configuration import json_schema
+from slidegate import BanPolicy, ConfigurationError, RateLimitMiddleware, Rule, everyone
+from slidegate.files.config import OF_LIMITER
+from slidegate.ops.cli import run
+
+from ..asgi import hello
+from ..web.middlewares import operators
+
+FILE_MESSAGES = Path(__file__).with_name("file_messages.txt")
+TABLE = '[[rules]]\npath = "/a"\nlimits = "5/minute"\n'
+TABLES = {"RULE": TABLE, "NAMED": f'{TABLE}name = "x"\n', "BANS": "[bans.s]\n"}
+
+
+ROOT = Path(__file__).resolve().parents[2]
+EVERYTHING = ROOT / "examples" / "slidegate.toml"
+EVERYTHING_MADE = Path(__file__).with_name("everything.txt")
+"""The rules and policies that it makes."""
+
+
+def test_everything_can_be_written_in_the_file(texts: Callable[..., None]) -> None:
+    app = RateLimitMiddleware.from_file(hello, EVERYTHING).app
+    made: dict[str, Any] = {repr(one): one for one in (*app.rules, *app.policies)}
+    usual = {type(one): vars(one) for one in (Rule("/", "1/s"), BanPolicy())}
+
+    def described(name: str) -> str:
+        """Return the attributes that are not as by default; those of a method are its object's."""
+        if name == "file":
+            return "\n".join(made)
+        found = {at: getattr(value, "__self__", value) for at, value in vars(made[name]).items()}
+        left_out = ("label", "rule_paths", "strikes")  # follow from the others
+        own = [at for at, value in found.items() if at not in left_out and value != usual[type(made[name])][at]]
+        return "\n".join(f"{at}: {found[at]!r}" for at in own)
+
+    texts(EVERYTHING_MADE, "> ", described)
+
+
+FILES = sorted((ROOT / "examples").rglob("*.toml"))
+EXAMPLE = EVERYTHING.read_bytes()
+WHOLE = tomllib.loads(EXAMPLE.decode())
+SCHEMA = json_schema()
+OBJECTS = [SCHEMA, *SCHEMA["$defs"].values()]
+KEYS = sorted({key for table in OBJECTS for key in table["properties"]})
+
+
+def accepts(document: dict[str, Any]) -> bool:
+    return jsonschema.Draft202012Validator(SCHEMA).is_valid(document)
+
+
+def toml(value: object) -> str:
+    """Write a value as it stands in a file."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {toml(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return repr(value) if isinstance(value, float) else json.dumps(value)
+
+
+def mistake(document: dict[str, Any], directory: Path) -> str:
+    """Return the error about a document, or an empty text."""
+    lines = [f"{json.dumps(key)} = {toml(value)}\n" for key, value in document.items()]
+    return refusal("".join(lines), directory)
+
+
+def refusal(content: str | bytes, directory: Path) -> str:
+    """Return the error about a file beside the list that the example has; empty if it is read."""
+    (directory / "demo").mkdir(exist_ok=True)
+    (directory / "demo" / "blocked.netset").write_text("192.0.2.0/24\n", "utf-8")
+    path, said = directory / "slidegate.toml", ""
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    try:
+        RateLimitMiddleware.from_file(hello, path)
+    except ConfigurationError as error:
+        said = str(error)
+        assert said.startswith(f"{path}: ")
+        assert said.count(str(path)) == 1, "a place is said once"
+        assert "\n" not in said
+    return said.removeprefix(f"{path}: ")
+
+
+def parsed(text: str | bytes) -> dict[str, Any] | None:
+    """Return a document, None if it is no TOML, or if it has a number that cannot be shown."""
+    with suppress(ValueError, RecursionError):
+        document = tomllib.loads(text if isinstance(text, str) else text.decode())
+        return document if repr(document) else None  # jsonschema shows what it refuses
+    return None
+
+
+def test_a_mistake_in_a_file_is_named_with_what_was_expected(tmp_path: Path, texts: Callable[..., None]) -> None:
+    operators(tmp_path)
+    (tmp_path / "blocked.netset").write_text("192.0.2.0/24\n", "utf-8")
+
+    def read(written: str) -> str:
+        return f"slidegate.toml: {refusal(eval(written, dict(TABLES)), tmp_path)}".replace(f"{tmp_path}/", "")
+
+    texts(FILE_MESSAGES, "toml ", read)
+
+
+def test_the_committed_schema_and_page_are_those_that_the_definitions_make() -> None:
+    assert make_configuration.main(["--check"]) == 0, "run python scripts/make_configuration.py"
+
+
+PAGE = (ROOT / "docs" / "guides" / "configuration.md").read_text("utf-8")
+SHOWN = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("text", [*SHOWN, *(path.read_text("utf-8") for path in FILES)])
+def test_what_is_shown_is_accepted(text: str) -> None:
+    assert accepts(tomllib.loads(text))
+
+
+LINES = [line for line in FILE_MESSAGES.read_text("utf-8").splitlines() if line.startswith("toml ")]
+TEXTS = [eval(line.removeprefix("toml "), dict(TABLES)) for line in LINES]
+MISTAKEN = [(text, document) for text in TEXTS if (document := parsed(text)) is not None]
+
+
+@pytest.mark.parametrize(("text", "document"), MISTAKEN, ids=[ascii(text[:30]) for text, _ in MISTAKEN])
+def test_what_the_editor_accepts_is_wrong_by_the_meaning_of_a_value(text: Any, document: Any, tmp_path: Path) -> None:
+    """A wrong type, an unknown key, and keys that exclude each other, the editor shows."""
+    said = refusal(text, tmp_path)
+    about_shape = re.compile(
+        "unknown option|not an option|is missing|everyone> does not|expected (a table|True or False|one of header)"
+    )
+    assert not accepts(document) or not about_shape.search(said), said
+
+
+GIVEN: dict[str, Any] = {"limits": "9/minute", "concurrency": 4, "key": "everyone", "cost": 2, "wait": "1s"}
+GIVEN |= {
+    "count_if": [401],
+    "status": 404,
+    **dict.fromkeys(["count_denied", "final", "exempt", "block", "shadow"], True),
+}
+IN_CODE = GIVEN | {"key": everyone, "count_if": lambda status: status == 401}
+
+
+@pytest.mark.parametrize("options", list(combinations(GIVEN, 3)), ids="-".join)
+def test_schema_and_code_agree_about_options_that_exclude_each_other(options: tuple[str, ...], tmp_path: Path) -> None:
+    """All of three options, so that one may bring what another one needs."""
+    table = {"path": "/a"} | {option: GIVEN[option] for option in options}
+    try:
+        Rule("/a", **{option: IN_CODE[option] for option in options})
+        fine = True
+    except ConfigurationError as error:
+        fine = "expected limits" in str(error)  # what is missing is the code's to say
+    assert accepts({"rules": [table]}) is fine
+    assert fine or mistake({"rules": [table]}, tmp_path)
+
+
+NOTHING = "exempt = false, block = false, shadow = false, final = false, cost = 1, count_denied = false"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'rules = [{{ path = "/a", limits = "9/minute", key = "client", {NOTHING} }}]',
+        'rules = [{ path = "/a", exempt = true, key = "client", cost = 1 }]',
+        'blocklist = ["192.0.2.0/24"]',
+        'messages = { limits = "9/second" }',
+        "rules = []",
+    ],
+)
+def test_an_option_that_says_nothing_excludes_nothing_and_a_file_needs_no_limit(text: str, tmp_path: Path) -> None:
+    assert accepts(tomllib.loads(text))
+    assert not refusal(text, tmp_path)
+
+
+def test_every_key_says_in_the_editor_what_it_is_and_has_a_message_for_a_value_that_cannot_work() -> None:
+    assert all("description" in key for table in OBJECTS for key in table["properties"].values())
+    assert json.dumps(SCHEMA).count("null") == 0
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    said = FILE_MESSAGES.read_text("utf-8")
+    assert [key for key in KEYS if not re.search(rf"^slidegate\.toml: \S*\b{key}\b", said, re.MULTILINE)] == []
+
+
+# -- files with any mistake --------------------------------------------------------------------------------------------
+
+words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+scalars = st.booleans() | st.integers() | st.floats() | words | st.sampled_from(["client", "5/minute", "*", "/a", "1h"])
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3))
+
+
+def key_paths(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Return the paths of all values in a document."""
+    items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(inner for key, one in items for inner in key_paths(one, (*path, key)))][not path :]
+
+
+@given(
+    st.sampled_from(key_paths(WHOLE)), st.sampled_from(["replace", "delete", "rename"]), values, st.sampled_from(KEYS)
+)
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_file_with_one_change_is_read_or_refused_with_its_place_and_check_says_which(
+    tmp_path: Path, key_path: tuple[str | int, ...], change: str, value: Any, other: str
+) -> None:
+    document = deepcopy(WHOLE)
+    table: Any = document
+    for part in key_path[:-1]:
+        table = table[part]
+    if change == "replace":
+        table[key_path[-1]] = value
+    else:
+        old = table.pop(key_path[-1])
+        if change == "rename" and isinstance(table, dict):
+            table[other] = old
+    said = mistake(document, tmp_path)
+    known = "|".join(SCHEMA["properties"])
+    location = rf"({known})\b|unknown option |not TOML: |expected limits"
+    assert not said or re.fullmatch(f"({location})[^\n]*", said), said
+    if key_path[0] in OF_LIMITER:  # the command makes a limiter of its own
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as err:
+            code = run(["check", str(tmp_path / "slidegate.toml")])
+        assert (code == 2) is bool(said), err.getvalue()
+
+
+@given(st.integers(0, len(EXAMPLE)), st.binary(max_size=8), st.integers(0, 40))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_file_with_other_bytes_is_read_or_refused(tmp_path: Path, at: int, written: bytes, cut: int) -> None:
+    refusal(EXAMPLE[:at] + written + EXAMPLE[at + cut :], tmp_path)
