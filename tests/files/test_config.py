@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from copy import deepcopy
+from dataclasses import fields
 from io import StringIO
 from itertools import combinations
 from pathlib import Path
@@ -24,6 +25,7 @@ from scripts.make_configuration import json_schema
 from slidegate import BanPolicy, ConfigurationError, RateLimitMiddleware, Rule, everyone
 from slidegate.files.config import OF_LIMITER
 from slidegate.ops.cli import run
+from slidegate.web.rule_values import Action, Charging, Matching
 
 from ..asgi import hello
 from ..web.middlewares import operators
@@ -39,16 +41,27 @@ EVERYTHING_MADE = Path(__file__).with_name("everything.txt")
 """The rules and policies that it makes."""
 
 
+def attributes(one: Any) -> dict[str, Any]:
+    """Return the attributes of a rule or a policy; those of the values that it consists of are its own."""
+    found: dict[str, Any] = {}
+    for name, value in vars(one).items():
+        if isinstance(value, (Matching, Charging, Action)):
+            found.update({field.name: getattr(value, field.name) for field in fields(value)})
+        else:
+            found[name] = value
+    return found
+
+
 def test_everything_can_be_written_in_the_file(texts: Callable[..., None]) -> None:
     app = RateLimitMiddleware.from_file(hello, EVERYTHING).app
     made: dict[str, Any] = {repr(one): one for one in (*app.rules, *app.policies)}
-    usual = {type(one): vars(one) for one in (Rule("/", "1/s"), BanPolicy())}
+    usual = {type(one): attributes(one) for one in (Rule("/", "1/s"), BanPolicy())}
 
     def described(name: str) -> str:
         """Return the attributes that are not as by default; those of a method are its object's."""
         if name == "file":
             return "\n".join(made)
-        found = {at: getattr(value, "__self__", value) for at, value in vars(made[name]).items()}
+        found = {at: getattr(value, "__self__", value) for at, value in attributes(made[name]).items()}
         left_out = ("label", "rule_paths", "strikes")  # follow from the others
         own = [at for at, value in found.items() if at not in left_out and value != usual[type(made[name])][at]]
         return "\n".join(f"{at}: {found[at]!r}" for at in own)

@@ -101,10 +101,10 @@ def test_rules_that_decide_nothing_are_said_and_no_others(drawn: list[tuple[Any,
         met = app.policy.rules.match({"type": kind, "method": method, "path": path, "headers": []}).met
         reached.update(bound.rule.label for bound, _ in met if is_exactly_for(bound.rule, path))
         for bound, ends in met:
-            if bound.rule.exempt and ends:
+            if bound.rule.action.exempts and ends:
                 exempted.add(bound.rule.label)
                 above = [other.rule for other, _ in met if other is not bound]
-                counts = any(rule.counts and not rule.shadow and rule.when is None for rule in above)
+                counts = any(rule.counts and not rule.action.is_shadow and rule.matching.when is None for rule in above)
                 uncounted.update([] if counts else [bound.rule.label])
     found = [*about_unreached_rules(app.policy.rules), *about_late_exemptions(app.policy.rules)]
     for rule in rules:
@@ -123,13 +123,13 @@ def test_rules_that_decide_nothing_are_said_and_no_others(drawn: list[tuple[Any,
 
 def is_exactly_for(rule: Rule, path: str) -> bool:
     """Return whether a rule is for a path as it is written; limits also count other spellings, which routers refuse."""
-    return not rule.rule_paths or any(one.is_exactly(path) for one in rule.rule_paths)
+    return not rule.matching.rule_paths or any(one.is_exactly(path) for one in rule.matching.rule_paths)
 
 
 def alike_above(rules: list[Rule], rule: Rule) -> bool:
     """Return whether a rule above does the same with its requests, so that nobody misses the rule."""
     above = rules[: rules.index(rule)]
-    return (rule.exempt and any(one.exempt for one in above)) or (rule.blocks and any(one.blocks for one in above))
+    return rule.action.kind in ("exempt", "block") and any(one.action.kind == rule.action.kind for one in above)
 
 
 @given(st.sampled_from(METHODS), st.data())

@@ -514,12 +514,14 @@ class Judge:
     def names(self, rule: Rule, method: str) -> bool:
         """Tell whether a rule names the type of the request and a method, as they are written."""
         method = method if self.kind == "http" else "GET"
-        return rule.connection in (None, self.kind) and (rule.methods is None or method in rule.methods)
+        matching = rule.matching
+        return matching.connection in (None, self.kind) and (matching.methods is None or method in matching.methods)
 
     def is_free(self, rule: Rule, reached: str) -> bool:
         """Tell whether a rule may end the list before it: as it stands, not as it could be read."""
-        named = self.names(rule, self.method) and rule.final and not AMBIGUOUS.search(self.text)
-        return named and exactly(rule.paths[0], self.text) and exactly(rule.paths[0], reached)
+        named = self.names(rule, self.method) and rule.action.is_final and not AMBIGUOUS.search(self.text)
+        path = rule.matching.paths[0]
+        return named and exactly(path, self.text) and exactly(path, reached)
 
     def reads_apart(self, handler: Location) -> bool:
         """Return whether the application of a handler reads another path than the one directly behind the middleware.

@@ -81,7 +81,8 @@ class FirstRequests:
 def _has_clients(policy: Policy) -> bool:
     """Return whether a middleware counts, lists or bans clients by their addresses, as far as it knows."""
     counting = [rule for rule in (*policy.rules.given, policy.default_rule) if rule is not None and rule.counts]
-    if not counting or any(rule.key is None or isinstance(rule.key, ClientAddress) for rule in counting):
+    keys = [rule.charging.key for rule in counting]
+    if not keys or any(key is None or isinstance(key, ClientAddress) for key in keys):
         return True
     if any(networks is not None for networks in policy.lists.values()):
         return True

@@ -99,4 +99,5 @@ class Inspection:
 def _counts_users(policy: Policy) -> bool:
     """Return whether rules of a middleware count by user."""
     counting = [rule for rule in (*policy.rules.given, policy.default_rule) if rule is not None and rule.counts]
-    return any(part is user for rule in counting for key in (rule.key, rule.fair) for part in parts_of(key))
+    keys = [key for rule in counting for key in (rule.charging.key, rule.charging.fair)]
+    return any(part is user for key in keys for part in parts_of(key))

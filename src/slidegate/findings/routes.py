@@ -42,9 +42,9 @@ def about_unmet_paths(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
         return
     known = [route.path for route in mounted_routes(app)]
     for rule in rules:
-        if rule.blocks:
+        if rule.action.blocks:
             continue
-        for path in [rule_path.path for rule_path in rule.rule_paths]:
+        for path in [rule_path.path for rule_path in rule.matching.rule_paths]:
             if not _is_met(app, path, known):
                 remedy = _remedy(app, path, known)
                 yield Finding("SG123", f"path {path!r} of rule {rule.label!r} matches no route; {remedy}")
@@ -96,14 +96,14 @@ def about_methods(rules: Iterable[Rule], routes: Sequence[MountedRoute]) -> Iter
     """Yield the findings about methods of rules that no route of exactly their paths takes."""
     shapes = {_shape(route.path) for route in routes if ":path}" not in route.path}
     for rule in rules:
-        paths = [path.path for path in rule.rule_paths]
-        if rule.blocks or rule.methods is None or not paths or not shapes.issuperset(map(_shape, paths)):
+        paths, methods = [path.path for path in rule.matching.rule_paths], rule.matching.methods
+        if rule.action.blocks or methods is None or not paths or not shapes.issuperset(map(_shape, paths)):
             continue
         meeting = [route.methods for route in routes if any(_may_meet(path, route.path) for path in paths)]
         if None in meeting:  # an endpoint that takes every method, or an application whose routes cannot be read
             continue
-        taken = set[str]().union(*(methods for methods in meeting if methods is not None))
-        missing = [method for method in _USUAL_METHODS if method in rule.methods and method not in taken]
+        taken = set[str]().union(*(some for some in meeting if some is not None))
+        missing = [method for method in _USUAL_METHODS if method in methods and method not in taken]
         if missing:
             yield Finding(
                 "SG136",
@@ -148,7 +148,7 @@ def _refuses(policy: Policy) -> bool:
         return True
     if any(not one.shadow for one in policy.signals.policies.values()):
         return True
-    return any(rule.blocks or (rule.counts and not rule.shadow) for rule in policy.rules.given)
+    return any(rule.action.blocks or (rule.counts and not rule.action.is_shadow) for rule in policy.rules.given)
 
 
 def _is_cors(layer: object) -> bool:

@@ -71,7 +71,7 @@ def about_late_exemptions(rule_set: RuleSet) -> Iterator[Finding]:
     """Yield the findings about exemptions whose requests another rule has counted before."""
     unreached = {rule for rule, _ in _taken(rule_set)}
     for index, rule in _ordered(rule_set):
-        if not rule.exempt or rule in unreached:
+        if not rule.action.exempts or rule in unreached:
             continue
         counting = _counted_by(rule_set, index, [*_samples_of(rule)])
         if counting is not None:
@@ -85,7 +85,7 @@ def about_late_exemptions(rule_set: RuleSet) -> Iterator[Finding]:
 def _ordered(rule_set: RuleSet) -> Iterator[tuple[int, Rule]]:
     """Yield the rules below the first one, each with its index; none if their order is of no account."""
     rules = [bound.rule for bound in rule_set.own]
-    if len(rules) <= _MAX_RULES and any(rule.final or rule.blocks for rule in rules):
+    if len(rules) <= _MAX_RULES and any(rule.action.is_final for rule in rules):
         yield from [*enumerate(rules)][1:]
 
 
@@ -99,7 +99,11 @@ def _taken(rule_set: RuleSet) -> Iterator[tuple[Rule, Rule]]:
 
 def _does_otherwise(rule: Rule, above: Rule) -> bool:
     """Return whether a rule would have decided otherwise than the one that takes its requests."""
-    return not ((rule.exempt and above.exempt) or (rule.blocks and above.blocks and rule.status == above.status))
+    if rule.action.exempts:
+        return not above.action.exempts
+    if rule.action.blocks:
+        return not above.action.blocks or rule.action.status != above.action.status
+    return True
 
 
 def _taken_by(rule_set: RuleSet, index: int, samples: Sequence[_Sample]) -> Rule | None:
@@ -127,7 +131,7 @@ def _counted_by(rule_set: RuleSet, index: int, samples: Sequence[_Sample]) -> Ru
                     return None
                 counting = counting or above[0]
                 break
-            if bound.rule.counts and not bound.rule.shadow and bound.rule.when is None:
+            if bound.rule.counts and not bound.rule.action.is_shadow and bound.rule.matching.when is None:
                 above.append(bound.rule)
     return counting
 
@@ -145,14 +149,14 @@ def _met_by(rule_set: RuleSet, sample: _Sample) -> Sequence[Met]:
 
 def _samples_of(rule: Rule) -> Iterator[_Sample]:
     """Yield sample requests that a rule matches; none if a parameter of its paths is of an unknown kind."""
-    paths = [text for path in rule.rule_paths for text in _texts_of(path)]
-    if not rule.rule_paths:
+    paths = [text for path in rule.matching.rule_paths for text in _texts_of(path)]
+    if not rule.matching.rule_paths:
         paths = [f"/{text}" for text in _PATHS]
-    methods = sorted(rule.methods) if rule.methods is not None else [_UNLISTED]
+    methods = sorted(rule.matching.methods) if rule.matching.methods is not None else [_UNLISTED]
     for path in paths:
-        if rule.connection != "websocket":
+        if rule.matching.connection != "websocket":
             yield from (("http", method, path) for method in methods)
-        if rule.connection != "http" and (rule.methods is None or "GET" in rule.methods):
+        if rule.matching.connection != "http" and (rule.matching.methods is None or "GET" in rule.matching.methods):
             yield "websocket", "GET", path
 
 
@@ -179,7 +183,7 @@ def about_method_names(rules: Iterable[Rule], routes: Iterable[MountedRoute] = (
     """
     known = {*METHODS}.union(*(route.methods or () for route in routes))
     for rule in rules:
-        for method in sorted((rule.methods or frozenset()) - known):
+        for method in sorted((rule.matching.methods or frozenset()) - known):
             near = next((one for one in METHODS if _is_near(method, one)), "")
             if near:
                 yield Finding(

@@ -99,7 +99,7 @@ def keys_of(key: str, middlewares: Iterable[RateLimitMiddleware]) -> list[str]:
     """Return a key, and if it is an address those of the networks as which middlewares and their rules count it."""
     found = [key]
     for middleware in middlewares:
-        for one in (middleware.client, middleware.key, *(rule.key for rule in middleware.rules)):
+        for one in (middleware.client, middleware.key, *(rule.charging.key for rule in middleware.rules)):
             truncated = getattr(one, "truncated", None)
             found += [] if truncated is None else [truncated(key)]
     return found

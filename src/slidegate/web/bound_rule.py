@@ -18,7 +18,8 @@ from ..limiter import Limiter
 from ..limiter.overrides import NamedLimit, named
 from .keys import Key, KeyFunction, path_parameters
 from .paths import PathReader, RulePath, with_parameters
-from .rules import Limits, Rule
+from .rule_values import Limits
+from .rules import Rule
 
 _MEMO_LIMITS: Final = 256
 _PREFLIGHTS: Final = ":preflight"
@@ -60,24 +61,24 @@ class BoundRule:
         self._limiter = limiter
         self._taken = taken
         self.bucket: Bucket | None = None
-        if rule.limits:
-            self.bucket = self._bucket(rule.limits, is_fallback=rule.limits_function is not None)
+        if rule.charging.limits:
+            self.bucket = self._bucket(rule.charging.limits, is_fallback=rule.charging.limits_function is not None)
         self.permits: Bucket | None = None
-        if rule.concurrency is not None:
-            self.permits = self._permits(rule.concurrency)
-        self.charges = self.charges_of(self.bucket, rule.cost)
+        if rule.charging.concurrency is not None:
+            self.permits = self._permits(rule.charging.concurrency)
+        self.charges = self.charges_of(self.bucket, rule.charging.cost)
         self.key: Key | None = None
         self.key_function: KeyFunction | None = None
-        if isinstance(rule.key, Key):
-            self.key = rule.key
+        if isinstance(rule.charging.key, Key):
+            self.key = rule.charging.key
         else:
-            self.key_function = rule.key
-        functions = rule.limits_function, self.key_function, rule.cost_function
+            self.key_function = rule.charging.key
+        functions = rule.charging.limits_function, self.key_function, rule.charging.cost_function
         self.calls_functions = any(function is not None for function in functions)
         # Compiled anew: FastHTML, which may be imported after a rule was made, changes what texts routers take.
-        self.paths = tuple([RulePath(path.path) for path in rule.rule_paths])
+        self.paths = tuple([RulePath(path.path) for path in rule.matching.rule_paths])
         self._reader = reader
-        self._parameters = path_parameters(rule.key, rule.fair)
+        self._parameters = path_parameters(rule.charging.key, rule.charging.fair)
         self._by_limits: dict[object, Bucket] = {}
         self._preflights: BoundRule | None = None
 
@@ -87,12 +88,12 @@ class BoundRule:
             self.identity,
             limits,
             wire_names(rule.label, limits, self._taken),
-            count_denied=rule.count_denied,
-            unit=rule.unit,
+            count_denied=rule.charging.count_denied,
+            unit=rule.charging.unit,
             label=rule.label,
-            on_error=rule.on_error,
+            on_error=rule.charging.on_error,
             by=rule,
-            shadow=rule.shadow,
+            shadow=rule.action.is_shadow,
             is_fallback=is_fallback,
         )
 
@@ -102,7 +103,7 @@ class BoundRule:
         if self.bucket is not None:
             label, own = f"{rule.label}_concurrency", frozenset(self.bucket.names)
         name = unique_name(spelled(label), own.union(self._taken))
-        return Bucket(self.identity, (concurrency,), (name,), label=rule.label, on_error=rule.on_error)
+        return Bucket(self.identity, (concurrency,), (name,), label=rule.label, on_error=rule.charging.on_error)
 
     # -- what a request charges ----------------------------------------------------------------------------------------
 
@@ -156,7 +157,7 @@ class BoundRule:
                 twin.bucket = self.bucket.under(twin.identity)
             if self.permits is not None:
                 twin.permits = self.permits.under(twin.identity)
-            twin.charges = twin.charges_of(twin.bucket, self.rule.cost)
+            twin.charges = twin.charges_of(twin.bucket, self.rule.charging.cost)
             self._preflights = twin
         return self._preflights
 
@@ -172,7 +173,7 @@ class BoundRule:
         """The limits by their names in header fields; operators can change them while this object exists."""
         limits: list[NamedLimit] = []
         if self.bucket is not None:
-            limits += named(self.bucket, changeable=self.rule.limits_function is None)
+            limits += named(self.bucket, changeable=self.rule.charging.limits_function is None)
         if self.permits is not None:
             limits += named(self.permits)
         return limits

@@ -114,9 +114,12 @@ class UserCallbacks:
 
     async def is_true(self, rule: Rule, request: HTTPConnection, client_key: str) -> bool | None:
         """Return whether the condition of a rule is true; True without a condition, None if the condition fails."""
-        if isinstance(rule.when, KeyCondition):
-            return rule.when.is_true(request.scope, client_key)
-        return True if rule.when is None else await self.ask(rule, request, "when", rule.when, bool, None)
+        when = rule.matching.when
+        if when is None:
+            return True
+        if isinstance(when, KeyCondition):
+            return when.is_true(request.scope, client_key)
+        return await self.ask(rule, request, "when", when, bool, None)
 
     async def ask(
         self,

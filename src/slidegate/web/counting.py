@@ -89,9 +89,9 @@ class Counting:
         rule, ask = bound.rule, self._calls.ask
         if request is None:
             request = request_of(visit.scope)
-        counts, cost = bound.bucket, rule.cost
-        if rule.limits_function is not None:
-            counts = await ask(rule, request, "limits", rule.limits_function, bound.with_limits, counts)
+        counts, cost = bound.bucket, rule.charging.cost
+        if rule.charging.limits_function is not None:
+            counts = await ask(rule, request, "limits", rule.charging.limits_function, bound.with_limits, counts)
             if counts is None and bound.permits is None:  # unlimited
                 return []
         key = bound.key_of(request.scope, visit.client.key)
@@ -100,9 +100,9 @@ class Counting:
             if found is None:
                 return []
             key = found or key
-        if rule.cost_function is not None:
-            cost = await ask(rule, request, "cost", rule.cost_function, whole_cost, cost)
-            cost = _capped(cost, rule.cost_max, counts)
+        if rule.charging.cost_function is not None:
+            cost = await ask(rule, request, "cost", rule.charging.cost_function, whole_cost, cost)
+            cost = _capped(cost, rule.charging.cost_max, counts)
         return [(bucket, key, cost) for bucket, cost in bound.charges_of(counts, cost)]
 
     def _checked_key(self, found: Any) -> str | None:
@@ -125,15 +125,15 @@ class Counting:
         met: list[Met] = []
         for bound, ends in plan.met:
             rule = bound.rule
-            if id(rule.when) not in answers:
-                answers[id(rule.when)] = await self._calls.is_true(rule, request, visit.client.key)
-            answer = answers[id(rule.when)]
+            if id(rule.matching.when) not in answers:
+                answers[id(rule.matching.when)] = await self._calls.is_true(rule, request, visit.client.key)
+            answer = answers[id(rule.matching.when)]
             if answer is False:
                 continue
-            if answer is None and rule.exempt:
+            if answer is None and rule.action.exempts:
                 continue
             if answer is None:
-                ends = ends and rule.blocks
+                ends = ends and rule.action.blocks
             met.append((bound, ends))
             if ends:
                 break

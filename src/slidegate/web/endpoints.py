@@ -40,8 +40,9 @@ from .keys import parts_of, path_parameters
 from .plan import Plan
 from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, takes_answer
 from .routes import labels_of
-from .rule_set import RuleSet, limits_kind, method_of
-from .rules import MAX_LABEL, Condition, CostFunction, CountIf, Limits, LimitsFunction, Rule, printable
+from .rule_set import RuleSet, method_of
+from .rule_values import Condition, CostFunction, CountIf, Limits, LimitsFunction
+from .rules import MAX_LABEL, Rule, printable
 from .visit import UNCOUNTED, Record, Visit, active_visit_of
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ class RateLimit:
         if visit is None or not visit.is_counted:
             return
         scope, policy = connection.scope, visit.policy
-        if self.rule.methods is not None and not limits_kind(self.rule, scope["type"], method_of(scope)):
+        if not self.rule.matching.allows(scope["type"], method_of(scope)):
             return
         if policy.findings.requests_left:
             policy.findings.report(about_peer_within(policy.address, peer_of(visit.scope), scope, visit.client.key))
@@ -328,7 +329,7 @@ def _report_parameters(rule: Rule, scope: Scope) -> None:
     That is no error: a router may have the limit, and one of its routes the parameter.
     """
     names: Collection[str] = scope.get("path_params", ())
-    for name in path_parameters(rule.key, rule.fair):
+    for name in path_parameters(rule.charging.key, rule.charging.fair):
         if name not in names:
             said = "RateLimit of %s: its route has no parameter %r to count by%s"
             logger.warning(said, rule.label, name, closest(name, names))
@@ -364,9 +365,9 @@ def _bytes_of(max_body: int | str) -> int:
 
 def _spelled(rule: Rule) -> str:
     """Return the limits of a rule as text; those of a function by its name, with the place if that is not unique."""
-    function = rule.limits_function
+    function = rule.charging.limits_function
     if function is None:
-        return "; ".join(map(str, rule.all_limits))
+        return "; ".join(map(str, rule.charging.all_limits))
     where, is_named = _place_of(function)
     code = getattr(inspect.unwrap(function), "__code__", None)
     if is_named or code is None:

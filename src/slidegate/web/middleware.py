@@ -31,7 +31,8 @@ from .plan import DISABLED
 from .policy import Policy, build
 from .refusals import Refused
 from .routes import visible_app
-from .rules import Limits, LimitsFunction, Rule
+from .rule_values import Limits, LimitsFunction
+from .rules import Rule
 from .switch import switched_off
 from .visit import UNCOUNTED, Visit
 from .websockets import GuardedWebSocket, MessageLimits

@@ -98,23 +98,23 @@ class Plan:
         self.headers = headers
         self.is_conditional = False
         if not kind.is_evaluated:
-            self.is_conditional = any(bound.rule.when is not None for bound, _ in met)
+            self.is_conditional = any(bound.rule.matching.when is not None for bound, _ in met)
         last = self._last_rule()
-        self.is_exempt = kind.is_preflight or (last is not None and last.exempt)
+        self.is_exempt = kind.is_preflight or (last is not None and last.action.exempts)
         self.strikes: Sequence[Signal] = ()
         if not self.is_exempt:
             self.strikes = strikes
         self.verdict = EXEMPT
-        if last is not None and last.blocks:
-            self.verdict = Decision(False, Reason.BLOCKED, by=last.label, status=last.status)
+        if last is not None and last.action.blocks:
+            self.verdict = Decision(False, Reason.BLOCKED, by=last.label, status=last.action.status)
         self.limiting: list[BoundRule] = []
         self.shadows: list[BoundRule] = []
         for bound, _ in met:
-            if bound.rule.counts and bound.rule.shadow:
+            if bound.rule.counts and bound.rule.action.is_shadow:
                 self.shadows.append(bound)
             elif bound.rule.counts and self.verdict.allowed:
                 self.limiting.append(bound)
-        self.waiting = [bound for bound in self.limiting if bound.rule.wait_us]
+        self.waiting = [bound for bound in self.limiting if bound.rule.charging.wait_us]
         self.effects: Sequence[Effect] = ()
         self.rendered: Rendered | None = None
         calls_functions = any(bound.calls_functions for bound in self.limiting)

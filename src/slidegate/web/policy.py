@@ -24,7 +24,8 @@ from .plan import Effect, Plan
 from .refusals import Refusals, Refused
 from .routes import RouteLabels
 from .rule_set import Names, RuleSet, all_rules
-from .rules import Limits, LimitsFunction, Rule, checked_key
+from .rule_values import Limits, LimitsFunction
+from .rules import Rule, checked_key
 from .signals import Signals
 from .waiting import Waiting
 from .websockets import MessageLimits

@@ -21,7 +21,8 @@ from .headers import Headers
 from .keys import Key, KeyFunction
 from .paths import ANY_PATH, PathIndex, PathReader, RulePath, Texts
 from .plan import Effect, Kind, Met, Plan, Signal
-from .rules import Limits, LimitsFunction, Rule
+from .rule_values import Limits, LimitsFunction
+from .rules import Rule
 
 _A_PREFLIGHT: Final = "a preflight"
 """Stands for the method of a preflight where plans are remembered."""
@@ -113,7 +114,9 @@ class RuleSet:
         self._anywhere = {index for index, bound in enumerate(self.own) if not bound.paths}
         self._index = PathIndex(self._paths_with_rules())
         # One plan for all, if nothing about a request matters but whether it is a preflight.
-        self._is_one_plan = self.defaults is None and honeypots is None and all(rule.always for rule in rules)
+        self._is_one_plan = False
+        if self.defaults is None and honeypots is None:
+            self._is_one_plan = all(rule.matching.is_everything for rule in rules)
         self.always: Plan | None = None
         self.begin_anew()
 
@@ -123,7 +126,7 @@ class RuleSet:
         # By shadow: no header field shows a shadow rule, so that it takes no name from others.
         taken: dict[bool, list[str]] = {False: [], True: []}
         for rule in self.given:
-            others = taken[rule.shadow]
+            others = taken[rule.action.is_shadow]
             bound = self.bind(rule, names.of(rule), self._paths, [*others])
             others += [limit.name for limit in bound.named]
             found.append(bound)
@@ -196,15 +199,15 @@ class RuleSet:
         for index in indexes:
             bound = self.own[index]
             rule = bound.rule
-            if not limits_kind(rule, kind, method):
+            if not rule.matching.allows(kind, method):
                 continue
             # Limits and blocks match generously; what exempts or ends the list matches exactly.
-            ends = rule.blocks
-            if rule.final and not ends:
+            ends = rule.action.is_final
+            if ends and not rule.action.blocks:
                 ends = _is_exact(bound, method, texts)
-            if ends or not rule.exempt:
+            if ends or not rule.action.exempts:
                 met.append((bound, ends))
-            if ends and rule.when is None:
+            if ends and rule.matching.when is None:
                 return met, True
         return met, False
 
@@ -227,7 +230,7 @@ class RuleSet:
     ) -> BoundRule:
         """Return a rule with its buckets, which operators can change as long as it is in use."""
         engine = self._limiter.engine
-        if rule.concurrency is not None:
+        if rule.charging.concurrency is not None:
             engine.expect_permits()
         bound = BoundRule(rule, identity, self._limiter, paths, taken)
         self._living[id(bound)] = bound
@@ -281,24 +284,14 @@ class Names:
 
 def method_of(scope: Scope) -> Any:
     """Return the method of a request; a handshake is a GET, even if its server names another, as NGINX Unit did."""
-    return "GET" if scope["type"] == "websocket" else scope.get("method", "GET")
-
-
-def limits_kind(rule: Rule, kind: str, method: object) -> bool:
-    """Return whether a limit or a block is for a connection type and a method.
-
-    The case of the method is ignored, and a method that is not text may be any method.
-    """
-    if rule.connection not in (None, kind):
-        return False
-    if rule.methods is None or not isinstance(method, str):
-        return True
-    return method.lower().upper() in rule.methods  # by way of lower case, as a few letters are upper case of none
+    if scope["type"] == "websocket":
+        return "GET"
+    return scope.get("method", "GET")
 
 
 def _is_exact(bound: BoundRule, method: object, texts: Texts) -> bool:
     """Return whether an exempt or final rule is for exactly this method, and every text of the path."""
-    methods, paths = bound.rule.methods, bound.paths
+    methods, paths = bound.rule.matching.methods, bound.paths
     if methods is not None and not (isinstance(method, str) and method in methods):
         return False
     return not paths or (bool(texts) and all(any(path.is_exactly(text) for path in paths) for text in texts))

@@ -5,39 +5,45 @@ All rules that match a request apply, in order, up to the first one that is `exe
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
+from dataclasses import replace
 from datetime import timedelta
-from inspect import iscoroutinefunction
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, TypeVar
 
-from ..core.arguments import check_flag, check_list, check_name, check_takes, check_whole, names_checked
+from ..core.arguments import check_flag, check_name, check_takes, check_whole, names_checked
 from ..core.concurrency import Concurrency
 from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, closest, quoted
-from ..core.limit_texts import parse_limits
-from ..core.limits import MAX_AMOUNT, AnyLimit
-from ..limiter import check_cost
 from ..limiter.failover import OnError, check_on_error
 from .clients import client_key
-from .keys import Key, KeyCondition, KeyFunction, path_parameters
-from .paths import RulePath
+from .keys import Key, KeyFunction, path_parameters
+from .rule_values import (
+    DEFAULT_FALLBACK,
+    ActionKind,
+    Charging,
+    Condition,
+    Connection,
+    CostFunction,
+    CountIf,
+    Limits,
+    LimitsFunction,
+    action_of,
+    check_can_pass,
+    checked_cost,
+    checked_count_if,
+    checked_limits,
+    matching_of,
+)
 
-CostFunction: TypeAlias = Callable[[Any], int | Awaitable[int]]
-Limits: TypeAlias = str | AnyLimit | Iterable[str | AnyLimit]
-LimitsFunction: TypeAlias = Callable[[Any], Limits | Awaitable[Limits]]
-CountIf: TypeAlias = Callable[[int], object]
-"""Returns whether a response counts, given its status."""
-Connection: TypeAlias = Literal["http", "websocket"]
-Condition: TypeAlias = Callable[[Any], object] | KeyCondition
-"""Determines whether a rule applies to a request: a sync or async function that returns a truth value, or a condition
-built from a key such as `network`."""
+_T = TypeVar("_T")
 
 DEFAULT_WAIT_MAX: Final = 16
-DEFAULT_FALLBACK: Final = "60/minute"
 MAX_LABEL: Final = 64
 """The maximum length of the label of an unnamed rule."""
 
+_USUAL_NUMBERS: Final = {"cost": 1, "wait_max": DEFAULT_WAIT_MAX}
+"""The defaults of numbers; those of the other options are None or False."""
 _OF_LIMITS: Final = ("cost", "unit", "count_if", "count_denied", "shadow")
 _COUNTING: Final = ("limits", "concurrency", "key", "wait", "fair", "on_error", *_OF_LIMITS)
 EXCLUSIONS: Final = (
@@ -105,6 +111,13 @@ class Rule:
         block: Refuse every matching request; no later rule applies. Such a rule has no limits.
         status: The response status of a blocked request, 400 to 599; by default 403.
 
+    Attributes:
+        matching: Which requests it matches.
+        charging: How it charges them.
+        action: What it does with them.
+        name: The name that was given; None for none.
+        label: The name, else methods and paths, for display.
+
     Raises:
         ConfigurationError: An option is invalid, or options cannot be combined.
     """
@@ -143,40 +156,33 @@ class Rule:
         flags = {"exempt": exempt, "final": final, "shadow": shadow, "block": block, "count_denied": count_denied}
         for option, flag in flags.items():
             check_flag(option, flag)
-        self.paths = checked_paths(path)
-        self.rule_paths = tuple(RulePath(path) for path in self.paths if path != "*")
-        self.methods = checked_methods(methods)
-        if connection not in (None, "http", "websocket"):
-            raise ConfigurationError(f'expected "http" or "websocket", not {quoted(connection)}', "connection")
-        self.connection = connection
-        self.when = when if when is None or isinstance(when, KeyCondition) else check_takes("when", when, "request")
+        self.matching = matching_of(path, methods, connection, when)
         options: dict[str, object] = {**flags, "limits": limits, "concurrency": concurrency, "key": key, "unit": unit}
-        options |= {"cost": None if cost == 1 else cost, "cost_max": cost_max, "count_if": count_if, "wait": wait}
-        options |= {"status": status, "on_error": on_error, "fair": fair}
-        options["wait_max"] = None if wait_max == DEFAULT_WAIT_MAX else wait_max
-        self._check_together({option for option, value in options.items() if value is not None and value is not False})
-        self.exempt = exempt
-        self.final = final or exempt
-        self.shadow = shadow
-        self.blocks = block
-        self.concurrency = None if concurrency is None else Concurrency(concurrency)
-        self._read_limits(limits, fallback_limits)
-        self.key = self._checked_key(key)
-        self._read_cost(cost, cost_max)
-        self.unit = None if unit is None else check_name(unit, "unit")
-        if iscoroutinefunction(count_if):
-            expected = "a plain function such as lambda status: status == 401"
-            raise ConfigurationError(f"expected {expected}, not {quoted(count_if)}", "count_if")
-        self.count_if = None if count_if is None else check_takes("count_if", count_if, "status")
-        self.count_denied = count_denied
-        self.wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
-        self.wait_max = check_whole(wait_max, 1, 1_000, "wait_max", "for example 16")
-        self.fair = self._checked_key(fair, "fair")
-        self.on_error = None if on_error is None else check_on_error(on_error)
-        self.name = None if name is None else check_name(name, "name")
-        self.label = label_of(sorted(self.paths), self.methods or ()) if name is None else name
-        """The name of the rule, else its methods and paths, for display."""
-        self.status = 403 if status is None else check_whole(status, 400, 599, "status", "for example 503")
+        options |= {"cost": cost, "cost_max": cost_max, "count_if": count_if, "wait": wait, "wait_max": wait_max}
+        options |= {"fair": fair, "on_error": on_error, "status": status}
+        self._check_together({option for option, value in options.items() if _is_said(option, value)})
+        self.action = action_of(exempt=exempt, final=final, shadow=shadow, block=block, status=status)
+        units, cost_function = checked_cost(cost, cost_max)
+        fixed, limits_function = checked_limits(limits, fallback_limits)
+        self.charging = Charging(
+            limits=fixed,
+            limits_function=limits_function,
+            concurrency=_if_given(Concurrency, concurrency),
+            key=self._checked_key(key),
+            cost=units,
+            cost_function=cost_function,
+            cost_max=cost_max,
+            unit=_if_given(check_name, unit, "unit"),
+            count_if=_if_given(checked_count_if, count_if),
+            count_denied=count_denied,
+            on_error=_if_given(check_on_error, on_error),
+            wait_us=_if_given(parse_duration_us, wait, "wait") or 0,
+            wait_max=check_whole(wait_max, 1, 1_000, "wait_max", "for example 16"),
+            fair=self._checked_key(fair, "fair"),
+        )
+        self._check_can_pass()
+        self.name = _if_given(check_name, name, "name")
+        self.label = self.name or label_of(sorted(self.matching.paths), self.matching.methods or ())
 
     def _check_together(self, given: set[str]) -> None:
         """Check for options that cannot be combined with another one, or require one."""
@@ -190,39 +196,32 @@ class Rule:
         if not given & {"limits", "concurrency", "exempt", "block"}:
             raise ConfigurationError(f'{self._call}: expected limits such as "5/minute"')
 
-    def _read_limits(self, limits: Limits | LimitsFunction | None, fallback_limits: Limits) -> None:
-        self.limits_function = check_takes("limits", limits, "request") if callable(limits) else None
-        fallback = parse_limits(fallback_limits)
-        if fallback_limits != DEFAULT_FALLBACK and not callable(limits):
-            raise ConfigurationError("requires a function as limits; add one, or remove it", "fallback_limits")
-        self.limits = fallback if callable(limits) else () if limits is None else parse_limits(limits)
-
-    def _read_cost(self, cost: int | CostFunction, cost_max: int | None) -> None:
-        self.cost_function = check_takes("cost", cost, "request") if callable(cost) else None
-        self.cost = 1 if callable(cost) else check_cost(cost)
-        self.cost_max = cost_max
-        if cost_max is not None:
-            if not callable(cost):
-                raise ConfigurationError("requires a function as cost; add one, or remove cost_max", "cost_max")
-            check_whole(cost_max, 1, MAX_AMOUNT, "cost_max", "for example 4000")
-        name, most = ("cost_max", cost_max or 0) if callable(cost) else ("cost", self.cost)
-        for limit in self.limits if self.limits_function is None else ():
-            if most > limit.amount:
-                raise ConfigurationError(
-                    f"{quoted(most)} is more than {str(limit)!r} allows, so {self._call} could never pass", name
-                )
+    def _check_can_pass(self) -> None:
+        """Check that a request fits into the limits, as far as these and its cost are known."""
+        charging = self.charging
+        if charging.limits_function is not None:
+            return
+        if charging.cost_function is None:
+            check_can_pass(charging.limits, charging.cost, "cost", self._call)
+        elif charging.cost_max is not None:
+            check_can_pass(charging.limits, charging.cost_max, "cost_max", self._call)
 
     def __repr__(self) -> str:
-        limits = "by request" if self.limits_function is not None else "; ".join(map(str, self.all_limits))
-        shown = repr(self.label), limits, "" if self.action == "limit" else self.action
-        return f"<Rule {' '.join(filter(None, shown))}>"
+        shown = [repr(self.label)]
+        if self.charging.limits_function is not None:
+            shown.append("by request")
+        elif self.counts:
+            shown.append("; ".join(map(str, self.charging.all_limits)))
+        if self.action.kind is not ActionKind.LIMIT:
+            shown.append(self.action.kind)
+        return f"<Rule {' '.join(shown)}>"
 
     def keyed(self, key: Key | KeyFunction) -> Rule:
         """Return the rule with the given key if it counts and has no key of its own, else unchanged."""
-        if self.key is not None or not self.counts:
+        if self.charging.key is not None or not self.counts:
             return self
         rule = copy(self)
-        rule.key = self._checked_key(key)
+        rule.charging = replace(self.charging, key=self._checked_key(key))
         return rule
 
     def _checked_key(self, key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
@@ -233,7 +232,7 @@ class Rule:
     def _check_parameters(self, key: Key, option: str) -> None:
         """Check that its paths have the parameters by which it counts."""
         names: Collection[str]
-        for path, names in [(path.path, path.convertors) for path in self.rule_paths] or [("*", {})]:
+        for path, names in [(path.path, path.convertors) for path in self.matching.rule_paths] or [("*", {})]:
             for name in path_parameters(key):
                 if name not in names:
                     problem = f"{quoted(path)} has no parameter {quoted(name)}{closest(name, names)}"
@@ -241,7 +240,10 @@ class Rule:
 
     @property
     def _call(self) -> str:
-        return f"Rule({quoted(self.paths[0] if len(self.paths) == 1 else list(self.paths))})"
+        paths = self.matching.paths
+        if len(paths) == 1:
+            return f"Rule({quoted(paths[0])})"
+        return f"Rule({quoted(list(paths))})"
 
     @property
     def identity(self) -> str:
@@ -250,27 +252,28 @@ class Rule:
 
     def identity_of(self, name: str) -> str:
         """Return the owner of its counts, given its name; a shadow rule has separate windows under another's name."""
-        return f"{name}:shadow" if self.shadow else name
-
-    @property
-    def action(self) -> str:
-        """What it does with the requests that it matches: ``exempt``, ``block``, ``shadow`` or ``limit``."""
-        return "exempt" if self.exempt else "block" if self.blocks else "shadow" if self.shadow else "limit"
+        if self.action.is_shadow:
+            return f"{name}:shadow"
+        return name
 
     @property
     def counts(self) -> bool:
         """Whether the rule counts requests; one that exempts or blocks them does not."""
-        return bool(self.all_limits)
+        return bool(self.charging.all_limits)
 
-    @property
-    def all_limits(self) -> tuple[AnyLimit, ...]:
-        """The fixed limits, the concurrency limit last."""
-        return self.limits if self.concurrency is None else (*self.limits, self.concurrency)
 
-    @property
-    def always(self) -> bool:
-        """Whether the rule applies to every request."""
-        return not self.rule_paths and self.methods is None and self.connection is None and self.when is None
+def _is_said(option: str, value: object) -> bool:
+    """Return whether the value of an option differs from its default."""
+    if isinstance(value, int) and value == _USUAL_NUMBERS.get(option):
+        return False
+    return value is not None and value is not False
+
+
+def _if_given(check: Callable[..., _T], value: object, *more: object) -> _T | None:
+    """Return an option as `check` returns it; None if it is not given."""
+    if value is None:
+        return None
+    return check(value, *more)
 
 
 def checked_key(key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
@@ -291,40 +294,15 @@ def checked_key(key: Key | KeyFunction | None, option: str = "key") -> Key | Key
 
 def label_of(paths: Sequence[str], methods: Collection[str] = ()) -> str:
     """Return methods and paths as `printable` text: ``POST /login``, ``/search``, or ``default`` for all paths."""
-    text = "default" if paths[0] == "*" else " ".join(paths)
-    names = {*methods} - ({"HEAD"} if "GET" in methods else set())
+    text = " ".join(paths)
+    if paths[0] == "*":
+        text = "default"
+    names = {*methods}
+    if "GET" in names:  # which includes HEAD
+        names.discard("HEAD")
     return printable(f"{','.join(sorted(names))} {text}".lstrip())[:MAX_LABEL]
 
 
 def printable(text: str) -> str:
     """Return a text as printable ASCII, without ":" and ";", which separate parts of other names."""
     return text.encode("unicode_escape").decode().replace(":", "|").replace(";", "|")
-
-
-def checked_paths(path: Any) -> tuple[str, ...]:
-    """Return the paths of a rule, which `RulePath` checks one by one."""
-    if path == "*":
-        return ("*",)
-    listed: list[Any] = [path] if isinstance(path, (str, bytes)) or not isinstance(path, Iterable) else list(path)
-    if not listed:
-        raise ConfigurationError('expected paths such as ["/login", "/token"], not an empty list', "path")
-    for index, one in enumerate(listed):
-        if one == "*":
-            raise ConfigurationError(f'"*" means every path; do not combine it with others: {quoted(listed)}', "path")
-        if one in listed[:index]:
-            raise ConfigurationError(f"{quoted(one)} is listed twice in {quoted(listed)}; write it once", "path")
-    return tuple(listed)
-
-
-def checked_methods(methods: object) -> frozenset[str] | None:
-    if methods is None:
-        return None
-    expected = 'a list such as ["GET", "POST"]'
-    names = set()
-    for method in check_list("methods", methods, expected, str):
-        if not (method.isascii() and method.isalpha()):
-            raise ConfigurationError(f"expected {expected}, not {quoted(method)} in it", "methods")
-        names.add(method.upper())
-    if not names:
-        raise ConfigurationError(f"expected {expected}, not an empty list; omit it for all methods", "methods")
-    return frozenset(names | {"HEAD"} if "GET" in names else names)

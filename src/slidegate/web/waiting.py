@@ -77,7 +77,8 @@ class Waiting:
         tenant = await self._tenant(bound, visit, request)
         waiter = _Waiter(visit, bound, name, tenant, self._engine, asked, subjects)
         decision = await waiter.admitted()
-        if decision.allowed and decision.checks and bound.rule.fair is not None:  # no checks while switched off
+        is_fair = bound.rule.charging.fair is not None
+        if decision.allowed and decision.checks and is_fair:  # no checks while switched off
             self._queues.count_permit(name, tenant, 1)
             visit.permits = (*visit.permits, (name, tenant))
         if decision.reason is Reason.LIMITED and visit.left is None:
@@ -98,7 +99,7 @@ class Waiting:
 
     async def _tenant(self, bound: BoundRule, visit: Visit, request: HTTPConnection | None) -> str:
         """Return the tenant whose share of the permits a request uses; ``""`` if it is unknown or the rule not fair."""
-        fair, client_key = bound.rule.fair, visit.client.key
+        fair, client_key = bound.rule.charging.fair, visit.client.key
         if fair is None:
             return ""
         if request is None:
@@ -152,7 +153,8 @@ class _Waiter:
         subjects: Sequence[BanSubject],
     ) -> None:
         self._visit = visit
-        self._rule = bound.rule
+        self._label = bound.rule.label
+        self._charging = bound.rule.charging
         self._name = name
         self._tenant = tenant
         self._engine = engine
@@ -164,7 +166,7 @@ class _Waiter:
         if self._engine.queues.is_queued(self._name):
             # It joins without having asked; whom a ban or another limit refuses takes no place from others.
             decision = await answer_of(self._engine.peek(self._checks, self._subjects))
-            if is_too_late(decision, self._rule.wait_us):
+            if is_too_late(decision, self._charging.wait_us):
                 return decision
             return await self._wait(None)
         decision = await self._ask()
@@ -184,20 +186,20 @@ class _Waiter:
         Args:
             refused: The refusal of the request; None for one that joins a queue without having asked.
         """
-        visit, rule = self._visit, self._rule
+        visit = self._visit
         channel = _peeked(visit)
         channel.begin()
         left = refused
         if left is None:
-            left = Decision(False, Reason.LIMITED, by=rule.label, status=429)
+            left = Decision(False, Reason.LIMITED, by=self._label, status=429)
         try:
             with SERVER_END.watched():
                 decision = await self._engine.queues.wait(
                     self._name,
                     refused,
                     self._ask,
-                    wait_us=rule.wait_us,
-                    wait_max=rule.wait_max,
+                    wait_us=self._charging.wait_us,
+                    wait_max=self._charging.wait_max,
                     tenant=self._tenant,
                     is_gone=lambda: channel.is_gone() or SERVER_END.is_near,
                 )

@@ -264,7 +264,7 @@ def _note_what_a_reboot_forgets(middleware: RateLimitMiddleware) -> None:
     forgotten = [
         f"{limit} of {name}"
         for name, rule in rules
-        for limit in rule.limits
+        for limit in rule.charging.limits
         if isinstance(limit, Limit) and limit.window_us >= _LONG_US
     ]
     if forgotten:

@@ -48,7 +48,7 @@ async def explain(limiter: Limiter, key: str, value: str | None, rules: str | No
     keys = [client]
     if of_file is not None and value is None:
         keys = keys_of(of_file.client.truncated(client), [of_file])
-    if of_file is not None and any(rule.key is everyone for rule in of_file.rules):
+    if of_file is not None and any(rule.charging.key is everyone for rule in of_file.rules):
         keys.append("everyone")
     view = await limiter.inspect(keys[0])
     windows = [row_of_window(window) for window in (await windows_of(limiter, keys))[0]]
@@ -90,8 +90,10 @@ def _is_refused(state: dict[str, Any]) -> bool | None:
 def _blocking_all(of_file: RateLimitMiddleware | None) -> str | None:
     """Return the label of a rule that blocks every request before any other ends the list; None if there is none."""
     rules = () if of_file is None else of_file.rules
-    first = next((rule for rule in rules if rule.final or rule.blocks), None)
-    return first.label if first is not None and first.blocks and first.always else None
+    first = next((rule for rule in rules if rule.action.is_final), None)
+    if first is not None and first.action.blocks and first.matching.is_everything:
+        return first.label
+    return None
 
 
 def _unseen(
@@ -108,12 +110,12 @@ def _unseen(
     rules = () if of_file is None else of_file.rules
     if of_file is not None and of_file.default_rule is not None:
         yield "default_limits, which count each route by itself"
-    blocking = [rule.label for rule in rules if rule.blocks]
+    blocking = [rule.label for rule in rules if rule.action.blocks]
     if blocking and _blocking_all(of_file) is None:
         yield f"which requests the blocking rules meet: {', '.join(blocking)}"
     is_address, kind = place_of(key) == EVERYWHERE, key.partition(":")[0]
     own = {"address" if is_address else kind, key.partition("#")[0], f"network:{kind}"}
-    others = {_kind_of(rule) for rule in rules if rule.counts and rule.key is not everyone} - own
+    others = {_kind_of(rule) for rule in rules if rule.counts and rule.charging.key is not everyone} - own
     if others:
         yield f"windows under the other keys of its requests: {', '.join(sorted(others))}"
     if is_address and kind != "asn":
@@ -128,7 +130,10 @@ def _unseen(
 
 def _kind_of(rule: Rule) -> str:
     """Return the kind of the keys by which a rule of a file counts."""
-    return "address" if rule.key is None or hasattr(rule.key, "truncated") else str(getattr(rule.key, "identity", ""))
+    key = rule.charging.key
+    if key is None or hasattr(key, "truncated"):
+        return "address"
+    return str(getattr(key, "identity", ""))
 
 
 def _is_in(networks: Networks, key: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -68,8 +69,9 @@ class Replay:
 
     def __init__(self, middlewares: Sequence[RateLimitMiddleware]) -> None:
         self.now_us = 0
-        self.unwaited = [rule.label for one in middlewares for rule in one.rules if rule.wait_us or rule.concurrency]
-        keyed = [(rule.label, _key_name(rule)) for one in middlewares for rule in one.rules]
+        rules = [rule for one in middlewares for rule in one.rules]
+        self.unwaited = [rule.label for rule in rules if rule.charging.wait_us or rule.charging.concurrency]
+        keyed = [(rule.label, _key_name(rule)) for rule in rules]
         defaults = [one.default_rule for one in middlewares if one.default_rule is not None]
         keyed += [("default_limits", _key_name(rule)) for rule in defaults]
         self.keyed = [f"{label} ({name})" for label, name in keyed if _is_sent(name)]
@@ -142,11 +144,14 @@ class _LoggedAnswer:
 
 
 def _copied(one: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> RateLimitMiddleware:
-    default = one.default_rule
+    default_limits: Any = None
+    if one.default_rule is not None:
+        charging = one.default_rule.charging
+        default_limits = charging.limits_function or charging.limits
     return RateLimitMiddleware(
         app,
         rules=[_without_wait(rule) for rule in one.rules],
-        default_limits=None if default is None else default.limits_function or default.limits,
+        default_limits=default_limits,
         key=one.key,
         limiter=limiter,
         client=one.client,
@@ -161,7 +166,9 @@ def _copied(one: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> RateLim
 
 def _key_name(rule: Rule) -> str:
     """Return the name of what a rule counts by."""
-    return "client" if rule.key is None else getattr(rule.key, "identity", "function")
+    if rule.charging.key is None:
+        return "client"
+    return getattr(rule.charging.key, "identity", "function")
 
 
 def _is_sent(name: str) -> bool:
@@ -172,8 +179,7 @@ def _is_sent(name: str) -> bool:
 def _without_wait(rule: Rule) -> Rule:
     """Return a copy of a rule that refuses instead of waiting and has no permits; it may still end the list."""
     copied = copy(rule)
-    copied.concurrency = None
-    copied.wait_us = copied.wait_max = 0
+    copied.charging = replace(rule.charging, concurrency=None, wait_us=0, wait_max=0)
     return copied
 
 

@@ -70,9 +70,12 @@ class Simulated:
         self.requests = self._first_us = 0
         self.clients: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
-        rules = [rule for middleware in replay.middlewares for rule in middleware.rules if rule.counts or rule.blocks]
         self.rows: defaultdict[tuple[str, str], Row] = defaultdict(Row)
-        self.rows.update({(rule.action, rule.label): Row(0 if rule.action == "limit" else None) for rule in rules})
+        for rule in [rule for middleware in replay.middlewares for rule in middleware.rules]:
+            if rule.counts and not rule.action.is_shadow:
+                self.rows[rule.action.kind, rule.label] = Row(0)
+            elif rule.counts or rule.action.blocks:
+                self.rows[rule.action.kind, rule.label] = Row(None)
 
     async def add(self, record: AccessRecord) -> None:
         """Replay an HTTP request and count the result."""
@@ -155,8 +158,11 @@ class Measured:
     def __init__(self, app: ASGIApp | None = None, middleware: RateLimitMiddleware | None = None) -> None:
         self.requests = 0
         self._times_us: dict[str, dict[str, array[int]]] = {ALL: {}}
-        rules = [] if middleware is None else [rule for rule in middleware.rules if rule.final or rule.blocks]
-        lists = {} if middleware is None else middleware.lists
+        rules: list[Rule] = []
+        lists: Mapping[str, Any] = {}
+        if middleware is not None:
+            rules = [rule for rule in middleware.rules if rule.action.is_final]
+            lists = middleware.lists
         measuring = RateLimitMiddleware(
             nothing,
             rules=[*(_unlimited(rule, f"{ALL}-{n}") for n, rule in enumerate(rules)), Rule("*", _BOUNDLESS, name=ALL)],
@@ -194,11 +200,11 @@ def _unlimited(rule: Rule, name: str) -> Rule:
     if not rule.counts:
         return rule
     return Rule(
-        rule.paths if rule.rule_paths else "*",
+        rule.matching.paths if rule.matching.rule_paths else "*",
         _BOUNDLESS,
-        methods=rule.methods,
-        connection=rule.connection,
-        when=rule.when,
+        methods=rule.matching.methods,
+        connection=rule.matching.connection,
+        when=rule.matching.when,
         name=name,
         final=True,
     )

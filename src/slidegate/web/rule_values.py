@@ -1,0 +1,293 @@
+"""The three values of a rule: which requests it matches, how it charges them, and what it does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from inspect import iscoroutinefunction
+from typing import Any, Final, Literal, TypeAlias
+
+from ..core.arguments import check_list, check_takes, check_whole
+from ..core.concurrency import Concurrency
+from ..core.errors import ConfigurationError, quoted
+from ..core.limit_texts import parse_limits
+from ..core.limits import MAX_AMOUNT, AnyLimit
+from ..limiter import check_cost
+from ..limiter.failover import OnError
+from .keys import Key, KeyCondition, KeyFunction
+from .paths import RulePath
+
+CostFunction: TypeAlias = Callable[[Any], int | Awaitable[int]]
+Limits: TypeAlias = str | AnyLimit | Iterable[str | AnyLimit]
+LimitsFunction: TypeAlias = Callable[[Any], Limits | Awaitable[Limits]]
+CountIf: TypeAlias = Callable[[int], object]
+"""Returns whether a response counts, given its status."""
+Connection: TypeAlias = Literal["http", "websocket"]
+Condition: TypeAlias = Callable[[Any], object] | KeyCondition
+"""Determines whether a rule applies to a request: a sync or async function that returns a truth value, or a condition
+built from a key such as `network`."""
+
+DEFAULT_FALLBACK: Final = "60/minute"
+
+
+# -- which requests ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """Which requests a rule matches.
+
+    Attributes:
+        paths: The paths as they were written; ``"*"`` for all.
+        rule_paths: The same, parsed; none for all.
+        methods: The methods; None for all.
+        connection: The type of connection; None for both.
+        when: The condition; None for none.
+    """
+
+    paths: tuple[str, ...]
+    rule_paths: tuple[RulePath, ...]
+    methods: frozenset[str] | None
+    connection: Connection | None
+    when: Condition | None
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether every request matches."""
+        return not self.rule_paths and self.methods is None and self.connection is None and self.when is None
+
+    def allows(self, kind: str, method: object) -> bool:
+        """Return whether requests of a connection type and a method can match, for a limit or a block.
+
+        The case of the method is ignored, and a method that is not text may be any method.
+        """
+        if self.connection not in (None, kind):
+            return False
+        if self.methods is None or not isinstance(method, str):
+            return True
+        return method.lower().upper() in self.methods  # by way of lower case, as a few letters are upper case of none
+
+
+def matching_of(
+    path: object, methods: Iterable[str] | None, connection: Connection | None, when: Condition | None
+) -> Matching:
+    """Return what a rule matches, from its options.
+
+    Raises:
+        ConfigurationError: One of them is invalid.
+    """
+    paths = checked_paths(path)
+    rule_paths = tuple(RulePath(one) for one in paths if one != "*")
+    taken = checked_methods(methods)
+    if connection not in (None, "http", "websocket"):
+        raise ConfigurationError(f'expected "http" or "websocket", not {quoted(connection)}', "connection")
+    if when is not None and not isinstance(when, KeyCondition):
+        check_takes("when", when, "request")
+    return Matching(paths, rule_paths, taken, connection, when)
+
+
+def checked_paths(path: Any) -> tuple[str, ...]:
+    """Return the paths of a rule, which `RulePath` checks one by one."""
+    if path == "*":
+        return ("*",)
+    listed: list[Any] = [path]
+    if isinstance(path, Iterable) and not isinstance(path, (str, bytes)):
+        listed = list(path)
+    if not listed:
+        raise ConfigurationError('expected paths such as ["/login", "/token"], not an empty list', "path")
+    for index, one in enumerate(listed):
+        if one == "*":
+            raise ConfigurationError(f'"*" means every path; do not combine it with others: {quoted(listed)}', "path")
+        if one in listed[:index]:
+            raise ConfigurationError(f"{quoted(one)} is listed twice in {quoted(listed)}; write it once", "path")
+    return tuple(listed)
+
+
+def checked_methods(methods: object) -> frozenset[str] | None:
+    """Return methods in upper case; None for all."""
+    if methods is None:
+        return None
+    expected = 'a list such as ["GET", "POST"]'
+    names = set()
+    for method in check_list("methods", methods, expected, str):
+        if not (method.isascii() and method.isalpha()):
+            raise ConfigurationError(f"expected {expected}, not {quoted(method)} in it", "methods")
+        names.add(method.upper())
+    if not names:
+        raise ConfigurationError(f"expected {expected}, not an empty list; omit it for all methods", "methods")
+    if "GET" in names:
+        names.add("HEAD")
+    return frozenset(names)
+
+
+# -- how they are charged ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Charging:
+    """How a rule charges requests; without limits it counts none.
+
+    Attributes:
+        limits: The limits; if a function returns them, those that apply if it fails.
+        limits_function: The function that returns them; None for none.
+        concurrency: The limit of simultaneous requests; None for none.
+        key: What it counts by; None for the client's address.
+        cost: The units of a request; if a function returns them, those that apply if it fails.
+        cost_function: The function that returns them; None for none.
+        cost_max: The most that it may return; None for the smallest amount.
+        unit: What the limits count if not requests.
+        count_if: Returns whether a response counts, given its status; None if all count.
+        count_denied: Whether refused requests count.
+        on_error: How to decide when the store fails; None as the limiter does.
+        wait_us: How long a request may wait; 0 if it does not.
+        wait_max: The most requests of one key that wait at a time.
+        fair: The tenants among which permits are shared; None for none.
+    """
+
+    limits: tuple[AnyLimit, ...]
+    limits_function: LimitsFunction | None
+    concurrency: Concurrency | None
+    key: Key | KeyFunction | None
+    cost: int
+    cost_function: CostFunction | None
+    cost_max: int | None
+    unit: str | None
+    count_if: CountIf | None
+    count_denied: bool
+    on_error: OnError | None
+    wait_us: int
+    wait_max: int
+    fair: Key | KeyFunction | None
+
+    @property
+    def all_limits(self) -> tuple[AnyLimit, ...]:
+        """The fixed limits, the concurrency limit last."""
+        if self.concurrency is None:
+            return self.limits
+        return (*self.limits, self.concurrency)
+
+
+def checked_limits(
+    limits: Limits | LimitsFunction | None, fallback_limits: Limits
+) -> tuple[tuple[AnyLimit, ...], LimitsFunction | None]:
+    """Return the limits of a rule, or those that apply if a function fails, and the function.
+
+    Raises:
+        ConfigurationError: They are invalid, or a fallback is given without a function.
+    """
+    fallback = parse_limits(fallback_limits)
+    if callable(limits):
+        return fallback, check_takes("limits", limits, "request")
+    if fallback_limits != DEFAULT_FALLBACK:
+        raise ConfigurationError("requires a function as limits; add one, or remove it", "fallback_limits")
+    if limits is None:
+        return (), None
+    return parse_limits(limits), None
+
+
+def checked_cost(cost: int | CostFunction, cost_max: int | None) -> tuple[int, CostFunction | None]:
+    """Return the cost of a request, or what applies if a function fails, and the function.
+
+    Raises:
+        ConfigurationError: They are invalid, or `cost_max` is given without a function.
+    """
+    if callable(cost):
+        function = check_takes("cost", cost, "request")
+        if cost_max is not None:
+            check_whole(cost_max, 1, MAX_AMOUNT, "cost_max", "for example 4000")
+        return 1, function
+    units = check_cost(cost)
+    if cost_max is not None:
+        raise ConfigurationError("requires a function as cost; add one, or remove cost_max", "cost_max")
+    return units, None
+
+
+def check_can_pass(limits: Sequence[AnyLimit], units: int, option: str, written: str) -> None:
+    """Check that a request fits into each limit.
+
+    Args:
+        limits: The limits.
+        units: The most that a request costs.
+        option: The option that says so.
+        written: The rule as it was written.
+
+    Raises:
+        ConfigurationError: It can never pass.
+    """
+    for limit in limits:
+        if units > limit.amount:
+            text = f"{quoted(units)} is more than {str(limit)!r} allows, so {written} could never pass"
+            raise ConfigurationError(text, option)
+
+
+def checked_count_if(count_if: CountIf) -> CountIf:
+    """Return the function that tells which responses count.
+
+    Raises:
+        ConfigurationError: It is no plain function of a status.
+    """
+    if iscoroutinefunction(count_if):
+        expected = "a plain function such as lambda status: status == 401"
+        raise ConfigurationError(f"expected {expected}, not {quoted(count_if)}", "count_if")
+    return check_takes("count_if", count_if, "status")
+
+
+# -- what it does with them --------------------------------------------------------------------------------------------
+
+
+class ActionKind(StrEnum):
+    """What a rule does with the requests that it matches."""
+
+    LIMIT = "limit"
+    SHADOW = "shadow"
+    BLOCK = "block"
+    EXEMPT = "exempt"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a rule does with the requests that it matches.
+
+    Attributes:
+        kind: What it does.
+        is_final: Whether no later rule applies.
+        status: The status of the response to a blocked request.
+    """
+
+    kind: ActionKind
+    is_final: bool
+    status: int
+
+    @property
+    def exempts(self) -> bool:
+        """Whether it lets requests pass uncounted."""
+        return self.kind is ActionKind.EXEMPT
+
+    @property
+    def blocks(self) -> bool:
+        """Whether it refuses every request."""
+        return self.kind is ActionKind.BLOCK
+
+    @property
+    def is_shadow(self) -> bool:
+        """Whether it only reports what it would refuse."""
+        return self.kind is ActionKind.SHADOW
+
+
+def action_of(*, exempt: bool, final: bool, shadow: bool, block: bool, status: int | None) -> Action:
+    """Return what a rule does, from its options, of which at most one kind is given.
+
+    Raises:
+        ConfigurationError: The status is none of a refusal.
+    """
+    kind = ActionKind.LIMIT
+    if exempt:
+        kind = ActionKind.EXEMPT
+    elif block:
+        kind = ActionKind.BLOCK
+    elif shadow:
+        kind = ActionKind.SHADOW
+    if status is None:
+        status = 403
+    return Action(kind, final or exempt or block, check_whole(status, 400, 599, "status", "for example 503"))
