@@ -1,14 +1,17 @@
 """The memory store: the contract, threads, and how little it keeps; bans; and that no keys of one hash fill a dict."""
 
 import gc
+import itertools
 import json
 import random
+import signal
 import sys
 import threading
 import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -27,7 +30,7 @@ from ...asgi import call, hello
 from ...contract import StoreContract
 from ...contract.programs import HOUR_US, SECOND_US, YEAR_2100_US
 from ...contract.store_contract import bucket
-from ...hurry import at_once, hurried
+from ...hurry import PATIENCE_S, at_once, hurried
 from ..conftest import Opened
 
 COMMON = Bucket("everyone", parse_limits("1000000/hour"))
@@ -240,7 +243,7 @@ def test_questions_keep_no_windows_that_were_swept_or_reset(rng: random.Random) 
         assert spend() - before > spent / 2
         other = Bucket("other", limited.limits)
         for _ in range(200):
-            clock.advance("1h")
+            clock.advance(us=HOUR_US)
             store.hit(((other, "bob", 1),))
         assert held() - before < spent / 10
     finally:
@@ -264,6 +267,51 @@ def test_a_new_table_wakes_the_sweep(store: MemoryStore, clock: FakeClock, way: 
         clock.advance("1s")
         ask(((slow, "ann", 1),))
     assert store.key_count() == 1
+
+
+def test_thousands_of_rules_are_gone_when_their_windows_are(store: MemoryStore, clock: FakeClock) -> None:
+    for number in range(4_000):
+        store.hit(((bucket("5/second", f"rule-{number}"), "ann", 1),))
+    for _ in range(2):  # a window goes when nobody has used it for a second after a sweep
+        clock.advance("2s")
+        for _ in range(150):
+            store.hit(((LIMITED, "ann", 1),))
+    assert store.key_count() == 1
+    assert list(store._tables) == [(LIMITED.name, LIMITED.limits[0].same_window)]
+
+
+@pytest.mark.parametrize("shards", [1, 16])
+def test_a_sweep_of_a_rule_with_many_keys_takes_short_steps_and_forgets_no_shard(shards: int, clock: FakeClock) -> None:
+    store, keys = MemoryStore(max_keys=8_192 * shards - 1, clock=clock), 300 * shards
+    for number in range(keys):
+        store.hit(((LIMITED, f"client-{number}", 1),))
+    counts = [store.key_count()]
+    for _ in range(2):
+        clock.advance("2m")
+        for _ in range(100):
+            store.hit(())
+            counts.append(store.key_count())
+    assert counts[100] == keys, "they had been used when the first sweep came"
+    assert max(before - after for before, after in itertools.pairwise(counts)) <= 1_024
+    assert counts[-1] == 0
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signal interrupts a lock here")
+@pytest.mark.parametrize("keys", [("ann",), ("ann", "bob", "eve", "kim", "zoe")])
+def test_who_is_interrupted_while_it_waits_leaves_all_locks_free(store: MemoryStore, keys: tuple[str, ...]) -> None:
+    """And is told of nothing but the interrupt, which a signal handler has raised."""
+    checks, last = [(LIMITED, key, 1) for key in keys], store._shards[max(map(store._shard_of, keys))]
+    waits = threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(last.lock.acquire).result()
+        waits.start()
+        with pytest.raises(KeyboardInterrupt) as raised:
+            store.hit(checks)
+        other.submit(last.lock.release).result()
+        assert raised.value.__context__ is None
+        assert other.submit(store.hit, checks).result(PATIENCE_S)
+    signal.signal(signal.SIGINT, before)
 
 
 def test_a_rule_that_is_idle_and_used_again_leaves_no_tables_behind(rng: random.Random) -> None:

@@ -8,6 +8,7 @@ grows, so the keys of a large store are divided among several shards.
 from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from threading import Lock, RLock
 from typing import Any, Final, TypeAlias
@@ -22,6 +23,8 @@ from ..shared import SHARED_CELLS
 
 STEP_WINDOWS: Final = 512
 """The most windows that one step of the sweep visits, in a fraction of a millisecond."""
+COPIED: Final = 8
+"""So many windows are copied in the time in which one is visited."""
 
 Identity: TypeAlias = tuple[str, Window]
 """The rule, and the identity of the window within the rule."""
@@ -55,9 +58,13 @@ class Shards:
         self.lock = self
 
     def acquire(self) -> None:
-        """Acquire all locks."""
-        for shard in self._shards:
-            shard.lock.acquire()
+        """Acquire all locks, or none if a signal handler raises meanwhile."""
+        try:
+            for shard in self._shards:
+                shard.lock.acquire()
+        except BaseException:
+            release_if_held(self)
+            raise
 
     def release(self) -> None:
         """Release all locks."""
@@ -69,6 +76,12 @@ class Shards:
 
     def __exit__(self, *raised: object) -> None:
         self.release()
+
+
+def release_if_held(lock: Any) -> None:
+    """Release a lock, or the first of several locks, unless this thread was interrupted before it had them."""
+    with suppress(RuntimeError):
+        lock.release()
 
 
 class Room:
@@ -135,24 +148,23 @@ class Generations:
         return None
 
     def step(self, now_us: int, unix_us: int) -> int:
-        """Delete some stale windows; return how many were deleted.
+        """Visit some stale windows, and delete those that are not in use; return how many were visited.
 
         Windows of limits with a `life_us` are deleted without reading them: this time has passed since their last use.
         """
-        gone = 0
-        for _ in range(min(len(self.stale), STEP_WINDOWS)):
+        visited = min(len(self.stale), STEP_WINDOWS)
+        for _ in range(visited):
             name, window = self.stale.popitem()
             if not self.limit.life_us and self.in_use(window, now_us, unix_us):
                 self.fresh[name] = window
-            else:
-                gone += 1
-        return gone
+        return visited
 
-    def rotate(self) -> None:
-        """Make the fresh windows stale; there must be no stale ones left."""
+    def rotate(self) -> int:
+        """Make the fresh windows stale; there must be no stale ones left. Return how many there are."""
         windows = self.fresh.copy()
         self.fresh.clear()  # first: a child that is forked in between must not find a window in both
         self.stale = windows
+        return len(windows)
 
     def clear(self) -> list[dict[str, bytes]]:
         """Delete all windows, and return them."""
@@ -257,15 +269,16 @@ class Table(Generations):
         window, windows[key] = windows[key], b""
         return window != b"" and self.in_use(window, now_us, unix_us)
 
-    def sweep(self, now_us: int, unix_us: int) -> bool:
-        """Delete some expired windows and cells; return whether the sweep has finished until the next expiry."""
-        self.room.release(self.step(now_us, unix_us))
-        self.cells.step(now_us, unix_us)
-        if self.stale or self.cells.stale:
-            return False
-        self.rotate()
-        self.cells.rotate()
-        return True
+    def step(self, now_us: int, unix_us: int) -> int:
+        """Visit some stale windows and cells, and delete those that are not in use; return how many were visited."""
+        keys = len(self.fresh) + len(self.stale)
+        visited = super().step(now_us, unix_us)
+        self.room.release(keys - len(self.fresh) - len(self.stale))
+        return visited + self.cells.step(now_us, unix_us)
+
+    def rotate(self) -> int:
+        """Make the fresh windows and cells stale; return how many there are."""
+        return super().rotate() + self.cells.rotate()
 
     def permits(self) -> int:
         """Return how many permits of a concurrency limit are taken."""
@@ -278,7 +291,49 @@ class Table(Generations):
         return [*super().clear(), *self.cells.clear()]
 
     def __bool__(self) -> bool:
-        return super().__bool__() or bool(self.cells)
+        cells = self.cells
+        return bool(self.fresh or self.stale or cells.fresh or cells.stale)
+
+
+class Tables(list[Table]):
+    """The tables of one limit, one for each shard, and how far the sweep of them has come.
+
+    Attributes:
+        identity: The rule and the window that they have in common.
+        limit: One of the limits.
+    """
+
+    __slots__ = ("_next", "identity", "limit")
+
+    def __init__(self, identity: Identity, limit: AnyLimit, shards: Sequence[Shard], room: Room) -> None:
+        super().__init__([Table(identity, limit, shard, room) for shard in shards])
+        self.identity = identity
+        self.limit = limit
+        self._next = 0
+
+    def sweep(self, now_us: int, unix_us: int) -> int:
+        """Go on with the sweep, one table after the other; return how many tables and windows were visited.
+
+        Each table is rotated once in a sweep, when none of its windows are stale any more.
+        """
+        if self.is_swept():
+            self._next = 0
+        work = 0
+        while self._next < len(self) and work < STEP_WINDOWS:
+            table = self[self._next]
+            work += 1
+            if table:  # most tables of a rule that few keys use are empty
+                with table.shard.lock:
+                    work += table.step(now_us, unix_us)
+                    if table.stale or table.cells.stale:
+                        break
+                    work += table.rotate() // COPIED
+            self._next += 1
+        return work
+
+    def is_swept(self) -> bool:
+        """Return whether the sweep has come to its end; the next one begins at the first table."""
+        return self._next == len(self)
 
 
 def cell_of(key: str, secret: bytes) -> str:

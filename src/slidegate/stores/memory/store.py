@@ -6,7 +6,7 @@ same steps: acquire the lock, look up the windows, `core.decide`, release the lo
 
 Memory is bounded without a thread or a timer:
 
-* The *sweep* removes idle keys during ordinary calls, some of one table in each call.
+* The *sweep* removes idle keys during ordinary calls, at most some hundreds in each call, and rules without keys.
 * At `max_keys`, a key without a window is counted in one of a fixed number of *shared cells*, selected by a keyed hash.
   So no live window is ever evicted and no key exceeds its limit, but keys that collide may be refused.
 * When there is room again, a key gets its own window, which starts as a copy of its cell, because that contains its
@@ -40,7 +40,7 @@ from ..forks import InChild
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, keys_shared
 from ..system_clock import SYSTEM, system_us
 from .bans import MemoryBans
-from .shard import Identity, Room, Shard, Shards, Table, Windows
+from .shard import STEP_WINDOWS, Identity, Room, Shard, Shards, Table, Tables, Windows, release_if_held
 
 SHARD_KEYS: Final = 8_192
 """The most keys of a shard, if shards suffice: copying such a dict takes a fraction of a millisecond."""
@@ -48,11 +48,9 @@ MAX_SHARDS: Final = 256
 HASH_BITS: Final = 16
 """The hash bits above these select the shard: the lower ones select a dict's slots, and must differ within a shard."""
 LEAST_LIFE_US: Final = 1_000_000
-"""The least time between two sweeps of a table."""
+"""The least time between two sweeps of a limit."""
 SWEEP_PAUSE_US: Final = 1_000_000
 
-Tables: TypeAlias = list[Table]
-"""The tables of one limit, one for each shard."""
 Place: TypeAlias = tuple[Counter, Windows, bool, Table]
 """Where a limit counts the keys of one shard: its counter, the fresh windows of its table, whether refusals are charged
 to them, and the table. Tables are cleared but keep their dict of fresh windows, so a place stays valid."""
@@ -111,8 +109,8 @@ class MemoryStore(Store):
         self._banned = self.bans.rows.bans  # always the same dict
         # By the identity of subjects: these, and the number of changes of the bans at which they had none.
         self._cleared: dict[int, tuple[Sequence[BanSubject], int]] = {}
-        self._new: deque[Table] = deque()  # tables that the sweep has not seen
-        self._due: list[tuple[int, int, Table]] = []  # a heap of (moment, id, table): the tables to sweep next
+        self._new: deque[Tables] = deque()  # the tables of limits that the sweep has not seen
+        self._due: list[tuple[int, int, Tables]] = []  # a heap of (moment, id, tables): those to sweep next
         self._sweep_us = 0
         self._throttle = Throttle(LOG_EVERY_US)
         self._pending: list[Event] = []  # created under a lock, emitted after its release
@@ -136,7 +134,7 @@ class MemoryStore(Store):
                 table.clear()
         self._room.keys = sum([len(table.fresh) + len(table.stale) for table in tables])
         self.bans.rows.begin_anew()
-        self._new, self._due, self._sweep_us = deque(tables), [], 0
+        self._new, self._due, self._sweep_us = deque(self._tables.values()), [], 0
 
     def __repr__(self) -> str:
         return f"<MemoryStore {self._room.keys} of {self.max_keys} keys>"
@@ -155,12 +153,13 @@ class MemoryStore(Store):
                 lock = self._shards_of(checks).lock
                 break
         try:
-            lock.acquire()  # within `try`: a signal handler may raise after it; `with` would take twice as long
+            lock.acquire()  # within `try`: a signal handler may raise in or after it; `with` would take twice as long
             if self.closed:
                 self.expect_open()
             if self._banned:
                 refusal = self._refused(checks, subjects)
                 if refusal is not None:
+                    lock.release()
                     return refusal
             refs: list[WindowRef] = []
             for bucket, key, cost in checks:  # as in `_refs`
@@ -177,8 +176,10 @@ class MemoryStore(Store):
             else:
                 now_us = self._now_us()
             decision = decide(checks, refs, now_us)
-        finally:
-            lock.release()
+        except BaseException:
+            release_if_held(lock)
+            raise
+        lock.release()
         if now_us >= self._sweep_us:
             self.tidy(now_us)
         return decision
@@ -405,10 +406,10 @@ class MemoryStore(Store):
         tables = self._tables.get(identity)
         if tables is not None:
             return tables
-        made = [Table(identity, limit, shard, self._room) for shard in self._shards]
+        made = Tables(identity, limit, self._shards, self._room)
         tables = self._tables.setdefault(identity, made)  # another thread may have been first
         if tables is made:
-            self._new.extend(made)
+            self._new.append(made)
             self._sweep_us = 0
         return tables
 
@@ -428,37 +429,37 @@ class MemoryStore(Store):
                     self._sweeping.release()
 
     def _sweep(self, now_us: int) -> None:
-        """Sweep a part of the table that is due first; this takes little time."""
+        """Sweep some of what is due; this takes little time."""
         while self._new:
             self._visit_later(self._new.popleft(), now_us)
-        if self._due and self._due[0][0] <= now_us:
-            table = self._due[0][-1]
-            with table.shard.lock:
-                finished = table.sweep(self._now_us(), self.unix_us())
-            if finished:
-                heappop(self._due)
-                if not self._drop(table):
-                    self._visit_later(table, now_us)
+        self._sweep_tables(now_us)
         self.bans.sweep()
         self._sweep_us = self._due[0][0] if self._due else now_us + SWEEP_PAUSE_US
         if self._new or self._pending:
             self._sweep_us = 0
 
-    def _visit_later(self, table: Table, now_us: int) -> None:
-        """Schedule the next sweep of a table, for when its windows have expired even if the clock has stepped back."""
-        due_us = max(self._latest_us, now_us) + max(table.limit.check_us, LEAST_LIFE_US)
-        heappush(self._due, (due_us, id(table), table))
+    def _sweep_tables(self, now_us: int) -> None:
+        """Sweep limits that are due, all of their tables, as far as one step of the sweep comes."""
+        unix_us, work = self.unix_us(), 0
+        while work < STEP_WINDOWS and self._due and self._due[0][0] <= now_us:
+            tables = self._due[0][-1]
+            work += tables.sweep(self._now_us(), unix_us)
+            if not tables.is_swept():
+                return  # the next call goes on with it
+            heappop(self._due)
+            if any(tables) or not self._drop(tables):
+                self._visit_later(tables, now_us)
 
-    def _drop(self, table: Table) -> bool:
-        """Delete the tables of a limit that has no windows in any shard; return whether they are deleted."""
-        tables = self._tables.get(table.identity)
-        if tables is None or table not in tables:  # of others, which were made since
-            return True
-        if tables[self._mask] is not table:  # only the last table triggers the check of all
-            return False
+    def _visit_later(self, tables: Tables, now_us: int) -> None:
+        """Schedule the next sweep of a limit, for when its windows have expired even if the clock has stepped back."""
+        due_us = max(self._latest_us, now_us) + max(tables.limit.check_us, LEAST_LIFE_US)
+        heappush(self._due, (due_us, id(tables), tables))
+
+    def _drop(self, tables: Tables) -> bool:
+        """Delete the tables of a limit unless there is a window in them; return whether they are deleted."""
         with self._all:
             if any(tables):
                 return False
-            del self._tables[table.identity]
+            self._tables.pop(tables.identity, None)
             self._places.clear()  # under all locks: no hit may go into windows that nobody reads
             return True
