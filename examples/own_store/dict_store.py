@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from slidegate import MemoryStore, StoreError
 from slidegate.core import (
+    COMMAND_DEADLINE_S,
     AnyLimit,
     BanSubject,
     Bucket,
@@ -39,7 +40,7 @@ Windows: TypeAlias = dict[Name, bytes]
 class DictStore(Store):
     """Stores windows and bans in this process.
 
-    It inherits the other methods of `Store`: it has no statistics for other processes, and enforces no deadline.
+    It keeps no rows for other processes. It never waits, so a thread gets its answer at once, and no deadline matters.
 
     Args:
         clock: Returns microseconds; by default the monotonic clock, and the system clock for bans and quotas.
@@ -48,6 +49,8 @@ class DictStore(Store):
     Raises:
         ConfigurationError: `most` is not a whole number above 0.
     """
+
+    answers_threads = True
 
     def __init__(self, *, clock: Clock | None = None, most: int = 100_000) -> None:
         if not isinstance(most, int) or isinstance(most, bool) or most < 1:
@@ -63,7 +66,9 @@ class DictStore(Store):
         self._memory.observe(self.observers.tell)
         self.bans = self._memory.bans
 
-    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
+    def hit(
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Decision:
         """Charge every check or none."""
         self.expect_open()
         refusal = self.bans.decide(checks, subjects)
@@ -73,7 +78,9 @@ class DictStore(Store):
             now_us = self._clock()
             return decide(checks, self._find(checks, self._windows), now_us)
 
-    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
+    def peek(
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Decision:
         """Return what `hit` would answer, by deciding on a copy of the windows."""
         self.expect_open()
         refusal = self.bans.decide(checks, subjects)
@@ -85,13 +92,13 @@ class DictStore(Store):
             decision.reservations = ()
             return decision
 
-    def charge(self, checks: Sequence[Check]) -> Decision:
+    def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Decision:
         """Charge every cost, even beyond the limits."""
         with self._guard():
             now_us = self._clock()
             return charge_all(checks, self._find(checks, self._windows), now_us)
 
-    def refund(self, reservations: Sequence[Reservation]) -> bool:
+    def refund(self, reservations: Sequence[Reservation], deadline_s: float = COMMAND_DEADLINE_S) -> bool:
         """Refund charges that still count."""
         with self._guard():
             now_us, windows = self._clock(), self._windows.copy()
@@ -137,10 +144,6 @@ class DictStore(Store):
         """Close the store and its bans."""
         super().close()
         self._memory.close()
-
-    def answers_threads(self) -> bool:
-        """Return True: `Limiter.sync` needs no event loop, because no method returns an awaitable."""
-        return True
 
     def _guard(self) -> Lock:
         """Return the lock, after checking that the store is open."""

@@ -7,7 +7,19 @@ from copy import copy
 from datetime import timedelta
 from typing import TypeAlias, TypeVar
 
-from slidegate.core import AnyLimit, Bucket, Check, Concurrency, Decision, Limit, LimitState, Quota, Store
+from slidegate.core import (
+    AnyLimit,
+    Bucket,
+    Check,
+    Concurrency,
+    CountsPermits,
+    Decision,
+    Limit,
+    LimitState,
+    Quota,
+    ReleasesPermits,
+    Store,
+)
 from slidegate.limiter.inspect import view_of
 from slidegate.testing import FakeClock
 
@@ -82,7 +94,7 @@ class Player:
             for move in self.moves:
                 played.append(move)
                 await self._play(move)
-                self._agree(self.store.permits_held() or 0, self.model.permits_held())
+                self._agree(permits_of(self.store), self.model.permits_held())
             played.append("peeks until all is empty")
             await self.look_after_all()  # after a changed amount, a window converts its units at the next hit
             for rule, key in sorted(self.named):
@@ -94,7 +106,7 @@ class Player:
             await self._reset(None)
             for which in range(len(self.charged)):
                 await self._refund(which, permits=True)
-            same(self.store.permits_held() or 0, 0)
+            same(permits_of(self.store), 0)
 
     async def _play(self, move: Move) -> None:
         match move:
@@ -168,7 +180,7 @@ class Player:
         if self.charged:
             decision, charged = self.charged[-1 - which % len(self.charged)]
             has_permits = any(bucket.is_permit and cost for bucket, _, cost in decision.checks)
-            if permits and decision.allowed and has_permits and self.store.release(decision):
+            if permits and decision.allowed and has_permits and released(self.store, decision):
                 refunded = True
             else:
                 refunded = await settle(self.store.refund(decision.begin_refund(permits=permits)))
@@ -244,8 +256,18 @@ def _since_us(limit: AnyLimit, now_us: int) -> int:
 
 def _within(store: Store, limits: Sequence[AnyLimit]) -> Sequence[AnyLimit]:
     """Return limits that a store supports."""
-    lacks = isinstance(limits[0], Concurrency) and store.permits_held() is None
+    lacks = isinstance(limits[0], Concurrency) and not isinstance(store, CountsPermits)
     return (Limit(limits[0].amount, "1m"),) if lacks else limits
+
+
+def permits_of(store: Store) -> int:
+    """Return how many permits are taken; none where a store supports none."""
+    return store.permits_held() if isinstance(store, CountsPermits) else 0
+
+
+def released(store: Store, decision: Decision) -> bool:
+    """Release the permits of a decision as a limiter does; return False if they have to be refunded instead."""
+    return isinstance(store, ReleasesPermits) and store.release(decision)
 
 
 @contextmanager

@@ -116,7 +116,7 @@ def test_a_rule_is_claimed_once_under_its_own_name_while_its_owner_lives() -> No
 class TestRowsOfAStoreWithoutSharedOnes(StatsContract):
     def make_store(self, clock: FakeClock) -> MemoryStore:
         store = MemoryStore(clock=clock)
-        store.shared_stats = Limiter(store).engine.rows._stats
+        store.shared_rows = Limiter(store).engine.rows._shared
         return store
 
 
@@ -541,7 +541,8 @@ class Program:
 class Smallest(RemoteStore):
     """Answers what every store has to answer, and nothing else."""
 
-    permits_held, close = Store.permits_held, Store.close  # type: ignore[assignment]
+    permits_held: Any = None
+    close = Store.close  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("store", [MemoryStore, SlowStore, Smallest])

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitExceeded
-from slidegate.core import Bucket, StatsRow, StoreUnavailable
+from slidegate.core import Bucket, SharedRow, StoreUnavailable
 from slidegate.limiter import Override, overrides
 from slidegate.limiter.overrides import CHANGED_LIMITS, NamedLimit, parse_one
 from slidegate.stores.lmdb import LmdbStore
@@ -53,10 +53,10 @@ class Rows(SharedRows):
     error: Exception | None = None
     returns: asyncio.Event | None = None
 
-    async def read(self, rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
+    async def read(self, kind: str, first: int, last: int, deadline_s: float = 0) -> list[tuple[int, bytes, bytes]]:
         if self.error is not None:
             raise self.error
-        found, returns, self.returns = await super().read(rollup, first, last), self.returns, None
+        found, returns, self.returns = await super().read(kind, first, last), self.returns, None
         if returns is not None:
             await returns.wait()
         return found
@@ -68,7 +68,7 @@ class Worker:
     def __init__(self, rows: Rows, *names: str, secret: str | None = None) -> None:
         self.observer, self.named, self.secret = RecordingObserver(), list[NamedLimit](), secret
         store = MemoryStore(clock=rows.clock)
-        store.shared_stats = rows
+        store.shared_rows = rows
         self.limiter = Limiter(store, observers=[self.observer], secret=secret)
         self.changes = self.limiter.engine.overrides
         self.knows, self.began = dict[str, Override](), dict[str, int]()
@@ -166,7 +166,7 @@ class Changes(OnALoop):
         self.present = dict[bytes, tuple[int, str | None, set[str]]]()
         self.workers, self.slow = [Worker(self.rows)], list[Any]()
         for index, (number, value) in enumerate(UNREADABLE):  # they are no workers and no changes
-            self.run(self.rows.write(bytes([index]), StatsRow(CHANGED_LIMITS, number, value, 10**12)))
+            self.run(self.rows.write(bytes([index]), SharedRow(CHANGED_LIMITS, number, value, 10**12)))
 
     def teardown(self) -> None:
         self.patches.undo()
@@ -391,7 +391,7 @@ async def test_a_look_that_is_under_way_at_the_end_leaves_no_row() -> None:
     rows, goes_on = Rows(), anyio.Event()
     worker, write = Worker(rows, "api"), rows.write
 
-    async def slow_write(name: bytes, row: StatsRow) -> None:
+    async def slow_write(name: bytes, row: SharedRow, deadline_s: float) -> None:
         if row.value:
             await goes_on.wait()
         await write(name, row)
@@ -475,7 +475,7 @@ def test_what_a_later_version_writes_besides_is_ignored(of_change: dict[str, Any
         rows = Rows()
         worker, secret = Worker(rows, "calm"), {"secret": "later"}
         for number, row in ((0, CHANGE_ROW | of_change), (1, WORKER_ROW | of_worker), (2, secret | of_worker)):
-            await rows.write(b"of later", StatsRow(CHANGED_LIMITS, number, json.dumps(row).encode(), 10**9))
+            await rows.write(b"of later", SharedRow(CHANGED_LIMITS, number, json.dumps(row).encode(), 10**9))
         await worker.changes.update()
         assert worker.named[0].limit.amount == 6
         assert [one.limits for one in await worker.limiter.workers()] == [WORKER_ROW["limits"]]

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -160,7 +160,6 @@ def test_whatever_a_signal_interrupts_the_next_is_answered(url: str, tmp_path: P
             raise Interrupt
 
     store, asking, before = open_store(url), False, signal.signal(signal.SIGALRM, interrupt)
-    store.keep_deadline(5.0)
     trace = sys.gettrace()
     sys.settrace(None)  # a lock of coverage's would stay locked, too
     try:
@@ -188,7 +187,7 @@ def test_a_loop_that_stands_still_hangs_no_thread(monkeypatch: pytest.MonkeyPatc
     released = threading.Event()
 
     class StrikeRecord(SlowStore):
-        async def peek(self, checks: Any, subjects: Any = ()) -> Any:
+        async def peek(self, checks: Any, subjects: Any = (), deadline_s: float = 0) -> Any:
             released.wait(LONG)
             return self.inner.peek(checks, subjects)
 
@@ -465,7 +464,7 @@ from slidegate.limiter import portal
 from tests.remote_stores import SlowStore
 
 class Hanging(SlowStore):
-    async def peek(self, checks, subjects=()):
+    async def peek(self, checks, subjects=(), deadline_s=0):
         await asyncio.Event().wait()
 
 def hit():
@@ -521,7 +520,7 @@ def test_a_question_is_cancelled_when_its_caller_leaves(method: str, error: type
     started, cancelled = threading.Event(), threading.Event()
 
     class Hanging(SlowStore):
-        async def hit(self, checks: Sequence[Any], subjects: Sequence[Any] = (), **line: Any) -> Decision:
+        async def hit(self, checks: Any, subjects: Any = (), deadline_s: float = 0, **line: Any) -> Decision:
             started.set()
             try:
                 await asyncio.Event().wait()

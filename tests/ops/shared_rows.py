@@ -1,7 +1,6 @@
 """The rows of several workers in one process, by a clock that tests set."""
 
-from slidegate import Limiter, MemoryStore
-from slidegate.core import SharedStats, StatsRow
+from slidegate import Limiter, MemoryStore, core
 from slidegate.core.errors import StoreUnavailable
 from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock
@@ -9,7 +8,7 @@ from slidegate.testing import FakeClock
 START_US = 1_700_000_000_000_000
 
 
-class SharedRows(SharedStats):
+class SharedRows(core.SharedRows):
     """Keeps the rows of all workers of a test.
 
     Attributes:
@@ -29,20 +28,20 @@ class SharedRows(SharedStats):
         self._answer()
         return self.clock()
 
-    async def write(self, worker: bytes, row: StatsRow) -> None:
+    async def write(self, worker: bytes, row: core.SharedRow, deadline_s: float = 0) -> None:
         self._answer()
         if self.failing_writes:
             self.failing_writes -= 1
             raise StoreUnavailable("away")
         self.writes += 1
-        self.rows[row.rollup, row.number, worker] = row.value, self.clock() + row.kept_us
+        self.rows[row.kind, row.number, worker] = row.value, self.clock() + row.kept_us
 
-    async def read(self, rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
+    async def read(self, kind: str, first: int, last: int, deadline_s: float = 0) -> list[tuple[int, bytes, bytes]]:
         self._answer()
         return [
             (number, worker, value)
-            for (kind, number, worker), (value, until_us) in self.rows.items()
-            if kind == rollup and first <= number <= last and until_us > self.clock()
+            for (own, number, worker), (value, until_us) in self.rows.items()
+            if own == kind and first <= number <= last and until_us > self.clock()
         ]
 
     def _answer(self) -> None:
@@ -53,6 +52,6 @@ class SharedRows(SharedStats):
 def worker_of(rows: SharedRows) -> tuple[Limiter, Statistics]:
     """Return the limiter and the statistics of another worker."""
     store = MemoryStore(clock=rows.clock)
-    store.shared_stats = rows
+    store.shared_rows = rows
     limiter = Limiter(store)
     return limiter, Statistics.of(limiter)

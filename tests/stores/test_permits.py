@@ -16,7 +16,7 @@ import trio
 from trio.testing import MockClock
 
 from slidegate import Decision, Limiter, Quota, parse_limits
-from slidegate.core import Bucket, Concurrency, Reason, StatsRow, StoreUnavailable
+from slidegate.core import Bucket, Concurrency, Reason, SharedRow, StoreUnavailable
 from slidegate.stores import leases
 from slidegate.stores.leases import HeldPermits
 from slidegate.stores.lmdb import LmdbStore
@@ -29,7 +29,6 @@ from ..redis_servers import AT_REDIS, BOUND_S, RedisCluster, RedisServer, needs_
 from ..virtual_time import turns
 from .conftest import Opened
 from .lmdb.processes import Faulty, gate_held
-from .redis.stores import PLENTY_S
 
 TWO = Bucket("render", [Concurrency(2)])
 WINDOW = Bucket("window", parse_limits("100/minute"))
@@ -186,7 +185,6 @@ async def test_a_lease_is_renewed_without_being_asked(
 ) -> None:
     """Also that of who had to wait longer than to its renewal, as one does whose hits find the files held."""
     holds, other = (hire(**short) for _ in range(2))
-    holds.keep_deadline(PLENTY_S)
     with gate_held(holds) if isinstance(holds, LmdbStore) and way == "hit" else nullcontext():
         taking = [asyncio.ensure_future(settle(getattr(holds, way)(((TWO, "ann", 1),)))) for _ in range(2)]
         await asyncio.sleep(0.05)
@@ -301,15 +299,15 @@ def test_a_full_file_hands_permits_back_and_takes_them_again_and_stats_leave_it_
         number += 1
         assert number < 20_000
     with pytest.raises(StoreUnavailable, match="no room"):
-        store.shared_stats.write(b"ann00000", StatsRow("5s", 0, bytes(4_097), 60_000_000))
-    store.shared_stats.write(b"ann00000", StatsRow("limits", 0, b"off", 60_000_000))
+        store.shared_rows.write(b"ann00000", SharedRow("5s", 0, bytes(4_097), 60_000_000))
+    store.shared_rows.write(b"ann00000", SharedRow("limits", 0, b"off", 60_000_000))
     change = [(0, b"ann00000", b"off")]
-    assert store.shared_stats.read("limits", 0, 0) == change, "an operator's change has room"
+    assert store.shared_rows.read("limits", 0, 0) == change, "an operator's change has room"
     assert store.hit(((hour, "user:0", 1),)).allowed
     taken: list[Decision] = []
     with pytest.raises(StoreUnavailable, match="full") as failed:  # which the failure policy answers
         taken.extend(take_now(store, f"other:{number}") for number in range(50_000))
-    assert failed.value.concerns == "key"
+    assert failed.value.concerns == "request"
     store.renew_permits()
     assert [store.refund(decision.begin_refund()) for decision in (*held, *taken)] == [True] * (2 + len(taken))
     assert store.permits_held() == 0

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from slidegate import BanPolicy, Decision, Limiter, MemoryStore, Quota, header, parse_limits
-from slidegate.core import AnyLimit, Bucket, StatsRow, StoreUnavailable
+from slidegate.core import AnyLimit, Bucket, SharedRow, StoreUnavailable
 from slidegate.stores.redis import RedisStore, script
 from slidegate.testing import FakeClock
 
@@ -234,13 +234,13 @@ CHECKS = ((Bucket("rule", parse_limits("1000/hour")), "ann", 1),)
 ANN = b"ann00000"
 
 
-def rows(count: int, size: int, first: int = 0) -> list[StatsRow]:
-    return [StatsRow("5s", number, bytes(size), MINUTE_US) for number in range(first, first + count)]
+def rows(count: int, size: int, first: int = 0) -> list[SharedRow]:
+    return [SharedRow("5s", number, bytes(size), MINUTE_US) for number in range(first, first + count)]
 
 
-async def write(store: Any, *written: StatsRow) -> None:
+async def write(store: Any, *written: SharedRow) -> None:
     for row in written:
-        await settle(store.shared_stats.write(ANN, row))
+        await settle(store.shared_rows.write(ANN, row))
 
 
 async def entries(store: Any) -> Any:
@@ -285,10 +285,10 @@ async def test_the_list_of_workers_forgets_the_dead_while_others_write(server: R
     clock = FakeClock(1_700_000_000_000_000)
     async with store_at(server, prefix="dead", clock=clock) as store:
         for number in range(50):
-            await store.shared_stats.write(b"%08d" % number, StatsRow("workers", 0, b"x", MINUTE_US))
+            await store.shared_rows.write(b"%08d" % number, SharedRow("workers", 0, b"x", MINUTE_US))
             clock.advance(us=MINUTE_US // 4)
         assert server.command("HLEN", "{dead}:bans:rows:workers:0") == 4
-        assert len(await store.shared_stats.read("workers", 0, 0)) == 3
+        assert len(await store.shared_rows.read("workers", 0, 0)) == 3
 
 
 # -- resets ------------------------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ async def endpoint(request: Request) -> Response:
         assert_type(await settle(request, {"tokens": 900, "budget": 2}), bool)
         await charge(request, {"tokens": "900"})  # type: ignore[dict-item]
     except StoreError as error:
-        assert_type(error.concerns, Literal["key", "writes", "server"])
+        assert_type(error.concerns, Literal["request", "writes", "server"])
     return PlainTextResponse("try again")
 
 

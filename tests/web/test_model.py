@@ -508,7 +508,7 @@ class Middleware(RuleBasedStateMachine):
         self.clock = FakeClock(1_800_000_000_000_000)
         stores = [MemoryStore(clock=self.clock) for _ in range(2)]
         for store in stores:
-            store.shared_stats = SharedRows(self.clock)
+            store.shared_rows = SharedRows(self.clock)
         self.workers = [[Limiter(store, observers=[self.listener]) for store in stores] for _ in range(WORKERS)]
         self.apps = [self.stack(program, limiters) for limiters in self.workers]
 

@@ -196,7 +196,7 @@ async def test_rules_that_are_read_again_count_as_those_of_a_new_worker(first: s
 
     def limiter() -> Limiter:
         store = MemoryStore(clock=rows.clock)
-        store.shared_stats = rows
+        store.shared_rows = rows
         return Limiter(store)
 
     async def policy(app: ASGIApp, of: Limiter) -> str:

@@ -19,12 +19,25 @@ from .quotas import Quota
 from .readings import LimitState
 from .reservation import Reservation
 from .ring import NEVER, OPEN, WindowState
-from .store import BanStore, Clock, SharedStats, Snapshot, StatsRow, Store
+from .store import (
+    COMMAND_DEADLINE_S,
+    BanStore,
+    Clock,
+    CountsPermits,
+    CountsWrites,
+    ReleasesPermits,
+    ReportsLateAnswers,
+    SharedRow,
+    SharedRows,
+    Snapshot,
+    Store,
+)
 
 compiled: bool = not _decision.__file__.endswith(".py")
 """Whether the core consists of extension modules from a compiled wheel, rather than of Python source."""
 
 __all__ = [
+    "COMMAND_DEADLINE_S",
     "NEVER",
     "OPEN",
     "AnyLimit",
@@ -36,6 +49,8 @@ __all__ = [
     "Clock",
     "Concurrency",
     "ConfigurationError",
+    "CountsPermits",
+    "CountsWrites",
     "Decision",
     "Event",
     "EventListener",
@@ -46,11 +61,13 @@ __all__ = [
     "Observers",
     "Quota",
     "Reason",
+    "ReleasesPermits",
+    "ReportsLateAnswers",
     "Reservation",
-    "SharedStats",
+    "SharedRow",
+    "SharedRows",
     "SlidegateError",
     "Snapshot",
-    "StatsRow",
     "Store",
     "StoreTimeout",
     "StoreUnavailable",

@@ -23,7 +23,7 @@ from .passwords import without_addresses
 MAX_QUOTED: Final = 80
 _LONGEST_WORD: Final = 100
 
-Concerns: TypeAlias = Literal["key", "writes", "server"]
+Concerns: TypeAlias = Literal["request", "writes", "server"]
 
 
 class SlidegateError(Exception):
@@ -55,9 +55,9 @@ class StoreError(SlidegateError):
 
     Args:
         message: The failure, in words.
-        concerns: The scope of the failure: one ``"key"`` while the others are served, for example a value
-            of a foreign type or a file without room for new keys; all ``"writes"``, while questions that need none are
-            answered; or the ``"server"``. With the last two the circuit breaker may open.
+        concerns: The scope of the failure: one ``"request"`` while the others are served, for example a
+            value of a foreign type or a file without room for new keys; all ``"writes"``, while questions that need
+            none are answered; or the ``"server"``. With the last two the circuit breaker may open.
     """
 
     def __init__(self, message: str = "", *, concerns: Concerns = "server") -> None:

@@ -1,23 +1,30 @@
 """The interface of stores.
 
-A custom store derives from `Store`, implements its seven abstract methods and sets `bans`. Other methods have defaults,
-which report that the store lacks a feature; a limiter works without it.
+A custom store derives from `Store`, implements its seven abstract methods and sets `bans`. What a store may be able to
+do besides is an interface of its own: `SharedRows`, `CountsPermits`, `ReleasesPermits`, `CountsWrites` and
+`ReportsLateAnswers`. A store has its methods or lacks them, and a limiter works without them.
+
+A question has a deadline, `deadline_s`, which a store needs only where it blocks a thread without an event loop: on a
+loop the limiter itself gives up what takes too long.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from .bans.ban import Ban, BanSubject
 from .bans.policy import BanPolicy
-from .bans.rows import Row
+from .bans.rows import ExportedBan
 from .buckets import Bucket, Check
 from .decision import Decision
 from .errors import closed
 from .events import EventListener, Observers
 from .reservation import Reservation
+
+COMMAND_DEADLINE_S: Final = 30.0
+"""The deadline of an operator's command, such as a ban or a list of bans, in seconds."""
 
 Clock: TypeAlias = Callable[[], int]
 """Returns the time in whole microseconds, not below 0. Its epoch matters only where it stands for Unix time."""
@@ -42,11 +49,15 @@ class BanStore(ABC):
         return True
 
     @abstractmethod
-    def find(self, subjects: Sequence[BanSubject]) -> Ban | Awaitable[Ban | None] | None:
+    def find(
+        self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Ban | Awaitable[Ban | None] | None:
         """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
 
     @abstractmethod
-    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | Awaitable[Ban | None] | None:
+    def strike(
+        self, policy: BanPolicy, key: str, weight: int, reason: str, deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Ban | Awaitable[Ban | None] | None:
         """Count a strike, and ban the key if it reaches the policy's threshold; return the new ban, if any.
 
         Nothing is counted while the key is banned. A policy with ``shadow=True`` reports and never bans.
@@ -56,6 +67,7 @@ class BanStore(ABC):
             key: The key that is struck, as returned by `ban_key`.
             weight: The number of strikes to count, 1 or more.
             reason: The reason of a ban, for the operator.
+            deadline_s: See the module.
         """
 
     @abstractmethod
@@ -75,7 +87,7 @@ class BanStore(ABC):
         """Return the bans in force."""
 
     @abstractmethod
-    def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
+    def load(self, rows: Sequence[ExportedBan]) -> int | Awaitable[int]:
         """Import rows of `core.bans.rows`; return the number of bans read.
 
         Of two bans of a key that refuse the same addresses (`Ban.network`) the longer one is kept. As a ban by hand, an
@@ -93,24 +105,24 @@ class BanStore(ABC):
         return None
 
 
-class StatsRow(NamedTuple):
-    """A row of statistics that a worker publishes.
+class SharedRow(NamedTuple):
+    """A row that a worker keeps for all workers of a store.
 
     Attributes:
-        rollup: The group of rows it belongs to, 1 to 40 characters of ``a-z``, ``0-9``, ``-`` and ``_``.
-        number: Its number in the group, 0 or more, for example that of a time slice.
+        kind: What it is, 1 to 40 characters of ``a-z``, ``0-9``, ``-`` and ``_``.
+        number: Its number among the rows of its kind, 0 or more, for example that of a time slice.
         value: The bytes that all workers can read, at most 1 MiB.
         kept_us: How long it is kept, in microseconds; with 0 or less it is deleted immediately.
     """
 
-    rollup: str
+    kind: str
     number: int
     value: bytes
     kept_us: int
 
 
-class SharedStats(ABC):
-    """The rows that the workers of a shared store publish periodically, readable by all of them.
+class SharedRows(ABC):
+    """The rows that the workers of a shared store keep for each other.
 
     A row belongs to the worker that wrote it, and expires even if that worker has ended.
     """
@@ -120,22 +132,25 @@ class SharedStats(ABC):
         """Return the time of the store in microseconds, the same for all workers."""
 
     @abstractmethod
-    def write(self, worker: bytes, row: StatsRow) -> Awaitable[None] | None:
-        """Write a row of a worker, replacing its row with the same rollup and number.
+    def write(self, worker: bytes, row: SharedRow, deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[None] | None:
+        """Write a row of a worker, replacing its row with the same kind and number.
 
         Args:
             worker: The identity of the worker, 8 bytes.
             row: The row.
+            deadline_s: See the module.
 
         Raises:
-            StoreError: The store does not answer, or has no room for statistics.
+            StoreError: The store does not answer, or has no room for rows.
         """
 
     @abstractmethod
     def read(
-        self, rollup: str, first: int, last: int
+        self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
     ) -> Sequence[tuple[int, bytes, bytes]] | Awaitable[Sequence[tuple[int, bytes, bytes]]]:
-        """Return (number, worker, value) of the rows of a rollup from `first` to `last`, both included.
+        """Return (number, worker, value) of the rows of a kind from `first` to `last`, both included.
+
+        If these are one number, the question is sent with those that are asked in the same iteration of the event loop.
 
         Raises:
             StoreError: The store does not answer.
@@ -151,12 +166,12 @@ class Store:
 
     bans: BanStore
     """The bans that `hit` and `peek` enforce."""
-    shared_stats: SharedStats | None = None
-    """The statistics of several workers; None if the store does not support them."""
-    writes: int | None = None
-    """How many calls have stored anything so far; None if the store does not say.
+    shared_rows: SharedRows | None = None
+    """What workers keep for each other; None if the store keeps nothing of that."""
+    answers_threads: bool = False
+    """Whether a thread without an event loop gets its answer at once or within `deadline_s`, and never an awaitable.
 
-    A store whose errors may concern ``"writes"`` alone says it: with the next write that it accepts, their outage ends.
+    If not, `Limiter.sync` calls the store on an event loop of its own.
     """
 
     def __init__(self) -> None:
@@ -172,7 +187,9 @@ class Store:
         """Whether the store is closed, so that its methods raise `StoreUnavailable`."""
 
     @abstractmethod
-    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
+    def hit(
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, atomically, and return the decision.
 
         A ban of a key in `checks`, or of one of `subjects`, refuses the question; nothing is charged then.
@@ -180,14 +197,17 @@ class Store:
         Args:
             checks: The question; no window is in it twice.
             subjects: Further keys and addresses whose bans refuse it.
+            deadline_s: See the module.
         """
 
     @abstractmethod
-    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
+    def peek(
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Decision | Awaitable[Decision]:
         """Return what `hit` would answer now, without changing anything."""
 
     @abstractmethod
-    def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
+    def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Decision | Awaitable[Decision]:
         """Charge every cost atomically, even beyond the limits, and return the decision.
 
         The decision is always allowed, and can be refunded. A window counts at most 2**32 - 1 units, which is enough to
@@ -195,16 +215,15 @@ class Store:
         """
 
     @abstractmethod
-    def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
+    def refund(
+        self, reservations: Sequence[Reservation], deadline_s: float = COMMAND_DEADLINE_S
+    ) -> bool | Awaitable[bool]:
         """Refund the charges of one decision, or a part of them; return False if none of them is left.
 
         Args:
             reservations: The charges, as returned by `Decision.begin_refund`.
+            deadline_s: See the module.
         """
-
-    def release(self, decision: Decision) -> bool:
-        """Return the permits of a decision at once; False if its reservations have to be refunded instead."""
-        return False
 
     @abstractmethod
     def reset(self, key: str) -> bool | Awaitable[bool]:
@@ -247,35 +266,34 @@ class Store:
         if self.closed:
             raise closed(repr(self))
 
-    def permits_held(self) -> int | None:
-        """Return how many permits of concurrency limits the requests of this process hold now, over all keys.
 
-        By default None: the store does not support concurrency limits, and rules with one are rejected.
-        """
-        return None
+@runtime_checkable
+class CountsPermits(Protocol):
+    """A store that supports concurrency limits: it knows who has permits, and when they are free again."""
 
-    def keep_deadline(self, deadline_s: float) -> bool:
-        """Set the deadline of this thread's next calls without an event loop, in seconds.
+    def permits_held(self) -> int:
+        """Return how many permits of concurrency limits the requests of this process hold now, over all keys."""
 
-        A call that exceeds it raises `StoreTimeout`. A `Limiter` calls this before each question, because limiters with
-        different deadlines may share a store, and operators' commands have a longer deadline than requests. On an event
-        loop it gives up itself what takes too long.
 
-        Returns:
-            Whether the store enforces the deadline; by default False.
-        """
-        return False
+@runtime_checkable
+class ReleasesPermits(Protocol):
+    """A store that takes permits back without a question."""
 
-    def answers_threads(self) -> bool:
-        """Return whether the store answers without an event loop, within the deadline and never with an awaitable.
+    def release(self, decision: Decision) -> bool:
+        """Return the permits of a decision at once; False if its reservations have to be refunded instead."""
 
-        Returns:
-            By default False, and `Limiter.sync` calls the store on an event loop.
-        """
-        return False
+
+@runtime_checkable
+class CountsWrites(Protocol):
+    """A store whose errors may concern writes alone: with the next write that it accepts, their outage ends."""
+
+    writes: int
+    """How many calls have stored anything so far."""
+
+
+@runtime_checkable
+class ReportsLateAnswers(Protocol):
+    """A store that notices answers for which nobody waits any more; a limiter reports which deadline it needs."""
 
     def observe_late(self, took: Callable[[int], None]) -> None:
-        """Call `took` with the microseconds of each answer that came when nobody awaited it any more.
-
-        A `Limiter` reports with them which deadline the store needs. By default `took` is never called.
-        """
+        """Call `took` with the microseconds of each such answer from now on."""

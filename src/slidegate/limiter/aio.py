@@ -17,10 +17,8 @@ import anyio
 
 from ..core.errors import ConfigurationError, StoreTimeout
 from ..core.logs import Throttle, escaped, logger, written
+from ..core.store import COMMAND_DEADLINE_S
 from ..stores.shared import running_loop
-
-COMMAND_DEADLINE_S: Final = 30.0
-"""The deadline of a command of an operator, such as a ban or a list of bans."""
 
 STEP: Final = 200
 """How many bans are listed in one iteration of the event loop: at 5 us each, a millisecond."""

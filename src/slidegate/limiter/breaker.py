@@ -9,7 +9,7 @@ late answer leaves open are one late call. An outage begins with
 * half of at least `MIN_CALLS` calls that ended within a second, of the last `KEPT_CALLS`.
 
 During an outage the store is not asked, but for one probe a second. While it refuses writes alone, a probe for which it
-stored nothing says nothing, and the next question is the probe; the store says whether it has, see `Store.writes`::
+stored nothing says nothing, and the next question is the probe; the store says whether it has, see `CountsWrites`::
 
     closed ---- outage ----> open ---- 1 s ----> half open: one probe ---- answered ----> closed
                               ^                     |
@@ -100,7 +100,7 @@ class Breaker:
         on_error: What decides meanwhile.
         emit: Receives the events.
         clock: Returns monotonic time in microseconds.
-        writes: Returns how many calls have stored anything, as `Store.writes` says.
+        writes: Returns how many calls have stored anything, as `CountsWrites` says.
 
     Attributes:
         failures: How many calls have failed.
@@ -210,10 +210,10 @@ class Breaker:
         """
         now_us = self._clock()
         concerns = error.concerns if isinstance(error, StoreError) else "server"
-        if concerns == "key":  # the server answered
+        if concerns == "request":  # the server answered
             self.forget(call)
             self.failures += 1
-            self._report(error, "failed for a key", now_us)
+            self._report(error, "failed for one request", now_us)
             return
         self._refuses_writes = concerns == "writes"
         if self._begins(call or self.call(), now_us, is_refused=_is_refused(error)):

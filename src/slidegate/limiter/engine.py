@@ -26,11 +26,11 @@ from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closed
 from ..core.passwords import AnySecret
 from ..core.reservation import Reservation
-from ..core.store import Clock, Store
+from ..core.store import COMMAND_DEADLINE_S, Clock, CountsPermits, ReleasesPermits, Store
 from ..stores.forks import ProcessLock
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, SystemClock, system_us
-from .aio import COMMAND_DEADLINE_S, answer_of, finish, on_asyncio, to_the_end, within
+from .aio import answer_of, finish, on_asyncio, to_the_end, within
 from .failover import Failover, OnError, check_failure_policy
 from .inspect import BucketCaller, Caller
 from .keys import Keys
@@ -109,6 +109,7 @@ class Engine:
         store.observe(self.emit)
         # A memory store never waits or fails.
         self.failover = None if memory is not None else Failover(store, *policy, self.emit)
+        self._releasing = store if self.failover is None and isinstance(store, ReleasesPermits) else None
         self.keys = Keys(secret)
         self.queues = Queues()
         self._callers: WeakValueDictionary[int, Caller] = WeakValueDictionary()
@@ -214,7 +215,7 @@ class Engine:
 
     def release(self, decision: Decision) -> Sequence[Reservation]:
         """Return the permits of a decision; the result is what has to be refunded for that, nothing in most stores."""
-        if self.failover is None and self.store.release(decision):
+        if self._releasing is not None and self._releasing.release(decision):
             self.queues.refunded(decision.checks)
             return ()
         return decision.begin_refund(permits=True)
@@ -224,14 +225,13 @@ class Engine:
 
         Args:
             ask: Queries the store.
-            deadline_s: The deadline of the whole command; each of its steps has at most `COMMAND_DEADLINE_S`.
+            deadline_s: The deadline of the whole command.
 
         Raises:
             StoreError: The store does not answer.
         """
         if self.closed:
             self._refuse()
-        self.store.keep_deadline(min(deadline_s, COMMAND_DEADLINE_S))
         return await within(ask(), deadline_s)
 
     def expect_permits(self) -> None:
@@ -240,7 +240,7 @@ class Engine:
         Raises:
             ConfigurationError: It does not.
         """
-        if self.store.permits_held() is None:
+        if not isinstance(self.store, CountsPermits):
             raise ConfigurationError(f"concurrency: {self.store!r} counts no permits; use MemoryStore(), for example")
 
     def unanswered(self) -> Decision:

@@ -13,7 +13,7 @@ decides:
 * ``"deny"``: everything is refused, with 503 over HTTP.
 
 Of the rules of one question, the strictest decides: ``"deny"``, then ``"local"``, then ``"allow"``. During an outage
-the store is not queried; `breaker` counts its calls, and reports outages. An error that concerns a single key
+the store is not queried; `breaker` counts its calls, and reports outages. An error that concerns one request
 (`StoreError.concerns`) is no failure of the server.
 """
 
@@ -33,7 +33,7 @@ from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, StoreUnavailable, closest, quoted
 from ..core.events import Event
 from ..core.reservation import Reservation
-from ..core.store import Clock, Store
+from ..core.store import Clock, CountsWrites, ReportsLateAnswers, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import monotonic_us, system_us
 from .aio import to_the_end, within
@@ -73,11 +73,13 @@ class Failover:
         self.deadline_us = deadline_us
         self.on_error: OnError = on_error
         self._deadline_s = deadline_us / 1_000_000
-        self._keeps_deadline = store.keep_deadline(self._deadline_s)
         self._caches = False
         self._clock: Clock = monotonic_us
-        self.breaker = Breaker(deadline_us, on_error, emit, lambda: self._clock(), lambda: store.writes)
-        store.observe_late(self.breaker.answered_late)
+        counting = store if isinstance(store, CountsWrites) else None
+        writes = (lambda: None) if counting is None else lambda: counting.writes
+        self.breaker = Breaker(deadline_us, on_error, emit, lambda: self._clock(), writes)
+        if isinstance(store, ReportsLateAnswers):
+            store.observe_late(self.breaker.answered_late)
         self.local = MemoryStore(clock=lambda: self._clock(), wall_clock=system_us)
         self.local.observe(emit)
         self._sweep_us = 0
@@ -86,11 +88,11 @@ class Failover:
 
     def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
         """Charge every check or none; see `Store.hit`."""
-        answer = self._begin(self._store.hit, checks, subjects)
+        answer = self._begin(self._store.hit, checks, subjects, self._deadline_s)
         if answer is _UNANSWERED:
             return self.decide("hit", checks, subjects)
         if not isinstance(answer, Decision):
-            self._caches = not self._keeps_deadline
+            self._caches = not self._store.answers_threads
             return self._answer_later(answer, self.breaker.call(), checks, subjects)
         if self._caches:  # a server has to be awaited, so it did not give this answer
             self.breaker.forget(None)
@@ -113,17 +115,17 @@ class Failover:
     async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Return what `hit` would return now."""
         decide = partial(self.decide, "peek", checks, subjects)
-        return await self._query(decide, self._store.peek, checks, subjects)
+        return await self._query(decide, self._store.peek, checks, subjects, self._deadline_s)
 
     async def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost, whatever the limits."""
-        return await self._query(partial(self.decide, "charge", checks), self._store.charge, checks)
+        return await self._query(partial(self.decide, "charge", checks), self._store.charge, checks, self._deadline_s)
 
     async def refund(self, reservations: Sequence[Reservation]) -> bool:
         """Refund what a decision charged, in the store that charged it; False if the store does not answer."""
         if reservations and (local := reservations[0].store) is not None:
             return await within(local.refund(reservations))
-        return await self._query(bool, self._store.refund, reservations)
+        return await self._query(bool, self._store.refund, reservations, self._deadline_s)
 
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
         """Count a strike; during an outage, with ``on_error="local"``, in the local store.
@@ -132,11 +134,13 @@ class Failover:
             StoreUnavailable: The store did not answer, and `on_error` is ``"deny"``.
         """
         struck = policy, key, weight, reason
-        return await self._query(partial(self._strike_here, *struck), self._store.bans.strike, *struck)
+        decide, ask = partial(self._strike_here, *struck), self._store.bans.strike
+        return await self._query(decide, ask, *struck, self._deadline_s)
 
     async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""
-        return await self._query(partial(self.local.bans.find, subjects), self._store.bans.find, subjects)
+        decide = partial(self.local.bans.find, subjects)
+        return await self._query(decide, self._store.bans.find, subjects, self._deadline_s)
 
     # -- the store -----------------------------------------------------------------------------------------------------
 
@@ -152,7 +156,6 @@ class Failover:
         if self.breaker.open_until_us and not self.breaker.may_ask():
             return _UNANSWERED
         try:
-            self._store.keep_deadline(self._deadline_s)
             return ask(*arguments)
         except ConfigurationError:
             raise

@@ -20,9 +20,9 @@ from ..core.limit_texts import parse_limits
 from ..core.limits import MAX_WINDOW_US, AnyLimit
 from ..core.memo import remember
 from ..core.passwords import AnyAddress, AnySecret
-from ..core.store import BanStore, Store
+from ..core.store import COMMAND_DEADLINE_S, BanStore, Store
 from ..stores.memory.store import MemoryStore
-from .aio import COMMAND_DEADLINE_S, answer_of, answer_to_the_end, yielding_to_others
+from .aio import answer_of, answer_to_the_end, yielding_to_others
 from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
@@ -108,26 +108,30 @@ class Limiter:
         self._buckets: dict[tuple[str, object], Bucket] = {}
 
     @classmethod
-    def from_url(cls, url: AnyAddress, *, read_only: bool = False, **options: Unpack[LimiterOptions]) -> Limiter:
+    def from_url(
+        cls, url: AnyAddress, *, read_only: bool = False, create: bool = True, **options: Unpack[LimiterOptions]
+    ) -> Limiter:
         """Create a limiter from an address.
 
         Args:
             url: ``"memory://"``, ``"lmdb:///var/lib/app/slidegate"``, ``"redis://localhost:6379/0"`` or another Redis
                 address; with options ``"memory://?max_keys=50000&max_bans=1000"``. Or as an object, such as pydantic's
                 `RedisDsn` or `SecretStr`.
-            read_only: Whether the store must already exist and is only read: for tools. Commands that change rows which
-                exist still work on Redis.
+            read_only: Whether the store must already exist and is only read, for tools: every change raises
+                `StoreUnavailable`.
+            create: Whether to create what does not exist; a command of an operator does not, because after a mistyped
+                address it would change a store that no application uses.
             options: As for the constructor.
 
         Raises:
             ConfigurationError: The scheme or an option is unknown, or a value is invalid.
-            StoreUnavailable: `read_only` is true, and the store does not exist or cannot be read.
+            StoreUnavailable: The store does not exist or cannot be used, and may not be created.
         """
         from ..stores.open_store import open_store  # most limiters are created from a store object
 
         check_failure_policy(options.get("deadline", DEADLINE), options.get("on_error", ON_ERROR))
         keyed(options.get("secret"))
-        return cls(open_store(url, read_only=read_only), **options)
+        return cls(open_store(url, read_only=read_only, create=create), **options)
 
     # -- limits --------------------------------------------------------------------------------------------------------
 

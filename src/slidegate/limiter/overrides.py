@@ -39,10 +39,10 @@ from ..core.limit_texts import parse_limits
 from ..core.limits import AnyLimit, Limit
 from ..core.logs import Throttle, logger
 from ..core.quotas import Quota
-from ..core.store import StatsRow
+from ..core.store import COMMAND_DEADLINE_S, SharedRow
 from ..stores.forks import ProcessLock
 from ..stores.shared import running_loop
-from .aio import COMMAND_DEADLINE_S, in_background, let_others_run, yielding_to_others
+from .aio import in_background, let_others_run, yielding_to_others
 from .rows import Row
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ ALL: Final = "*"
 """The name that stands for all limits, of all workers."""
 OFF: Final = "off"
 CHANGED_LIMITS: Final = "limits"
-"""The rollup of limits that operators have changed."""
+"""The kind of rows of limits that operators have changed."""
 INTERVAL_US: Final = 500_000
 _LONGEST_UPDATE_US: Final = 5_000_000
 _UPDATE_DEADLINE_S: Final = 1.0
@@ -321,7 +321,7 @@ class Overrides:
         self._next_us = now_us + _LONGEST_UPDATE_US  # nobody else updates meanwhile
         if self._rows.is_shared and running_loop() is not None:
             self._updating = in_background(self.update())
-        elif not self._rows.is_shared or self._engine.store.answers_threads():
+        elif not self._rows.is_shared or self._engine.store.answers_threads:
             next(self._update_in_thread().__await__(), None)  # never suspends: such a store answers at once
 
     async def _update_in_thread(self) -> None:
@@ -392,7 +392,7 @@ class Overrides:
 
     async def _write(self, override: Override, kept_us: int) -> None:
         digest = blake2b(override.name.encode(), digest_size=8).digest()
-        await self._rows.write(digest, StatsRow(CHANGED_LIMITS, 0, json.dumps(asdict(override)).encode(), kept_us))
+        await self._rows.write(digest, SharedRow(CHANGED_LIMITS, 0, json.dumps(asdict(override)).encode(), kept_us))
         await self.refresh()
 
     async def _workers(self) -> list[Worker]:
@@ -416,7 +416,7 @@ class Overrides:
         own, fingerprint = _worker_of(self._engine.limits()), self._engine.keys.fingerprint
         row = {"secret": fingerprint, "limits": own.limits, "fixed": own.fixed}
         for number, said in ((WORKER, row), (SECRET, {"secret": fingerprint})):
-            kept = StatsRow(CHANGED_LIMITS, number, json.dumps(said).encode(), _KEPT_US)
+            kept = SharedRow(CHANGED_LIMITS, number, json.dumps(said).encode(), _KEPT_US)
             await self._rows.write(worker, kept, deadline_s)
         others: list[str] = []
         async for other in yielding_to_others(await self._rows_of_others(SECRET, deadline_s)):
@@ -442,7 +442,7 @@ class Overrides:
         if worker == self._rows.worker:
             with suppress(StoreError):
                 for number in (WORKER, SECRET):
-                    await self._rows.write(worker, StatsRow(CHANGED_LIMITS, number, b"", 0), _UPDATE_DEADLINE_S)
+                    await self._rows.write(worker, SharedRow(CHANGED_LIMITS, number, b"", 0), _UPDATE_DEADLINE_S)
 
 
 def _checked(name: str, limit: str) -> str:

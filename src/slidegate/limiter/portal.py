@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from weakref import finalize
 
 from ..core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
+from ..core.store import COMMAND_DEADLINE_S
 from ..stores.forks import InChild, ProcessLock, begin_anew_if_forked
-from .aio import COMMAND_DEADLINE_S, on_loop
+from .aio import on_loop
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -64,14 +65,14 @@ def _run(engine: Engine, work: Coroutine[Any, Any, T], max_s: float, *, suspends
             "limiter.hit(...)`, or with limiter.limited `async with` or `async def`, or call it in a thread, for "
             "example with asyncio.to_thread"
         )
-    if not engine.closed and (suspends or not engine.store.answers_threads()):
+    if not engine.closed and (suspends or not engine.store.answers_threads):
         return engine.portal.run(work, min(max_s, TIMEOUT_MAX))
     try:
         work.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
     work.close()
-    raise ConfigurationError("store: answers_threads() returns True, so the store must not await anything")
+    raise ConfigurationError("store: answers_threads is true, so the store must not await anything")
 
 
 class _Running(NamedTuple):

@@ -1,6 +1,6 @@
 """Rows: small values that the workers of a store keep for each other, by their kind, a number and the worker.
 
-They expire by the store's time. Stores with `SharedStats` keep the rows of all workers; for others, this process keeps
+They expire by the store's time. Stores with `SharedRows` keep the rows of all workers; for others, this process keeps
 its own.
 """
 
@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..core.arguments import check_whole
 from ..core.errors import ConfigurationError, quoted
-from ..core.store import Clock, SharedStats, StatsRow
+from ..core.store import COMMAND_DEADLINE_S, Clock, SharedRow, SharedRows
 from ..stores.forks import InChild
-from .aio import COMMAND_DEADLINE_S
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -45,8 +44,8 @@ class Rows:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         own = _OwnRows(engine.unix_us)
-        self._stats = engine.store.shared_stats or own
-        self.is_shared = self._stats is not own
+        self._shared = engine.store.shared_rows or own
+        self.is_shared = self._shared is not own
         self.forget = own.rows.clear
         self.begin_anew()
         self._in_child = InChild(self.begin_anew)
@@ -57,7 +56,7 @@ class Rows:
 
     async def time(self) -> int:
         """Return the time of the store in microseconds."""
-        return await self._engine.command(self._stats.time)
+        return await self._engine.command(self._shared.time)
 
     async def keep(self, kind: str, number: int, value: bytes, kept_us: int) -> None:
         """Write a row of this worker; see `Limiter.keep_row`."""
@@ -66,16 +65,16 @@ class Rows:
         if not isinstance(value, bytes) or len(value) > MAX_BYTES:
             size = f"{len(value):,} bytes" if isinstance(value, bytes) else quoted(value)
             raise ConfigurationError(f"row: expected at most {MAX_BYTES:,} bytes, for example b'...', not {size}")
-        await self.write(self.worker, StatsRow(kind, number, value, kept_us))
+        await self.write(self.worker, SharedRow(kind, number, value, kept_us))
 
-    async def write(self, worker: bytes, row: StatsRow, deadline_s: float = COMMAND_DEADLINE_S) -> None:
+    async def write(self, worker: bytes, row: SharedRow, deadline_s: float = COMMAND_DEADLINE_S) -> None:
         """Write a row under the name of a worker, or of what else has one row of its kind and number."""
-        await self._engine.command(lambda: self._stats.write(worker, row), deadline_s)
+        await self._engine.command(lambda: self._shared.write(worker, row, deadline_s), deadline_s)
 
     async def read(self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S) -> list[Row]:
         """Return the rows of all workers; see `Limiter.rows`."""
         _check(kind, first)
-        found = await self._engine.command(lambda: self._stats.read(kind, first, last), deadline_s)
+        found = await self._engine.command(lambda: self._shared.read(kind, first, last, deadline_s), deadline_s)
         return [Row(*row) for row in found]
 
 
@@ -87,7 +86,7 @@ def _check(kind: object, number: object) -> None:
     check_whole(number, 0, 2**62, "row: number", "for example 0")
 
 
-class _OwnRows(SharedStats):
+class _OwnRows(SharedRows):
     """The rows of this process, for a store that only one process uses."""
 
     def __init__(self, clock: Clock) -> None:
@@ -95,22 +94,24 @@ class _OwnRows(SharedStats):
         self._clock = clock
 
     def time(self) -> int:
-        """See `SharedStats`."""
+        """See `SharedRows`."""
         return self._clock()
 
-    def write(self, worker: bytes, row: StatsRow) -> None:
-        """See `SharedStats`."""
+    def write(self, worker: bytes, row: SharedRow, deadline_s: float = COMMAND_DEADLINE_S) -> None:
+        """See `SharedRows`."""
         now_us = self.time()
-        self.rows[row.rollup, row.number, worker] = row.value, now_us + row.kept_us
+        self.rows[row.kind, row.number, worker] = row.value, now_us + row.kept_us
         for name, (_, until_us) in list(self.rows.items()):  # a copy: threads may write at the same time
             if until_us <= now_us:
                 self.rows.pop(name, None)
 
-    def read(self, rollup: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
-        """See `SharedStats`."""
+    def read(
+        self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
+    ) -> list[tuple[int, bytes, bytes]]:
+        """See `SharedRows`."""
         now_us = self.time()
         return [
             (number, worker, value)
-            for (kind, number, worker), (value, until_us) in list(self.rows.items())
-            if kind == rollup and first <= number <= last and until_us > now_us
+            for (own, number, worker), (value, until_us) in list(self.rows.items())
+            if own == kind and first <= number <= last and until_us > now_us
         ]

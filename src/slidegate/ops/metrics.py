@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Final, Literal, TypeAlias
 
-from ..core import Bucket, Check, Reason
+from ..core import Bucket, Check, CountsPermits, Reason
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.memo import remember
 from ..events import Event, Observer, Outcome, Passed
@@ -71,12 +71,18 @@ FAILURES: Final = Metric("slidegate.store.failures", "{question}", (), "Store ca
 DURATION: Final = Metric("slidegate.request.duration", "s", ("route",), _TO_LAST_BYTE)
 COUNTERS: Final = (RULE_REQUESTS, REFUSALS, BANS, FAILURES)
 
+
+def _permits_held(limiter: Limiter) -> int | None:
+    store = limiter.store
+    return store.permits_held() if isinstance(store, CountsPermits) else None
+
+
 _PERMITS: Final = "Permits of concurrency limits in use."
 _BANS: Final = "Active bans that this process knows."
 _UP: Final = "0 during an outage of the store, else 1."
 GAUGES: Final = (
     Metric("slidegate.queued_requests", "{request}", (), "Requests that are queued.", lambda limiter: limiter.queued),
-    Metric("slidegate.active_permits", "{permit}", (), _PERMITS, lambda limiter: limiter.store.permits_held()),
+    Metric("slidegate.active_permits", "{permit}", (), _PERMITS, _permits_held),
     Metric("slidegate.active_bans", "{ban}", (), _BANS, lambda limiter: limiter.store.bans.count(), "mostrecent"),
     Metric("slidegate.store.up", "1", (), _UP, lambda limiter: not limiter.is_failing, "livemin"),
 )

@@ -18,7 +18,7 @@ from ..core.bans.strikes import Level, next_ban
 from ..core.buckets import Bucket
 from ..core.events import Event
 from ..core.logs import Throttle
-from ..core.store import BanStore
+from ..core.store import COMMAND_DEADLINE_S, BanStore
 
 T = TypeVar("T")
 
@@ -184,12 +184,14 @@ class BookBans(BanStore):
     """Bans that are kept by a `BanBook`."""
 
     @abstractmethod
-    def change(self, do: Callable[[BanBook, int], T]) -> T | Awaitable[T]:
+    def change(self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S) -> T | Awaitable[T]:
         """Call a function with the book and Unix time in one step, and emit the events of the book."""
 
-    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | Awaitable[Ban | None] | None:
+    def strike(
+        self, policy: BanPolicy, key: str, weight: int, reason: str, deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Ban | Awaitable[Ban | None] | None:
         """Count strikes, and ban the key if its window is full; return the new ban, if any."""
-        return self.change(lambda book, now_us: book.strike(policy, key, weight, reason, now_us))
+        return self.change(lambda book, now_us: book.strike(policy, key, weight, reason, now_us), deadline_s)
 
     def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
         """Ban a key by hand, replacing a ban that it already has; a length of None means for ever."""

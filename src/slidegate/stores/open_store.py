@@ -10,6 +10,7 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..core.passwords import AnyAddress, address_in
 from ..core.store import Store
 from .memory.store import MemoryStore
+from .read_only import ReadOnlyStore
 from .shared import clean_address, read_options
 
 _SIZES: Final[dict[str, type]] = {"max_keys": int, "max_bans": int}
@@ -34,21 +35,24 @@ _EXAMPLES: Final = {
 _REDIS: Final = re.compile("(rediss?([+](cluster|sentinel))?|unix)://", re.IGNORECASE)
 
 
-def open_store(url: AnyAddress, *, read_only: bool = False) -> Store:
+def open_store(url: AnyAddress, *, read_only: bool = False, create: bool = True) -> Store:
     """Create the store for an address.
 
     Args:
         url: The address.
-        read_only: Whether the store is only read, and must already exist.
+        read_only: Whether the store is only read; it must already exist then.
+        create: Whether to create what does not exist.
 
     Raises:
         ConfigurationError: The scheme or an option is unknown, a value is invalid, or the store cannot be opened.
-        StoreUnavailable: `read_only` is true, and the store does not exist or cannot be read.
+        StoreUnavailable: The store does not exist or cannot be used, and may not be created.
     """
+    if read_only:
+        return ReadOnlyStore(open_store(url, create=False))
     url = address_in(url)
     text = clean_address(url) if isinstance(url, str) else ""
     if _REDIS.match(text):
-        return _redis(text, read_only)
+        return _redis(text, create)
     # Without its password, also where no scheme stands before it.
     shown = re.sub(r"^(\w[\w+-]*://)?.*@", r"\1***@", text, flags=re.DOTALL) if isinstance(url, str) else url
     scheme, separator, rest = text.partition("://")
@@ -60,13 +64,13 @@ def open_store(url: AnyAddress, *, read_only: bool = False) -> Store:
     expected = f'store address: expected "{_EXAMPLES[scheme]}", not {quoted(shown)}'
     place, _, query = rest.partition("?")
     if scheme == "lmdb":
-        return _lmdb(place, query, expected, read_only)
+        return _lmdb(place, query, expected, create)
     if place:
         raise ConfigurationError(f"{expected}: a memory store has no host or path")
     return MemoryStore(**read_options(query, _OPTIONS["memory"], expected))
 
 
-def _lmdb(place: str, query: str, expected: str, read_only: bool) -> Store:
+def _lmdb(place: str, query: str, expected: str, create: bool) -> Store:
     if not place.startswith("/") or not place.strip("/"):
         raise ConfigurationError(f"{expected}: write the absolute path of the directory after lmdb://")
     options = read_options(query, _OPTIONS["lmdb"], expected)
@@ -74,10 +78,10 @@ def _lmdb(place: str, query: str, expected: str, read_only: bool) -> Store:
         from .lmdb import LmdbStore
     except ImportError as error:
         raise ConfigurationError(f"store address: {error}") from error
-    return LmdbStore(unquote(place), read_only=read_only, **options)
+    return LmdbStore(unquote(place), create=create, **options)
 
 
-def _redis(url: str, read_only: bool) -> Store:
+def _redis(url: str, create: bool) -> Store:
     try:
         from .redis import RedisStore
     except ImportError as error:
@@ -85,4 +89,4 @@ def _redis(url: str, read_only: bool) -> Store:
     place, _, query = url.partition("?")
     rest: list[tuple[str, str]] = []
     options = read_options(query, _OPTIONS["redis"], "store address", rest)
-    return RedisStore(f"{place}?{urlencode(rest)}" if rest else place, read_only=read_only, **options)
+    return RedisStore(f"{place}?{urlencode(rest)}" if rest else place, create=create, **options)

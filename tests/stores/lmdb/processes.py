@@ -260,8 +260,8 @@ class TwoProcesses(RemoteStore):
             reservation.check = decision.checks[reservation.index]
         return decision
 
-    def permits_held(self) -> None:
-        """Return None, as for a store without permits: a worker renews its own, and here two would have them."""
+    permits_held: Any = None
+    """A store without permits: a worker renews its own, and here two would have them."""
 
     def close(self) -> None:
         self.inner.close()

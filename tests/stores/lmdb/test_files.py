@@ -69,7 +69,6 @@ def test_who_reads_while_files_are_closed_is_answered_or_gets_an_error_of_the_st
     path, ended = store._env.path, threading.Event()
 
     def close_often() -> int:
-        store.keep_deadline(60.0)
         try:
             for number in range(60):
                 for name in path.glob("counts-*"):
@@ -207,9 +206,9 @@ def test_what_is_no_file_is_refused_by_what_it_is_and_hangs_nobody(store_path: P
         refused += [f"lmdb: {name} is not a regular file ({shown}); remove it, or choose another path"] * 2
     code = """
         for number in range(4):
-            for read_only in (False, True):
+            for create in (True, False):
                 try:
-                    print(LmdbStore(f"{path}/{number}", read_only=read_only))
+                    print(LmdbStore(f"{path}/{number}", create=create))
                 except (ConfigurationError, StoreUnavailable) as error:
                     print(error)
     """
@@ -240,7 +239,7 @@ def test_a_directory_whose_owner_could_cut_the_file_off_is_refused(store_path: P
     )
     with pytest.raises(ConfigurationError, match=message):
         opened()
-    opened(read_only=True)  # who only looks on trusts the workers
+    opened(create=False)  # who only looks on trusts the workers
 
 
 def test_nobody_else_may_read_the_files(store_path: Path) -> None:
@@ -328,7 +327,6 @@ def test_files_that_become_unusable_are_an_error(store_path: Path, store: Any, b
         counts.unlink()
         os.mkfifo(counts)
     store._env._examine_at_s = 0
-    store.keep_deadline(5.0)
     are_open = []
     for _ in range(3):
         with pytest.raises(StoreUnavailable, match=said):
@@ -469,7 +467,6 @@ async def test_a_start_beside_a_stopped_worker_has_a_bound(
         limiter = Limiter(store, on_error="local", deadline="20ms")
         assert [(await limiter.hit("user:zoe", "1/hour")).allowed for _ in range(2)] == [True, False]
         os.kill(pid, signal.SIGKILL)
-    store.keep_deadline(10.0)
     assert (await settle(store.hit(CHECKS))).remaining == 3
 
 
@@ -485,8 +482,7 @@ def test_a_child_opens_its_killed_parents_gate(store_path: Path, store: Any, mon
         return own
 
     with child(begin, signal.SIGKILL):
-        store.keep_deadline(5.0)  # less than for which the child lives
-        assert store.hit(CHECKS).remaining == 3
+        assert store.hit(CHECKS, (), 5.0).remaining == 3  # less than for which the child lives
 
 
 def test_a_child_closes_files_of_its_parent(store_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -517,11 +513,9 @@ def test_a_child_stays_before_the_gate_of_its_parent_and_takes_permits_of_its_ow
 
     def work(writing: int) -> None:
         signal.alarm(60)
-        store.keep_deadline(0.05)
         with pytest.raises(StoreTimeout):
-            store.hit(permits)
+            store.hit(permits, (), 0.05)
         os.write(writing, b"waits")
-        store.keep_deadline(30.0)
         assert [store.permits_held(), *map(bool, (store.hit(permits), store.hit(permits)))] == [0, True, False]
 
     assert store._env._enter()

@@ -101,8 +101,7 @@ def test_a_start_waits_until_the_journal_is_read(machine: Machine, monkeypatch: 
     monkeypatch.setattr(Journal, "read", lambda journal: time.sleep(0.2) or read(journal))
     machine.store().bans.ban("user:ann", None, "by request", "ann")
     store = machine.restart("2")
-    store.keep_deadline(0.01)
-    assert not store.hit(CHECKS).allowed
+    assert not store.hit(CHECKS, (), 0.01).allowed
     no_window = '"quota":{"key":"ann","window":"x","spent":3,"until_us":9007199254740992}}'
     for line, said in (
         (f'{{"v":1,{no_window}', "cannot be opened: non-hexadecimal"),
@@ -157,7 +156,7 @@ def test_another_layout_is_refused_while_its_workers_live(machine: Machine, monk
         with pytest.raises(ConfigurationError, match=refused):
             machine.store()
         with pytest.raises(StoreUnavailable, match=refused):
-            machine.store(read_only=True)
+            machine.store(create=False)
     store = machine.store()
     assert [ban.key for ban in store.bans.active()] == ["user:eve"], "its journal is read"
     assert machine.files == [f"counts-{LAYOUT}-1.mdb"]
@@ -166,7 +165,7 @@ def test_another_layout_is_refused_while_its_workers_live(machine: Machine, monk
 
 def test_whoever_only_reads_keeps_nobody_from_beginning_anew(machine: Machine) -> None:
     machine.store().hit(CHECKS)
-    reader = machine.restart("1", read_only=True)
+    reader = machine.restart("1", create=False)
     assert reader.peek(CHECKS).remaining == 3
 
     def begin() -> Any:

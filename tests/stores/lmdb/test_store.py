@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 
 from slidegate import ConfigurationError, Decision, Limiter, Quota, StoreError, parse_limits
-from slidegate.core import Ban, Bucket, Concurrency, Reason, StatsRow, StoreTimeout, StoreUnavailable
+from slidegate.core import Ban, Bucket, Concurrency, Reason, SharedRow, StoreTimeout, StoreUnavailable
 from slidegate.core.bans.rows import to_rows
 from slidegate.stores.lmdb import LmdbStore, environment, journal, opening
 from slidegate.stores.lmdb.batching import LOOK_EVERY
@@ -155,10 +155,9 @@ def test_who_asks_within_a_transaction_as_a_signal_handler_may_leaves_its_gate_c
         return 10**15
 
     store = opened(clock=clock)
-    store.keep_deadline(0.02)
     store.hit(CHECKS)
     asks.append(True)
-    assert [store.hit(CHECKS).remaining for _ in range(2)] == [3, 2]
+    assert [store.hit(CHECKS, (), 0.02).remaining for _ in range(2)] == [3, 2]
 
 
 def fill(store: Any, keys: Sequence[int], limits: str = "5/hour") -> list[bool]:
@@ -319,20 +318,19 @@ def test_a_full_file_goes_on_when_what_is_in_it_has_ended(opened: Opened, stuffi
         "windows": lambda number: fill(
             store, [number % 100], f"{1000 + number // 100}/minute @{64 + number // 100 % 64}"
         ),
-        "stats": lambda number: store.shared_stats.write(b"ann00000", StatsRow("5s", number, b"x" * 256, MINUTE_US)),
+        "stats": lambda number: store.shared_rows.write(b"ann00000", SharedRow("5s", number, b"x" * 256, MINUTE_US)),
     }
     failed = 0
     for number in range(40_000):
         try:
             grows[stuffing](number)
         except StoreUnavailable as error:
-            failed += error.concerns == "key"
+            failed += error.concerns == "request"
             if failed > 50:
                 break
     assert failed
-    store.keep_deadline(0.02)
     with gate_held(store), pytest.raises(StoreTimeout, match=r"another process has held the files for 0.02 s"):
-        fill(store, [1])
+        store.hit(CHECKS, (), 0.02)
     store.close()
     store = opened(max_map_size=1 << 20, clock=clock)
     assert not store.peek(((bucket("1/minute"), f"user:{1:>054}", 1),))
@@ -352,7 +350,7 @@ def test_from_a_full_file_whatever_operators_and_requests_give_back_can_be_taken
     store = opened(max_map_size=1 << 20, clock=FakeClock(10**12), max_bans=10**6)
     held = store.hit(((Bucket("held", (Concurrency(2),)), "ann", 1), CHECKS[0]))
     store.bans.ban("198.51.100.0/24", None, "", "ann")
-    store.shared_stats.write(b"ann00000", StatsRow("changed", 0, b"x" * 200, MINUTE_US))
+    store.shared_rows.write(b"ann00000", SharedRow("changed", 0, b"x" * 200, MINUTE_US))
     made, failed = list[int](), 0
     for number in range(40_000):
         with suppress(StoreUnavailable):
@@ -367,8 +365,8 @@ def test_from_a_full_file_whatever_operators_and_requests_give_back_can_be_taken
             break
     assert failed > 50
     assert store.refund(held.begin_refund())
-    store.shared_stats.write(b"ann00000", StatsRow("changed", 0, b"", 0))
-    assert store.shared_stats.read("changed", 0, 0) == []
+    store.shared_rows.write(b"ann00000", SharedRow("changed", 0, b"", 0))
+    assert store.shared_rows.read("changed", 0, 0) == []
     assert store.bans.unban("198.51.100.0/24", "ann")
     if stuffing == "bans":
         assert all(store.bans.unban(f"user:{number}", "ann") for number in made)
@@ -422,7 +420,6 @@ def test_each_event_of_threads_that_ban_at_once_is_told_once(
     keys = [[f"user:{thread}-{number}" for number in range(50)] for thread in range(4)]
 
     def ban(thread: int) -> None:
-        ban_store.keep_deadline(PATIENCE_S)
         for key in keys[thread]:
             ban_store.bans.ban(key, None, "why", "me")
 

@@ -179,7 +179,7 @@ async def test_what_cannot_be_read_of_a_key_says_nothing_about_the_server(server
         for key in ("ann", "bob"):
             for value in damage(server, f"{{{store._prefix}}}:w:{key}".encode()):
                 found = await outcome(partial(store.hit, ((LAST, key, 1),), (key,)))
-                assert isinstance(found, Decision) or found.concerns == "key", value
+                assert isinstance(found, Decision) or found.concerns == "request", value
                 assert await settle(store.hit(((HELD, f"{value} at {key}"[:60], 1),))), "nobody else is stopped"
 
 
@@ -274,8 +274,8 @@ async def test_whoever_connects_to_a_server_that_evicts_tells_of_it_once_and_of_
 @pytest.mark.all
 async def test_a_tool_that_looks_on_answers_nothing_from_a_store_that_was_emptied_meanwhile() -> None:
     with RedisServer() as server:
-        async with store_at(server) as worker, store_at(server, read_only=True) as stranger:
-            tool = RedisStore(server.url, prefix=worker._prefix, timeout=PLENTY, read_only=True)
+        async with store_at(server) as worker, store_at(server, create=False) as stranger:
+            tool = RedisStore(server.url, prefix=worker._prefix, timeout=PLENTY, create=False)
             assert await hit_ten(worker)
             assert (await settle(tool.peek(((TEN, "user:ann", 1),)))).remaining == 8
             with pytest.raises(StoreError, match="no slidegate data"):
@@ -562,7 +562,7 @@ def charged(store: RedisStore) -> list[Reservation]:
 METHODS: Final = {
     **QUESTIONS,
     **SHARED_QUESTIONS,
-    "time": lambda store: store.shared_stats.time(),
+    "time": lambda store: store.shared_rows.time(),
     "hit of permits": lambda store: store.hit((TAKEN,)),
     "hit of two keys": lambda store: store.hit(tuple((CHECKS[0][0], key, 1) for key in ("user:7", "user:8"))),
     "refund of permits": lambda store: store.refund(charged(store)),

@@ -96,7 +96,7 @@ OUTCOMES: dict[failover.OnError, list[tuple[bool, Reason]]] = {
 
 async def everything_fails(store: RedisStore) -> bool:
     """Ask a store everything, and check that the causes of errors come to an end."""
-    calls = [store.hit([(BUCKET, "key", 1)]), store.reset("key"), store.reset_all(), store.shared_stats.time()]
+    calls = [store.hit([(BUCKET, "key", 1)]), store.reset("key"), store.reset_all(), store.shared_rows.time()]
     calls += [store.bans.find(("key",)), store.bans.active(), store.bans.ban("key", None, "", "ann")]
     answers = await asyncio.gather(*map(settle, calls), return_exceptions=True)
     errors = [answer for answer in answers if isinstance(answer, BaseException)]

@@ -19,7 +19,7 @@ import pytest
 import redis.asyncio
 
 from slidegate import BanPolicy, Decision, Limiter, MemoryStore, parse_limits
-from slidegate.core import Bucket, Concurrency, Reason, StatsRow, StoreUnavailable, parse_address
+from slidegate.core import Bucket, Concurrency, Reason, SharedRow, StoreUnavailable, parse_address
 from slidegate.stores.redis import RedisStore, batch, refusals
 from slidegate.stores.redis.batch import MAX_IN_CALL, MAX_SENDERS, Batcher
 from slidegate.stores.redis.clock import StoreTime, monotonic_us
@@ -327,14 +327,14 @@ async def test_every_key_expires_and_is_a_digest_unless_asked_otherwise(server: 
             await store.bans.strike(policy, "user:eve", 1, "")
         await store.bans.ban("user:bob", 60_000_000, "", "ann")
         await store.bans.ban("192.0.2.0/24", 60_000_000, "", "ann")
-        await store.shared_stats.write(b"ann00000", StatsRow("workers", 0, b"ann", 60_000_000))
+        await store.shared_rows.write(b"ann00000", SharedRow("workers", 0, b"ann", 60_000_000))
         left = kept(server, store)
         assert [name for name, left_ms in left.items() if left_ms < 0] == []
         assert 590_000 < left[":w:user:eve"] <= 602_000
         assert 4_190_000 < left[":s:user:eve"] <= 4_202_000
         assert 59_000 < left[":bans:networks"] <= 61_000
         assert 59_000 < left[":bans:rows:workers:0"] <= 61_002
-        assert await store.shared_stats.time() > 1_600_000_000_000_000
+        assert await store.shared_rows.time() > 1_600_000_000_000_000
         await store.bans.ban("user:bob", None, "", "ann")
         forever = ":w:user:bob", ":bans:index", ":bans"
         assert min(map(kept(server, store).get, forever)) > 50 * 365 * 86_400_000, "for ever is a hundred years"
@@ -480,7 +480,7 @@ async def test_a_request_that_cannot_be_sent_takes_none_of_its_call_with_it(stor
     answers = await all_of([ask(store, "\ud800" if at == MANY // 2 else f"user:{at}") for at in range(MANY)])
     failed = answers.pop(MANY // 2)
     assert isinstance(failed, StoreUnavailable)
-    assert failed.concerns == "key", "it says nothing about the server"
+    assert failed.concerns == "request", "it says nothing about the server"
     assert all(isinstance(answer, Decision) and answer.allowed for answer in answers)
 
 

@@ -14,7 +14,8 @@ from ..errors import ConfigurationError, quoted
 from ..logs import escaped
 from .ban import MAX_KEY_BYTES, MAX_REASON, Ban, ban_key, clean_reason
 
-Row: TypeAlias = Mapping[str, Any]
+ExportedBan: TypeAlias = Mapping[str, Any]
+"""A row."""
 
 HEADER: Final = {"slidegate": "bans", "version": 4}
 _MOST: Final = 2**53
@@ -22,14 +23,14 @@ _MAX_LEVEL: Final = 2**31
 """Higher levels are reduced to this one on import, so that they can still be incremented."""
 
 
-def to_rows(bans: Iterable[Ban]) -> Iterator[Row]:
+def to_rows(bans: Iterable[Ban]) -> Iterator[ExportedBan]:
     """Yield the rows of an export."""
     yield HEADER
     for ban in bans:
         yield ban._asdict()
 
 
-def from_rows(rows: Iterable[Row], now_us: int) -> list[Ban]:
+def from_rows(rows: Iterable[ExportedBan], now_us: int) -> list[Ban]:
     """Parse the rows of an export, perhaps of another store; bans that are over at `now_us`, in Unix time, are omitted.
 
     Raises:
@@ -53,7 +54,7 @@ def from_rows(rows: Iterable[Row], now_us: int) -> list[Ban]:
     return [ban for ban in bans if not ban.is_over(now_us)]
 
 
-def _ban(row: Row) -> Ban:
+def _ban(row: ExportedBan) -> Ban:
     return Ban(
         _key(row["key"]),
         clean_reason(row["reason"]),
@@ -64,11 +65,11 @@ def _ban(row: Row) -> Ban:
     )
 
 
-def _whole(row: Row, field: str, least: int = -_MOST) -> int:
+def _whole(row: ExportedBan, field: str, least: int = -_MOST) -> int:
     return check_whole(row[field], least, _MOST, field, "for example 0")
 
 
-def _until_us(row: Row) -> int | None:
+def _until_us(row: ExportedBan) -> int | None:
     if row["until_us"] is None:
         return None
     return _whole(row, "until_us")

@@ -27,7 +27,6 @@ import click
 from ... import (
     ConfigurationError,
     Limiter,
-    MemoryStore,
     RateLimitMiddleware,
     SlidegateError,
     StoreError,
@@ -237,20 +236,12 @@ def ask(url: str, work: Callable[[Limiter], Awaitable[T]], *, writes: bool = Fal
 
 
 def _limiter_on(url: str, writes: bool) -> Limiter:
-    # Redis, read-only, accepts changes of data that exist; LMDB accepts none.
-    limiter = Limiter.from_url(url, read_only=True, deadline=DEADLINE, on_error="deny")
-    if isinstance(limiter.store, MemoryStore):
+    if url.strip().lower().startswith("memory:"):
         raise ConfigurationError(
             "memory:// is in the memory of the server process, which no command can access; use the dashboard of the "
             "application"
         )
-    if writes and url.lower().startswith("lmdb:"):
-        limiter.store.close()  # it exists and is not damaged
-        try:
-            limiter = Limiter.from_url(url, deadline=DEADLINE, on_error="deny")
-        except ConfigurationError as error:  # it belongs to another user
-            raise StoreError(str(error)) from error
-    return limiter
+    return Limiter.from_url(url, read_only=not writes, create=False, deadline=DEADLINE, on_error="deny")
 
 
 # -- configuration files -----------------------------------------------------------------------------------------------

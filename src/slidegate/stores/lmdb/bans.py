@@ -12,7 +12,8 @@ from itertools import islice
 from typing import Any, Final, TypeVar
 
 from ...core.bans.ban import Ban, BanSubject
-from ...core.bans.rows import Row, from_rows
+from ...core.bans.rows import ExportedBan, from_rows
+from ...core.store import COMMAND_DEADLINE_S
 from ..ban_book import BanBook, BookBans
 from ..shared import in_steps, pause, running_loop
 from .ban_rows import ban_of
@@ -43,11 +44,13 @@ class LmdbBans(BookBans):
         self._store = transactions.store
         self._count = 0
 
-    def find(self, subjects: Sequence[BanSubject]) -> Ban | Awaitable[Ban | None] | None:
+    def find(
+        self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Ban | Awaitable[Ban | None] | None:
         """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
-        return self._batcher.read(Transaction.ban_of, subjects)
+        return self._batcher.read(Transaction.ban_of, subjects, deadline_s=deadline_s)
 
-    def load(self, rows: Sequence[Row]) -> int | Awaitable[int]:
+    def load(self, rows: Sequence[ExportedBan]) -> int | Awaitable[int]:
         """Import rows of `core.bans.rows`; of two that replace each other the longer one is kept.
 
         They are written in parts, with pauses in which other processes can write. If the store fails in between,
@@ -87,9 +90,9 @@ class LmdbBans(BookBans):
             await pause(LOAD_PAUSE_S)
         return len(bans)
 
-    def change(self, do: Callable[[BanBook, int], T]) -> T | Awaitable[T]:
+    def change(self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S) -> T | Awaitable[T]:
         """See `BookBans.change`."""
-        return self._batcher.run(Transaction.change_bans, do)
+        return self._batcher.run(Transaction.change_bans, do, deadline_s=deadline_s)
 
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
         """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""

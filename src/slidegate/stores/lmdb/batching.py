@@ -7,10 +7,10 @@ A *job* is a method of `Transaction` with its arguments. On an asyncio event loo
   many, they run in one transaction, up to `MOST_TOGETHER`, and so do those of the next iterations, until there are few
   again;
 * while another process is behind the gate, jobs wait and are retried without blocking the loop. A `Limiter` gives up
-  the futures of requests after its deadline; after `TIMEOUT_S`, a job fails with `StoreTimeout`.
+  the futures of requests after its deadline; after `COMMAND_DEADLINE_S`, a job fails with `StoreTimeout`.
 
 Without an event loop, the caller blocks until the job has run, or the gate has been closed to this process for the
-deadline of its thread. A job that is cancelled or times out before it has run has charged nothing.
+deadline of the call. A job that is cancelled or times out before it has run has charged nothing.
 
 For other threads of its process, whose transactions are short, a job waits in a thread as on a loop, and that is no
 failure of the files: the more threads want to run Python code, the longer each of them is in its transaction.
@@ -19,13 +19,13 @@ failure of the files: the more threads want to run Python code, the longer each 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from ...core.errors import StoreTimeout
+from ...core.store import COMMAND_DEADLINE_S
 from ..shared import running_loop
 from .environment import POLL_S
 from .transaction import Job, Transaction, Transactions
@@ -33,8 +33,6 @@ from .transaction import Job, Transaction, Transactions
 Args = TypeVarTuple("Args")
 T = TypeVar("T")
 
-TIMEOUT_S: Final = 30.0
-"""How long a job waits, such as a command of an operator."""
 LOOK_EVERY: Final = 16
 MANY: Final = 4
 """From this many jobs on, batching pays: an iteration of the loop costs about as much as two or three transactions."""
@@ -53,28 +51,27 @@ class Batcher:
 
     Args:
         transactions: Runs transactions.
-
-    Attributes:
-        timeout: Has as `span_s` the deadline of the jobs of each thread without an event loop, in seconds.
     """
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
-        self.timeout = threading.local()
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopJobs] = WeakKeyDictionary()
         self._last: tuple[asyncio.AbstractEventLoop | None, _LoopJobs | None] = None, None
 
-    def run(self, do: Callable[[Transaction, *Args], T], *args: *Args) -> T | asyncio.Future[T]:
+    def run(
+        self, do: Callable[[Transaction, *Args], T], *args: *Args, deadline_s: float = COMMAND_DEADLINE_S
+    ) -> T | asyncio.Future[T]:
         """Run a job; return its answer, or a future of it.
 
         Args:
             do: Called with the transaction, then with `args`.
             args: Its arguments.
+            deadline_s: How long a thread without an event loop waits for other processes, in seconds.
         """
         jobs, job = self._jobs(), (do, args)
         answers: list[Any] | None
         if jobs is None:
-            answers = self._wait(job)
+            answers = self._wait(job, deadline_s)
         elif jobs.busy or (answers := self._transactions.write((job,))) is None:
             return jobs.queue(job)
         else:
@@ -82,22 +79,26 @@ class Batcher:
         answer: T = answers[0]
         return answer
 
-    def read(self, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T | asyncio.Future[T]:
+    def read(
+        self, ask: Callable[[Transaction, *Args], T], *args: *Args, deadline_s: float = COMMAND_DEADLINE_S
+    ) -> T | asyncio.Future[T]:
         """Run a method that changes nothing as a job; see `Transaction.read`."""
-        return self.run(Transaction.read, ask, *args)
+        return self.run(Transaction.read, ask, *args, deadline_s=deadline_s)
 
-    def free(self, do: Callable[[Transaction, *Args], T], *args: *Args) -> T | asyncio.Future[T]:
+    def free(
+        self, do: Callable[[Transaction, *Args], T], *args: *Args, deadline_s: float = COMMAND_DEADLINE_S
+    ) -> T | asyncio.Future[T]:
         """Run a method that deletes or hands back as a job; see `Transaction.free`."""
-        return self.run(Transaction.free, do, *args)
+        return self.run(Transaction.free, do, *args, deadline_s=deadline_s)
 
-    def _wait(self, job: Job) -> list[Any]:
+    def _wait(self, job: Job, deadline_s: float) -> list[Any]:
         """Run a job without an event loop."""
-        span_s, env = getattr(self.timeout, "span_s", TIMEOUT_S), self._transactions.env
+        env = self._transactions.env
         before_s = env.refused_s
         while (answers := self._transactions.write((job,))) is None:
             before_s = min(before_s, env.refused_s)  # it begins anew where another thread was behind the gate
-            if env.refused_s - before_s > span_s:
-                raise _too_long(span_s)
+            if env.refused_s - before_s > deadline_s:
+                raise _too_long(deadline_s)
             time.sleep(POLL_S)
         return answers
 
@@ -135,7 +136,7 @@ class _LoopJobs:
         """Queue a job; return the future of its answer."""
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        self._waiting.append((future, job, loop.time() + TIMEOUT_S))
+        self._waiting.append((future, job, loop.time() + COMMAND_DEADLINE_S))
         if not self.busy:
             self._schedule(loop)
         return future
@@ -177,7 +178,7 @@ class _LoopJobs:
         if answers is None:
             for future, _, until_s in items:
                 if now_s >= until_s:
-                    _fail(future, _too_long(TIMEOUT_S))
+                    _fail(future, _too_long(COMMAND_DEADLINE_S))
             return [item for item in items if not item[0].done()]
         for (future, _, _), answer in zip(items, answers, strict=True):
             if not future.done():  # else observers of an event have cancelled it

@@ -78,12 +78,11 @@ class Environment:
     def __init__(self, path: Path, options: Options) -> None:
         self.path = path
         self.options = options
-        self._writes = not options.read_only
         self.journal = Journal(path)
         self._throttle = Throttle()
         self.pending_events: deque[Event] = deque()
         self.users = 0
-        self._gate = Gate(path, read_only=options.read_only)
+        self._gate = Gate(path, create=options.create)
         self.refused_s = self._refused_at_s = 0.0
         self._inside = 0  # the thread that is behind the gate; in it, a signal handler may ask
         self._is_closed = False
@@ -127,7 +126,7 @@ class Environment:
                 self._examine()
             if self._opened is None:
                 return None
-            with self._opened.lmdb.begin(self._opened.dbs.windows, write=self._writes) as txn:
+            with self._opened.lmdb.begin(self._opened.dbs.windows, write=True) as txn:
                 transaction = work(txn)
                 if transaction.rows.noted:
                     noted = transaction.rows.noted
@@ -184,12 +183,10 @@ class Environment:
 
     def failure(self, error: Exception) -> StoreUnavailable:
         """Return the error to raise for an error of LMDB or the system; the next `run` does what it calls for."""
-        if isinstance(error, lmdb.ReadonlyError) and self.options.read_only:
-            return StoreUnavailable(f"lmdb: {self.path} is open for reading only")
         if isinstance(error, lmdb.Error) and not isinstance(error, _NO_ROOM):
             self._trouble = error
         # A line of the journal has no room, and whatever needs none goes on.
-        concerns: Concerns = "key" if isinstance(error, OSError) and error.errno in DISK_FULL else "server"
+        concerns: Concerns = "request" if isinstance(error, OSError) and error.errno in DISK_FULL else "server"
         damaged = " is damaged" if isinstance(error, DAMAGE) else ""
         return StoreUnavailable(f"lmdb: {self.path}{damaged}: {error}", concerns=concerns)
 
@@ -264,7 +261,7 @@ class Environment:
 
         Raises:
             ConfigurationError: The files cannot be used; the message names the remedy.
-            StoreUnavailable: They are opened for reading only, and cannot be read; or there is no thread to open them.
+            StoreUnavailable: They cannot be opened, and the options say not to create them; or no thread can open them.
         """
         if self._opened is None:
             self._open_error = None  # of another start
@@ -273,7 +270,7 @@ class Environment:
             while opening.is_alive() and _is_held():  # by that thread, which has the journal to read
                 opening.join(START_S)
             failed, self._open_error = self._open_error, None
-            if isinstance(failed, ConfigurationError) and self.options.read_only:
+            if isinstance(failed, ConfigurationError) and not self.options.create:
                 raise StoreUnavailable(str(failed)) from failed
             if failed is not None:
                 raise failed
@@ -314,7 +311,7 @@ class Environment:
 
     def _check(self) -> None:
         """Check that the files are ours alone, before the gate is opened."""
-        if self.options.read_only:
+        if not self.options.create:
             check_files(self.path)
             return
         check_directory(self.path)
@@ -332,7 +329,7 @@ class Environment:
         is_bad = isinstance(trouble, lmdb.BadTxnError)
         is_damaged = isinstance(trouble, DAMAGE) or (is_bad and self._was_bad)
         self._was_bad = not is_damaged and (is_bad or self._was_bad)
-        if trouble and is_damaged and self._opened is not None and self._writes:
+        if trouble and is_damaged and self._opened is not None and self.options.create:
             discard(self._opened, trouble, self.pending_events.append)
         has_gate = self._gate.is_in_place()
         if trouble or not has_gate or not self._is_in_place():
@@ -405,7 +402,7 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
 
     Raises:
         ConfigurationError: The path cannot be used, or is open with other options.
-        StoreUnavailable: It is opened for reading only, and cannot be read.
+        StoreUnavailable: It cannot be opened, and the options say not to create it.
     """
     try:
         real_path = Path(os.path.realpath(path)) if path else None

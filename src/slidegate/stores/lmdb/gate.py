@@ -27,15 +27,15 @@ class Gate:
 
     Args:
         path: The directory.
-        read_only: Whether nothing is created, and this process is no user.
+        create: Whether to create the files if there are none; who does not is a tool, and none of those who live.
 
     Attributes:
         is_open: Whether the files are open.
     """
 
-    def __init__(self, path: Path, *, read_only: bool) -> None:
+    def __init__(self, path: Path, *, create: bool) -> None:
         self._path = path
-        self._read_only = read_only
+        self._create = create
         self._gate = self._users = -1
         self.is_open = self._lives = False
 
@@ -69,8 +69,8 @@ class Gate:
 
     def join(self) -> None:
         """Become one of those who live, inside the gate."""
-        _locked(self._users, fcntl.LOCK_UN if self._read_only else fcntl.LOCK_SH)
-        self._lives = not self._read_only
+        _locked(self._users, fcntl.LOCK_SH if self._create else fcntl.LOCK_UN)
+        self._lives = self._create
 
     def is_in_place(self) -> bool:
         """Return whether both files are still those at their paths."""
@@ -91,12 +91,13 @@ class Gate:
 
     def _opened(self, name: str) -> int:
         place = self._path / name
-        flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK in case it is a FIFO or a device
-        flags |= os.O_RDONLY if self._read_only else os.O_RDWR | os.O_CREAT
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK in case it is a FIFO or a device
+        if self._create:
+            flags |= os.O_CREAT
         try:
             file = os.open(place, flags, 0o600)
         except OSError as error:
-            if self._read_only and isinstance(error, FileNotFoundError):
+            if not self._create and isinstance(error, FileNotFoundError):
                 missing, remedy = place, "the first worker creates it"
                 if not self._path.parent.exists():
                     missing, remedy = self._path.parent, "create it, or choose another path"

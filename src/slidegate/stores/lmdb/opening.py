@@ -48,11 +48,11 @@ class Options(NamedTuple):
     Attributes:
         max_map_size: The size of a new map, in bytes; by default `NEW_MAP_SIZE`. An existing file keeps its own, or is
             made so large by a process that is alone. A tool does not know it, so by default nothing is made larger.
-        read_only: Whether nothing is created or written.
+        create: Whether to begin the file anew where it is missing, of another start or damaged.
     """
 
     max_map_size: int | None
-    read_only: bool = False
+    create: bool = True
 
 
 def _choose(path: Path, gate: Gate, options: Options, tell: Tell) -> tuple[Path, bool]:
@@ -63,7 +63,7 @@ def _choose(path: Path, gate: Gate, options: Options, tell: Tell) -> tuple[Path,
     """
     alone, boot = gate.is_alone(), boot_id()
     own, files = path / f"counts-{LAYOUT}-{boot or 'unknown'}.mdb", sorted(path.glob("counts-*.mdb"))
-    if alone and not options.read_only:
+    if alone and options.create:
         stale = [file for file in files if file != own or not boot]
         for file in stale:
             file.unlink(missing_ok=True)
@@ -94,7 +94,7 @@ def open_file(path: Path, gate: Gate, journal: Journal, options: Options, tell: 
     Raises:
         ConfigurationError: Those who live use another layout, the journal is of a later version, or the file is not a
             regular file.
-        StoreUnavailable: It is opened for reading only, and has to be begun anew.
+        StoreUnavailable: It has to be begun anew, and the options say not to.
         OSError: It cannot be opened.
     """
     name, alone = _choose(path, gate, options, tell)
@@ -104,7 +104,7 @@ def open_file(path: Path, gate: Gate, journal: Journal, options: Options, tell: 
         why = ""
     except (*DAMAGE, lmdb.BadTxnError) as error:  # its first transaction is bad by a page
         why = f"was damaged ({error})"
-    if options.read_only:
+    if not options.create:
         raise StoreUnavailable(f"lmdb: {name} {why or 'does not exist'}; the first worker begins it anew")
     name.unlink(missing_ok=True)
     counts = _mapped(name, gate, options, alone=True, kept=journal.read())
@@ -137,16 +137,16 @@ def _mapped(
         kept: The rows of the journal, with which the file is created; None if it has to be there.
     """
     create = kept is not None
-    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | (os.O_RDONLY if options.read_only else os.O_RDWR)
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     with ExitStack() as if_it_fails:
         file = os.open(name, flags | (os.O_CREAT if create else 0), 0o600)
         if_it_fails.callback(os.close, file)
         # With 0, LMDB takes the size that is written in the file; a smaller one would cut the file off.
         asked = options.max_map_size or (NEW_MAP_SIZE if create else 0)
-        size = max(asked, os.fstat(file).st_size) if asked and alone and not options.read_only else 0
-        through_map = CAN_TAKE and not options.read_only
+        size = max(asked, os.fstat(file).st_size) if asked and alone and options.create else 0
+        through_map = CAN_TAKE and options.create
         fixed: Any = {"subdir": False, "lock": False, "sync": False, "metasync": False, "max_spare_txns": 0}
-        varying: Any = {"map_size": size, "readonly": options.read_only, "create": create, "writemap": through_map}
+        varying: Any = {"map_size": size, "create": create, "writemap": through_map}
         environment: Any = lmdb.open(str(name), max_dbs=len(NAMES), mode=0o600, **fixed, **varying)
         if_it_fails.callback(environment.close)
         # LMDB takes a file of zeros for a foreign one, so room is only taken now.
@@ -156,7 +156,7 @@ def _mapped(
         dbs = {database: environment.open_db(database.encode(), create=create) for database in NAMES}
         counts.dbs = Databases(**dbs, cell_key=os.urandom(_CELL_KEY_BYTES))
         if kept is None:
-            _read(counts, gate, writes=alone and not options.read_only)
+            _read(counts, gate, writes=alone and options.create)
         else:
             # In order, which fills whole pages: a full file of bans would not fit into a new one else.
             _fill(counts, gate, sorted(kept.items(), key=lambda row: row[0]))

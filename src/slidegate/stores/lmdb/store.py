@@ -39,7 +39,7 @@ from ...core.decision import Decision
 from ...core.events import EventListener
 from ...core.logs import written
 from ...core.reservation import Reservation
-from ...core.store import Clock, Snapshot, Store
+from ...core.store import COMMAND_DEADLINE_S, Clock, Snapshot, Store
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock
 from ..system_clock import system_us
@@ -48,7 +48,7 @@ from .batching import Batcher
 from .environment import close_environment, open_environment
 from .layout import boot_us
 from .opening import Options
-from .stats import LmdbSharedStats
+from .rows import LmdbRows
 from .transaction import Transaction, Transactions
 
 MIN_MAP_SIZE: Final = 2**20
@@ -76,18 +76,18 @@ class LmdbStore(Store):
             Beyond it, automatic bans and levels are not recorded.
         permit_lease: How long the permits of a dead process stay taken, 1 s to 10 minutes. A process renews its lease
             three times in this time.
-        read_only: Whether the store never writes: the files must exist, and every change raises `StoreUnavailable`. For
-            monitoring tools.
+        create: Whether to create the files if there are none; a tool that looks at those of workers does not.
         clock: Returns microseconds; by default the clock of the host. Tests pass `slidegate.testing.FakeClock`.
         wall_clock: Returns Unix time in microseconds, for bans and quotas; by default `clock` if one is given, else
             the system clock.
 
     Raises:
         ConfigurationError: An option is out of range, or the files cannot be used; the message names the remedy.
-        StoreUnavailable: `read_only` is set, and the files cannot be read; or no thread can be started to open them.
+        StoreUnavailable: The files cannot be used, and `create` is false; or no thread can be started to open them.
     """
 
     bans: LmdbBans
+    answers_threads = True
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class LmdbStore(Store):
         max_keys: int = DEFAULT_MAX_KEYS,
         max_bans: int = DEFAULT_MAX_BANS,
         permit_lease: str | timedelta = DEFAULT_PERMIT_LEASE,
-        read_only: bool = False,
+        create: bool = True,
         clock: Clock | None = None,
         wall_clock: Clock | None = None,
     ) -> None:
@@ -110,13 +110,13 @@ class LmdbStore(Store):
         super().__init__()
         self.permits = HeldPermits(permit_lease_us(permit_lease), self.renew_permits)
         self.max_keys, self.max_bans = max_keys, max_bans
-        self._env = open_environment(path, Options(max_map_size, read_only))
+        self._env = open_environment(path, Options(max_map_size, create))
         self.unix_us: Clock = wall_clock or clock or system_us
         self.now_us: Clock = clock or boot_us
         self._transactions = Transactions(self, self._env)
         self._batcher = Batcher(self._transactions)
         self.bans = LmdbBans(self._transactions, self._batcher)
-        self.shared_stats = LmdbSharedStats(self._transactions, self._batcher)
+        self.shared_rows = LmdbRows(self._transactions, self._batcher)
 
     def __repr__(self) -> str:
         return f"<LmdbStore {written(str(self._env.path))}>"
@@ -133,30 +133,29 @@ class LmdbStore(Store):
             self.permits.is_open = False
             close_environment(self._env)
 
-    def keep_deadline(self, deadline_s: float) -> bool:
-        """Set the deadline of this thread's calls without an event loop, in seconds; it is enforced."""
-        self._batcher.timeout.span_s = deadline_s
-        return True
-
-    def answers_threads(self) -> bool:
-        """Return True: the deadline is kept without an event loop, too."""
-        return True
-
-    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
+    def hit(
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, atomically, and return the decision."""
-        return self._batcher.run(Transaction.hit, checks, subjects)
+        return self._batcher.run(Transaction.hit, checks, subjects, deadline_s=deadline_s)
 
-    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
+    def peek(
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Decision | Awaitable[Decision]:
         """Return what `hit` would answer now, without changing anything."""
-        return self._batcher.read(Transaction.peek, checks, subjects)
+        return self._batcher.read(Transaction.peek, checks, subjects, deadline_s=deadline_s)
 
-    def charge(self, checks: Sequence[Check]) -> Decision | Awaitable[Decision]:
+    def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Decision | Awaitable[Decision]:
         """Charge every cost atomically, even beyond the limits, and return the decision."""
-        return self._batcher.run(Transaction.charge, checks)
+        return self._batcher.run(Transaction.charge, checks, deadline_s=deadline_s)
 
-    def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
+    def refund(
+        self, reservations: Sequence[Reservation], deadline_s: float = COMMAND_DEADLINE_S
+    ) -> bool | Awaitable[bool]:
         """Refund charges; return False if all of them have expired or were refunded before."""
-        return self._batcher.free(Transaction.refund, reservations) if reservations else False
+        if not reservations:
+            return False
+        return self._batcher.free(Transaction.refund, reservations, deadline_s=deadline_s)
 
     def reset(self, key: str) -> bool | Awaitable[bool]:
         """Forget the windows of `key` under every rule; return whether it had spent units.

@@ -78,7 +78,7 @@ class Transactions:
             answers.clear()  # their permits count as long as they exist, and the error refers to this frame
             if isinstance(error, lmdb.MapFullError):
                 self._make_room()
-                raise StoreUnavailable(f"lmdb: {self.env.path} is full: {error}", concerns="key") from error
+                raise StoreUnavailable(f"lmdb: {self.env.path} is full: {error}", concerns="request") from error
             if isinstance(error, (lmdb.Error, OSError)):
                 raise self.env.failure(error) from error
             raise

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ...core.bans.ban import Ban, BanSubject, longest, network_place
 from ...core.bans.networks import BannedNetworks
-from ...core.bans.rows import Row, from_rows
+from ...core.bans.rows import ExportedBan, from_rows
 from ...core.bans.strikes import Level
 from ...core.buckets import Check
 from ...core.decision import Decision, refused_by_ban
 from ...core.logs import Throttle
-from ...core.store import Clock
+from ...core.store import COMMAND_DEADLINE_S, Clock
 from ..ban_book import LOG_EVERY_US, BanBook, BookBans
 from ..forks import ProcessLock
 
@@ -183,7 +183,7 @@ class MemoryBans(BookBans):
         ban = longest(found, now_us)
         return None if ban is None else refused_by_ban(ban, now_us, checks)
 
-    def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
+    def find(self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S) -> Ban | None:
         """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
         self._store.expect_open()
         refusal = self.decide((), subjects)
@@ -213,7 +213,7 @@ class MemoryBans(BookBans):
         self.sweep()
         return self.rows.ban_count()
 
-    def load(self, rows: Sequence[Row]) -> int:
+    def load(self, rows: Sequence[ExportedBan]) -> int:
         """Import rows of `core.bans.rows`; of two that replace each other the longer one is kept."""
         self._store.expect_open()
         bans = from_rows(rows, self._store.unix_us())  # the slowest part, which needs no lock
@@ -221,7 +221,7 @@ class MemoryBans(BookBans):
         self.change(lambda book, _: book.take_over(bans))
         return len(bans)
 
-    def change(self, do: Callable[[BanBook, int], T]) -> T:
+    def change(self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S) -> T:
         """See `BookBans.change`; some expired windows of strikes are swept, too."""
         self._store.expect_open()
         with self._lock:

@@ -34,7 +34,7 @@ from ...core.limits import MAX_AMOUNT, AnyLimit
 from ...core.logs import Throttle
 from ...core.memo import MANY, remember
 from ...core.reservation import Reservation
-from ...core.store import Clock, Snapshot, Store
+from ...core.store import COMMAND_DEADLINE_S, Clock, Snapshot, Store
 from ..ban_book import LOG_EVERY_US
 from ..forks import InChild
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, keys_shared
@@ -77,6 +77,7 @@ class MemoryStore(Store):
     """
 
     bans: MemoryBans
+    answers_threads = True
 
     def __init__(
         self,
@@ -143,7 +144,9 @@ class MemoryStore(Store):
         """Return the current number of windows, without shared cells."""
         return self._room.keys
 
-    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:  # noqa: C901 - inlined
+    def hit(  # noqa: C901 - inlined
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Decision:
         """Charge every check or none, atomically, and return the decision."""
         own = checks[0][1] if checks else ""
         at = hash(own) >> HASH_BITS & self._mask
@@ -184,7 +187,9 @@ class MemoryStore(Store):
             self.tidy(now_us)
         return decision
 
-    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
+    def peek(
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Decision:
         """Return what `hit` would answer now, without changing anything."""
         self.expect_open()
         refusal = self.bans.decide(checks, subjects)
@@ -208,7 +213,7 @@ class MemoryStore(Store):
             windows = [windows[name] for _, _, windows, name, _ in self._known(checks)]
             return Snapshot(self.time_us(), self.unix_us(), windows)
 
-    def charge(self, checks: Sequence[Check]) -> Decision:
+    def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Decision:
         """Charge every cost atomically, even beyond the limits, and return the decision."""
         self.expect_open()
         with self._shards_of(checks).lock:
@@ -217,7 +222,7 @@ class MemoryStore(Store):
         self.tidy(now_us)
         return decision
 
-    def refund(self, reservations: Sequence[Reservation]) -> bool:
+    def refund(self, reservations: Sequence[Reservation], deadline_s: float = COMMAND_DEADLINE_S) -> bool:
         """Refund charges; return False if none of them is left."""
         self.expect_open()
         checks = [reservation.check for reservation in reservations]
@@ -225,7 +230,7 @@ class MemoryStore(Store):
             return refund_all(reservations, self._known(checks), self._now_us())
 
     def release(self, decision: Decision) -> bool:
-        """See `Store.release`; the permits are where the key leads, as for any charge."""
+        """See `ReleasesPermits`; the permits are where the key leads, as for any charge."""
         if not decision.is_whole:
             return False
         refs: list[WindowRef] = []
@@ -268,10 +273,6 @@ class MemoryStore(Store):
         # The windows are read here, and deallocated on return, without blocking other threads on a lock.
         now_us, unix_us = self.time_us(), self.unix_us()
         return any(table.in_use(window, now_us, unix_us) for table, windows in forgotten for window in windows.values())
-
-    def answers_threads(self) -> bool:
-        """Return True: no method returns an awaitable."""
-        return True
 
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits requests hold now, over all keys."""

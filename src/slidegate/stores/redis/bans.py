@@ -23,12 +23,12 @@ from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.bans.events import banned, bans_full, shadow_banned, unbanned
 from ...core.bans.networks import MAX_NETWORKS, BannedNetworks, too_many_networks
 from ...core.bans.policy import BanPolicy
-from ...core.bans.rows import Row, from_rows
+from ...core.bans.rows import ExportedBan, from_rows
 from ...core.bans.strikes import Level, next_ban
 from ...core.errors import StoreUnavailable
 from ...core.events import Event
 from ...core.logs import Throttle
-from ...core.store import BanStore
+from ...core.store import COMMAND_DEADLINE_S, BanStore
 from ..ban_book import LOG_EVERY_US
 from ..shared import in_steps
 from .clock import monotonic_us
@@ -68,13 +68,15 @@ class RedisBans(BanStore):
 
     # -- commands of users ------------------------------------------------------------------------------------------
 
-    async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
+    async def find(self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S) -> Ban | None:
         """Return the longest-lasting ban in force on any of `subjects`; None if there is none. Changes nothing."""
         await self.hear()
         own = await self._of_keys(dict.fromkeys(subject for subject in subjects if isinstance(subject, str)))
         return longest([*own, *self.of_networks(subjects)])
 
-    async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
+    async def strike(
+        self, policy: BanPolicy, key: str, weight: int, reason: str, deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Ban | None:
         """Count strikes, and ban the key if its window is full; return the new ban, if any.
 
         If the connection breaks, the strikes may be lost.
@@ -157,7 +159,7 @@ class RedisBans(BanStore):
         """Return how many banned keys Redis last reported: those in force, and some that have ended since."""
         return self._count
 
-    async def load(self, rows: Sequence[Row]) -> int:
+    async def load(self, rows: Sequence[ExportedBan]) -> int:
         """Import rows of `core.bans.rows`; of two that replace each other the longer one is kept."""
         bans = from_rows(rows, await self._batcher().server_us())
         bans.sort(key=lambda ban: ban.network() is None)  # networks first: there may be too many
@@ -173,18 +175,18 @@ class RedisBans(BanStore):
 
     def news(self) -> Packed:
         """Pack the poll."""
-        begins = b"" if self._store.read_only else os.urandom(8).hex().encode()
+        begins = os.urandom(8).hex().encode() if self._store.create else b""
         return command(self._names, b"news", begins, int(not self.life), self.version)
 
     def apply_news(self, answer: Sequence[Any], now_us: int) -> None:
         """Take in the answer to the poll.
 
         Raises:
-            StoreUnavailable: The store is read-only, and Redis has no slidegate data.
+            StoreUnavailable: The store begins nothing, and Redis has no slidegate data.
         """
         count, life, policy, version, rows = answer
         before, self.life = self.life, life
-        if self._store.read_only and not life:
+        if not self._store.create and not life:
             name = self._names[0].decode()
             raise StoreUnavailable(
                 f"redis: no slidegate data under {name}; the first worker creates it; check the database and the prefix"

@@ -212,7 +212,7 @@ class Batcher:
         try:
             await self._hear(line)
         except Exception as error:
-            if store_error(error).concerns != "key" and len(self._senders) > 1:
+            if store_error(error).concerns != "request" and len(self._senders) > 1:
                 self._alone_until_s = monotonic() + RETRY_S
                 self._go()
                 return False
@@ -249,7 +249,7 @@ class Batcher:
 
     def _fail(self, requests: Iterable[Request], error: StoreError) -> None:
         """Raise an error in the tasks that still await these requests."""
-        self._failures += error.concerns != "key"
+        self._failures += error.concerns != "request"
         for request in requests:
             if not request.future.done():
                 request.future.set_exception(error)
@@ -282,7 +282,7 @@ class Batcher:
                 if not request.future.done():
                     request.future.set_result(result)
             except Exception as error:  # a malformed answer fails one request, and not the rest of the call
-                self._fail((request,), error if isinstance(error, StoreError) else unexpected(answer, "key"))
+                self._fail((request,), error if isinstance(error, StoreError) else unexpected(answer, "request"))
 
     def _packed(self, requests: Iterable[Request]) -> dict[Request, Packed]:
         """Pack the requests that are still awaited; if one cannot be packed, only that one fails."""
@@ -293,7 +293,7 @@ class Batcher:
                     packed[request] = request.pack()
                 except Exception as error:
                     why = f"redis: a request cannot be sent: {error!r}"
-                    self._fail((request,), StoreUnavailable(why, concerns="key"))
+                    self._fail((request,), StoreUnavailable(why, concerns="request"))
         return packed
 
     async def _eval(self, line: Any, *args: bytes | int) -> Any:

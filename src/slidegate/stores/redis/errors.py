@@ -10,7 +10,7 @@ from ...core.errors import Concerns, StoreError, StoreTimeout, StoreUnavailable,
 
 CLOSED: Final = "redis: the store is closed; create a new one"
 _SIGNS: Final[dict[Concerns, tuple[str, ...]]] = {
-    "key": ("WRONGTYPE", "data string too short"),
+    "request": ("WRONGTYPE", "data string too short"),
     "writes": ("OOM ", "READONLY ", "MISCONF ", "NOREPLICAS "),
 }
 """What is in an error about another program's value, or a damaged one, at a key; and in those of a server that is full,

@@ -29,7 +29,7 @@ from ...core.errors import ConfigurationError, StoreError, StoreUnavailable, quo
 from ...core.memo import MANY, remember
 from ...core.passwords import AnyAddress, address_in
 from ...core.reservation import Reservation
-from ...core.store import Clock, Snapshot, Store
+from ...core.store import COMMAND_DEADLINE_S, Clock, Snapshot, Store
 from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, check_clock, running_loop
 from .bans import RedisBans
@@ -39,8 +39,8 @@ from .clock import StoreTime
 from .errors import CLOSED
 from .refusals import Refusals
 from .requests import Asked, Question
+from .rows import RedisRows
 from .script import CHANGED, CHARGE, HIT, INSPECT, PEEK, Packing
-from .stats import RedisSharedStats
 from .urls import Client, open_client
 
 DEFAULT_MAX_WAITING: Final = 10_000
@@ -65,8 +65,8 @@ class RedisStore(Store):
             three times in that time.
         max_bans: The most bans in force. Beyond that, automatic bans are not recorded.
         max_waiting: The most requests of one event loop that may be queued for a slow server.
-        read_only: Whether to write nothing where Redis has no slidegate data under the prefix; every call then raises
-            `StoreUnavailable`. For tools that only read.
+        create: Whether to begin where Redis has no slidegate data under the prefix; if not, every call then raises
+            `StoreUnavailable`, for a tool that looks at the data of workers.
         clock: For tests: returns microseconds; by default the server's time is used.
 
     Raises:
@@ -87,7 +87,7 @@ class RedisStore(Store):
         permit_lease: str | timedelta = DEFAULT_PERMIT_LEASE,
         max_bans: int = DEFAULT_MAX_BANS,
         max_waiting: int = DEFAULT_MAX_WAITING,
-        read_only: bool = False,
+        create: bool = True,
         clock: Clock | None = None,
     ) -> None:
         found = address_in(client)
@@ -99,7 +99,7 @@ class RedisStore(Store):
         self._prefix = prefix
         self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}
         self.open_client = partial(open_own, given, timeout_s)
-        self.max_waiting, self.max_bans, self.read_only = max_waiting, max_bans, read_only
+        self.max_waiting, self.max_bans, self.create = max_waiting, max_bans, create
         self.lease_us = permit_lease_us(permit_lease)
         self.time = StoreTime(clock)
         self.packing = Packing(prefix, self.time.unix_us, readable=readable)
@@ -108,7 +108,7 @@ class RedisStore(Store):
         self.late: list[Callable[[int], None]] = []
         self.writes = 0
         self.bans = RedisBans(self)
-        self.shared_stats = RedisSharedStats(self)
+        self.shared_rows = RedisRows(self)
 
     def __repr__(self) -> str:
         return f"<RedisStore {quoted(self._prefix)}>"
@@ -131,7 +131,9 @@ class RedisStore(Store):
         """Call `took` with the microseconds of each answer that came when nobody awaited it any more."""
         self.late.append(took)
 
-    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision | Awaitable[Decision]:
+    def hit(
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, atomically, and return the complete decision."""
         question = self._question(checks, subjects)
         refusals = self.refusals
@@ -150,16 +152,20 @@ class RedisStore(Store):
             return question
         return remember(self._questions, known, Question(checks, subjects), MANY)
 
-    def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Awaitable[Decision]:
+    def peek(
+        self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Awaitable[Decision]:
         """Return what `hit` would return now. Changes nothing."""
         return self._send(PEEK, Question(checks, subjects))
 
-    def charge(self, checks: Sequence[Check]) -> Awaitable[Decision]:
+    def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[Decision]:
         """Record every cost atomically, whatever the limits, and return what is left."""
         self.refusals.change(checks)  # a refusal in flight was decided without these units
         return self._send(CHARGE, Question(checks, ()))
 
-    def refund(self, reservations: Sequence[Reservation]) -> bool | Awaitable[bool]:
+    def refund(
+        self, reservations: Sequence[Reservation], deadline_s: float = COMMAND_DEADLINE_S
+    ) -> bool | Awaitable[bool]:
         """Refund what was charged; False if all of it has expired or was already refunded.
 
         If the connection breaks, a refund may be lost, and the units stay charged. Nothing is ever refunded twice.

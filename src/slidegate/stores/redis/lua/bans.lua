@@ -1,4 +1,4 @@
--- The commands about bans and stats. Their arguments are in ARGV, behind those of the commands before them; `key_at` returns
+-- The commands about bans and rows of workers. Their arguments are in ARGV, behind those of the commands before them; `key_at` returns
 -- their keys by their places.
 
 local FOR_EVER_MS = 100 * 365 * 86400000
@@ -37,15 +37,15 @@ local function rows_in_force(name)
   return rows, (#fields - #rows) / 2
 end
 
--- Write a row of a worker, which is kept for some microseconds, into a hash that has the rows of all workers under one
--- rollup and number. Each row starts with its end, because a hash that others keep writing to lives longer.
-function commands.write_stats(worker, value, kept)
+-- Write a row of a worker, which is kept for some microseconds, into a hash that has the rows of all workers of one
+-- kind and number. Each row starts with its end, because a hash that others keep writing to lives longer.
+function commands.write_row(worker, value, kept)
   put(key_at(1), worker, pack("<i8", max(now + tonumber(kept), 0)) .. value)
   rows_in_force(key_at(1))
 end
 
--- Return the rows of a hash of statistics, with their workers.
-function commands.read_stats()
+-- Return the rows of workers in a hash, with their workers.
+function commands.read_rows()
   return (rows_in_force(key_at(1)))
 end
 

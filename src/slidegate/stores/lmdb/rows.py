@@ -1,6 +1,6 @@
 """Rows that the workers of a host keep for each other, in an LMDB environment.
 
-    stats   rollup 0x00 number worker    the time until which it is kept, and its value
+    stats   kind 0x00 number worker    the time until which it is kept, and its value
 
 They expire as windows do, see `ends` in `windows`.
 """
@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Final, TypeAlias
 
 from ...core.errors import StoreUnavailable
-from ...core.store import SharedStats, StatsRow
+from ...core.store import COMMAND_DEADLINE_S, SharedRow, SharedRows
 from .batching import Batcher
 from .layout import DUE
 from .transaction import Transaction, Transactions
@@ -21,10 +21,10 @@ from .windows import STATS
 ALWAYS: Final = 4_096
 """So many bytes are written as a window is; more only while the file is not full."""
 
-Rows: TypeAlias = list[tuple[int, bytes, bytes]]
+Found: TypeAlias = list[tuple[int, bytes, bytes]]
 
 
-class LmdbSharedStats(SharedStats):
+class LmdbRows(SharedRows):
     """Writes and reads the rows, in transactions of the store.
 
     Args:
@@ -37,41 +37,43 @@ class LmdbSharedStats(SharedStats):
         self._batcher = batcher
 
     def time(self) -> int:
-        """See `SharedStats`; the time is that of this host."""
+        """See `SharedRows`; the time is that of this host."""
         return self._transactions.store.now_us()
 
-    def write(self, worker: bytes, row: StatsRow) -> Awaitable[None] | None:
-        """See `SharedStats`.
+    def write(self, worker: bytes, row: SharedRow, deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[None] | None:
+        """See `SharedRows`.
 
         Raises:
             StoreUnavailable: There is no room for the row.
         """
         run = self._batcher.run if row.kept_us > 0 else self._batcher.free
-        return run(self._write, worker, row)
+        return run(self._write, worker, row, deadline_s=deadline_s)
 
-    def _write(self, transaction: Transaction, worker: bytes, row: StatsRow) -> None:
+    def _write(self, transaction: Transaction, worker: bytes, row: SharedRow) -> None:
         rows, counts, size = transaction.rows, self._transactions.env.counts, len(row.value)
         txn, dbs = rows.txn, rows.dbs
-        key, until_us = _key(row.rollup, row.number) + worker, rows.now_us + row.kept_us
+        key, until_us = _key(row.kind, row.number) + worker, rows.now_us + row.kept_us
         if row.kept_us <= 0:
             txn.delete(key, b"", dbs.stats)
             return
         if size > ALWAYS and counts.fullness:
-            raise StoreUnavailable(f"lmdb: no room for {size:,} bytes of stats: {counts.path} {counts.why_full()}")
+            raise StoreUnavailable(f"lmdb: no room for {size:,} bytes of rows: {counts.path} {counts.why_full()}")
         if txn.get(key, None, dbs.stats) is None:
             rows.recheck_at(dbs.ends, until_us, key, STATS)
         txn.put(key, DUE.pack(until_us) + row.value, db=dbs.stats)
         counts.check(txn, always=True)  # it may be larger than many windows
 
-    def read(self, rollup: str, first: int, last: int) -> Rows | Awaitable[Rows]:
-        """See `SharedStats`."""
-        return self._batcher.read(_read_rows, rollup, first, last)
+    def read(
+        self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Found | Awaitable[Found]:
+        """See `SharedRows`."""
+        return self._batcher.read(_read_rows, kind, first, last, deadline_s=deadline_s)
 
 
-def _read_rows(transaction: Transaction, rollup: str, first: int, last: int) -> Rows:
-    rows, end, name = [], _key(rollup, last + 1), len(rollup) + 1
+def _read_rows(transaction: Transaction, kind: str, first: int, last: int) -> Found:
+    rows, end, name = [], _key(kind, last + 1), len(kind) + 1
     with transaction.rows.txn.cursor(transaction.rows.dbs.stats) as cursor:
-        found = cursor.iternext() if cursor.set_range(_key(rollup, first)) else ()
+        found = cursor.iternext() if cursor.set_range(_key(kind, first)) else ()
         for key, value in takewhile(lambda row: row[0] < end, found):
             if DUE.unpack_from(value)[0] > transaction.rows.now_us:
                 (number,) = DUE.unpack_from(key, name)
@@ -79,5 +81,5 @@ def _read_rows(transaction: Transaction, rollup: str, first: int, last: int) -> 
     return rows
 
 
-def _key(rollup: str, number: int) -> bytes:
-    return rollup.encode() + b"\0" + DUE.pack(number)
+def _key(kind: str, number: int) -> bytes:
+    return kind.encode() + b"\0" + DUE.pack(number)

@@ -1,0 +1,65 @@
+"""The rows that workers keep for each other in Redis: a hash for each kind and number, with a field for each worker.
+
+The commands are in ``lua/bans.lua``. A hash expires by its TTL; each row starts with the time at which it expires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+from ...core.store import COMMAND_DEADLINE_S, SharedRow, SharedRows
+from ..shared import in_steps
+
+if TYPE_CHECKING:
+    from .store import RedisStore
+
+AT_ONCE: Final = 32
+"""How many hashes are read in one call, so that requests of clients are sent in between."""
+END_BYTES: Final = 8
+
+
+class RedisRows(SharedRows):
+    """Writes and reads the rows of all workers.
+
+    Args:
+        store: The store.
+    """
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self._prefix = store.packing.meta + b":rows:"
+
+    def time(self) -> Awaitable[int]:
+        """See `SharedRows`."""
+        return self._store.batcher().server_us()
+
+    def write(self, worker: bytes, row: SharedRow, deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[None]:
+        """See `SharedRows`."""
+        names = (self._key(row.kind, row.number),)
+        args = b"write_row", worker, row.value, row.kept_us
+        return self._store.batcher().command(names, *args, read=lambda answer, now_us: None)
+
+    def read(
+        self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Awaitable[list[tuple[int, bytes, bytes]]]:
+        """See `SharedRows`."""
+        return self._read(kind, first) if first == last else self._read_many(kind, first, last)
+
+    async def _read_many(self, kind: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
+        found: list[tuple[int, bytes, bytes]] = []
+        async for numbers in in_steps(range(first, last + 1), AT_ONCE):
+            found += chain(*await asyncio.gather(*[self._read(kind, number) for number in numbers]))
+        return found
+
+    def _read(self, kind: str, number: int) -> Awaitable[list[tuple[int, bytes, bytes]]]:
+        def read(fields: list[bytes], now_us: int) -> list[tuple[int, bytes, bytes]]:
+            rows = zip(fields[::2], fields[1::2], strict=True)
+            return [(number, worker, row[END_BYTES:]) for worker, row in rows]
+
+        return self._store.batcher().command((self._key(kind, number),), b"read_rows", read=read)
+
+    def _key(self, kind: str, number: int) -> bytes:
+        return b"%s%s:%d" % (self._prefix, kind.encode(), number)
