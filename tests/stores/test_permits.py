@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import random
+import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from slidegate.core import Bucket, Concurrency, Reason, SharedRow, StoreUnavaila
 from slidegate.stores import leases
 from slidegate.stores.leases import HeldPermits
 from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.lmdb.windows import RENEWED_AT_ONCE, WindowRows
 from slidegate.stores.redis.batch import MAX_IN_CALL
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -224,6 +226,46 @@ def take_now(store: LmdbStore, key: str = "ann") -> Decision:
     decision = store.hit(((TWO, key, 1),))
     assert isinstance(decision, Decision)
     return decision
+
+
+def test_a_hit_costs_the_same_however_many_permits_of_its_key_are_held(in_file: Opened) -> None:
+    store, many = in_file(), Bucket("many", [Concurrency(10_000)])
+    held = [store.hit(((many, "ann", 1),)) for _ in range(10)]
+
+    def calls() -> int:
+        """Return how many functions, of Python and in C, a hit calls."""
+        made = [0]
+        sys.setprofile(lambda frame, event, arg: made.append(event in ("call", "c_call")))
+        held.append(store.hit(((many, "ann", 1),)))
+        sys.setprofile(None)
+        return sum(made)
+
+    few = min(calls() for _ in range(20))
+    held += [store.hit(((many, "ann", 1),)) for _ in range(4_000)]
+    assert min(calls() for _ in range(20)) <= few
+    assert store.permits_held() == len(held)
+
+
+@pytest.mark.parametrize("on_loop", [True, False])
+def test_thousands_of_rows_are_renewed_in_short_transactions(
+    in_file: Opened, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, on_loop: bool
+) -> None:
+    holds, other, keys = in_file(), in_file(), [f"user:{number}" for number in range(1_000)]
+    held = [take_now(holds, key) for key in keys for _ in range(2)]
+    clock.advance(us=LEASE_US - 1)
+    puts, save = list[int](), WindowRows.save
+
+    def counted(rows: WindowRows) -> None:
+        puts.append(len(rows.permits))
+        save(rows)
+
+    monkeypatch.setattr(WindowRows, "save", counted)
+    asyncio.run(renew(holds)) if on_loop else holds.renew_permits()
+    assert max(puts) == RENEWED_AT_ONCE
+    assert sum(puts) == len(keys)
+    clock.advance(us=LEASE_US - 1)
+    assert not any(take_now(other, key) for key in keys)
+    assert len(held) == holds.permits_held()
 
 
 async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amount_is_held(

@@ -8,6 +8,13 @@ from typing import Any, Protocol
 from .buckets import Check
 
 
+class TakenPermits(Protocol):
+    """What counts the permits of a worker, as far as a reservation needs it."""
+
+    def give_back(self, units: int) -> None:
+        """Count some of them no longer."""
+
+
 class Refunding(Protocol):
     """A store, as far as a reservation needs one."""
 
@@ -27,11 +34,12 @@ class Reservation:
 
     Attributes:
         holder: What renews its permits, in a store whose workers have several.
+        permits: Its permits there, which count until they are split off, or nobody refers to it any more.
         store: The store that charged it, if it is not the limiter's own.
         ended: Whether it was refunded or settled; the remaining units stay charged.
     """
 
-    __slots__ = ("__weakref__", "check", "ended", "first", "holder", "index", "marks", "store", "units")
+    __slots__ = ("check", "ended", "first", "holder", "index", "marks", "permits", "store", "units")
 
     def __init__(self, index: int, first: int, check: Check, marks: Sequence[int], units: Sequence[int]) -> None:
         self.index = index
@@ -40,6 +48,7 @@ class Reservation:
         self.marks = marks
         self.units = units
         self.holder: Any = None
+        self.permits: TakenPermits | None = None
         self.store: Refunding | None = None
         self.ended = False
 
@@ -60,6 +69,8 @@ class Reservation:
         if not any(taken):
             return None
         self.units = [own - gone for own, gone in zip(self.units, taken, strict=True)]
+        if self.permits is not None:
+            self.permits.give_back(taken[0])  # a concurrency limit is alone in its bucket
         part = Reservation(self.index, self.first, self.check, self.marks, taken)
         part.holder = self.holder
         part.store = self.store

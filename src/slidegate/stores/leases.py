@@ -17,17 +17,17 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
 from inspect import isawaitable
+from itertools import islice, takewhile
 from typing import Any, Final, TypeAlias
-from weakref import WeakValueDictionary
 
 from ..core.buckets import Bucket
 from ..core.decision import Decision
 from ..core.durations import parse_duration_us
-from ..core.reservation import Reservation
 from .forks import InChild
 from .shared import running_loop
 
@@ -38,9 +38,6 @@ RENEWALS: Final = 3
 
 Row: TypeAlias = Any
 """The name of a row in the store."""
-
-_Charges: TypeAlias = WeakValueDictionary[int, Reservation]
-_NOBODY: Final[_Charges] = WeakValueDictionary()
 
 _MIN_US: Final = 1_000_000
 _MAX_US: Final = 600_000_000
@@ -55,12 +52,54 @@ def permit_lease_us(value: str | timedelta) -> int:
     return parse_duration_us(value, "permit_lease", _MIN_US, _MAX_US, "10s")
 
 
+class HeldRow:
+    """A row of the store, of whose permits a worker has some.
+
+    Attributes:
+        units: How many it has.
+        due_us: When to renew them, by the store's time.
+    """
+
+    __slots__ = ("due_us", "units")
+
+    def __init__(self) -> None:
+        self.units = self.due_us = 0
+
+
+class Taken:
+    """The permits of one charge.
+
+    They are subtracted when the worker asks next: the garbage collector may end this object at any time, in any thread.
+
+    Args:
+        row: Their row.
+        units: How many.
+        returned: Where permits that are given back wait to be subtracted.
+    """
+
+    __slots__ = ("_returned", "_row", "_units")
+
+    def __init__(self, row: HeldRow, units: int, returned: deque[tuple[HeldRow, int]]) -> None:
+        self._row, self._units, self._returned = row, units, returned
+        row.units += units
+
+    def give_back(self, units: int) -> None:
+        """Give back some of those that are left."""
+        units = min(units, self._units)
+        self._units -= units
+        self._returned.append((self._row, units))
+
+    def __del__(self) -> None:
+        if self._units:
+            self.give_back(self._units)
+
+
 class HeldPermits:
     """The permits that requests of a worker have, by the rows of keys and rules.
 
-    It refers weakly to what their decisions have charged, and renews them from each event loop that has taken one until
-    none are left. A forked child has none of its parent's, and a name of its own. All methods but `count` are called by
-    one thread at a time.
+    They count until their charge is refunded, or nobody refers to it any more. They are renewed from each event loop
+    that has taken one until none are left. A forked child has none of its parent's, and a name of its own. All methods
+    but `count` are called by one thread at a time.
 
     Args:
         lease_us: How long a permit stays taken without a renewal, in microseconds.
@@ -70,7 +109,6 @@ class HeldPermits:
         is_open: Whether they are renewed.
         lease_us: The argument.
         worker: The name of the worker in the store.
-        due_us: When all rows have to be renewed if nothing else has renewed them, by the store's time.
     """
 
     def __init__(self, lease_us: int, renew: Callable[[], Any]) -> None:
@@ -82,8 +120,8 @@ class HeldPermits:
 
     def _begin_anew(self) -> None:
         self.worker = os.urandom(WORKER_BYTES)
-        self.due_us = 0
-        self._rows: dict[Row, _Charges] = {}
+        self._rows: OrderedDict[Row, HeldRow] = OrderedDict()  # those first that were renewed longest ago
+        self._returned: deque[tuple[HeldRow, int]] = deque()
         self._tasks: dict[object, object] = {}
 
     def hold(self, decision: Decision, row_of: Callable[[Bucket, str], Row]) -> None:
@@ -96,8 +134,11 @@ class HeldPermits:
         for charge in decision.reservations:
             bucket, key, _ = charge.check
             if bucket.is_permit:
+                row = row_of(bucket, key)
+                held = self._rows.setdefault(row, HeldRow())
                 charge.holder = self
-                self._rows.setdefault(row_of(bucket, key), WeakValueDictionary())[id(charge)] = charge
+                charge.permits = Taken(held, charge.units[0], self._returned)  # it is the only limit of its bucket
+                self.renewed(row, decision.now_us)
         if self._rows:
             self._begin_renewing()
 
@@ -105,16 +146,34 @@ class HeldPermits:
         """Return the rows of which the worker has permits, or had some when it wrote them last."""
         return list(self._rows)
 
+    def due_rows(self, now_us: int, most: int) -> list[Row]:
+        """Return some rows of which half of the lease has gone since they were renewed."""
+        oldest = islice(self._rows.items(), most)
+        return [row for row, _ in takewhile(lambda held: held[1].due_us <= now_us, oldest)]
+
     def units(self, row: Row) -> int:
         """Return how many permits of a row the worker has; if it has none, it need not renew the row again."""
-        units = _units(self._rows.get(row, _NOBODY))
-        if not units:
-            self._rows.pop(row, None)
-        return units
+        while self._returned:
+            held, units = self._returned.popleft()
+            held.units -= units
+        found = self._rows.get(row)
+        if found is None:
+            return 0
+        if not found.units:
+            del self._rows[row]
+        return found.units
+
+    def renewed(self, row: Row, now_us: int) -> None:
+        """Note that a row is renewed at a time of the store."""
+        held = self._rows.get(row)
+        if held is not None:
+            held.due_us = now_us + self.lease_us // 2
+            self._rows.move_to_end(row)
 
     def count(self) -> int:
         """Return how many permits the worker has."""
-        return sum(map(_units, list(self._rows.values())))
+        held = sum([row.units for row in list(self._rows.values())])
+        return held - sum([units for _, units in list(self._returned)])
 
     def _begin_renewing(self) -> None:
         """Renew them from the event loop of this thread, of asyncio or trio, unless that is done already."""
@@ -140,9 +199,3 @@ class HeldPermits:
                         await answer
         finally:
             self._tasks.pop(loop, None)
-
-
-def _units(charges: _Charges) -> int:
-    # Iteration over `charges.values()` raises if another thread adds to it.
-    found = [charge for reference in charges.valuerefs() if (charge := reference()) is not None]
-    return sum(charge.units[0] for charge in found)  # a concurrency limit is alone in its bucket

@@ -6,18 +6,17 @@ Every hit reads the bans of its client in its own transaction, so a new ban of a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from inspect import isawaitable
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.rows import ExportedBan, from_rows
 from ...core.store import COMMAND_DEADLINE_S
 from ..ban_book import BanBook, BookBans
-from ..shared import in_steps, pause, running_loop
+from ..shared import in_steps, pause
 from .ban_rows import ban_of
-from .batching import PAUSE_S, Batcher
+from .batching import PAUSE_S, Batcher, answer_of
 from .transaction import Transaction, Transactions
 
 T = TypeVar("T")
@@ -57,7 +56,7 @@ class LmdbBans(BookBans):
         another import adds the rest.
         """
         self._store.expect_open()
-        return _answer(self._load(from_rows(rows, self._store.unix_us())))
+        return answer_of(self._load(from_rows(rows, self._store.unix_us())))
 
     def count(self) -> int:
         """Return how many bans are stored: those in force, and some that have recently expired.
@@ -71,13 +70,13 @@ class LmdbBans(BookBans):
 
     def active(self) -> list[Ban] | Awaitable[list[Ban]]:
         """Return the bans in force."""
-        return _answer(self._active())
+        return answer_of(self._active())
 
     async def _active(self) -> list[Ban]:
         """Return the bans in force, read in parts, each in its own transaction."""
         bans: list[Ban] = []
         first = b""
-        while rows := await self._run(Transaction.read, rows_from, first):
+        while rows := await self._batcher.ask(Transaction.read, rows_from, first):
             bans += [ban_of(packed) for _, packed in rows]
             first = rows[-1][0] + b"\0"
             await pause()
@@ -86,7 +85,7 @@ class LmdbBans(BookBans):
 
     async def _load(self, bans: list[Ban]) -> int:
         async for some in in_steps(bans, LOAD_STEP):
-            await self._run(Transaction.change_bans, lambda book, _, some=some: book.take_over(some))
+            await self._batcher.ask(Transaction.change_bans, lambda book, _, some=some: book.take_over(some))
             await pause(LOAD_PAUSE_S)
         return len(bans)
 
@@ -98,27 +97,8 @@ class LmdbBans(BookBans):
         """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
         return self._batcher.free(Transaction.change_bans, lambda book, now_us: book.unban(key, by, now_us))
 
-    async def _run(self, do: Callable[..., Any], *args: Any) -> Any:
-        answer = self._batcher.run(do, *args)
-        return await answer if isawaitable(answer) else answer
-
 
 def rows_from(transaction: Transaction, first: bytes) -> list[tuple[bytes, bytes]]:
     """Return up to `STEP` rows of bans, from `first` on, and their values."""
     with transaction.rows.txn.cursor(transaction.rows.dbs.bans) as cursor:
         return list(islice(cursor.iternext() if cursor.set_range(first) else (), STEP))
-
-
-def _answer(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
-    """Return a coroutine on an event loop, so that other tasks run in between; without one, its result.
-
-    It suspends for nothing else, so it needs no loop of its own: `asyncio.run` would take the thread's one away.
-    """
-    if running_loop() is not None:
-        return work
-    try:
-        while True:
-            work.send(None)
-    except StopIteration as done:
-        answer: T = done.value
-        return answer

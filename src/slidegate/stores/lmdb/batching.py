@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from inspect import isawaitable
 from typing import Any, Final, TypeAlias, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
@@ -90,6 +91,11 @@ class Batcher:
     ) -> T | asyncio.Future[T]:
         """Run a method that deletes or hands back as a job; see `Transaction.free`."""
         return self.run(Transaction.free, do, *args, deadline_s=deadline_s)
+
+    async def ask(self, do: Callable[..., Any], *args: Any) -> Any:
+        """Run a job, and wait for its answer, within a coroutine for `answer_of`."""
+        answer = self.run(do, *args)
+        return await answer if isawaitable(answer) else answer
 
     def _wait(self, job: Job, deadline_s: float) -> list[Any]:
         """Run a job without an event loop."""
@@ -193,3 +199,18 @@ def _fail(future: asyncio.Future[Any], error: Exception) -> None:
 
 def _too_long(timeout_s: float) -> StoreTimeout:
     return StoreTimeout(f"lmdb: another process has held the files for {timeout_s:g} s; is it stopped?")
+
+
+def answer_of(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
+    """Return a coroutine on an event loop, so that other tasks run in between; without one, its result.
+
+    It suspends for nothing else, so it needs no loop of its own: `asyncio.run` would take the thread's one away.
+    """
+    if running_loop() is not None:
+        return work
+    try:
+        while True:
+            work.send(None)
+    except StopIteration as done:
+        answer: T = done.value
+        return answer

@@ -41,15 +41,16 @@ from ...core.logs import written
 from ...core.reservation import Reservation
 from ...core.store import COMMAND_DEADLINE_S, Clock, Snapshot, Store
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
-from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock
+from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, in_steps
 from ..system_clock import system_us
 from .bans import LmdbBans
-from .batching import Batcher
+from .batching import Batcher, answer_of
 from .environment import close_environment, open_environment
 from .layout import boot_us
 from .opening import Options
 from .rows import LmdbRows
 from .transaction import Transaction, Transactions
+from .windows import RENEWED_AT_ONCE
 
 MIN_MAP_SIZE: Final = 2**20
 MAX_MAP_SIZE: Final = 2**40
@@ -182,4 +183,11 @@ class LmdbStore(Store):
 
     def renew_permits(self) -> Awaitable[None] | None:
         """Renew the lease of this process's permits; the store does this automatically where an event loop runs."""
-        return self._batcher.run(lambda transaction: transaction.windows.renew_all())
+        rows = self.permits.rows()
+        if len(rows) <= RENEWED_AT_ONCE:
+            return self._batcher.free(Transaction.renew, rows)
+        return answer_of(self._renew(rows))
+
+    async def _renew(self, rows: list[bytes]) -> None:
+        async for some in in_steps(rows, RENEWED_AT_ONCE):
+            await self._batcher.ask(Transaction.free, Transaction.renew, some)

@@ -209,6 +209,11 @@ class Transaction:
         refs = self._find([charge.check for charge in units], create=False)
         return refund_all(units, refs, self.rows.now_us) or len(units) < len(reservations)
 
+    def renew(self, rows: Sequence[bytes]) -> None:
+        """Renew the permits of this process in some rows."""
+        for row in rows:
+            self.windows.renew(row)
+
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot:
         """Return the windows of `key` under some buckets."""
         refs = self._find([(bucket, key, 0) for bucket in buckets], create=False)

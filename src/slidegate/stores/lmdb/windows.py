@@ -35,7 +35,7 @@ from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.quotas import KEPT_US, Quota
 from ...core.store import Clock
-from ..leases import RENEWALS, HeldPermits
+from ..leases import HeldPermits
 from ..shared import SHARED_CELLS
 from .counts import NO_CELLS
 from .kept_rows import HEAD, HEAD_BYTES, QUOTA, QUOTA_RESET, digest_of, is_line_due, quota_fields
@@ -46,6 +46,8 @@ CELLS: Final = "cells"
 STRIKES: Final = "strikes"
 PERMITS: Final = "permits"
 STATS: Final = "stats"
+RENEWED_AT_ONCE: Final = 64
+"""The most rows of permits that are renewed in one transaction, which others wait for."""
 
 _CELL: Final = Struct(">H")
 _NO_LIFE: Final = HEAD.pack(0)
@@ -85,7 +87,7 @@ class WindowRows:
         rows: The rows of the transaction.
         fullness: How full the file is, see `counts`.
         max_keys: The most windows.
-        held: The permits of this process, all of which are renewed when they are due.
+        held: The permits of this process.
 
     Attributes:
         fullness: How full the file is, see `counts`.
@@ -96,7 +98,7 @@ class WindowRows:
     """
 
     __slots__ = (
-        *("_dbs", "_held", "_key_count", "_loaded", "_max_keys", "_now_us", "_rows", "_txn", "_has_renewed"),
+        *("_dbs", "_held", "_key_count", "_loaded", "_max_keys", "_now_us", "_rows", "_txn"),
         *("fullness", "own", "permits", "shared", "shares"),
     )
 
@@ -107,7 +109,6 @@ class WindowRows:
         self._held = held
         self._key_count = -1
         self._loaded: list[_Loaded] = []
-        self._has_renewed = False
         self.fullness = fullness
         self.own: Windows = {}
         self.shared: Windows = {}
@@ -149,8 +150,8 @@ class WindowRows:
         What it charges counts at once, and no more if the transaction fails, because its decisions are gone then.
         """
         assert isinstance(limit, Concurrency), "only concurrency limits have permits"
-        if self._now_us >= self._held.due_us and not self._has_renewed:
-            self.renew_all()
+        for due in self._held.due_rows(self._now_us, RENEWED_AT_ONCE):  # where no event loop renews them
+            self.renew(due)
         if self._permits(row)[2] != self._held.units(row):
             self.renew(row)
         return PermitCounter(limit, self._held.worker, self._now_us + self._held.lease_us), self.permits
@@ -159,12 +160,7 @@ class WindowRows:
         """Write how many permits of a row this process has, for a full lease from now."""
         until_us, units = self._now_us + self._held.lease_us, self._held.units(row)
         self.permits[row] = self._permits(row)[0] + entry(self._held.worker, until_us, units)
-
-    def renew_all(self) -> None:
-        """Renew all permits of this process."""
-        for row in self._held.rows():
-            self.renew(row)
-        self._has_renewed = True
+        self._held.renewed(row, self._now_us)
 
     def _permits(self, row: bytes) -> tuple[bytes, int, int]:
         """Return the entries of other processes, how many permits are taken, and how many this process has."""
@@ -193,8 +189,6 @@ class WindowRows:
             self._txn.put(row, head + window, db=database)
             if not stored:
                 self._rows.recheck_at(self._dbs.ends, self._expires_us(kind, head + window), row, kind)
-        if self._has_renewed:
-            self._held.due_us = self._now_us + self._held.lease_us // RENEWALS
 
     def _head_of_quota(self, row: bytes, stored: bytes, window: bytes, bound: BoundLimit) -> bytes:
         """Return the head of a quota that has changed, and note the change if it gets a line in the journal."""
