@@ -33,7 +33,7 @@ from slidegate.otel import OtelMetrics
 from slidegate.prometheus import PrometheusMetrics
 from slidegate.testing import FakeClock
 
-from ..asgi import call, hello, page
+from ..asgi import PEER, call, hello, page
 from ..hurry import at_once
 from ..limiter.test_failover import Setup
 from ..virtual_time import VirtualTime
@@ -266,7 +266,7 @@ async def test_every_metric_has_the_kind_and_the_help_of_the_page() -> None:
 
 def test_outcomes_of_threads_are_noted_in_bounds_and_counted_once() -> None:
     metrics = PrometheusMetrics(Limiter(), registry=CollectorRegistry())
-    outcome = Outcome([Decision(True, Reason.OK)], None, (), "GET /", 200, "success", 0, 1)
+    outcome = Outcome(PEER, [Decision(True, Reason.OK)], None, (), "GET /", 200, "success", 0, 1)
 
     def work(number: int) -> None:
         for _ in range(300):

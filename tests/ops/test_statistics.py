@@ -63,7 +63,7 @@ def checks_of(rules: Sequence[str], key: str) -> list[Sequence[Check]]:
 def passed(*rules: str, key: str = EVERYONE, **changes: Any) -> Outcome:
     """Return the outcome of a request that some rules have admitted."""
     decisions = [Decision(True, Reason.OK, 0, checks) for checks in checks_of(rules, key)]
-    return replace(Outcome(decisions, None, (), "GET /a", 200, "success", 0, 1_000), **changes)
+    return replace(Outcome(PEER, decisions, None, (), "GET /a", 200, "success", 0, 1_000), **changes)
 
 
 def refused(
@@ -73,14 +73,14 @@ def refused(
     (checks,) = checks_of(rules, key)
     readings = [(1, 1, 0, 0) if rule == room else (5, 1, 0, 1) for rule in rules] if reason is Reason.LIMITED else ()
     refusal = Decision(False, reason, 0, checks, readings)
-    return replace(Outcome([refusal], refusal, (), "(no route)", 429, "refused", 0, 1_000), **changes)
+    return replace(Outcome(PEER, [refusal], refusal, (), "(no route)", 429, "refused", 0, 1_000), **changes)
 
 
 def told(outcome: Outcome) -> Outcome | Passed:
     """Return an outcome as a middleware reports it to an observer that takes `Passed`."""
     if outcome.ended != "success" or outcome.refusal or outcome.shadow_rules or len(outcome.decisions) > 1:
         return outcome
-    return outcome.decisions[0].checks, outcome.route, outcome.duration_us
+    return outcome.client, outcome.decisions[0].checks, outcome.route, outcome.duration_us
 
 
 PASSED, REFUSED = passed("api"), refused("api")

@@ -26,7 +26,17 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from slidegate import BanPolicy, Limiter, MemoryStore, Quota, RateLimit, RateLimitExceeded, RateLimitMiddleware, Rule
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    MemoryStore,
+    Quota,
+    RateLimit,
+    RateLimitExceeded,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+)
 from slidegate.events import Outcome
 from slidegate.networks.lists import Networks
 from slidegate.testing import FakeClock, RecordingObserver
@@ -290,7 +300,7 @@ async def ends(words: list[str]) -> str:
         kind = "websocket" if words[:1] in (["accept"], ["close"]) else "http"
         await middleware(scope_of(type=kind), anyio.sleep_forever, send)
     (outcome,), (decision, *more) = ear.outcomes, ear.outcomes[0].decisions
-    passed = decision.checks, outcome.route, outcome.duration_us
+    passed = outcome.client, decision.checks, outcome.route, outcome.duration_us
     is_ordinary = kind == "http" and outcome.ended == "success" and not more
     assert brief.outcomes in ([[passed]] if is_ordinary else [[outcome], [passed]])
     return " ".join([*told, f"end {store.permits_held()}"])
@@ -300,6 +310,25 @@ def test_a_request_has_one_outcome_behind_its_last_byte_and_until_then_its_permi
     texts(
         Path(__file__).with_name("ends.txt"), "> ", lambda line: asyncio.run(ends(line.removeprefix("nothing").split()))
     )
+
+
+async def test_an_outcome_is_of_the_client_at_the_entrance_of_the_outermost_middleware() -> None:
+    """Whatever counts it, whatever an application within writes into the scope, and whether it is refused or not."""
+    limiter, ear = Limiter(), Listener()
+    limiter.observe(ear)
+
+    async def behind_a_proxy(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["client"] = ("198.51.100.66", 1)
+        await inner(scope, receive, send)
+
+    inner = RateLimitMiddleware(hello, limits="9/day", limiter=limiter, name="inner")
+    rules = [Rule("/key", "1/day", key=header("X-Key")), Rule("/all", "1/day", key=everyone)]
+    app = RateLimitMiddleware(behind_a_proxy, rules=rules, limiter=limiter, client=client_ip(trusted=[PEER]))
+    for client in ("192.0.2.7", "2001:db8::7"):
+        for path in ("/", "/key", "/key", "/all"):
+            await call(app, path, headers={"X-Key": "k", "X-Forwarded-For": client})
+    assert [outcome.client for outcome in ear.outcomes] == ["192.0.2.7"] * 4 + ["2001:db8::/64"] * 4
+    assert [outcome.ended for outcome in ear.outcomes].count("refused") == 4
 
 
 # -- the fields of an answer -------------------------------------------------------------------------------------------

@@ -46,8 +46,8 @@ KINDS: Final = tuple(LEVELS)
 
 
 Ended: TypeAlias = Literal["refused", "success", "exception", "cancelled"]
-Passed: TypeAlias = tuple[Sequence[Check], str, int]
-"""The checks, route and microseconds of an ordinary request."""
+Passed: TypeAlias = tuple[str, Sequence[Check], str, int]
+"""The client, checks, route and microseconds of an ordinary request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +55,7 @@ class Outcome:
     """The outcome of one request.
 
     Attributes:
+        client: The key of its client, as the outermost middleware of the limiter sees it.
         decisions: Its decisions, those of outer middlewares first.
         refusal: The decision that refused it; None if none did.
         shadow_rules: The names of the shadow rules that would have refused it.
@@ -67,6 +68,7 @@ class Outcome:
         duration_us: The time until the last byte of its response was sent, in microseconds.
     """
 
+    client: str
     decisions: Sequence[Decision]
     refusal: Decision | None
     shadow_rules: tuple[str, ...]
@@ -112,8 +114,8 @@ class Observer:
     Attributes:
         refused_events: Whether `event` receives events of kind ``refused``. Set it to False if `request` is enough:
             making this event takes longer than refusing the request, and it is made only if an observer wants it.
-        takes_passed: Whether `request` receives a `Passed` in place of the outcome of an ordinary request, which its
-            only decision admitted and which ended well: an outcome takes longer to make, and to keep.
+        takes_passed: Whether `request` receives a `Passed` in place of the outcome of an ordinary request, which the
+            limits of its only decision admitted and which ended well: an outcome takes longer to make, and to keep.
         takes_exempt: Whether `request` receives requests that a rule exempts and no limit counts.
     """
 

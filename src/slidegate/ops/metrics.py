@@ -159,7 +159,7 @@ class LimiterMetrics(Observer):
         times_us = defaultdict[Kind, list[int]](list)
         for one in requests:
             if isinstance(one, tuple):
-                checks, route, time_us = one
+                _, checks, route, time_us = one
                 buckets = tuple([bucket for bucket, _, _ in checks])
                 rules = self._rules_of.get(buckets)
                 if rules is None:

@@ -194,7 +194,7 @@ class Statistics(Observer):
                 if isinstance(request, Outcome):
                     self._count(request)
                     continue
-                checks, route, time_us = tuple(request[0]), *request[1:]
+                checks, route, time_us = tuple(request[1]), *request[2:]
                 rules, _ = self._cache.get(checks) or self._remember(checks)
                 times_us[rules, route].append(time_us)
                 questions.append(checks)

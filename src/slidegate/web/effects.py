@@ -1,6 +1,6 @@
 """What depends on the status or the end of a response: `count_if`, strikes, permits, outcomes.
 
-Each is there only for requests whose rules, or whose observers, need it. A request ends with the last message of its
+An effect is there only for requests whose rules need it. A request ends with the last message of its
 body, a websocket when the application's call returns. Anything after the end, such as a failing background task, does
 not affect the outcome. A request that never reaches its end is reported as cancelled: the client has disconnected.
 """
@@ -138,43 +138,45 @@ class ReportRefusal(Effect):
             self._refusals.report(visit, refusal, self._scope)
 
 
-class Report(Effect):
+class Report:
     """Reports the outcome of a request, in the outermost middleware of a limiter.
+
+    It is no effect: every request is reported while somebody observes requests, so it costs as little as possible.
 
     Args:
         engine: The engine of the limiter.
         routes: Determines the routes of requests.
     """
 
-    starts = False
-    ends = True
-
     def __init__(self, engine: Engine, routes: RouteLabels) -> None:
         self._engine = engine
+        self._clock = engine.clock
         self._observers = engine.observers
         self._routes = routes
 
     def begin(self, visit: Visit) -> None:
         """Note when a request arrives, unless a middleware around this one reports it."""
-        for outer in visit.visits():
-            if outer.began_ns and outer.policy.limiter.engine is self._engine:
-                return
-        visit.began_ns = self._engine.clock.monotonic_ns()
-        visit.effects = (self, *visit.effects)
+        if visit.outer is not None:
+            for outer in visit.visits():
+                if outer.began_ns and outer.policy.limiter.engine is self._engine:
+                    return
+        visit.began_ns = self._clock.monotonic_ns()
+        visit.report = self
 
     def end(self, visit: Visit, error: BaseException | None) -> None:
-        """See `Effect.end`."""
-        duration_us = (self._engine.clock.monotonic_ns() - visit.began_ns) // 1_000
+        """Report a request: after the last byte of the response, or when the application returns or raises before."""
+        visit.report = None
+        observers = self._observers
+        duration_us = (self._clock.monotonic_ns() - visit.began_ns) // 1_000
         route = self._routes.label(visit.scope)
-        told = self._observers.requests
-        if (visit.plan.is_exempt or visit.exempted) and _is_uncounted(visit):
-            told = self._observers.exempt
-        # An ordinary request has one decision, which admits it.
-        elif visit.is_complete and visit.shared is None and len(visit.own) == 1 and not visit.shadowed:
-            decision = visit.own[0]
-            if decision.allowed:
-                told = self._observers.outcomes
-                tell(self._observers.passed, (decision.checks, route, duration_us))
+        told = observers.requests
+        own = visit.own
+        is_decided_once = visit.is_complete and visit.shared is None and len(own) == 1 and own[0].allowed
+        if is_decided_once and own[0].checks and not visit.shadowed:  # an ordinary request, admitted by its limits
+            tell(observers.passed, (visit.client.key, own[0].checks, route, duration_us))
+            told = observers.outcomes
+        elif (visit.plan.is_exempt or visit.exempted) and _is_uncounted(visit):
+            told = observers.exempt
         if told:
             tell(told, self._outcome(visit, error, route, duration_us))
 
@@ -191,7 +193,8 @@ class Report(Effect):
             ended, status = _ended(visit, error, status)
         began_us = self._engine.unix_us() - duration_us
         shadow_rules = tuple([label for _, label in visit.shadowed])
-        return Outcome(decisions, refusal, shadow_rules, route, status, ended, began_us, duration_us)
+        client = visit.client.key
+        return Outcome(client, decisions, refusal, shadow_rules, route, status, ended, began_us, duration_us)
 
 
 def _is_uncounted(visit: Visit) -> bool:

@@ -280,7 +280,7 @@ class RateLimitMiddleware(FailsAtStartup):
                     await policy.signals.at_refusal(visit, decision, scope)
                 policy.refusals.report(visit, decision, scope)
                 await policy.refusals.send(visit, decision)
-            if visit.effects:
+            if visit.effects or visit.report is not None:
                 await visit.end(None)
         except BaseException as error:
             visit.is_within = self._is_within

@@ -155,6 +155,8 @@ class Visit(Record):
     """Whether an application around the middleware answers exceptions; set before `end` is called with one."""
     began_ns = 0
     """When the request arrived, by `Engine.clock`, if its outcome is reported."""
+    report: Any = None
+    """The `Report` that reports its outcome; None once that is done, and if nobody observes requests."""
     observed: tuple[Sequence[Check], ...] = ()
     """What shadow rules have charged."""
     shadowed: tuple[tuple[object, str], ...] = ()
@@ -291,8 +293,8 @@ class Visit(Record):
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of the response. Not a coroutine function: most messages need no await of their own."""
         if self.status:
-            if self.effects and _is_last(message):
-                return self.end(None, message)
+            if (self.report or self.effects) and _is_last(message):
+                return self._end_with(message)
             return self.send_on(message)
         kind = message["type"]
         if kind in STARTS:
@@ -349,7 +351,7 @@ class Visit(Record):
         if message["type"] in STARTS:
             message = self.with_fields(message)
         if _is_last(message):
-            await self.end(None, message)
+            await self._end_with(message)
         else:
             await self.send_on(message)
 
@@ -360,20 +362,27 @@ class Visit(Record):
             if waiting is not None:
                 await waiting
 
-    async def end(self, error: BaseException | None, last: Message | None = None) -> None:
-        """Let the remaining effects happen: the response is complete, or the application has returned or raised.
+    async def _end_with(self, message: Message) -> None:
+        """Send the last message, and end. What the application does afterwards has no part in the response."""
+        await self.send_on(message)
+        self.is_complete = True
+        if self.effects:
+            await self.end(None)
+        elif self.report is not None:  # as `end` does; a call would cost each observed request
+            self.report.end(self, None)
+
+    async def end(self, error: BaseException | None) -> None:
+        """Report the outcome, and let the remaining effects happen: the response is complete, or the application ended.
 
         Args:
-            error: What it raised.
-            last: The last message, to send before. What the application does afterwards has no part in the response.
+            error: What the application has raised.
         """
-        if last is not None:
-            await self.send_on(last)
-            self.is_complete = True
         try:
             if error is not None and is_failure(error) and not self.status:
                 await self._happen_at_start(self.answered(error) or FAILED)  # the server will answer so
         finally:
+            if self.report is not None:
+                self.report.end(self, error)
             effects, self.effects = self.effects, ()
             for effect in effects:
                 waiting = effect.end(self, error)
