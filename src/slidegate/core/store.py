@@ -1,8 +1,8 @@
 """The interface of stores.
 
 A custom store derives from `Store`, implements its seven abstract methods and sets `bans`. What a store may be able to
-do besides is an interface of its own: `SharedRows`, `CountsPermits`, `ReleasesPermits`, `CountsWrites` and
-`ReportsLateAnswers`. A store has its methods or lacks them, and a limiter works without them.
+do besides is an interface of its own: `SharedRows`, `Connects`, `CountsPermits`, `ReleasesPermits`,
+`CountsWrites` and `ReportsLateAnswers`. A store has its methods or lacks them, and a limiter works without them.
 
 A question has a deadline, `deadline_s`, which a store needs only where it blocks a thread without an event loop: on a
 loop the limiter itself gives up what takes too long.
@@ -265,6 +265,14 @@ class Store:
         """
         if self.closed:
             raise closed(repr(self))
+
+
+@runtime_checkable
+class Connects(Protocol):
+    """A store with a server, to which connecting takes longer than a request may wait."""
+
+    async def connect(self) -> None:
+        """Connect, because an application starts; if that fails, the first question tries it again and raises."""
 
 
 @runtime_checkable

@@ -26,11 +26,11 @@ from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closed
 from ..core.passwords import AnySecret
 from ..core.reservation import Reservation
-from ..core.store import COMMAND_DEADLINE_S, Clock, CountsPermits, ReleasesPermits, Store
+from ..core.store import COMMAND_DEADLINE_S, Clock, Connects, CountsPermits, ReleasesPermits, Store
 from ..stores.forks import ProcessLock
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, SystemClock, system_us
-from .aio import answer_of, finish, on_asyncio, to_the_end, within
+from .aio import answer_of, finish, in_background, on_asyncio, to_the_end, within
 from .failover import Failover, OnError, check_failure_policy
 from .inspect import BucketCaller, Caller
 from .keys import Keys
@@ -265,6 +265,11 @@ class Engine:
                     await answer_of(self.store.close())
                 finally:
                     self.portal.end()
+
+    def begin(self) -> None:
+        """Connect a store with a server in the background, because the application starts."""
+        if isinstance(self.store, Connects) and not self.closed:
+            in_background(self.store.connect())
 
     async def end(self) -> None:
         """Let requests, observers and overrides finish, because the application ends or the limiter is being closed."""

@@ -20,6 +20,7 @@ _OPTIONS: Final[dict[str, dict[str, type]]] = {
     "redis": {
         "max_bans": int,
         "max_waiting": int,
+        "connections": int,
         "permit_lease": str,
         "prefix": str,
         "readable": bool,

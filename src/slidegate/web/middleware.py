@@ -321,6 +321,8 @@ class RateLimitMiddleware(FailsAtStartup):
         if self.error is not None:
             await end_start(self.error, scope, receive, send)
         if scope["type"] == "lifespan":
+            if self._enabled:
+                self.limiter.engine.begin()
             await self.app(scope, receive, _ending(self.limiter, send))
             return
         if scope["type"] not in _REQUESTS:

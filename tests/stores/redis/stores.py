@@ -13,7 +13,8 @@ from typing import Any, Final
 from slidegate import BanPolicy, Decision, Limiter, StoreError
 from slidegate.core import BanSubject, Bucket, Reason
 from slidegate.stores.redis import RedisStore
-from slidegate.stores.redis.batch import MAX_IN_CALL, MAX_SENDERS
+from slidegate.stores.redis.batch import MAX_IN_CALL
+from slidegate.stores.redis.line import DEPTH
 from slidegate.stores.redis.script import strikes_field
 
 from ...contract.player import settle
@@ -77,9 +78,9 @@ async def workers_at(server: Any, many: int, **options: Any) -> AsyncIterator[li
 async def all_connected(store: RedisStore) -> None:
     """Come back when a store has opened all its connections; have it poll for changes no more."""
     async with asyncio.timeout(PLENTY_S):
-        while len(store.batcher()._idle) < MAX_SENDERS:
-            await asyncio.gather(*(hit(store, "warm", cost=0) for _ in range(MAX_SENDERS * MAX_IN_CALL)))
-    store.batcher()._news_s = inf
+        while len(store.batcher()._idle) < DEPTH:
+            await asyncio.gather(*(hit(store, "warm", cost=0) for _ in range(DEPTH * MAX_IN_CALL)))
+    store.batcher()._news_ns = inf
 
 
 async def eventually(holds: Callable[[], object], bound_s: float = PLENTY_S) -> None:

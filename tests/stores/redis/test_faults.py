@@ -15,7 +15,6 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import count
-from math import inf
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -23,13 +22,12 @@ from urllib.parse import quote, urlencode
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Rule, StoreError, parse_limits
-from slidegate.core import Bucket, Event, Reason, StoreUnavailable
+from slidegate.core import Bucket, Event, Reason, StoreUnavailable, parse_address
 from slidegate.limiter import breaker, failover
-from slidegate.stores.redis import RedisStore, batch, refusals
-from slidegate.stores.redis.batch import MAX_SENDERS
+from slidegate.stores.redis import RedisStore, batch, clients, refusals
 from slidegate.testing import RecordingObserver
 
 from ...asgi import call, hello
@@ -39,7 +37,16 @@ from ...redis_servers import RedisCluster, RedisServer, ReplicaPair, Sentinel, f
 from ...remote_stores import hit_all
 from ...soak.checks import most_inside
 from .faults import DEPLOYMENTS, FAULTS, Deployment, on_a_cluster
-from .stores import all_connected, eventually, hit, store_at, store_of, struck, ticks_until_served, workers_at
+from .stores import (
+    eventually,
+    hit,
+    store_at,
+    store_of,
+    struck,
+    ticks_until_served,
+    until_answered,
+    workers_at,
+)
 from .worker import at_work
 
 pytestmark = needs_redis
@@ -131,7 +138,11 @@ async def test_a_fault_has_its_stated_outcome_and_ends_with_its_cause(name: str,
                     async with asyncio.timeout(2 * site.deadline_s + SLACK_S):
                         await site.store.hit([(BUCKET, "key", 1)])
             for _ in range(2):
-                assert await everything_fails(late.store) or name in ("OOM", "READONLY")  # where reading is allowed
+                assert await everything_fails(late.store) or name in (
+                    "OOM",
+                    "READONLY",
+                    "NOPERM",
+                )  # where reading is allowed
         for site in sites:
             await site.recovered()
             assert await site.hits(AMOUNT + 1, "new") == [PASSED] * AMOUNT + [LIMITED]
@@ -200,6 +211,45 @@ async def test_a_limiter_is_made_at_once_and_its_first_requests_are_answered(
     assert {record.name for record in caplog.records} == {"slidegate"}, "asyncio would log a task that failed"
 
 
+async def nothing_comes() -> Message:
+    """Receive nothing."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@pytest.mark.parametrize("where", ["there", "closed"])
+async def test_an_application_that_starts_connects_beside_that_and_starts_without_a_server_too(
+    where: str, deployment: Deployment
+) -> None:
+    """Connecting takes several times of what the wire needs for one answer, and a request waits for one of these."""
+    started, observer = list[Message](), RecordingObserver()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await send({"type": "lifespan.startup.complete"})
+        else:
+            await hello(scope, receive, send)
+
+    async def send(message: Message) -> None:
+        started.append(message)
+
+    deployment.proxy.delay_s = 0.05
+    if where == "closed":
+        await deployment.proxy.refuse()
+    limiter = Limiter(store_of(deployment), deadline="150ms", on_error="deny", observers=[observer])
+    async with limiter:
+        limited = RateLimitMiddleware(app, limits="100/minute", limiter=limiter)
+        await limited({"type": "lifespan"}, nothing_comes, send)
+        assert [message["type"] for message in started] == ["lifespan.startup.complete"]
+        if where == "closed":
+            assert (await call(limited)).status == 503
+            return
+        await eventually(lambda: deployment.server.calls().get("evalsha"))
+        await asyncio.sleep(deployment.proxy.delay_s)
+        assert (await call(limited)).status == 200
+        assert observer.kinds == []
+
+
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
@@ -217,28 +267,29 @@ async def test_a_connection_that_leads_to_a_replica_now_is_given_up_for_one_to_t
                 assert await site.hits(2) == [PASSED, LIMITED]
 
 
-async def test_a_worker_is_well_with_the_one_connection_that_a_server_lets_it_have(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(batch, "RETRY_S", inf)
-    monkeypatch.setattr(batch, "REST_S", 0.1)
+@pytest.mark.parametrize("connections", [1, 2])
+async def test_a_worker_opens_the_connections_that_it_is_given_whatever_comes(connections: int) -> None:
     with RedisServer() as server:
-        async with Redis.from_url(server.url) as operator, workers_at(server, 3) as workers, store_at(server) as other:
-
-            async def flood() -> None:
-                hits = (hit(store, f"user:{number}", "12/hour") for store in workers for number in range(100))
-                assert all(await asyncio.gather(*hits))
-
-            await asyncio.gather(*(hit(store, cost=0) for store in workers))
-            await operator.config_set("maxclients", 1 + len(workers))
+        many = 1 + 3 * connections
+        async with Redis.from_url(server.url) as operator, workers_at(server, 3, connections=connections) as workers:
+            await operator.config_set("maxclients", many)
             for _ in range(3):
-                await flood()
-            rejected = (await operator.info("stats"))["rejected_connections"]
-            assert 0 < rejected <= len(workers) * (MAX_SENDERS - 1), "none tries all the time"
-            await operator.config_set("maxclients", 100)
-            await all_connected(other)
-            await eventually(lambda: server.info("clients")["connected_clients"] == 2 + len(workers) + 1)
-            await flood()
+                hits = (hit(store, f"user:{number}", "12/hour") for store in workers for number in range(200))
+                assert all(await asyncio.gather(*hits))
+                await asyncio.gather(*(store.reset_all() for store in workers))
+            assert (await operator.info("stats"))["rejected_connections"] == 0
+            assert (await operator.info("clients"))["connected_clients"] == many
+
+
+async def test_a_worker_that_gets_no_connection_comes_back_when_another_one_leaves() -> None:
+    with RedisServer() as server:
+        async with Redis.from_url(server.url) as operator, store_at(server) as late:
+            await operator.config_set("maxclients", 2)
+            async with store_at(server) as early:
+                assert await hit(early)
+                with pytest.raises(StoreUnavailable):
+                    await hit(late)
+            await until_answered(lambda: late.peek([(BUCKET, "key", 1)]))
 
 
 async def test_no_event_or_log_line_has_the_password(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
@@ -264,7 +315,7 @@ async def test_a_host_that_has_no_address_yet_is_found(deployment: Deployment, m
         loop, resolve = asyncio.get_running_loop(), asyncio.get_running_loop().getaddrinfo
         monkeypatch.setattr(loop, "getaddrinfo", lambda _, *given, **options: resolve("127.0.0.1", *given, **options))
         await site.recovered()
-    assert deployment.proxy.accepted <= MAX_SENDERS
+    assert deployment.proxy.accepted <= 1
 
 
 @pytest.mark.parametrize("weight", [1, 3], ids=["third strike", "one strike"])
@@ -285,12 +336,14 @@ async def test_a_strike_that_bans_refuses_its_own_request_though_the_wire_is_cut
         for number in range(10):
             deployment.proxy.target = deployment.server.port
             await site.recovered()
+            await asyncio.sleep(2 * clients.IDLE_S)
             statuses = [
                 (await call(app, "/trap", client=(f"198.51.100.{number}", 1))).status for _ in range(3 // weight)
             ]
             assert statuses == [200] * (3 // weight - 1) + [403]
         deployment.proxy.target = deployment.server.port
         await site.recovered()
+        await asyncio.sleep(2 * clients.IDLE_S)  # the last cut is known
         assert len([ban async for ban in limiter.bans()]) == 10, "all of them were banned in Redis"
 
 
@@ -443,8 +496,8 @@ async def test_amid_faults_answers_are_true_and_every_worker_is_back_after_the_l
                 await asyncio.gather(raging, ended(begun))
                 late = await asyncio.gather(*(ticks_until_served(limiter, most) for limiter in limiters))
                 assert -1 not in late, late
-            async with Limiter.from_url(deployment.url, deadline="60s", on_error="deny") as well:
-                counted = await load.counted(well.store)
+            async with store_at(deployment, prefix="slidegate") as well:  # a busy machine connects slowly
+                counted = await load.counted(well)
             odd = {number: times for number, times in counted.items() if times not in (load.answered[number], 1)}
             assert odd == {}, "a request that was not answered is charged once or not at all, others once"
             assert any(load.answered.values())
@@ -470,7 +523,7 @@ async def test_requests_given_up_on_a_slow_wire_are_refunded_and_hold_no_connect
             return all(times == load.answered[number] for number, times in counted.items() if number % 10)
 
         await eventually(only_requests_that_were_answered_are_charged)
-        assert deployment.proxy.accepted <= MAX_SENDERS
+        assert deployment.proxy.accepted <= 1
 
 
 # -- several processes -------------------------------------------------------------------------------------------------
@@ -547,6 +600,26 @@ async def test_a_slot_on_its_way_takes_counts_and_bans_along_and_comes_back(clus
             owner.command("CLUSTER", "ADDSLOTS", slot)
             cluster.wait_ok()
         assert (await limiter.hit("key", "6/hour")).remaining == 1
+
+
+async def test_requests_of_one_turn_are_decided_while_their_keys_are_on_two_nodes(cluster: RedisCluster) -> None:
+    """The keys about bans are still where the slot comes from, or have gone before."""
+    for first in ("*:w:*", "*bans*"):
+        async with workers_at(cluster, 2) as (store, other):
+            keys = [f"user:{number}" for number in range(20)]
+            await other.bans.ban("198.51.100.0/24", None, "", "ann")
+            assert all(await asyncio.gather(*(hit(store, key, "10/hour") for key in keys)))
+            slot, owner, target = home_of(cluster, store._prefix)
+            with cluster.migrating(slot, target):
+                moved = owner.command("KEYS", f"{{{store._prefix}}}{first}")
+                for name in moved[: len(keys) // 2]:
+                    owner.command("MIGRATE", "127.0.0.1", target.port, name, 0, 5_000)
+                await asyncio.sleep(batch.NEWS_NS / 1e9)  # so that news are due
+                for spent in (2, 3):
+                    answers = await asyncio.gather(*(hit(store, key, "10/hour") for key in [*keys, "new"]))
+                    assert [10 - answer.remaining for answer in answers] == [spent] * len(keys) + [spent - 1]
+            assert (await hit(store, subjects=[parse_address("198.51.100.7")])).reason is Reason.BANNED
+            assert {(await hit(store, key, "10/hour")).remaining for key in keys} == {6}
 
 
 @pytest.mark.all

@@ -1,13 +1,14 @@
 """Batching of requests to Redis: one script call for all that ask in one iteration of an event loop.
 
-Each event loop has a batcher. At most `MAX_SENDERS` tasks send what is queued, each over a connection of its own, and
-one call after another; when the queue is full, further requests fail. A request that is cancelled before it is sent is
-dropped; a hit that is admitted when nobody awaits it any more is refunded.
+Each event loop has a batcher. It has a line to Redis, see `line`, and for each call that may be under way on it a task
+that sends what is queued, one call after another; when the queue is full, further requests fail. A request that is
+cancelled before it is sent is dropped; a hit that is admitted when nobody awaits it any more is refunded.
 
-If there are several senders, each connects before it takes requests, and one that cannot leaves them to the others:
-where a server allows few connections, one of each event loop is enough.
+Once a second, and so in the first call after a rest, the question for news goes in front of the requests, in the same
+call: no request is decided by older news. The first question of all goes alone, because what is not known to be there
+must not be written to.
 
-A sender goes on when the request that it serves is cancelled, so that the next one finds the connection open; the
+A task goes on when the request that it serves is cancelled, so that the next one finds the connection open; the
 limiter's circuit breaker decides when that is.
 """
 
@@ -16,40 +17,34 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext, suppress
 from functools import partial
 from struct import Struct
 from time import monotonic, monotonic_ns
 from typing import TYPE_CHECKING, Any, Final
 
-from redis.asyncio import RedisCluster
 from redis.exceptions import NoScriptError, ResponseError
 
 from ...core.errors import StoreError, StoreUnavailable
 from ..leases import HeldPermits
 from ..shared import in_steps
-from .clients import line_of
-from .errors import CLOSED, store_error, unexpected
-from .requests import Command, Read, Request
-from .script import PEEK, SCRIPT, SCRIPT_NAME, Packed, command, raise_failure, renewal
+from .errors import CLOSED, refusal, store_error, unexpected
+from .line import KeysApart, Line, open_line
+from .requests import AGAIN, Call, Command, Read, Request
+from .script import FAILED, PEEK, SCRIPT, SCRIPT_NAME, Packed, command, renewal
 
 if TYPE_CHECKING:
     from .store import RedisStore
 
 _HEAD: Final = Struct("<q?")
 """The server's time, and whether the call has stored anything."""
-NEWS_S: Final = 1.0
-"""How often to poll for changes: the bans of networks, and the identity of the data."""
-MAX_IN_CALL: Final = 32
-"""A request takes the server about 13 us, and a call blocks its other clients. Of 64 requests, the server decides half
-while this process reads the answers to the others."""
-MAX_SENDERS: Final = 4
-REST_S: Final = 10.0
-"""How long a connection may be idle before it is closed, unless it is the only one."""
-RETRY_S: Final = 1.0
-"""How long no further connection is opened after one could not be."""
+NEWS_NS: Final = 1_000_000_000
+"""How old the news may be by which requests are decided: the bans of networks, and the identity of the data."""
+MAX_IN_CALL: Final = 64
+"""A request takes the server about 13 us, and a call blocks its other clients."""
 RENEWED_AT_ONCE: Final = 64
 """How many rows of permits are renewed at once, so that requests of clients are sent in between."""
+SCANNED: Final = 500
+"""How many keys a server looks at in one call that searches for names."""
 
 
 class Batcher:
@@ -70,22 +65,25 @@ class Batcher:
         self.permits = HeldPermits(store.lease_us, self.renew_permits)
         self._permits_lock = asyncio.Lock()
         self._queue: deque[Request] = deque()
-        self._scheduled = False
+        self._is_waking = False
+        """Whether a task is about to send what is queued, in the next iteration of the loop."""
+        self._lines: list[Line] = []
         self._idle: list[asyncio.Future[None]] = []
-        self._senders: set[asyncio.Task[None]] = set()
-        self._news_s = self._alone_until_s = 0.0
-        self._failures = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._news_ns = 0
+        """From when on the news are too old (monotonic)."""
+        self._news = Command(_nobody(loop), store.bans.news, store.bans.apply_news)
 
     def add(self, request: Request) -> None:
         """Queue a request to be sent at the end of this loop iteration; fail it if the queue is full or closed."""
-        if self._store.closed or len(self._queue) >= self._store.max_waiting:
-            why = CLOSED if self._store.closed else f"redis: {len(self._queue)} requests are already queued"
+        queue = self._queue
+        if self._store.closed or len(queue) >= self._store.max_waiting:
+            why = CLOSED if self._store.closed else f"redis: {len(queue)} requests are already queued"
             request.future.set_exception(StoreUnavailable(why))
             return
-        self._queue.append(request)
-        if not self._scheduled:
-            self._scheduled = True
-            self.loop.call_soon(self._go)
+        queue.append(request)
+        if not self._is_waking:
+            self._wake()
 
     def request(self, pack: Callable[[], Packed], read: Read, has_permits: bool = False) -> asyncio.Future[Any]:
         """Send a request; see `Command`."""
@@ -110,6 +108,28 @@ class Batcher:
         pack = partial(self._store.packing.question, PEEK, (), (), self.permits)
         return self.request(pack, lambda answer, now_us: now_us)
 
+    async def scan(self, cursor: int, pattern: bytes) -> tuple[int, list[bytes]]:
+        """Return the next cursor, 0 at the end, and some of the names that match a pattern.
+
+        This is no part of a script, which may touch only keys that it declares.
+
+        Raises:
+            StoreError: Redis does not answer.
+        """
+        try:
+            if not self._lines:
+                self._start()
+            search = self.loop.create_task(self._lines[0].scan(cursor, pattern, SCANNED))
+            self._tasks.add(search)
+            search.add_done_callback(self._tasks.discard)
+            return await search
+        except BaseException as error:
+            if self._store.closed:
+                raise StoreUnavailable(CLOSED) from error
+            if not isinstance(error, Exception):
+                raise
+            raise store_error(error) from error
+
     async def renew_permits(self) -> None:
         """Renew the permits of the loop.
 
@@ -127,201 +147,192 @@ class Batcher:
     async def close(self) -> None:
         """Close the connections; waiting tasks get an error."""
         self.permits.is_open = False
-        for sender in self._senders:
-            sender.cancel()
+        for task in self._tasks:
+            task.cancel()
         self._fail(self._queue, StoreUnavailable(CLOSED))
         self._queue.clear()
-        await asyncio.gather(*self._senders, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # -- senders -----------------------------------------------------------------------------------------------------
+    # -- the tasks that send -----------------------------------------------------------------------------------------
 
-    def _go(self) -> None:
-        """Let another sender send what is queued."""
-        self._scheduled = False
-        if self._store.closed:
-            return
+    def _wake(self) -> None:
+        """Let a task send what is queued, in the next iteration of the loop; not if all are under way."""
         if self._idle:
             idle = self._idle.pop()
-            if not idle.done():  # else the event loop ends, which has cancelled its sender
+            if not idle.done():  # else the event loop ends, which has cancelled its task
+                self._is_waking = True
                 idle.set_result(None)
-        elif len(self._senders) < (MAX_SENDERS if monotonic() >= self._alone_until_s else 1):
-            self._senders.add(self.loop.create_task(self._send()))
+            return
+        if self._lines:
+            return
+        try:
+            self._start()
+        except Exception as error:  # in a class of the user's
+            self._fail(self._queue, store_error(error))
+            self._queue.clear()
 
-    async def _send(self) -> None:
-        """Send what is queued until the store is closed or the event loop ends, or others are left to do it.
+    def _start(self) -> None:
+        """Start the tasks that send; their lines connect with the first commands."""
+        store, self._is_waking = self._store, True
+        self._lines = [open_line(store.open_client, store.packing.meta) for _ in range(store.connections)]
+        for line in self._lines:
+            for _ in range(line.depth):
+                self._tasks.add(self.loop.create_task(self._send(line)))
 
-        It is sent over one connection of redis-py, or by its client for a cluster, which is this sender's own: while a
-        slot is migrating, ASKING must go over the connection of the command that follows.
-        """
+    async def _send(self, line: Line) -> None:
+        """Send what is queued over a line, until the store is closed or the event loop ends."""
         task = asyncio.current_task()
         assert task is not None
-        line, failures = None, -1
         try:
-            client = self._store.open_client()  # kept: a connection of a sentinel's refers to it weakly
-            line = line_of(client)
             while not task.cancelling():  # asyncio may lose the exception of a cancellation, see `wait_for` in 3.11
-                if not self._queue:
-                    if failures < 0:  # others were faster than this one could begin to connect
-                        return
-                    await self._rest(task)
-                elif failures == self._failures:
+                self._is_waking = False
+                if self._queue:
                     await self._serve(line)
-                else:  # of any sender: a new connection may lead to a healthy server
-                    failures = self._failures
-                    await _close(line)
-                    if len(self._senders) > 1 and not await self._connect(line):
-                        return
-        except Exception as error:  # in opening or closing, by a class of connections of the user's
-            self._leave(task, error)
+                    continue
+                idle = self.loop.create_future()
+                self._idle.append(idle)
+                await idle
         finally:
-            self._senders.discard(task)
-            with suppress(Exception):
-                await _close(line)
+            self._tasks.discard(task)
+            await line.close()
 
-    def _leave(self, sender: asyncio.Task[None], error: Exception) -> None:
-        """End a sender that cannot go on: others send what is queued, or it fails. The next request begins another."""
-        self._senders.discard(sender)
-        if self._senders:
-            self._alone_until_s = monotonic() + RETRY_S
-            self._go()
-            return
-        self._fail(self._queue, store_error(error))
-        self._queue.clear()
-
-    async def _rest(self, sender: asyncio.Task[None]) -> None:
-        """Wait until there is something to send; not for long, unless this sender is the only one."""
-        idle = self.loop.create_future()
-        self._idle.append(idle)
-        timer = self.loop.call_later(REST_S, self._dismiss, sender, idle) if len(self._senders) > 1 else None
-        await idle
-        if timer is not None:
-            timer.cancel()
-
-    def _dismiss(self, sender: asyncio.Task[None], idle: asyncio.Future[None]) -> None:
-        """End a sender that is still idle, but for the last one."""
-        if len(self._senders) > 1 and not idle.done():
-            self._idle.remove(idle)
-            self._senders.remove(sender)
-            sender.cancel()
-
-    async def _connect(self, line: Any) -> bool:
-        """Poll for changes over a new connection, before requests are taken; return whether the sender goes on.
-
-        One that cannot connect leaves the requests to the others, unless it is the last.
-        """
+    async def _serve(self, line: Line) -> None:
+        """Send the requests of a call, and give each its answer or an error."""
+        queue, requests, has_permits = self._queue, list[Request](), False
+        is_split = monotonic() < line.split_until_s
+        most = 1 if is_split else MAX_IN_CALL
+        while queue and len(requests) < most:
+            requests.append(queue.popleft())
+            has_permits = has_permits or requests[-1].has_permits
+        if queue:  # for another task
+            self._wake()
         try:
-            await self._hear(line)
-        except Exception as error:
-            if store_error(error).concerns != "request" and len(self._senders) > 1:
-                self._alone_until_s = monotonic() + RETRY_S
-                self._go()
-                return False
-        return True
-
-    async def _serve(self, line: Any) -> None:
-        """Send the requests of a call, and give each its answer or an error. Poll for changes once a second."""
-        requests = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_IN_CALL))]
-        if self._queue:  # for another sender
-            self._go()
-        try:
-            if not self._store.bans.life:  # the first answer needs the bans of networks
-                await self._hear(line)
-            has_permits = any(request.has_permits for request in requests)
-            async with self._permits_lock if has_permits else nullcontext():
-                await self._ask(line, requests)
+            if is_split or not self._store.bans.life:
+                await self._hear_alone(line)
+            if has_permits:
+                async with self._permits_lock:
+                    failed = await self._ask(line, requests)
+            else:
+                failed = await self._ask(line, requests)
         except BaseException as error:
-            is_error = isinstance(error, Exception) and not self._store.closed
-            self._fail(requests, store_error(error) if is_error else StoreUnavailable(CLOSED))
+            failed = self._failed(requests, error)
             if not isinstance(error, Exception):
                 raise
-        if monotonic() >= self._news_s:
-            with suppress(Exception):  # of whatever kind: the known bans stay in force
-                await self._hear(line)
+        if failed is not None and failed.concerns != "request":  # a new connection may lead to a healthy server
+            await line.renew()
 
-    async def _hear(self, line: Any) -> None:
-        """Poll for changes, by a call of its own: a slot that is on its way to another node serves no call with keys of
-        both.
+    def _failed(self, requests: Sequence[Request], error: BaseException) -> StoreError | None:
+        """Deal with the error of a call, and return it as one of a store."""
+        if isinstance(error, KeysApart) and len(requests) > 1:
+            self._queue.extendleft(reversed(requests))  # nothing was done; now each goes alone
+            return None
+        failed: StoreError = StoreUnavailable(CLOSED)
+        if isinstance(error, Exception) and not self._store.closed:
+            failed = store_error(error)
+        self._fail(requests, failed)
+        return failed
+
+    async def _hear_alone(self, line: Line) -> None:
+        """Ask for news in a call of their own, if they are due.
+
+        Raises:
+            StoreError: Nothing is known of the data: who is banned, or whether a store that only reads has any.
         """
-        self._news_s = monotonic() + NEWS_S
-        news = Command(self.loop.create_future(), self._store.bans.news, self._store.bans.apply_news)
-        await self._ask(line, [news])
-        await news.future
+        life = self._store.bans.life
+        if life and monotonic_ns() < self._news_ns:
+            return
+        self._news_ns = 0
+        try:
+            failed = await self._ask(line, ())
+        except KeysApart:
+            if not life:
+                raise
+            failed = None
+        if failed is not None and not life:
+            raise failed
+        self._news_ns = monotonic_ns() + NEWS_NS
 
     def _fail(self, requests: Iterable[Request], error: StoreError) -> None:
         """Raise an error in the tasks that still await these requests."""
-        self._failures += error.concerns != "request"
         for request in requests:
             if not request.future.done():
                 request.future.set_exception(error)
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, line: Any, requests: Sequence[Request]) -> None:
-        """Make one script call, and deliver its answers."""
-        calls, sent_ns, time = self._packed(requests), monotonic_ns(), self._store.time
-        if not calls:
-            return
-        keys = [name for packed in calls.values() for name in packed.names] or [self._store.packing.meta]
-        requests_packed = b"".join([packed.request for packed in calls.values()])
-        args = [arg for packed in calls.values() for arg in packed.args]
-        said = await self._eval(line, len(keys), *keys, time.for_script(), requests_packed, *args)
+    async def _ask(self, line: Line, requests: Sequence[Request]) -> StoreError | None:
+        """Make one script call, and deliver its answers; return an error of one of them."""
+        store, sent_ns = self._store, monotonic_ns()
+        call = self._packed(requests, sent_ns)
+        if not call.requests:
+            return None
+        keys = call.names or [store.packing.meta]
+        args = len(keys), *keys, store.time.for_script(), b"".join(call.packed), *call.args
         try:
-            now_us, has_stored = _HEAD.unpack(said[0])
-            answers = [*zip(calls, said[1:], strict=True)]
-        except Exception:
-            raise unexpected(said) from None
-        time.saw(now_us)
-        self._store.writes += has_stored
-        if all(request.future.done() for request in calls):
-            for took in self._store.late:
-                took((monotonic_ns() - sent_ns) // 1_000)
-        for request, answer in answers:
-            try:
-                raise_failure(answer)
-                result = request.read(answer, now_us)
-                if not request.future.done():
-                    request.future.set_result(result)
-            except Exception as error:  # a malformed answer fails one request, and not the rest of the call
-                self._fail((request,), error if isinstance(error, StoreError) else unexpected(answer, "request"))
-
-    def _packed(self, requests: Iterable[Request]) -> dict[Request, Packed]:
-        """Pack the requests that are still awaited; if one cannot be packed, only that one fails."""
-        packed: dict[Request, Packed] = {}
-        for request in requests:
-            if not request.future.done():
-                try:
-                    packed[request] = request.pack()
-                except Exception as error:
-                    why = f"redis: a request cannot be sent: {error!r}"
-                    self._fail((request,), StoreUnavailable(why, concerns="request"))
-        return packed
-
-    async def _eval(self, line: Any, *args: bytes | int) -> Any:
-        """Run the script by its digest; by its source if the server does not know it, or forbids EVALSHA."""
-        try:
-            return await _execute(line, "EVALSHA", SCRIPT_NAME, *args)
+            said = await line.ask("EVALSHA", SCRIPT_NAME, *args)
         except ResponseError as error:
             if not isinstance(error, NoScriptError) and "evalsha" not in str(error).lower():
                 raise
-        return await _execute(line, "EVAL", SCRIPT, *args)
+            said = await line.ask("EVAL", SCRIPT, *args)  # it does not know the script, or forbids EVALSHA
+        return self._deliver(call, said, sent_ns)
+
+    def _packed(self, requests: Iterable[Request], now_ns: int) -> Call:
+        """Pack the requests that are still awaited, behind the question for news if it is due.
+
+        If one cannot be packed, only that one fails.
+        """
+        call = Call()
+        if now_ns >= self._news_ns:
+            call.add(self._news, self._news.pack())
+        for request in requests:
+            if request.future.done():
+                continue
+            try:
+                call.add(request, request.pack())
+            except Exception as error:
+                why = f"redis: a request cannot be sent: {error!r}"
+                self._fail((request,), StoreUnavailable(why, concerns="request"))
+        return call
+
+    def _deliver(self, call: Call, said: Any, sent_ns: int) -> StoreError | None:
+        """Give each request its answer or its error; return one of the errors.
+
+        Raises:
+            StoreUnavailable: There is not one answer for each request.
+        """
+        store, failed = self._store, None
+        is_awaited = call.requests == [self._news]  # which nobody awaits
+        try:
+            now_us, has_stored = _HEAD.unpack(said[0])
+            answered = [*zip(call.requests, said[1:], strict=True)]
+        except Exception:
+            raise unexpected(said) from None
+        store.time.saw(now_us)
+        store.writes += has_stored
+        for request, answer in answered:
+            future = request.future
+            is_awaited = is_awaited or not future.done()
+            try:
+                if isinstance(answer, bytes) and answer[0] == FAILED:
+                    raise refusal(answer[1:].decode(errors="replace"))
+                result = request.read(answer, now_us)
+                if request is self._news:
+                    self._news_ns = sent_ns + NEWS_NS
+                if result is AGAIN:
+                    self.add(request)
+                elif not future.done():
+                    future.set_result(result)
+            except Exception as error:  # a malformed answer fails one request, and not the rest of the call
+                failed = error if isinstance(error, StoreError) else unexpected(answer, "request")
+                self._fail((request,), failed)
+        if not is_awaited:
+            for took in store.late:
+                took((monotonic_ns() - sent_ns) // 1_000)
+        return failed
 
 
-async def _close(line: Any) -> None:
-    """Close the connections of a sender; its next command opens them anew."""
-    if line is None:
-        return
-    if isinstance(line, RedisCluster):
-        await line.aclose()
-        for nodes in ("nodes_cache", "startup_nodes"):  # it closes none of them if the last command failed
-            await line.nodes_manager.aclose(nodes)
-    else:
-        await line.disconnect(nowait=True)
-
-
-async def _execute(line: Any, *command: bytes | int | str) -> Any:
-    """Send a command over a connection, or to the node of a cluster that has its keys; return the answer."""
-    if isinstance(line, RedisCluster):
-        await line.initialize()  # it would send a command before that to any node, which may be a dead one
-        return await line.execute_command(*command)
-    await line.send_command(*command)
-    return await line.read_response()
+def _nobody(loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+    """Return a future for a request whose answer nobody awaits."""
+    future = loop.create_future()
+    future.set_result(None)
+    return future

@@ -1,4 +1,4 @@
-"""The clients of a store: redis-py's own, made from the settings of the user's client, one for each sender.
+"""The clients of a store: redis-py's own, made from the settings of the user's client, one for each line.
 
 Everything that the user's client says about connections stays: TLS, credentials, sockets, the version of the protocol.
 Three things are ours: answers are bytes, the timeouts are the store's, and nothing is ever sent twice, because a charge
@@ -26,10 +26,15 @@ from ...core.errors import ConfigurationError, quoted
 from ..shared import running_loop
 from .urls import Client
 
-IDLE_S: Final = 1.0
-"""A connection that was idle for so long may have been ended by the server, or by something in between."""
+IDLE_S: Final = 0.01
+"""After so long a rest the event loop reads what has come, before a connection is written to: it may be its end."""
+CLUSTER_HOPS: Final = 3
+"""How many nodes a command is sent to: one that has moved the slot, one that is moving it, and the one that has it."""
 SHORT: Final = 32_768
 """A command of fewer bytes is buffered as a whole, whether the server reads or not."""
+SLOWER: Final = 4
+LATER_S: Final = 0.1
+"""How many times as long as a sentinel that has failed the others have from then on, and at least how long."""
 _OF_ITS_OWNER: Final = ("connection_pool", "event_dispatcher", "himport_", "maint_", "orig_", "oss_cluster_")
 """The start of settings that refer to the pool or the cluster from which they were read."""
 _CLUSTER_OPTIONS: Final = signature(RedisCluster.__init__).parameters.keys()
@@ -45,18 +50,13 @@ def open_own(given: Client, timeout_s: float) -> Client:
     if isinstance(given, RedisCluster):
         return _open_cluster(given, timeout_s)
     pool: Any = given.connection_pool
-    settings, kind = _settings(pool.connection_kwargs, timeout_s), checked(pool.connection_class)
+    settings, kind = _settings(pool.connection_kwargs, timeout_s), own_kind(pool.connection_class)
     if isinstance(pool, SentinelConnectionPool):
         masters = _Masters(pool, settings, timeout_s)
         return Redis.from_pool(
             SentinelConnectionPool(pool.service_name, masters, connection_class=kind, **settings)  # type: ignore[no-untyped-call]
         )
     return Redis.from_pool(ConnectionPool(connection_class=kind, **settings))
-
-
-def line_of(client: Any) -> Any:
-    """Return what sends the commands of a sender: one connection, or the client of a cluster."""
-    return client if isinstance(client, RedisCluster) else client.connection_pool.make_connection()
 
 
 def check_opens(given: Client, timeout_s: float) -> None:
@@ -66,10 +66,11 @@ def check_opens(given: Client, timeout_s: float) -> None:
         ConfigurationError: They cannot, for example because a class of the user's does not take all settings.
     """
     try:
-        own = open_own(given, timeout_s)
-        line = line_of(own)
-        if isinstance(line, RedisCluster):
-            next(iter(line.nodes_manager.startup_nodes.values())).acquire_connection()
+        own: Any = open_own(given, timeout_s)
+        if isinstance(own, RedisCluster):
+            next(iter(own.nodes_manager.startup_nodes.values())).acquire_connection()
+        else:
+            own.connection_pool.make_connection()
     except Exception as error:
         if isinstance(error, RuntimeError) and running_loop() is None:
             return  # it may need an event loop; senders have one
@@ -95,10 +96,11 @@ def _open_cluster(given: RedisCluster, timeout_s: float) -> RedisCluster:
         own.cluster_error_retry_attempts = 0
     else:
         assert own.retry.get_retries() == 0, "a charge must not be sent twice"
+    own.RedisClusterRequestTTL = CLUSTER_HOPS
     own.commands_parser = _NoCommands()  # type: ignore[assignment]
-    own.connection_kwargs["connection_class"] = checked(kind)
+    own.connection_kwargs["connection_class"] = reopening(kind)
     for node in own.nodes_manager.startup_nodes.values():
-        node.connection_class = checked(kind)
+        node.connection_class = reopening(kind)
     return own
 
 
@@ -126,20 +128,16 @@ _NO_RETRY: Final[dict[str, Any]] = {"retry": Retry(NoBackoff(), 0), "retry_on_er
 
 
 @cache
-def checked(kind: Any) -> Any:
-    """Return a class of connections that connect anew, before a command is sent, if the server has ended them."""
+def own_kind(kind: Any) -> Any:
+    """Return a class of connections that never retry, and say whether the server has ended them."""
 
-    class CheckedConnection(kind):  # type: ignore[misc]
+    class OwnConnection(kind):  # type: ignore[misc]
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings | _NO_RETRY)
             self.socket_timeout: float | None
-            self._used_s = 0.0
+            self.used_s = 0.0
 
         async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
-            if self.is_connected and await self._has_ended():
-                await self.disconnect(nowait=True)
-            if not self.is_connected:
-                await self.connect()
             bound_s = self.socket_timeout
             if sum(map(len, command)) < SHORT:
                 self.socket_timeout = None  # redis-py would start a task to watch a write that waits for nobody
@@ -147,16 +145,44 @@ def checked(kind: Any) -> Any:
                 await super().send_packed_command(command, check_health)
             finally:
                 self.socket_timeout = bound_s
-            self._used_s = monotonic()
+            self.used_s = monotonic()
 
-        async def _has_ended(self) -> bool:
-            if monotonic() - self._used_s > IDLE_S:
-                # What has come meanwhile is read in the first iteration of the loop, and known in the next.
-                for _ in range(2):
-                    await asyncio.sleep(0)
-            return self._reader is None or self._reader.at_eof() or self._reader.exception() is not None
+        def has_ended(self) -> bool:
+            reader = self._reader
+            return not self.is_connected or reader.at_eof() or reader.exception() is not None
 
-    return CheckedConnection
+    return OwnConnection
+
+
+async def what_has_come() -> None:
+    """Let the event loop read what has come while a connection was idle: in its first turn, known in the next."""
+    for _ in range(2):
+        await asyncio.sleep(0)
+
+
+@cache
+def reopening(kind: Any) -> Any:
+    """Return a class of such connections that connect anew before a command is sent, for a client that keeps them."""
+
+    class ReopeningConnection(own_kind(kind)):  # type: ignore[misc]
+        _is_opening = False
+
+        async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+            if monotonic() - self.used_s > IDLE_S:
+                await what_has_come()
+            if not self._is_opening and self.has_ended():
+                await self._open_anew()
+            await super().send_packed_command(command, check_health)
+
+        async def _open_anew(self) -> None:
+            self._is_opening = True  # it sends commands of its own
+            try:
+                await self.disconnect(nowait=True)
+                await self.connect()
+            finally:
+                self._is_opening = False
+
+    return ReopeningConnection
 
 
 class _Masters:
@@ -177,17 +203,25 @@ class _Masters:
     async def discover_master(self, service: str) -> tuple[str, int]:
         """Ask all sentinels at once; return the first address whose server says that it is a master.
 
+        Where one has failed, the others have not much longer: they may hang, and the next attempt may find it well.
+
         Raises:
             MasterNotFoundError: There is none.
         """
-        asking = [asyncio.ensure_future(self._ask(sentinel, service)) for sentinel in self._given.sentinels]
-        failed: Exception | None = None
+        waiting = {asyncio.ensure_future(self._ask(sentinel, service)) for sentinel in self._given.sentinels}
+        asking, began_s, left_s = [*waiting], monotonic(), self._timeout_s
+        failed: BaseException | None = None
         try:
-            for answer in asyncio.as_completed(asking):
-                try:
-                    return await answer
-                except (RedisError, OSError) as error:
-                    failed = error
+            while waiting and left_s > 0:
+                done, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                for answer in done:
+                    failed = answer.exception()
+                    if failed is None:
+                        return answer.result()
+                    if not isinstance(failed, (RedisError, OSError)):
+                        raise failed
+                passed_s = monotonic() - began_s
+                left_s = max(SLOWER * passed_s, LATER_S) if done else 0.0
         finally:
             for task in asking:
                 task.cancel()

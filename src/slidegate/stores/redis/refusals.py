@@ -99,11 +99,15 @@ class Refusals:
 
     def change(self, checks: Iterable[Check]) -> None:
         """Repeat no refusal of windows that change now, also none that is still on its way."""
-        self._note(_windows(checks))
+        now_ns, changed_ns = monotonic_ns(), self._changed_ns
+        for bucket, key, _ in checks:
+            changed_ns[bucket.name, key] = now_ns
+        if len(changed_ns) > MEMO_SIZE:
+            self.change_all()  # as if all had changed now
 
     def ban(self, key: str) -> None:
         """Repeat no refusal of a key that is banned now: the ban may last longer."""
-        self._note([key])
+        self._changed_ns[key] = monotonic_ns()
 
     def change_all(self) -> None:
         """Repeat no refusal that was asked for before now."""
@@ -121,11 +125,6 @@ class Refusals:
     def _now_us(self, known: KnownRefusal) -> int:
         """Return the server's time, counted from that of a refusal; it may be slightly too early."""
         return known.decision.now_us + max(self._time.local_us() - known.came_us, 0)
-
-    def _note(self, changes: Iterable[Hashable]) -> None:
-        if len(self._changed_ns) >= MEMO_SIZE:
-            self.change_all()
-        self._changed_ns.update(dict.fromkeys(changes, monotonic_ns()))
 
     def _has_changed(self, changes: Iterable[Hashable], since_ns: int) -> bool:
         changed_ns = self._changed_ns

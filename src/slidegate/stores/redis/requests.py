@@ -6,15 +6,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ...core.bans.ban import Ban, BanSubject, longest
+from ...core.bans.networks import BannedNetworks
 from ...core.buckets import Check
 from ...core.decision import Decision, Reason, refused_by_ban
 from ...core.limits import Limit
-from ...core.ring import Terms
+from ...core.ring import Ring, Terms
 from ..leases import HeldPermits
-from .script import BANNED, CHARGE, HIT, PEEK, UNSETTLED, Packed, Packing, decision_of, unpack_ban
+from .script import BANNED, CHARGE, HIT, OK, PEEK, UNSETTLED, Packed, Packing, decision_of, unpack_ban
 
 if TYPE_CHECKING:
     from .store import RedisStore
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 Read: TypeAlias = Callable[[Any, int], Any]
 """Returns a result, given the answer of the script, which is no failure, and the server's time in microseconds."""
+
+
+AGAIN: Final = object()
+"""The result of a request that is to be asked again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +46,33 @@ class Command:
     has_permits: bool = False
 
 
+class Call:
+    """The requests of one script call, packed.
+
+    Attributes:
+        requests: The requests.
+        names: Their keys, one after another.
+        packed: The requests as bytes.
+        args: The arguments of their commands.
+    """
+
+    __slots__ = ("args", "names", "packed", "requests")
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.names: list[bytes] = []
+        self.packed: list[bytes] = []
+        self.args: list[bytes | int] = []
+
+    def add(self, request: Request, packed: Packed) -> None:
+        """Add a request."""
+        names, request_bytes, args = packed
+        self.requests.append(request)
+        self.names += names
+        self.packed.append(request_bytes)
+        self.args += args
+
+
 class Question:
     """Checks and the subjects of bans, which remember how they are packed: packing takes half of a hit's time.
 
@@ -56,7 +88,7 @@ class Question:
         has_permits: See `Command`.
     """
 
-    __slots__ = ("_memo", "checks", "counts_denied", "has_permits", "refusing", "subjects")
+    __slots__ = ("_packed", "_terms", "checks", "counts_denied", "has_permits", "refusing", "subjects")
 
     def __init__(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> None:
         self.checks = tuple(checks)
@@ -64,17 +96,23 @@ class Question:
         self.refusing: tuple[BanSubject, ...] = (*subjects, *[key for _, key, _ in checks])
         self.counts_denied = any(bucket.count_denied for bucket, _, _ in checks)
         self.has_permits = any(bucket.is_permit for bucket, _, _ in checks)
-        self._memo: tuple[list[Terms], Packed] | None = None
+        self._terms: list[tuple[Ring, Terms]] = []
+        self._packed: Packed | None = None
 
     def pack(self, packing: Packing, held: HeldPermits) -> Packed:
-        """Pack a hit. It is remembered while its limits have the same terms; others are packed each time."""
+        """Pack a hit. It is remembered while its limits have the same terms, unless it changes with time."""
+        for counter, terms in self._terms:
+            if counter.terms is not terms:  # an operator has changed the amount
+                self._packed = None
+        if self._packed is not None:
+            return self._packed
         limits = [limit for bucket, _, _ in self.checks for limit in bucket.limits]
-        terms = [limit.counter.terms for limit in limits if isinstance(limit, Limit)]
-        if len(terms) < len(limits):
-            return packing.question(HIT, self.checks, self.refusing, held)
-        if self._memo is None or self._memo[0] != terms:
-            self._memo = terms, packing.question(HIT, self.checks, self.refusing, held)
-        return self._memo[1]
+        counters = [limit.counter for limit in limits if isinstance(limit, Limit)]
+        self._terms = [(counter, counter.terms) for counter in counters]
+        packed = packing.question(HIT, self.checks, self.refusing, held)
+        if len(counters) == len(limits):  # no quota, which depends on the time, and no permits
+            self._packed = packed
+        return packed
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +126,8 @@ class Asked:
         what: The operation.
         question: What is asked; no ban refuses a charge.
         has_permits: See `Command`.
-        by_network: The bans of networks that refused it when it was packed.
+        networks: The bans of networks by which it was packed.
+        by_network: Those of them that refuse it.
         sent_ns: When it was packed (monotonic), in nanoseconds.
     """
 
@@ -98,6 +137,7 @@ class Asked:
     what: int
     question: Question
     has_permits: bool
+    networks: BannedNetworks | None = None
     by_network: Sequence[Ban] = ()
     sent_ns: int = 0
 
@@ -105,38 +145,68 @@ class Asked:
         """See `Command`. A question that a banned network refuses is only a peek: the key's own ban may last longer."""
         self.sent_ns = monotonic_ns()
         what, question, packing = self.what, self.question, self.store.packing
-        subjects = () if what == CHARGE else question.refusing
-        self.by_network = self.store.bans.of_networks(subjects)
-        if self.by_network:
-            what = PEEK
-        if what == HIT:
+        self.networks = self.store.bans.networks
+        if self.networks.bans:
+            self._look_at_networks()
+        if what == HIT and not self.by_network:
             return question.pack(packing, self.permits)
-        return packing.question(what, question.checks, subjects, self.permits)
+        if what == CHARGE:
+            return packing.question(CHARGE, question.checks, (), self.permits)
+        return packing.question(PEEK, question.checks, question.refusing, self.permits)
 
-    def read(self, answer: Any, now_us: int) -> Decision:
-        """See `Command`. An admitted hit that nobody awaits any more is refunded."""
+    def read(self, answer: Any, now_us: int) -> Any:
+        """See `Command`.
+
+        A hit that was charged is refunded if nobody awaits it any more, or if a network has been banned since it was
+        packed. If the ban that made it a peek has been lifted since, it is asked again.
+        """
         decision, refusals = self._decision(answer, now_us), self.store.refusals
+        if decision is None:
+            return AGAIN
         if decision.reason is Reason.BANNED:
             refusals.record(decision, self.sent_ns, self.question.refusing)
         elif self.what != PEEK and (decision.allowed or self.question.counts_denied):
             refusals.change(self.question.checks)
         elif self.what == HIT and decision.reason is Reason.LIMITED and answer[0] != UNSETTLED:
             refusals.record(decision, self.sent_ns, self.question.refusing)
-        if self.future.done() and self.what == HIT and decision.allowed:
-            self.store.refund_in_background(decision.begin_refund())
+        if self.what == HIT and decision.allowed and self.future.done():
+            self._refund(decision)
         return decision
 
-    def _decision(self, answer: Any, now_us: int) -> Decision:
-        """Unpack the decision; of two bans the longer one refuses."""
+    def _look_at_networks(self) -> None:
+        """Find the bans of networks that refuse the question, as this worker knows them now."""
+        bans = self.store.bans
+        self.networks, self.by_network = bans.networks, ()
+        if self.networks.bans and self.what != CHARGE:
+            self.by_network = bans.of_networks(self.question.refusing)
+
+    def _decision(self, answer: Any, now_us: int) -> Decision | None:
+        """Return the decision; of two bans the longer one refuses. None if the answer is of no use after the news."""
+        if self.networks is not self.store.bans.networks:
+            was_refused = bool(self.by_network)
+            self._look_at_networks()
+            if was_refused and not self.by_network:
+                return None
+            if self.by_network and not was_refused and self.what == HIT and answer[0] == OK:
+                self._refund(self._unpacked(answer, now_us))
         own = answer[1:] if answer[0] == BANNED else ()
+        if not self.by_network and not own:
+            return self._unpacked(answer, now_us)
         ban = longest([*self.by_network, *map(unpack_ban, own)])
-        if ban is not None:  # that of a network may have ended since it was packed
-            decided_us = now_us if ban.until_us is None else min(now_us, ban.until_us - 1)
-            return refused_by_ban(ban, decided_us, self.question.checks)
+        assert ban is not None, "there is one"
+        # That of a network may have ended since the question was packed.
+        decided_us = now_us if ban.until_us is None else min(now_us, ban.until_us - 1)
+        return refused_by_ban(ban, decided_us, self.question.checks)
+
+    def _unpacked(self, answer: bytes, now_us: int) -> Decision:
+        """Return what the limits say."""
         decision = decision_of(answer, self.what, self.question.checks, now_us)
-        if self.question.has_permits and decision.reservations:
+        if self.has_permits and decision.reservations:
             self.permits.hold(decision, self.store.packing.permits_row)
         return decision
+
+    def _refund(self, decision: Decision) -> None:
+        self.store.refund_in_background(decision.begin_refund())
 
 
 Request: TypeAlias = Command | Asked

@@ -16,7 +16,7 @@ from functools import lru_cache
 from hashlib import blake2b, sha1
 from importlib import resources
 from struct import Struct, pack
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.policy import BanPolicy
@@ -31,7 +31,7 @@ from ...core.ring import MAX_UNITS, OPEN
 from ...core.store import Clock
 from ...core.stored import read_by_name
 from ..leases import WORKER_BYTES, HeldPermits
-from .errors import refusal, unexpected
+from .errors import unexpected
 
 LAYOUT: Final = 11
 """The version of the format of windows, strikes and permits, which begin anew in another one: a part of their fields.
@@ -233,7 +233,9 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
     Raises:
         StoreUnavailable: The answer cannot be parsed.
     """
-    status, limits = answer[0], sum([len(bucket.limits) for bucket, _, _ in checks])
+    status, limits = answer[0], 0
+    for bucket, _, _ in checks:
+        limits += len(bucket.limits)
     end = 1 + limits * _STATE.size
     states = list(_STATE.iter_unpack(answer[1:end]))
     if len(states) != limits:
@@ -248,16 +250,6 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
         units = [units for (units,) in _COUNTED.iter_unpack(answer[end:])]
         charged = reserved(checks, [mark for _, _, mark, _ in states], units)
     return Decision(status == OK, _REASONS[status], now_us, checks, states, charged)
-
-
-def raise_failure(answer: Any) -> None:
-    """Raise the error of a request that failed while the others of its call may have succeeded.
-
-    Raises:
-        StoreUnavailable: The answer is a failure.
-    """
-    if isinstance(answer, bytes) and answer[0] == FAILED:
-        raise refusal(answer[1:].decode(errors="replace"))
 
 
 # -- rows of bans and levels, which begin with their ends --------------------------------------------------------------

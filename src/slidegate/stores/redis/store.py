@@ -31,7 +31,7 @@ from ...core.passwords import AnyAddress, address_in
 from ...core.reservation import Reservation
 from ...core.store import COMMAND_DEADLINE_S, Clock, Snapshot, Store
 from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
-from ..shared import DEFAULT_MAX_BANS, check_clock, running_loop
+from ..shared import DEFAULT_MAX_BANS, check_clock, in_steps, running_loop
 from .bans import RedisBans
 from .batch import Batcher
 from .clients import check_opens, open_own
@@ -45,13 +45,14 @@ from .urls import Client, open_client
 
 DEFAULT_MAX_WAITING: Final = 10_000
 DEFAULT_TIMEOUT: Final = "1s"
+RESET_AT_ONCE: Final = 64
+"""How many hashes of windows are reset in one request."""
 
 
 class RedisStore(Store):
     """Stores windows and bans in Redis or Valkey, for all hosts that use it.
 
-    Safe to share between threads and event loops, and after `fork`. Each event loop opens up to four connections of its
-    own, as it needs them.
+    Safe to share between threads and event loops, and after `fork`. Each event loop opens a connection of its own.
 
     Args:
         client: An address such as ``"redis://localhost:6379/0"``, see `urls`; or a client of
@@ -65,6 +66,8 @@ class RedisStore(Store):
             three times in that time.
         max_bans: The most bans in force. Beyond that, automatic bans are not recorded.
         max_waiting: The most requests of one event loop that may be queued for a slow server.
+        connections: How many connections each event loop opens, 1 to 64. One is enough: two calls of 64 requests each
+            are under way on it.
         create: Whether to begin where Redis has no slidegate data under the prefix; if not, every call then raises
             `StoreUnavailable`, for a tool that looks at the data of workers.
         clock: For tests: returns microseconds; by default the server's time is used.
@@ -87,11 +90,12 @@ class RedisStore(Store):
         permit_lease: str | timedelta = DEFAULT_PERMIT_LEASE,
         max_bans: int = DEFAULT_MAX_BANS,
         max_waiting: int = DEFAULT_MAX_WAITING,
+        connections: int = 1,
         create: bool = True,
         clock: Clock | None = None,
     ) -> None:
         found = address_in(client)
-        _check(found, prefix, max_bans, max_waiting, clock)
+        _check(found, prefix, max_bans, max_waiting, connections, clock)
         super().__init__()
         given: Client = open_client(found) if isinstance(found, str) else found
         timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
@@ -100,6 +104,7 @@ class RedisStore(Store):
         self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}
         self.open_client = partial(open_own, given, timeout_s)
         self.max_waiting, self.max_bans, self.create = max_waiting, max_bans, create
+        self.connections = connections
         self.lease_us = permit_lease_us(permit_lease)
         self.time = StoreTime(clock)
         self.packing = Packing(prefix, self.time.unix_us, readable=readable)
@@ -126,6 +131,11 @@ class RedisStore(Store):
                 await batcher.close()
             elif not loop.is_closed():
                 asyncio.run_coroutine_threadsafe(batcher.close(), loop)
+
+    async def connect(self) -> None:
+        """Connect the running event loop, and ask for news; if that fails, the first question tries it again."""
+        with suppress(StoreError):
+            await self.batcher().server_us()
 
     def observe_late(self, took: Callable[[int], None]) -> None:
         """Call `took` with the microseconds of each answer that came when nobody awaited it any more."""
@@ -195,14 +205,14 @@ class RedisStore(Store):
 
         Keys are found by SCAN, so Redis keeps serving; units charged during the scan may remain.
         """
-        cursor, forgotten = b"", False
+        cursor, has_forgotten = -1, False
         self.refusals.change_all()
-        while cursor != b"0":
-            args = b"reset_some", cursor or 0, self.packing.windows + b"*"
-            cursor, found = await self.batcher().command((), *args, read=lambda answer, _: (answer[0], answer[1] > 0))
-            forgotten |= found
+        while cursor != 0:
+            cursor, names = await self.batcher().scan(max(cursor, 0), self.packing.windows + b"*")
+            async for some in in_steps(names, RESET_AT_ONCE):
+                has_forgotten |= await self.batcher().command(some, b"reset") > 0
         self.refusals.change_all()
-        return forgotten
+        return has_forgotten
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
         """Return the windows of `key` under each limit of `buckets`. Changes nothing."""
@@ -263,7 +273,9 @@ class RedisStore(Store):
         return batcher
 
 
-def _check(client: object, prefix: object, max_bans: object, max_waiting: object, clock: Clock | None) -> None:
+def _check(
+    client: object, prefix: object, max_bans: object, max_waiting: object, connections: object, clock: Clock | None
+) -> None:
     """Raise for invalid arguments; see `RedisStore`."""
     if not isinstance(prefix, str) or not 0 < len(prefix) <= 64 or re.search(r"[{}*?\[\]\\\ud800-\udfff]", prefix):
         raise ConfigurationError(
@@ -271,6 +283,7 @@ def _check(client: object, prefix: object, max_bans: object, max_waiting: object
         )
     check_whole(max_bans, 1, 10**12, "max_bans", "for example 100_000")
     check_whole(max_waiting, 1, 10**9, "max_waiting", "for example 10_000")
+    check_whole(connections, 1, 64, "connections", "for example 2")
     check_clock("clock", clock)
     if not isinstance(client, (str, Redis, RedisCluster)):
         raise ConfigurationError(

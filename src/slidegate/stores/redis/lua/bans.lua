@@ -63,16 +63,11 @@ local function reset(name)
 end
 
 function commands.reset()
-  return reset(key_at(1))
-end
-
--- Reset some of the hashes whose names match a pattern; return the next cursor, and whether there were any windows.
-function commands.reset_some(cursor, pattern)
-  local scanned, found = redis.call("SCAN", cursor, "MATCH", pattern, "COUNT", 100), 0
-  for _, name in ipairs(scanned[2]) do
-    found = max(found, reset(name))
+  local found = 0
+  for place = 1, keys_here do
+    found = max(found, reset(key_at(place)))
   end
-  return { scanned[1], found }
+  return found
 end
 
 -- The keys of commands about all bans: the hash with identity and version, the banned keys by end, the network bans by key,

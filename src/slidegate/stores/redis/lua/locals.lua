@@ -12,6 +12,7 @@ if now < 0 then
 end
 
 local keys_before = 0 -- those of the requests that have been answered
+local keys_here = 0 -- those of this request
 
 -- Return a key of a request; the first one is at 1.
 local function key_at(place)

@@ -155,13 +155,14 @@ end
 
 local replies, next_at = { "" }, 1
 while next_at <= #requests do
-  local what, keys, many, bans, arguments, at = unpack_from("<BHHHH", requests, next_at)
+  local what, many, bans, arguments, at
+  what, keys_here, many, bans, arguments, at = unpack_from("<BHHHH", requests, next_at)
   local fine, reply = pcall(answer_to, what, many, bans, arguments, at)
   if not fine then
     reply = pack("<B", FAILED) .. (type(reply) == "table" and reply.err or tostring(reply))
   end
   replies[#replies + 1] = reply
-  keys_before, first_argument = keys_before + keys, first_argument + arguments
+  keys_before, first_argument = keys_before + keys_here, first_argument + arguments
   next_at = at + 2 * bans + many * ASK_BYTES
 end
 replies[1] = pack("<i8B", now, stored)
