@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from starlette.types import Scope
 
-from ..core.buckets import Bucket, spelled, unique_name, wire_names
+from ..core.buckets import Bucket, Check, spelled, unique_name, wire_names
 from ..core.concurrency import Concurrency
 from ..core.limit_texts import parse_limits
 from ..core.limits import AnyLimit
@@ -115,6 +115,16 @@ class BoundRule:
         if self.permits is not None:
             charges.append((self.permits, 1))
         return charges
+
+    def checks(self, scope: Scope, client_key: str) -> list[Check]:
+        """Return the checks of a request; only if the rule calls no function."""
+        key = client_key
+        if self.key is not None:
+            key = self.key_of(scope, client_key)
+        checks: list[Check] = []
+        for bucket, cost in self.charges:
+            checks.append((bucket, key, cost))
+        return checks
 
     def key_of(self, scope: Scope, client_key: str) -> str:
         """Return the key of a request, without calling the user's function."""

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import HTTPConnection
-from starlette.types import Scope
 
 from ..core.buckets import Bucket, Check, windows_of
 from ..core.decision import Decision, Reason
@@ -48,35 +47,35 @@ class Counting:
         self._waiting = waiting
         self._signals = signals
 
-    async def count(self, visit: Visit, plan: Plan, request: HTTPConnection | None = None) -> Decision:
+    async def count(self, visit: Visit, plan: Plan, at_endpoint: HTTPConnection | None = None) -> Decision:
         """Charge the limits of a plan, unless a ban refuses the request.
 
         Args:
             visit: The request in its middleware.
             plan: The plan of the request, or of its endpoint.
-            request: The request at the endpoint, with its body; None in the middleware.
+            at_endpoint: The request as its endpoint sees it, with its body; None in the middleware.
         """
-        client = visit.client
-        subjects = client.subjects
-        if plan.is_direct:
-            checks = plan.checks(_scope_of(visit, request), client.key)
-        else:
-            checks = []
-            for bound in plan.limiting:
-                checks += await self.asked(bound, visit, request)
-        if request is not None and self._signals.keyed:  # the user may be known by now
-            subjects = self._signals.with_keys(subjects, client.beside(request.scope), client.key)
-        if visit.own:  # at an endpoint, where what the request has passed before is not charged again
-            asked = checks
-            earlier = [one.checks for one in visit.own if one.allowed and one.checks]
-            if earlier:
-                checks = uncharged(earlier, asked)
-            if asked and not checks and subjects is client.subjects:  # nor asked
+        scope = visit.scope
+        if at_endpoint is not None:
+            scope = at_endpoint.scope
+        checks: list[Check] = []
+        for bound in plan.limiting:
+            if bound.calls_functions:
+                checks += await self._asked_checks(bound, visit, at_endpoint)
+            else:
+                checks += bound.checks(scope, visit.client.key)
+        subjects = visit.client.subjects
+        if at_endpoint is not None:
+            if self._signals.keyed:  # the user may be known by now
+                subjects = self._signals.with_keys(subjects, visit.client.beside(at_endpoint.scope), visit.client.key)
+            # What the request has passed before is not charged again, and unless another key may be banned, not asked.
+            checks = uncharged([one.checks for one in visit.own if one.allowed and one.checks], checks)
+            if not checks and subjects is visit.client.subjects:
                 return plan.verdict
         if not checks and not self._engine.store.bans.may_refuse():  # nothing to ask
             return plan.verdict
         if plan.waiting:
-            decision = await self._waiting.hit(visit, plan.waiting, checks, request, subjects)
+            decision = await self._waiting.hit(visit, plan.waiting, checks, subjects, at_endpoint)
         else:
             answer = self._engine.hit(checks, subjects)
             decision = answer if isinstance(answer, Decision) else await answer
@@ -84,14 +83,15 @@ class Counting:
             return plan.verdict
         return decision
 
-    async def asked(self, bound: BoundRule, visit: Visit, request: HTTPConnection | None = None) -> list[Check]:
+    async def _asked_checks(self, bound: BoundRule, visit: Visit, at_endpoint: HTTPConnection | None) -> list[Check]:
         """Return the checks of a rule, calling its functions; none if one of them excepts the request."""
-        rule, ask = bound.rule, self._calls.ask
+        rule, charging, ask = bound.rule, bound.rule.charging, self._calls.ask
+        request = at_endpoint
         if request is None:
             request = request_of(visit.scope)
-        counts, cost = bound.bucket, rule.charging.cost
-        if rule.charging.limits_function is not None:
-            counts = await ask(rule, request, "limits", rule.charging.limits_function, bound.with_limits, counts)
+        counts, cost = bound.bucket, charging.cost
+        if charging.limits_function is not None:
+            counts = await ask(rule, request, "limits", charging.limits_function, bound.with_limits, counts)
             if counts is None and bound.permits is None:  # unlimited
                 return []
         key = bound.key_of(request.scope, visit.client.key)
@@ -100,9 +100,9 @@ class Counting:
             if found is None:
                 return []
             key = found or key
-        if rule.charging.cost_function is not None:
-            cost = await ask(rule, request, "cost", rule.charging.cost_function, whole_cost, cost)
-            cost = _capped(cost, rule.charging.cost_max, counts)
+        if charging.cost_function is not None:
+            cost = await ask(rule, request, "cost", charging.cost_function, whole_cost, cost)
+            cost = _capped(cost, charging.cost_max, counts)
         return [(bucket, key, cost) for bucket, cost in bound.charges_of(counts, cost)]
 
     def _checked_key(self, found: Any) -> str | None:
@@ -113,36 +113,39 @@ class Counting:
 
     # -- conditions and shadow rules -----------------------------------------------------------------------------------
 
-    async def evaluated(self, visit: Visit, plan: Plan, request: HTTPConnection | None = None) -> Plan:
+    async def evaluated(self, visit: Visit, plan: Plan, at_endpoint: HTTPConnection | None = None) -> Plan:
         """Return the plan of a request after evaluating the conditions of its rules in order, each function once.
 
         Limits apply generously and exemptions strictly: if a condition fails, a limit or a block applies, but `exempt`
         and `final` do not.
         """
+        request = at_endpoint
         if request is None:
             request = request_of(visit.scope)
         answers: dict[int, bool | None] = {}  # by identity, as not every callable is hashable; None for a failure
         met: list[Met] = []
         for bound, ends in plan.met:
-            rule = bound.rule
-            if id(rule.matching.when) not in answers:
-                answers[id(rule.matching.when)] = await self._calls.is_true(rule, request, visit.client.key)
-            answer = answers[id(rule.matching.when)]
+            when, action = bound.rule.matching.when, bound.rule.action
+            if id(when) not in answers:
+                answers[id(when)] = await self._calls.is_true(bound.rule, request, visit.client.key)
+            answer = answers[id(when)]
             if answer is False:
                 continue
-            if answer is None and rule.action.exempts:
+            if answer is None and action.exempts:
                 continue
             if answer is None:
-                ends = ends and rule.action.blocks
+                ends = ends and action.blocks
             met.append((bound, ends))
             if ends:
                 break
         return self._rules.plan_of(met, plan.strikes, Kind(plan.kind.is_preflight, is_evaluated=True))
 
-    async def observe(self, visit: Visit, shadows: Sequence[BoundRule], request: HTTPConnection | None = None) -> None:
+    async def observe(
+        self, visit: Visit, shadows: Sequence[BoundRule], at_endpoint: HTTPConnection | None = None
+    ) -> None:
         """Count an admitted request under shadow rules, and report those that would have refused it."""
         for bound in shadows:
-            checks = uncharged(visit.observed, await self.asked(bound, visit, request))
+            checks = uncharged(visit.observed, await self._asked_checks(bound, visit, at_endpoint))
             if not checks:
                 continue
             decision = await answer_of(self._engine.hit(checks, ()))
@@ -155,13 +158,6 @@ class Counting:
             message = f"rule {label!r} would have refused {key}"
             self._engine.emit(Event("shadow_refused", message, {"rule": label, "key": key}))
             self._engine.observers.report_exceeded(decision, self._engine.now_us())
-
-
-def _scope_of(visit: Visit, request: HTTPConnection | None) -> Scope:
-    """Return the scope in which a rule reads its key: that of the endpoint, or that of the middleware."""
-    if request is None:
-        return visit.scope  # type: ignore[no-any-return]
-    return request.scope
 
 
 def _capped(cost: int, cost_max: int | None, counts: Bucket | None) -> int:
@@ -178,11 +174,11 @@ def uncharged(earlier: Sequence[Sequence[Check]], checks: list[Check]) -> list[C
 
     Of several costs the largest one is charged, so a later check charges what is missing.
     """
+    if not earlier:
+        return checks
     charged: Counter[tuple[object, ...]] = Counter()
     for others in earlier:  # in which no window is twice
         charged.update({windows_of(check): check[2] for check in others})
-    if not charged:
-        return checks
     left: list[Check] = []
     for check in checks:
         bucket, key, cost = check

@@ -66,9 +66,10 @@ class StrikeForStatus(Effect):
 
     def __init__(self, signals: Signals) -> None:
         self._signals = signals
+        self.statuses = signals.by_status.keys()
 
     def start(self, visit: Visit, status: Any) -> Awaitable[object] | None:
-        """See `Effect.start`."""
+        """See `Effect.start`. Another effect may need the status as well."""
         if status not in self._signals.by_status:
             return None
         for _, decision in visit.decisions:
@@ -84,7 +85,7 @@ class Release(Effect):
         engine: The engine that has given the permits.
     """
 
-    starts = False
+    statuses = ()
     ends = True
 
     def __init__(self, engine: Engine) -> None:
@@ -120,22 +121,18 @@ class ReportRefusal(Effect):
 
     def __init__(self, refusals: Refusals, refusal: Decision, scope: Scope) -> None:
         self._refusals = refusals
-        self._refusal: Decision | None = refusal
+        self._refusal = refusal
         self._scope = scope
 
     def start(self, visit: Visit, status: Any) -> None:
-        """See `Effect.start`."""
-        self._report(visit)
+        """See `Effect.start`. There is nothing left to do at the end then."""
+        self.end(visit, None)
+        visit.effects = [effect for effect in visit.effects if effect is not self]
 
     def end(self, visit: Visit, error: BaseException | None) -> None:
         """See `Effect.end`. It reports if there was no response, or one that had started before the refusal."""
-        self._report(visit)
-
-    def _report(self, visit: Visit) -> None:
-        """Report the refusal, once."""
-        refusal, self._refusal = self._refusal, None
-        if refusal is not None and visit.refusal is refusal:
-            self._refusals.report(visit, refusal, self._scope)
+        if visit.refusal is self._refusal:
+            self._refusals.report(visit, self._refusal, self._scope)
 
 
 class Report:
@@ -185,9 +182,10 @@ class Report:
         decisions = [decision for _, decision in visit.decisions if decision.reason is not Reason.DISABLED]
         refusal = _refusal(visit, decisions, error)
         ended: Ended = "success"
-        if visit.left is not None:  # whatever the application answers then
-            ended, status = "cancelled", visit.left_with
-        elif refusal is not None and refusal is not visit.cut_short:
+        broken = visit.broken_wait
+        if broken is not None and broken.has_left:  # whatever the application answers then
+            ended, status = "cancelled", broken.status
+        elif refusal is not None and (broken is None or refusal is not broken.refusal):
             ended = "refused"
         elif not visit.is_complete:
             ended, status = _ended(visit, error, status)

@@ -243,7 +243,8 @@ class RateLimit:
         if visit is None or not visit.is_counted:
             return
         scope, policy = connection.scope, visit.policy
-        if not self.rule.matching.allows(scope["type"], method_of(scope)):
+        matching = self.rule.matching
+        if matching.methods is not None and not matching.allows(scope["type"], method_of(scope)):
             return
         if policy.findings.requests_left:
             policy.findings.report(about_peer_within(policy.address, peer_of(visit.scope), scope, visit.client.key))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from starlette.types import Scope
@@ -36,11 +36,11 @@ class Effect:
     """Something that happens when a response starts, or when it ends.
 
     Attributes:
-        starts: Whether `start` has to be called.
+        statuses: The statuses of responses for which `start` has to be called; None for all.
         ends: Whether `end` has to be called.
     """
 
-    starts = True
+    statuses: Collection[Any] | None = None
     ends = False
 
     def start(self, visit: Visit, status: Any) -> Awaitable[object] | None:
@@ -88,8 +88,8 @@ class Plan:
             or waits.
         verdict: What decides if no limit counts: exempt, or blocked by a rule.
         effects: What depends on their responses.
-        rendered: The header fields of their decisions without the numbers; None if these depend on functions or on a
-            wait, or if there are none.
+        rendered: The header fields of their decisions without the numbers; None if these depend on functions, or if
+            there are none.
     """
 
     def __init__(self, met: Sequence[Met], strikes: Sequence[Signal], kind: Kind, headers: Headers) -> None:
@@ -119,13 +119,13 @@ class Plan:
         self.rendered: Rendered | None = None
         calls_functions = any(bound.calls_functions for bound in self.limiting)
         self.is_direct = bool(self.limiting) and not self.waiting and not calls_functions
-        if self.is_direct:
+        if self.limiting and not calls_functions:
             self.rendered = headers.of_buckets([bucket for bound in self.limiting for bucket, _ in bound.charges])
 
     def checks(self, scope: Scope, client_key: str) -> list[Check]:
         """Return the checks of a request; only if the plan is direct."""
         checks: list[Check] = []
-        for bound in self.limiting:
+        for bound in self.limiting:  # as `BoundRule.checks` does; a call would cost each request
             key = client_key
             if bound.key is not None:
                 key = bound.key_of(scope, client_key)

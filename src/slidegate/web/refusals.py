@@ -135,7 +135,7 @@ class Refusals:
         if visit.scope["type"] == "websocket":
             await _refuse_websocket(visit.scope, visit.send, answer)
             return
-        if self.on_refused is not None and visit.left is None:
+        if self.on_refused is not None and not visit.has_left:
             visit.need(answer.needed)
             if await self._send_own(visit, decision, answer, visit.receive, visit.send):
                 return
@@ -251,7 +251,7 @@ class Refusals:
             scope: The scope in the middleware, or at the endpoint that refuses.
         """
         observers = self._engine.observers
-        if visit.left is not None or not observers.wants("exceeded"):  # who has left was not refused
+        if visit.has_left or not observers.wants("exceeded"):  # who has left was not refused
             return
         observers.report_exceeded(refusal, self._engine.now_us())
         if not observers.wants("refused"):

@@ -195,7 +195,7 @@ class Signals:
         """
         if not self.by_refusal or not decision.readings:
             return
-        if visit.left is not None:  # who has left was not refused
+        if visit.has_left:  # who has left was not refused
             return
         if visit.status and scope["type"] == "http":  # the response has begun, and breaks
             return

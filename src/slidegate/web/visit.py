@@ -8,7 +8,7 @@ which share one list.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
@@ -34,6 +34,21 @@ _LASTS: Final = (".body", ".pathsend", ".zerocopysend", "websocket.close")
 """How the kinds of messages end that end a response, unless more of the body follows. Trailers come after the end."""
 UNCOUNTED: Final = (Reason.ALLOWLISTED, Reason.DISABLED)
 """Why nothing at all counts a request."""
+
+
+class BrokenWait(NamedTuple):
+    """A wait that ended before the request had its turn.
+
+    Attributes:
+        refusal: What is recorded as the decision about the request.
+        has_left: Whether the client has left. Else the wait was cancelled, which ends the request, unless a timeout
+            within the application has done so.
+        status: The status that was sent before; 0 if there was none.
+    """
+
+    refusal: Decision
+    has_left: bool
+    status: Any
 
 
 class Record:
@@ -168,12 +183,8 @@ class Visit(Record):
     """The length of the longest ban that a refusal of the request has caused."""
     permits: tuple[tuple[Name, str], ...] = ()
     """The queues of fair rules of which it has a permit, each with the tenant."""
-    left: Decision | None = None
-    """The refusal of a wait during which the client has left; None if it did not."""
-    left_with: Any = None
-    """The status that was sent before the client left."""
-    cut_short: Decision | None = None
-    """The refusal of a wait that was cancelled. That ends the request, unless a timeout within it has done so."""
+    broken_wait: BrokenWait | None = None
+    """The wait, here or within, that ended before the request had its turn; None for none."""
 
     def __init__(self, policy: Any, scope: Scope, receive: Receive, send: Send, client: Client, plan: Plan) -> None:
         outer: Record | None = scope.get(KEY)
@@ -241,10 +252,8 @@ class Visit(Record):
         """
         self.shadowed = tuple([one for one in self.shadowed if one[0] is not policy])
         self.exempted = tuple([one for one in self.exempted if one is not policy])
-        if self.left in decisions:
-            self.left = self.left_with = None
-        if self.cut_short in decisions:
-            self.cut_short = None
+        if self.broken_wait is not None and self.broken_wait.refusal in decisions:
+            self.broken_wait = None
 
     def _exempt_by(self, policy: object, plan: Plan) -> None:
         """Tell the visits around this one whether its plan exempts the request."""
@@ -258,6 +267,17 @@ class Visit(Record):
         self._exempt_by(self.policy, plan)
         self.plan = plan
         self.effects = [*self.effects, *plan.effects]
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client has left while the request waited, so that nobody was refused."""
+        return self.broken_wait is not None and self.broken_wait.has_left
+
+    def break_wait(self, refusal: Decision, *, has_left: bool) -> None:
+        """Note, here and around, that a wait has ended before the request had its turn."""
+        for one in self.visits():
+            if not one.has_left:
+                one.broken_wait = BrokenWait(refusal, has_left, one.status)
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
@@ -300,7 +320,7 @@ class Visit(Record):
         if kind in STARTS:
             self.status = message.get("status") or STARTS[kind]
             for effect in self.effects:
-                if effect.starts:
+                if effect.statuses is None or self.status in effect.statuses:
                     return self._start(message)
             if not self.is_plain:
                 return self.send_on(self.with_fields(message))

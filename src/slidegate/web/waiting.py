@@ -22,7 +22,7 @@ from ..limiter.queues import Name, is_too_late, room_in_us
 from .bound_rule import BoundRule
 from .callbacks import UserCallbacks, request_of
 from .client_ip import ClientAddress
-from .keys import Key, parts_of
+from .keys import Key, KeyFunction, parts_of
 from .plan import Effect
 from .server_end import SERVER_END
 from .visit import Visit
@@ -55,8 +55,8 @@ class Waiting:
         visit: Visit,
         rules: Sequence[BoundRule],
         checks: Sequence[Check],
-        request: HTTPConnection | None,
         subjects: Sequence[BanSubject],
+        at_endpoint: HTTPConnection | None,
     ) -> Decision:
         """Charge the checks of a request, after waiting if there is no room for them.
 
@@ -66,27 +66,34 @@ class Waiting:
             visit: The request in its middleware.
             rules: The rules that let it wait; the first one that counts it has the queue.
             checks: The checks.
-            request: The request at the endpoint; None in the middleware.
             subjects: The keys and addresses whose bans refuse it.
+            at_endpoint: The request as its endpoint sees it; None in the middleware.
         """
         found = _queue_of(rules, checks)
         if found is None:  # no rule that lets it wait counts this request
             return await answer_of(self._engine.hit(checks, subjects))
         bound, name = found
-        asked = [(self._twin(bucket), key, cost) for bucket, key, cost in checks]
-        tenant = await self._tenant(bound, visit, request)
+        asked: list[Check] = []
+        for bucket, key, cost in checks:
+            if bucket.count_denied:
+                bucket = self._uncounting(bucket)
+            asked.append((bucket, key, cost))
+        tenant, fair = "", bound.rule.charging.fair
+        if fair is not None:
+            tenant = await self._tenant(bound, fair, visit, at_endpoint)
         waiter = _Waiter(visit, bound, name, tenant, self._engine, asked, subjects)
-        decision = await waiter.admitted()
-        is_fair = bound.rule.charging.fair is not None
-        if decision.allowed and decision.checks and is_fair:  # no checks while switched off
+        decision = await waiter.decide()
+        if decision.allowed and decision.checks and fair is not None:  # no checks while switched off
             self._queues.count_permit(name, tenant, 1)
             visit.permits = (*visit.permits, (name, tenant))
-        if decision.reason is Reason.LIMITED and visit.left is None:
-            return await self._counted(decision, checks, subjects)
+        if decision.reason is Reason.LIMITED and not visit.has_left:
+            return await self._charge_refusal(decision, checks, subjects)
         return decision
 
-    async def _counted(self, refusal: Decision, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
-        """Count a refusal under the limits that count refusals; return the refusal that the client is shown."""
+    async def _charge_refusal(
+        self, refusal: Decision, checks: Sequence[Check], subjects: Sequence[BanSubject]
+    ) -> Decision:
+        """Charge a refusal to the limits that count refusals; return the refusal that the client is shown."""
         counting_refusals = [check for check in checks if check[0].count_denied]
         if not counting_refusals:
             return refusal
@@ -97,19 +104,20 @@ class Waiting:
             return seen
         return refusal
 
-    async def _tenant(self, bound: BoundRule, visit: Visit, request: HTTPConnection | None) -> str:
-        """Return the tenant whose share of the permits a request uses; ``""`` if it is unknown or the rule not fair."""
-        fair, client_key = bound.rule.charging.fair, visit.client.key
-        if fair is None:
-            return ""
+    async def _tenant(
+        self, bound: BoundRule, fair: Key | KeyFunction, visit: Visit, at_endpoint: HTTPConnection | None
+    ) -> str:
+        """Return the tenant whose share of the permits of a fair rule a request uses; ``""`` if it is unknown."""
+        client_key = visit.client.key
+        request = at_endpoint
         if request is None:
             request = request_of(visit.scope)
-        if not isinstance(fair, Key):
-            return await self._calls.ask(bound.rule, request, "fair", fair, self._tenant_key, None) or ""
-        found = fair.find(bound.routed(request.scope), self._limiter, client_key)
-        if found == client_key and not any(isinstance(key, ClientAddress) for key in parts_of(fair)):
-            return ""  # a request without the value
-        return found
+        if isinstance(fair, Key):
+            found = fair.find(bound.routed(request.scope), self._limiter, client_key)
+            if found == client_key and not any(isinstance(key, ClientAddress) for key in parts_of(fair)):
+                return ""  # a request without the value
+            return found
+        return await self._calls.ask(bound.rule, request, "fair", fair, self._tenant_key, None) or ""
 
     def _tenant_key(self, found: object) -> str | None:
         """Return the key of a tenant that a user's function has returned; None for none."""
@@ -117,10 +125,8 @@ class Waiting:
             return None
         return self._limiter.key_for(found)  # type: ignore[arg-type]  # it checks what it gets
 
-    def _twin(self, bucket: Bucket) -> Bucket:
-        """Return the bucket that charges no refusal; the same one each time."""
-        if not bucket.count_denied:
-            return bucket
+    def _uncounting(self, bucket: Bucket) -> Bucket:
+        """Return the twin of a bucket that charges no refusal; the same one each time."""
         twin = self._twins.get(bucket)
         if twin is None:
             twin = copy(bucket)
@@ -161,7 +167,7 @@ class _Waiter:
         self._checks = checks
         self._subjects = subjects
 
-    async def admitted(self) -> Decision:
+    async def decide(self) -> Decision:
         """Return the decision about the request, after waiting if that may admit it."""
         if self._engine.queues.is_queued(self._name):
             # It joins without having asked; whom a ban or another limit refuses takes no place from others.
@@ -189,9 +195,9 @@ class _Waiter:
         visit = self._visit
         channel = _peeked(visit)
         channel.begin()
-        left = refused
-        if left is None:
-            left = Decision(False, Reason.LIMITED, by=self._label, status=429)
+        refusal = refused
+        if refusal is None:
+            refusal = Decision(False, Reason.LIMITED, by=self._label, status=429)
         try:
             with SERVER_END.watched():
                 decision = await self._engine.queues.wait(
@@ -206,18 +212,16 @@ class _Waiter:
         except Exception:  # a failure, which is answered
             raise
         except BaseException:  # a cancellation
-            for one in visit.visits():
-                one.cut_short = left
-            visit.record(left)
+            visit.break_wait(refusal, has_left=False)
+            visit.record(refusal)
             raise
         if not channel.is_gone():
             return decision
-        for one in visit.visits():
-            one.left, one.left_with = left, visit.status
+        visit.break_wait(refusal, has_left=True)
         if visit.scope["type"] == "websocket":  # Starlette's BaseHTTPMiddleware fails without an answer
             visit.send_on = _send_nobody
         await self._engine.refund(decision.begin_refund())
-        return left
+        return refusal
 
 
 def _queue_of(rules: Sequence[BoundRule], checks: Sequence[Check]) -> tuple[BoundRule, Name] | None:
@@ -253,7 +257,7 @@ class Peeked(Effect):
         receive: The channel.
     """
 
-    starts = False
+    statuses = ()
     ends = True
 
     def __init__(self, receive: Receive) -> None:
