@@ -30,7 +30,7 @@ from slidegate.ops.replay.logs import line_parser, parse_line
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.client_ip import read_node, split_forwarded, split_list
 from slidegate.web.visit import Visit
-from slidegate.web.waiting import Peeked
+from slidegate.web.waiting import ReadAhead
 
 from .asgi import call, hello, page, scope_of
 from .remote_stores import SlowStore
@@ -156,9 +156,9 @@ async def test_reads_ahead_for_no_application_are_not_logged(fails: bool, caplog
     async def send(message: Message) -> None:
         pass
 
-    ahead = Peeked(receive)
+    ahead = ReadAhead(receive)
     policy = RateLimitMiddleware(hello).policy
-    visit = Visit(policy, scope_of(), ahead, send, policy.clients.of(scope_of()), policy.rules.nothing)
+    visit = Visit(policy, scope_of(), ahead, send, policy.clients.of(scope_of()), policy.rules.no_rules)
     for _ in range(2):
         ahead.begin()
         await turns()

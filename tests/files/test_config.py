@@ -54,7 +54,7 @@ def attributes(one: Any) -> dict[str, Any]:
 
 def test_everything_can_be_written_in_the_file(texts: Callable[..., None]) -> None:
     app = RateLimitMiddleware.from_file(hello, EVERYTHING).app
-    made: dict[str, Any] = {repr(one): one for one in (*app.rules, *app.policies)}
+    made: dict[str, Any] = {repr(one): one for one in (*app.rules, *app.ban_policies)}
     usual = {type(one): attributes(one) for one in (Rule("/", "1/s"), BanPolicy())}
 
     def described(name: str) -> str:

@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from slidegate import Limiter, MemoryStore, RateLimit, RateLimitExceeded, RateLimitMiddleware, Rule, header
-from slidegate.web.waiting import Peeked
+from slidegate.web.waiting import ReadAhead
 
 from ..asgi import Answer, call, hello, scope_of, send_scope, statuses
 from ..redis_servers import AT_REDIS, BOUND_S, needs_redis
@@ -123,7 +123,7 @@ async def test_a_channel_that_fails_while_a_request_waits_fails_for_the_applicat
     async def broken() -> Message:
         raise OSError("the connection is gone")
 
-    ahead = Peeked(broken)
+    ahead = ReadAhead(broken)
     ahead.begin()
     for _ in range(2):
         with pytest.raises(OSError, match="gone"):
@@ -139,7 +139,7 @@ async def test_little_is_read_while_a_request_waits_and_the_application_gets_it(
         read += 1
         return {"type": kind, "number": read, "body": b"x" * 1_024, "more_body": True}
 
-    ahead = Peeked(endless)
+    ahead = ReadAhead(endless)
     ahead.begin()
     await turns(200)
     assert 1 <= read <= most

@@ -25,14 +25,14 @@ from .config import ConfigReader
 from .watcher import FollowedFile
 
 if TYPE_CHECKING:
-    from ..web.refusals import Refused
+    from ..web.refusals import OnRefused
 
 
 class FileOptions(TypedDict, total=False):
     """The options beside a file, for type checkers."""
 
     limiter: Limiter | None
-    on_refused: Refused | None
+    on_refused: OnRefused | None
     store: str
 
 
@@ -131,8 +131,8 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         made = self._made(reader, options)
 
         def apply() -> None:
-            if self.app.behind is not None:  # here, in the thread of the file: with many routes it takes long
-                made.check_routes(self.app.behind)
+            if self.app.routed_app is not None:  # here, in the thread of the file: with many routes it takes long
+                made.check_routes(self.app.routed_app)
             _share_limits(self.app, made)
             made.app = self._below  # the stack may have been built again since
             replaced, self.app = self.app, made

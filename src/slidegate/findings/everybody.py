@@ -86,4 +86,4 @@ def _has_clients(policy: Policy) -> bool:
         return True
     if any(networks is not None for networks in policy.lists.values()):
         return True
-    return any(one.key is None for one in policy.signals.policies.values())
+    return any(one.key is None for one in policy.signals.ban_policies.values())

@@ -34,9 +34,9 @@ class Inspection:
         self._first = FirstRequests(policy)
         self._counts_users = _counts_users(policy)
 
-    def of_settings(self, off: str) -> None:
-        """Look at the settings; `off` is the one that switches the middleware off, or empty."""
-        self._report(settings.about_switch(off))
+    def of_settings(self, off_by: str) -> None:
+        """Look at the settings; `off_by` is the one that switches the middleware off, or empty."""
+        self._report(settings.about_switch(off_by))
         self._report(settings.about_configured_workers(self._policy.limiter))
 
     def of_building(self, middleware: building.Built) -> None:
@@ -49,21 +49,21 @@ class Inspection:
         self._report_some(rules.about_late_exemptions(self._policy.rules))
         self._report_some(rules.about_method_names(self._policy.rules.given, routes))
 
-    def of_routes(self, app: object, behind: object) -> None:
+    def of_routes(self, app: object, routed_app: object) -> None:
         """Look at the rules and the routes, when the application starts.
 
         Args:
             app: The application that the middleware guards.
-            behind: The application behind it, or if its routes are hidden, the one that it belongs to.
+            routed_app: The application behind it, or if its routes are hidden, the one that it belongs to.
         """
-        policy, given, mounted = self._policy, self._policy.rules.given, mounted_routes(behind)
+        policy, given, mounted = self._policy, self._policy.rules.given, mounted_routes(routed_app)
         self._report(settings.about_running_workers(policy.limiter))
         self.of_rules(mounted)
         self._report_some(routes.about_methods(given, mounted))
         self._report_some(routes.about_decorators(mounted))
         self._report(routes.about_cors_within(policy, app))
-        self._report(routes.about_unknown_application(policy, behind))
-        self._report_some(routes.about_unmet_paths(given, behind))
+        self._report(routes.about_unknown_application(policy, routed_app))
+        self._report_some(routes.about_unmet_paths(given, routed_app))
 
     def _report_some(self, found: Iterator[Finding]) -> None:
         """Report findings of one kind, as many as are read."""

@@ -146,7 +146,7 @@ def _refuses(policy: Policy) -> bool:
     """Return whether a middleware refuses requests itself, beside limits at endpoints, which are within."""
     if policy.default_rule is not None or policy.lists["blocklist"] is not None:
         return True
-    if any(not one.shadow for one in policy.signals.policies.values()):
+    if any(not one.shadow for one in policy.signals.ban_policies.values()):
         return True
     return any(rule.action.blocks or (rule.counts and not rule.action.is_shadow) for rule in policy.rules.given)
 

@@ -143,8 +143,7 @@ _Sample = tuple[str, str, str]
 def _met_by(rule_set: RuleSet, sample: _Sample) -> Sequence[Met]:
     """Return the rules that a sample meets."""
     kind, method, path = sample
-    met, _ = rule_set.met({"type": kind, "method": method, "path": path}, (path,))
-    return met
+    return rule_set.met({"type": kind, "method": method, "path": path}, (path,))
 
 
 def _samples_of(rule: Rule) -> Iterator[_Sample]:

@@ -18,16 +18,16 @@ _WORKERS: Final = "WEB_CONCURRENCY"
 _DIGITS: Final = re.compile(rb"[0-9]+")
 
 
-def about_switch(off: str) -> Iterator[Finding]:
+def about_switch(off_by: str) -> Iterator[Finding]:
     """Yield the finding about a middleware that is switched off.
 
     Args:
-        off: The setting that switches it off; empty if none does.
+        off_by: The setting that switches it off; empty if none does.
     """
-    if off:
+    if off_by:
         yield Finding(
             "SG110",
-            f"slidegate is switched off ({off}): every request passes; if that is not intended, remove this setting",
+            f"slidegate is switched off ({off_by}): every request passes; if that is not intended, remove this setting",
         )
 
 

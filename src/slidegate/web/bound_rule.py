@@ -107,11 +107,11 @@ class BoundRule:
 
     # -- what a request charges ----------------------------------------------------------------------------------------
 
-    def charges_of(self, counts: Bucket | None, cost: int) -> list[tuple[Bucket, int]]:
+    def charges_of(self, bucket: Bucket | None, cost: int) -> list[tuple[Bucket, int]]:
         """Return what a request charges: the cost to the bucket of its limits, if it has limits, and one permit."""
         charges: list[tuple[Bucket, int]] = []
-        if counts is not None:
-            charges.append((counts, cost))
+        if bucket is not None:
+            charges.append((bucket, cost))
         if self.permits is not None:
             charges.append((self.permits, 1))
         return charges

@@ -19,7 +19,7 @@ from ..limiter import Limiter
 from ..limiter.aio import answer_of
 from .bound_rule import BoundRule
 from .callbacks import UserCallbacks, request_of, whole_cost
-from .plan import Kind, Met, Plan
+from .plan import Met, Plan, Traits
 from .rule_set import RuleSet
 from .signals import Signals
 from .visit import Visit
@@ -89,10 +89,10 @@ class Counting:
         request = at_endpoint
         if request is None:
             request = request_of(visit.scope)
-        counts, cost = bound.bucket, charging.cost
+        bucket, cost = bound.bucket, charging.cost
         if charging.limits_function is not None:
-            counts = await ask(rule, request, "limits", charging.limits_function, bound.with_limits, counts)
-            if counts is None and bound.permits is None:  # unlimited
+            bucket = await ask(rule, request, "limits", charging.limits_function, bound.with_limits, bucket)
+            if bucket is None and bound.permits is None:  # unlimited
                 return []
         key = bound.key_of(request.scope, visit.client.key)
         if bound.key_function is not None:
@@ -102,8 +102,8 @@ class Counting:
             key = found or key
         if charging.cost_function is not None:
             cost = await ask(rule, request, "cost", charging.cost_function, whole_cost, cost)
-            cost = _capped(cost, charging.cost_max, counts)
-        return [(bucket, key, cost) for bucket, cost in bound.charges_of(counts, cost)]
+            cost = _capped(cost, charging.cost_max, bucket)
+        return [(charged, key, units) for charged, units in bound.charges_of(bucket, cost)]
 
     def _checked_key(self, found: Any) -> str | None:
         """Return the key that a user's function has returned; None and an empty text stay as they are."""
@@ -135,10 +135,10 @@ class Counting:
                 continue
             if answer is None:
                 ends = ends and action.blocks
-            met.append((bound, ends))
+            met.append(Met(bound, ends))
             if ends:
                 break
-        return self._rules.plan_of(met, plan.strikes, Kind(plan.kind.is_preflight, is_evaluated=True))
+        return self._rules.plan_of(met, plan.strikes, Traits(plan.traits.is_preflight, is_evaluated=True))
 
     async def observe(
         self, visit: Visit, shadows: Sequence[BoundRule], at_endpoint: HTTPConnection | None = None
@@ -160,12 +160,12 @@ class Counting:
             self._engine.observers.report_exceeded(decision, self._engine.now_us())
 
 
-def _capped(cost: int, cost_max: int | None, counts: Bucket | None) -> int:
+def _capped(cost: int, cost_max: int | None, bucket: Bucket | None) -> int:
     """Return an estimated cost that can pass: one above the amount of a limit would always be refused."""
     if cost_max is not None:
         cost = min(cost, cost_max)
-    if counts is not None:
-        cost = min([cost, *(limit.amount for limit in counts.limits)])
+    if bucket is not None:
+        cost = min([cost, *(limit.amount for limit in bucket.limits)])
     return cost
 
 

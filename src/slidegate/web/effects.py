@@ -26,7 +26,7 @@ from .signals import Signals
 from .visit import FAILED, Visit, is_failure
 
 
-class CountIf(Effect):
+class RefundUncounted(Effect):
     """Refunds what a rule has charged, unless its `count_if` counts the response.
 
     Args:
@@ -167,11 +167,9 @@ class Report:
         duration_us = (self._clock.monotonic_ns() - visit.began_ns) // 1_000
         route = self._routes.label(visit.scope)
         told = observers.requests
-        own = visit.own
-        is_decided_once = visit.is_complete and visit.shared is None and len(own) == 1 and own[0].allowed
-        if is_decided_once and own[0].checks and not visit.shadowed:  # an ordinary request, admitted by its limits
-            tell(observers.passed, (visit.client.key, own[0].checks, route, duration_us))
+        if _is_ordinary(visit):  # those who want no outcome of it are told what passed, which costs less
             told = observers.outcomes
+            tell(observers.passed, (visit.client.key, visit.own[0].checks, route, duration_us))
         elif (visit.plan.is_exempt or visit.exempted) and _is_uncounted(visit):
             told = observers.exempt
         if told:
@@ -180,7 +178,7 @@ class Report:
     def _outcome(self, visit: Visit, error: BaseException | None, route: str, duration_us: int) -> Outcome:
         status = visit.status or visit.answered(error)
         decisions = [decision for _, decision in visit.decisions if decision.reason is not Reason.DISABLED]
-        refusal = _refusal(visit, decisions, error)
+        refusal = _refusal_among(decisions, visit, error)
         ended: Ended = "success"
         broken = visit.broken_wait
         if broken is not None and broken.has_left:  # whatever the application answers then
@@ -188,11 +186,19 @@ class Report:
         elif refusal is not None and (broken is None or refusal is not broken.refusal):
             ended = "refused"
         elif not visit.is_complete:
-            ended, status = _ended(visit, error, status)
+            ended, status = _incomplete(visit, error)
         began_us = self._engine.unix_us() - duration_us
         shadow_rules = tuple([label for _, label in visit.shadowed])
         client = visit.client.key
         return Outcome(client, decisions, refusal, shadow_rules, route, status, ended, began_us, duration_us)
+
+
+def _is_ordinary(visit: Visit) -> bool:
+    """Return whether a request has one decision, by which limits admit it, and a complete response."""
+    if not visit.is_complete or visit.shared is not None or visit.shadowed or len(visit.own) != 1:
+        return False
+    decision = visit.own[0]
+    return decision.allowed and bool(decision.checks)
 
 
 def _is_uncounted(visit: Visit) -> bool:
@@ -200,8 +206,8 @@ def _is_uncounted(visit: Visit) -> bool:
     return not visit.observed and all(one.allowed and not one.checks for _, one in visit.decisions)
 
 
-def _refusal(visit: Visit, decisions: list[Decision], error: BaseException | None) -> Decision | None:
-    """Return the decision that refused a request; None if none did."""
+def _refusal_among(decisions: list[Decision], visit: Visit, error: BaseException | None) -> Decision | None:
+    """Return the refusal that ended a request, of whichever middleware; None if none did."""
     if not decisions or decisions[-1].allowed:
         return None
     # Not if a limit at an endpoint refuses after the response has begun: the connection breaks.
@@ -210,16 +216,17 @@ def _refusal(visit: Visit, decisions: list[Decision], error: BaseException | Non
     return decisions[-1]
 
 
-def _ended(visit: Visit, error: BaseException | None, status: Any) -> tuple[Ended, Any]:
+def _incomplete(visit: Visit, error: BaseException | None) -> tuple[Ended, Any]:
     """Return how a request that was not refused has ended before its response was complete, and its status."""
     if error is not None and is_failure(error):
-        if status and not visit.status:  # an application around the middleware answers
-            return "success", status
-        return "exception", status or FAILED
+        answered = visit.answered(error)
+        if answered and not visit.status:  # an application around the middleware answers
+            return "success", answered
+        return "exception", visit.status or FAILED
     is_over = error is None or isinstance(error, WebSocketDisconnect)
-    if status and visit.scope["type"] == "websocket" and is_over:
-        return "success", status
-    return "cancelled", status
+    if visit.status and visit.scope["type"] == "websocket" and is_over:
+        return "success", visit.status
+    return "cancelled", visit.status
 
 
 def effects_of(plan: Plan, engine: Engine, signals: Signals, calls: UserCallbacks) -> list[Effect]:
@@ -234,7 +241,7 @@ def effects_of(plan: Plan, engine: Engine, signals: Signals, calls: UserCallback
         effects.append(StrikeForStatus(signals))
     for bound in plan.limiting:
         if bound.rule.charging.count_if is not None:
-            effects.append(CountIf(bound.rule, engine, calls))
+            effects.append(RefundUncounted(bound.rule, engine, calls))
     if any(bound.permits is not None for bound in plan.limiting):
         effects.append(Release(engine))
     return effects

@@ -29,11 +29,11 @@ from .headers import HeaderStyles
 from .keys import Key, KeyFunction
 from .plan import DISABLED
 from .policy import Policy, build
-from .refusals import Refused
+from .refusals import OnRefused
 from .routes import visible_app
 from .rule_values import Limits, LimitsFunction
 from .rules import Rule
-from .switch import switched_off
+from .switch import setting_that_switches_off
 from .visit import UNCOUNTED, Visit
 from .websockets import GuardedWebSocket, MessageLimits
 
@@ -89,7 +89,8 @@ class RateLimitMiddleware(FailsAtStartup):
     Attributes:
         app: The application behind the middleware.
         policy: Its parts, made from its options.
-        behind: The application whose routes were checked; None before the first call.
+        routed_app: The application whose routes were checked: that behind the middleware, or if its routes are hidden,
+            the one that it belongs to; None before the first call.
 
     Raises:
         ConfigurationError: An option is invalid; the message names what was expected. Within an application's
@@ -99,11 +100,11 @@ class RateLimitMiddleware(FailsAtStartup):
     file: Path | None = None
     """The configuration file that its options come from; None if there is none."""
     given: tuple[object, ...] = ()
-    """Its options as they were given, if it counts apart from others."""
-    behind: object = None
+    """Its options as they were given but for `enabled`, in the order of the signature; none if it shares its counts."""
+    routed_app: object = None
     _decides: frozenset[str] = _NONE
-    """The types of scopes that are decided without `_begin`: no type during the first requests, while switched off, and
-    after a failed construction."""
+    """The types of scopes that are decided without asking `_is_decided`: none during the first requests, while switched
+    off, and after a failed construction."""
     _is_within = False
     """Whether it is at a route or a mount, below what answers the exceptions of an application."""
 
@@ -121,7 +122,7 @@ class RateLimitMiddleware(FailsAtStartup):
         blocklist: Networks | None = None,
         allowlist: Networks | None = None,
         bans: BanPolicy | Iterable[BanPolicy] | None = None,
-        on_refused: Refused | None = None,
+        on_refused: OnRefused | None = None,
         headers: HeaderStyles | None = "draft",
         messages: MessageLimits | None = None,
         enabled: bool = True,
@@ -143,10 +144,11 @@ class RateLimitMiddleware(FailsAtStartup):
             "name": name,
         }
         self.app = app
-        if self.is_built:  # in the stack before
+        if self.is_built:  # Starlette builds its stack again, see `rebuilt`
             return
         self._begin_with(app, build(app, **given), enabled)
-        if limiter is None or self.policy.names.has_unnamed:
+        counts_apart = limiter is None or self.policy.names.has_unnamed
+        if counts_apart:
             self.given = tuple(given.values())
             self._inspection.of_building(self)
         self.limiter.engine.register(self)
@@ -159,9 +161,9 @@ class RateLimitMiddleware(FailsAtStartup):
         for file in policy.files:
             file.observe(self.limiter.engine.emit)
         self._inspection = Inspection(policy)
-        off = switched_off(enabled)
-        self._enabled = not off
-        self._inspection.of_settings(off)
+        off_by = setting_that_switches_off(enabled)
+        self._enabled = not off_by
+        self._inspection.of_settings(off_by)
 
     from_file = _OfFiles()
     """The middleware that reads its options from a TOML file, and again when the file changes; see `_OfFiles`."""
@@ -204,9 +206,9 @@ class RateLimitMiddleware(FailsAtStartup):
         return self.policy.address
 
     @property
-    def policies(self) -> Sequence[BanPolicy]:
+    def ban_policies(self) -> Sequence[BanPolicy]:
         """Its ban policies."""
-        return tuple(self.policy.signals.policies.values())
+        return tuple(self.policy.signals.ban_policies.values())
 
     @property
     def prefix(self) -> str:
@@ -230,20 +232,17 @@ class RateLimitMiddleware(FailsAtStartup):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0915 - the way of a request
         """Decide one request, then call the application or refuse the request."""
-        kind = scope["type"]
-        if kind not in self._decides:
-            if not self._begin(scope):
+        scope_type = scope["type"]
+        if scope_type not in self._decides:
+            if not self._is_decided(scope):
                 await self._pass_on(scope, receive, send)
                 return
-            if self.policy.findings.requests_left:
-                send = self._inspection.of_request(scope, send)
-            else:
-                self._decides = _REQUESTS
+            send = self._inspected(scope, send)
         policy = self.policy
         client = policy.clients.of(scope)  # once: nothing asks the scope for it again
-        plan = policy.rules.always
+        plan = policy.rules.common
         if client.verdict is not None:
-            plan = policy.rules.nothing  # no rule and no honeypot concerns who is on a list
+            plan = policy.rules.no_rules  # no rule and no honeypot concerns who is on a list
         elif plan is None or scope.get("method") == "OPTIONS":  # perhaps a preflight
             plan = policy.rules.match(scope)
         visit = Visit(policy, scope, receive, send, client, plan)
@@ -255,7 +254,7 @@ class RateLimitMiddleware(FailsAtStartup):
             if plan.is_conditional:
                 plan = await policy.counting.evaluated(visit, plan)
                 visit.follow(plan)
-            # 2. Honeypots, before anything is counted.
+            # 2. Honeypots, before anything is counted. There are none for a client on a list, whose verdict stays.
             if plan.strikes:
                 decision = await policy.signals.at_path(visit, plan.strikes)
             # 3. Bans and limits, in one hit.
@@ -272,7 +271,7 @@ class RateLimitMiddleware(FailsAtStartup):
                 # 4. What would be refused, if shadow rules were limits.
                 if plan.shadows:
                     await policy.counting.observe(visit, plan.shadows)
-                if kind == "websocket" and decision.reason not in UNCOUNTED:
+                if scope_type == "websocket" and decision.reason not in UNCOUNTED:
                     GuardedWebSocket(visit, policy.limiter.engine, policy.signals, policy.messages).attach()
                 await self.app(scope, visit.receive, visit.send)
             else:
@@ -291,7 +290,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     # -- the first requests, and those while it is switched off --------------------------------------------------------
 
-    def _begin(self, scope: Scope) -> bool:
+    def _is_decided(self, scope: Scope) -> bool:
         """Return whether a call is a request that is to be decided. Asked for each of the first, and after a switch."""
         if self.error is not None:
             return False
@@ -300,26 +299,31 @@ class RateLimitMiddleware(FailsAtStartup):
             overrides.refresh_if_due()
         if not (self._enabled and self.limiter.engine.counts):
             return False
-        if self.behind is None:
+        if self.routed_app is None:  # the first call, which may be the lifespan
             self.check_routes(visible_app(self.app, {"app": scope.get("app", self.app)}))
-        if scope["type"] not in _REQUESTS:
-            return False
+        return scope["type"] in _REQUESTS
+
+    def _inspected(self, scope: Scope, send: Send) -> Send:
+        """Look at one of the first requests for findings; return its `send`, which looks at the response as well."""
         self._is_within = "starlette.exception_handlers" in scope
-        return True
+        if self.policy.findings.requests_left:
+            return self._inspection.of_request(scope, send)
+        self._decides = _REQUESTS
+        return send
 
     def check_rules(self) -> None:
         """Report the findings about the rules, where no application is known."""
         self._inspection.of_rules()
 
-    def check_routes(self, behind: object) -> None:
-        """Report the findings about the routes of the application behind the middleware."""
-        self.behind = behind
-        self._inspection.of_routes(self.app, behind)
+    def check_routes(self, routed_app: object) -> None:
+        """Report the findings about routes; see `routed_app`."""
+        self.routed_app = routed_app
+        self._inspection.of_routes(self.app, routed_app)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on what is not decided: a lifespan, or a request while the middleware is switched off."""
         if self.error is not None:
-            await end_start(self.error, scope, receive, send)
+            await end_start(self.error, scope, receive, send)  # raises
         if scope["type"] == "lifespan":
             if self._enabled:
                 self.limiter.engine.begin()
@@ -330,7 +334,7 @@ class RateLimitMiddleware(FailsAtStartup):
             return
         policy = self.policy
         # What the application may call finds a client and a decision.
-        visit = Visit(policy, scope, receive, send, policy.clients.of(scope), policy.rules.nothing)
+        visit = Visit(policy, scope, receive, send, policy.clients.of(scope), policy.rules.no_rules)
         visit.record(DISABLED)
         try:
             await self.app(scope, receive, send)

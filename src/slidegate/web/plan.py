@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from starlette.types import Scope
 
@@ -20,14 +20,23 @@ if TYPE_CHECKING:
 EXEMPT: Final = Decision(True, Reason.EXEMPT)
 DISABLED: Final = Decision(True, Reason.DISABLED)
 
-Met: TypeAlias = tuple[BoundRule, bool]
-"""A rule that matches a request, and whether it ends the list."""
+
+class Met(NamedTuple):
+    """A rule that a request meets.
+
+    Attributes:
+        bound: The rule.
+        ends: Whether it ends the list, if its condition holds.
+    """
+
+    bound: BoundRule
+    ends: bool
 
 
 class Signal(NamedTuple):
     """A reason for which a ban policy strikes, and the number of strikes."""
 
-    policy: BanPolicy
+    ban_policy: BanPolicy
     weight: int
     reason: str
 
@@ -52,7 +61,7 @@ class Effect:
         return None
 
 
-class Kind(NamedTuple):
+class Traits(NamedTuple):
     """The requests of a plan, besides the rules that they match.
 
     Attributes:
@@ -70,12 +79,12 @@ class Plan:
     Args:
         met: The rules, in order.
         strikes: The signals of ban policies for their path.
-        kind: What else they have in common.
+        traits: What else they have in common.
         headers: Writes their header fields.
 
     Attributes:
         met: The rules, in order.
-        kind: The argument.
+        traits: The argument.
         headers: The argument.
         is_conditional: Whether a rule has a condition. The plan depends on its result then, and no rule has ended the
             list yet.
@@ -88,19 +97,21 @@ class Plan:
             or waits.
         verdict: What decides if no limit counts: exempt, or blocked by a rule.
         effects: What depends on their responses.
-        rendered: The header fields of their decisions without the numbers; None if these depend on functions, or if
-            there are none.
+        rendered: The header fields of their decisions without the numbers; None if these depend on functions or on a
+            wait, or if there are none.
     """
 
-    def __init__(self, met: Sequence[Met], strikes: Sequence[Signal], kind: Kind, headers: Headers) -> None:
+    def __init__(self, met: Sequence[Met], strikes: Sequence[Signal], traits: Traits, headers: Headers) -> None:
         self.met = met
-        self.kind = kind
+        self.traits = traits
         self.headers = headers
         self.is_conditional = False
-        if not kind.is_evaluated:
+        if not traits.is_evaluated:
             self.is_conditional = any(bound.rule.matching.when is not None for bound, _ in met)
-        last = self._last_rule()
-        self.is_exempt = kind.is_preflight or (last is not None and last.action.exempts)
+        last = None
+        if not self.is_conditional:  # else the conditions say which rule ends the list
+            last = _ending(met)
+        self.is_exempt = traits.is_preflight or (last is not None and last.action.exempts)
         self.strikes: Sequence[Signal] = ()
         if not self.is_exempt:
             self.strikes = strikes
@@ -119,7 +130,7 @@ class Plan:
         self.rendered: Rendered | None = None
         calls_functions = any(bound.calls_functions for bound in self.limiting)
         self.is_direct = bool(self.limiting) and not self.waiting and not calls_functions
-        if self.limiting and not calls_functions:
+        if self.is_direct:
             self.rendered = headers.of_buckets([bucket for bound in self.limiting for bucket, _ in bound.charges])
 
     def checks(self, scope: Scope, client_key: str) -> list[Check]:
@@ -133,9 +144,9 @@ class Plan:
                 checks.append((bucket, key, cost))
         return checks
 
-    def _last_rule(self) -> Rule | None:
-        """Return the rule that ends the list; None if none does, or while it depends on conditions which one does."""
-        if not self.met or self.is_conditional:
-            return None
-        bound, ends = self.met[-1]
-        return bound.rule if ends else None
+
+def _ending(met: Sequence[Met]) -> Rule | None:
+    """Return the rule that ends the list of those that a request meets; None if none does."""
+    if met and met[-1].ends:
+        return met[-1].bound.rule
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ..core.arguments import check_name, expect
 from ..core.bans.policy import BanPolicy
@@ -20,8 +21,7 @@ from .counting import Counting
 from .effects import Report, effects_of
 from .headers import Headers, HeaderStyles
 from .keys import Key, KeyFunction
-from .plan import Effect, Plan
-from .refusals import Refusals, Refused
+from .refusals import OnRefused, Refusals
 from .routes import RouteLabels
 from .rule_set import Names, RuleSet, all_rules
 from .rule_values import Limits, LimitsFunction
@@ -100,7 +100,7 @@ def build(
     blocklist: Networks | None = None,
     allowlist: Networks | None = None,
     bans: BanPolicy | Iterable[BanPolicy] | None = None,
-    on_refused: Refused | None = None,
+    on_refused: OnRefused | None = None,
     headers: HeaderStyles | None = "draft",
     messages: MessageLimits | None = None,
     name: str | None = None,
@@ -115,8 +115,12 @@ def build(
     prefix = ""
     if name is not None:
         prefix = f"{check_name(name, 'name')}:"
-    limiter = expect("limiter", limiter, Limiter, 'Limiter.from_url("redis://localhost:6379/0")') or Limiter()
-    address = expect("client", client, ClientAddress, "client_ip()") or client_ip()
+    expect("limiter", limiter, Limiter, 'Limiter.from_url("redis://localhost:6379/0")')
+    expect("client", client, ClientAddress, "client_ip()")
+    if limiter is None:
+        limiter = Limiter()
+    if client is None:
+        client = client_ip()
     checked_key(key)  # also where no rule counts by it
     listed = all_rules(limits, rules, key)
     engine, calls, routes = limiter.engine, UserCallbacks(), RouteLabels()
@@ -124,15 +128,11 @@ def build(
     lists = {"blocklist": blocklist, "allowlist": allowlist}
     for option, networks in lists.items():
         expect(option, networks, Networks, 'Networks(["192.0.2.0/24"]) or Networks.from_file("blocked.netset")')
-    refused: Blocklist | None = None
+    blocking: Blocklist | None = None
     if blocklist is not None:
-        refused = Blocklist(blocklist, address.networks, engine.emit)
-    signals = Signals(limiter, address, allowlist, bans)
+        blocking = Blocklist(blocklist, client.networks, engine.emit)
+    signals = Signals(limiter, client, allowlist, bans)
     names = Names(limiter, prefix, owner)
-
-    def effects(plan: Plan) -> Sequence[Effect]:
-        return effects_of(plan, engine, signals, calls)
-
     rule_set = RuleSet(
         listed,
         default_limits,
@@ -141,17 +141,17 @@ def build(
         limiter=limiter,
         names=names,
         honeypots=signals.honeypots_at if signals.on_request else None,
-        effects_of=effects,
+        effects_of=partial(effects_of, engine=engine, signals=signals, calls=calls),
         headers=writer,
     )
-    files: list[FollowedFile] = [*_list_files(lists), *engine.networks]
+    files: list[FollowedFile] = [*_follow_lists(lists), *engine.networks]
     expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
     return Policy(
         limiter=limiter,
         lists=lists,
-        blocklist=refused,
-        address=address,
-        clients=_clients(address, refused, allowlist, signals, files),
+        blocklist=blocking,
+        address=client,
+        clients=_clients(client, blocking, allowlist, signals, files),
         signals=signals,
         rules=rule_set,
         counting=Counting(limiter, rule_set, calls, Waiting(limiter, calls), signals),
@@ -165,8 +165,8 @@ def build(
     )
 
 
-def _list_files(lists: Mapping[str, Networks | None]) -> list[ListFile]:
-    """Return the files behind the lists of a middleware.
+def _follow_lists(lists: Mapping[str, Networks | None]) -> list[ListFile]:
+    """Tell the files behind the lists of a middleware what they are used for, and return them.
 
     Raises:
         ConfigurationError: One of them covers nearly everybody.
@@ -188,8 +188,10 @@ def _clients(
     files: Sequence[FollowedFile],
 ) -> AnyClients:
     """Return what determines the clients of requests: the simplest that the options allow."""
-    kind = ClientsBehindProxies if address.trusted else Clients
-    clients: AnyClients = kind(address, blocklist, allowlist, signals.subjects_of, bool(signals.policies))
+    one = Clients
+    if address.trusted:
+        one = ClientsBehindProxies
+    clients: AnyClients = one(address, blocklist, allowlist, signals.subjects_of, bool(signals.ban_policies))
     if files:
         clients = FollowingClients(clients, files)
     if signals.keyed:

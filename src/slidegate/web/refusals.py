@@ -36,7 +36,7 @@ from .routes import RouteLabels
 from .signals import Signals
 from .visit import CLOSED, Visit
 
-Refused: TypeAlias = Callable[[Any, Decision], Response | Awaitable[Response | None] | None]
+OnRefused: TypeAlias = Callable[[Any, Decision], Response | Awaitable[Response | None] | None]
 
 _TYPES: Final = "https://iana.org/assignments/http-problem-types#"
 _QUOTA: Final = "quota-exceeded"
@@ -106,7 +106,7 @@ class Refusals:
         headers: Headers,
         routes: RouteLabels,
         calls: UserCallbacks,
-        on_refused: Refused | None,
+        on_refused: OnRefused | None,
     ) -> None:
         if on_refused is not None:
             check_takes("on_refused", on_refused, "request", "decision")
@@ -235,7 +235,7 @@ class Refusals:
             detail = "This client is banned."
         policy: BanPolicy | None = None
         if ban.level:  # one by hand may carry the name of a policy
-            policy = self._signals.policies.get(ban.by)
+            policy = self._signals.ban_policies.get(ban.by)
         if policy is None:
             return _answer(_ABUSE, 403, detail, retry_after_s)
         return _answer(_ABUSE, policy.status, detail, retry_after_s, (policy.name,))

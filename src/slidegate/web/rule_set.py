@@ -20,7 +20,7 @@ from .default_limits import DefaultLimits
 from .headers import Headers
 from .keys import Key, KeyFunction
 from .paths import ANY_PATH, PathIndex, PathReader, RulePath, Texts
-from .plan import Effect, Kind, Met, Plan, Signal
+from .plan import Effect, Met, Plan, Signal, Traits
 from .rule_values import Limits, LimitsFunction
 from .rules import Rule
 
@@ -77,8 +77,8 @@ class RuleSet:
         key: What `default_limits` count by; None for the client's address.
         defaults: The `default_limits`; None if there are none.
         own: The rules with their buckets, without those of routes and endpoints.
-        nothing: The plan of requests that no rule concerns.
-        always: The plan of all requests but preflights, if they match the same rules; else None.
+        no_rules: The plan of requests that no rule concerns.
+        common: The plan of all requests but preflights, if they match the same rules; else None.
         at_endpoints: The plans of limits at endpoints, which end with the policy, as a reloaded file replaces it.
     """
 
@@ -117,7 +117,7 @@ class RuleSet:
         self._is_one_plan = False
         if self.defaults is None and honeypots is None:
             self._is_one_plan = all(rule.matching.is_everything for rule in rules)
-        self.always: Plan | None = None
+        self.common: Plan | None = None
         self.begin_anew()
 
     def _bound_in_order(self, names: Names) -> list[BoundRule]:
@@ -140,9 +140,9 @@ class RuleSet:
         """Make all plans anew, because amounts have changed."""
         self._plans.clear()
         self._by_request.clear()
-        self.nothing = self.plan_of((), (), Kind())
+        self.no_rules = self.plan_of((), (), Traits())
         if self._is_one_plan:
-            self.always = self.match({"type": "http", "path": "/"})
+            self.common = self.match({"type": "http", "path": "/"})
 
     # -- plans of requests ---------------------------------------------------------------------------------------------
 
@@ -172,53 +172,50 @@ class RuleSet:
     def _plan_for(self, scope: Scope, is_preflight: bool) -> tuple[Plan, bool]:
         """Return the plan of a request, and whether all requests with its type, method, path and root have it."""
         texts = self._paths.texts(scope)
-        met, is_ended = self.met(scope, texts)
+        met = self.met(scope, texts)
         is_lasting = True
-        if self.defaults is not None and not is_ended:
+        if self.defaults is not None and not _is_ended(met):
             defaults, is_lasting = self.defaults.find(scope)
-            met += [(bound, False) for bound in defaults]
+            met += [Met(bound, False) for bound in defaults]
         strikes: Sequence[Signal] = ()
         if self._honeypots is not None:
             strikes = self._honeypots(texts)
-        return self.plan_of(met, strikes, Kind(is_preflight)), is_lasting
+        return self.plan_of(met, strikes, Traits(is_preflight)), is_lasting
 
     def _strictest_plan(self, scope: Scope, is_preflight: bool) -> Plan:
         """Return the plan of a request whose path or route cannot be read: every limit, and no exemption."""
-        met, _ = self.met(scope, ANY_PATH)
+        met = self.met(scope, ANY_PATH)
         if self.defaults is not None:
-            met.append((self.defaults.of(), False))
-        return self.plan_of(met, (), Kind(is_preflight))
+            met.append(Met(self.defaults.of(), False))
+        return self.plan_of(met, (), Traits(is_preflight))
 
-    def met(self, scope: Scope, texts: Texts) -> tuple[list[Met], bool]:
-        """Return the rules that match, each with whether it ends the list, and whether one certainly does."""
+    def met(self, scope: Scope, texts: Texts) -> list[Met]:
+        """Return the rules that a request meets, in order, up to one that certainly ends the list."""
         indexes: Iterable[int] = range(len(self.own))
         if texts:
             indexes = sorted({*self._anywhere, *self._index.find(texts)})
-        kind, method = scope["type"], method_of(scope)
+        scope_type, method = scope["type"], method_of(scope)
         met: list[Met] = []
         for index in indexes:
             bound = self.own[index]
-            rule = bound.rule
-            if not rule.matching.allows(kind, method):
+            if not bound.rule.matching.allows(scope_type, method):
                 continue
-            # Limits and blocks match generously; what exempts or ends the list matches exactly.
-            ends = rule.action.is_final
-            if ends and not rule.action.blocks:
-                ends = _is_exact(bound, method, texts)
-            if ends or not rule.action.exempts:
-                met.append((bound, ends))
-            if ends and rule.matching.when is None:
-                return met, True
-        return met, False
+            ends = _ends(bound, method, texts)
+            if bound.rule.action.exempts and not ends:  # an exemption that does not match exactly is none
+                continue
+            met.append(Met(bound, ends))
+            if _is_ended(met):
+                break
+        return met
 
-    def plan_of(self, met: Sequence[Met], strikes: Sequence[Signal], kind: Kind) -> Plan:
+    def plan_of(self, met: Sequence[Met], strikes: Sequence[Signal], traits: Traits) -> Plan:
         """Return the plan for the rules that a request meets; the same one for the same rules."""
-        if kind.is_preflight and not kind.is_evaluated:
-            met = [(bound.for_preflights(), ends) for bound, ends in met]
-        known = *met, *map(id, strikes), kind
+        if traits.is_preflight and not traits.is_evaluated:
+            met = [Met(bound.for_preflights(), ends) for bound, ends in met]
+        known = *met, *map(id, strikes), traits  # signals live as long as the policy, so their ids stay theirs
         plan = self._plans.get(known)
         if plan is None:
-            plan = Plan(tuple(met), strikes, kind, self._headers)
+            plan = Plan(tuple(met), strikes, traits, self._headers)
             plan.effects = self._effects_of(plan)
             remember(self._plans, known, plan)
         return plan
@@ -239,7 +236,7 @@ class RuleSet:
 
     def plan_of_endpoint(self, rule: Rule, identity: str) -> Plan:
         """Return the plan for a limit at an endpoint."""
-        return self.plan_of(((self.bind(rule, identity), False),), (), Kind())
+        return self.plan_of((Met(self.bind(rule, identity), False),), (), Traits())
 
     def bound(self) -> list[BoundRule]:
         """Return the counting rules in order, then those of routes and endpoints that were requested so far."""
@@ -256,7 +253,8 @@ class Names:
 
     Attributes:
         prefix: What stands in front of them.
-        has_unnamed: Whether there are limits without a name, which count apart from those of every other middleware.
+        has_unnamed: Whether `unique` has given a name so far: to limits without one, of routes, or of messages, which
+            count apart from those of every other middleware.
     """
 
     def __init__(self, limiter: Limiter, prefix: str, owner: object) -> None:
@@ -289,12 +287,27 @@ def method_of(scope: Scope) -> Any:
     return scope.get("method", "GET")
 
 
-def _is_exact(bound: BoundRule, method: object, texts: Texts) -> bool:
-    """Return whether an exempt or final rule is for exactly this method, and every text of the path."""
-    methods, paths = bound.rule.matching.methods, bound.paths
+def _is_ended(met: Sequence[Met]) -> bool:
+    """Return whether the last of the rules that a request meets ends the list, whatever conditions say."""
+    return bool(met) and met[-1].ends and met[-1].bound.rule.matching.when is None
+
+
+def _ends(bound: BoundRule, method: object, texts: Texts) -> bool:
+    """Return whether a rule that a request meets ends the list.
+
+    Limits and blocks match generously; what exempts or ends the list matches exactly this method, and every text of the
+    path.
+    """
+    action, methods, paths = bound.rule.action, bound.rule.matching.methods, bound.paths
+    if not action.is_final:
+        return False
+    if action.blocks:
+        return True
     if methods is not None and not (isinstance(method, str) and method in methods):
         return False
-    return not paths or (bool(texts) and all(any(path.is_exactly(text) for path in paths) for text in texts))
+    if not paths:
+        return True
+    return bool(texts) and all(any(path.is_exactly(text) for path in paths) for text in texts)
 
 
 def _is_preflight(scope: Scope) -> bool:

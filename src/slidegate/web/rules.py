@@ -123,7 +123,7 @@ class Rule:
     """
 
     max_body = 1_000_000
-    """How many bytes of a body the functions of a limit at an endpoint may read."""
+    """How many bytes of a body the functions of a limit at an endpoint may read; others get no body."""
 
     @names_checked
     def __init__(
@@ -231,8 +231,10 @@ class Rule:
 
     def _check_parameters(self, key: Key, option: str) -> None:
         """Check that its paths have the parameters by which it counts."""
-        names: Collection[str]
-        for path, names in [(path.path, path.convertors) for path in self.matching.rule_paths] or [("*", {})]:
+        names_by_path: dict[str, Collection[str]] = {path.path: path.convertors for path in self.matching.rule_paths}
+        if not names_by_path:
+            names_by_path["*"] = ()
+        for path, names in names_by_path.items():
             for name in path_parameters(key):
                 if name not in names:
                     problem = f"{quoted(path)} has no parameter {quoted(name)}{closest(name, names)}"

@@ -42,7 +42,7 @@ class Signals:
         policies: The policies.
 
     Attributes:
-        policies: The policies by name.
+        ban_policies: The policies by name.
         keyed: Those that ban another key than the client's.
         addresses: The keys of these, and parts of them, that read trusted proxies themselves.
         on_request: Whether there are signals for the path of a request.
@@ -63,17 +63,17 @@ class Signals:
         self._limiter = limiter
         self._engine = limiter.engine
         self._address = address
-        self._is_wider = address.prefixes != OWN_PREFIX  # or narrower: a ban of the address then has a different key
+        self._has_other_prefixes = address.prefixes != OWN_PREFIX  # a ban of the address then has another key
         self._protected = [allowlist]
         if address.trusted:
             self._protected.append(address.networks)
-        self.policies: dict[str, BanPolicy] = {}
+        self.ban_policies: dict[str, BanPolicy] = {}
         self.by_status: defaultdict[int, list[Signal]] = defaultdict(list)
         self.by_refusal: list[Signal] = []
         self._honeypots: list[tuple[RulePath, Signal]] = []
         for policy in _listed(policies):
             self._add(policy)
-        self.keyed = [policy for policy in self.policies.values() if policy.key is not None]
+        self.keyed = [policy for policy in self.ban_policies.values() if policy.key is not None]
         self._with_keys: dict[tuple[object, ...], tuple[object, tuple[BanSubject, ...]]] = {}
         parts = [part for policy in self.keyed for part in parts_of(policy.key)]
         self.addresses = [part for part in parts if isinstance(part, ClientAddress) and part.trusted]
@@ -82,9 +82,9 @@ class Signals:
 
     def _add(self, policy: BanPolicy) -> None:
         """Add a policy and its signals."""
-        if policy.name in self.policies:
+        if policy.name in self.ban_policies:
             raise ConfigurationError(f"two policies are named {policy.name!r}; give one of them another name=", "bans")
-        self.policies[policy.name] = policy
+        self.ban_policies[policy.name] = policy
         try:
             _check_key(policy, self._address)
             for signal, weight in policy.signals.items():
@@ -116,7 +116,7 @@ class Signals:
             return (key,)
         own: tuple[BanSubject, ...] = (key, address)
         files = self._engine.networks
-        if self._is_wider:
+        if self._has_other_prefixes:
             own += (address_key(*address),)
         if files:
             own += tuple(operators_of(address_key(*address), files))
@@ -125,7 +125,7 @@ class Signals:
     def with_keys(self, subjects: tuple[BanSubject, ...], scope: Scope, client_key: str) -> tuple[BanSubject, ...]:
         """Return the subjects of a client and the keys of a request that policies ban in its place.
 
-        Always the same object for the same subjects and keys, as stores remember questions by its identity.
+        Always the same object for the same subjects and keys, as stores remember by its identity whom no ban concerns.
         """
         keys: list[str] = []
         for policy in self.keyed:
@@ -149,20 +149,20 @@ class Signals:
             user: its strikes are for accounts, and an address may have many.
         """
         client_key = visit.client.key
-        key = client_key
+        key, protected = client_key, client_key
         if policy.key is not None:
             seen = visit.client.beside(scope)
             if user in parts_of(policy.key) and user.name_in(seen) is None:
                 return None
-            key = policy.key.find(seen, self._limiter, client_key)
-        # A combined key may be banned if the client may be, whose address is a part of it.
-        if isinstance(policy.key, Combined):
-            if client_key == UNKNOWN_PEER or not self._may_ban(policy, client_key):
-                return None
-        elif key == UNKNOWN_PEER:
+            key = protected = policy.key.find(seen, self._limiter, client_key)
+        if isinstance(policy.key, Combined):  # it may be banned if the client may be, whose address is a part of it
+            protected = client_key
+        if protected == UNKNOWN_PEER or not self._may_ban(policy, protected):
             return None
         spelled, _ = self._engine.keys.normalize(key)
-        return spelled if self._may_ban(policy, spelled) else None
+        if not self._may_ban(policy, spelled):
+            return None
+        return spelled
 
     def _may_ban(self, policy: BanPolicy, key: str) -> bool:
         """Return whether a policy may ban a key; those of trusted proxies and the allowlist are protected."""
@@ -201,11 +201,12 @@ class Signals:
             return
         bans = await self.strike_quietly(visit, self.by_refusal, scope)
         lengths = [ban.until_us - ban.since_us for ban in bans if ban.until_us is not None]
-        visit.banned_us = decision.at_least_us = max([visit.banned_us, *lengths])
+        visit.banned_us = max([visit.banned_us, *lengths])
+        decision.at_least_us = visit.banned_us  # what the client is told to wait includes the ban
 
     async def strike_quietly(self, visit: Visit, signals: Sequence[Signal], scope: Scope) -> list[Ban]:
         """Strike for what has been answered: a store that fails does not change the answer."""
-        if visit.plan.is_exempt or not visit.is_counted:
+        if not visit.may_be_struck:
             return []
         try:
             return await self.strike_all(visit, signals, scope)
@@ -220,9 +221,9 @@ class Signals:
         """
         bans: list[Ban] = []
         for signal in signals:
-            if signal.policy in visit.struck:
+            if signal.ban_policy in visit.struck:
                 continue
-            visit.struck = (*visit.struck, signal.policy)
+            visit.struck = (*visit.struck, signal.ban_policy)
             ban = await self.strike(visit, signal, scope)
             if ban is not None:
                 bans.append(ban)
@@ -309,7 +310,7 @@ async def strike(
         return None
     visits = [*innermost.with_outer()]
     for one in visits:
-        above.update(dict.fromkeys(one.policy.signals.policies, one))
+        above.update(dict.fromkeys(one.policy.signals.ban_policies, one))
     name = policy
     if name is None and len(above) == 1:
         (name,) = above
@@ -318,10 +319,10 @@ async def strike(
             return None
         raise ConfigurationError(f"strike: {_problem(policy, list(above))}")
     visit = above[name]
-    if visit.plan.is_exempt or not visit.is_counted:
+    if not visit.may_be_struck:
         return None
     signals: Signals = visit.policy.signals
-    chosen = signals.policies[name]
+    chosen = signals.ban_policies[name]
     visit.struck = (*visit.struck, chosen)  # so that the status of the response is no further signal
     whole = chosen.after.amount if weight == "ban" else weight
     return await signals.strike(visit, Signal(chosen, whole, clean_reason(reason)), request.scope)

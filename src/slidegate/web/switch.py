@@ -14,7 +14,7 @@ _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
 
 
-def switched_off(enabled: object) -> str:
+def setting_that_switches_off(enabled: object) -> str:
     """Return the setting that switches a middleware off; empty if none does.
 
     Args:

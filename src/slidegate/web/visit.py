@@ -89,6 +89,7 @@ class Record:
         """Return a visit that goes on where one ended, for an exception handler around its middleware."""
         visit = Visit.__new__(Visit)
         visit.policy, visit.client, visit.plan, visit.own = self.policy, self.client, self.plan, self.own
+        # Nothing strikes any more, so it has no `struck`.
         visit.scope, visit.channel, visit.send_on, visit.effects = scope, receive, send, ()
         visit.outer, visit.shared = self.active(), self.shared
         visit.is_plain = False
@@ -137,6 +138,11 @@ class Record:
         """Whether ban policies and limits at endpoints concern the request: it is on no list, and nothing is off."""
         return self.client.verdict is None and not (self.own and self.own[0].reason is Reason.DISABLED)
 
+    @property
+    def may_be_struck(self) -> bool:
+        """Whether ban policies strike for the request."""
+        return not self.plan.is_exempt and self.is_counted
+
 
 class Visit(Record):
     """One request in one middleware.
@@ -159,7 +165,8 @@ class Visit(Record):
     status: Any = 0  # of whatever type the application sends
     """The status of the response; 0 before its first message."""
     is_plain = True
-    """Whether the response needs no more fields than those of the only decision."""
+    """Whether the response needs no more fields than those of the only decision. False from the second decision on,
+    within or around another middleware, and when a refusal needs fields."""
     taken: tuple[str, ...] = ()
     """The names that middlewares within have given to limits in the fields of the response."""
     needed: Fields | None = None
@@ -290,15 +297,18 @@ class Visit(Record):
     def record(self, decision: Decision) -> None:
         """Record a decision of this middleware."""
         if self.own:
-            last = self.own[-1]
-            self.needed = None
-            if not last.allowed:  # it was caught, and the response does not tell of it
-                self.own = self.own[:-1]
-            if last.readings or not last.allowed or self.plan.rendered is not None:
-                self.is_plain = False  # the response tells of two decisions, or of one that was not planned
+            self._take_back(self.own[-1])
         self.own = (*self.own, decision)
         if self.shared is not None:
             self.shared.append((self.policy, decision))
+
+    def _take_back(self, last: Decision) -> None:
+        """Take back what the response says of the last decision, because another one follows."""
+        self.needed = None
+        if not last.allowed:  # it was caught, and the response does not tell of it
+            self.own = self.own[:-1]
+        if last.readings or not last.allowed or self.plan.rendered is not None:
+            self.is_plain = False  # the response tells of two decisions, or of one that was not planned
 
     def need(self, fields: Fields) -> None:
         """Add the fields that the last decision, a refusal, needs to the response, whoever makes it."""
@@ -348,7 +358,10 @@ class Visit(Record):
         return self._with_all_fields(message)
 
     def _with_all_fields(self, message: Message) -> Message:
-        """Return it with the fields of several decisions, or with those of a refusal that an application answers."""
+        """Return it with the fields of several decisions, or with those of a refusal that an application answers.
+
+        The middleware around this one, whose turn comes next, takes note of the names that stand in it.
+        """
         fields: list[Field] = [*message.get("headers", ())]
         names = self.taken
         refusal = self.refusal

@@ -193,7 +193,7 @@ class _Waiter:
             refused: The refusal of the request; None for one that joins a queue without having asked.
         """
         visit = self._visit
-        channel = _peeked(visit)
+        channel = _reading_ahead(visit)
         channel.begin()
         refusal = refused
         if refusal is None:
@@ -233,11 +233,11 @@ def _queue_of(rules: Sequence[BoundRule], checks: Sequence[Check]) -> tuple[Boun
     return None
 
 
-def _peeked(visit: Visit) -> Peeked:
-    """Return a channel that reads ahead, which is in front of that of a request until it ends."""
+def _reading_ahead(visit: Visit) -> ReadAhead:
+    """Put a channel that reads ahead in front of that of a request, until it ends, and return it."""
     channel = visit.channel
-    if not isinstance(channel, Peeked):
-        channel = visit.channel = Peeked(channel)
+    if not isinstance(channel, ReadAhead):
+        channel = visit.channel = ReadAhead(channel)
     if channel not in visit.effects:
         visit.effects = [channel, *visit.effects]  # before those that are awaited
     return channel
@@ -247,7 +247,7 @@ async def _send_nobody(message: Message) -> None:
     """Drop a message: the client has left, though the application answers."""
 
 
-class Peeked(Effect):
+class ReadAhead(Effect):
     """Reads messages ahead while a request waits, to notice a disconnect; the application receives them afterwards.
 
     A read is never cancelled but kept for the next reader, because some servers, such as granian, lose the message

@@ -77,8 +77,8 @@ class GuardedWebSocket:
             self._checks = ((bucket, visit.client.key, 1),)
         self._looked_us = engine.now_us()
         self._ended: Message | None = None
-        self._again: deque[Message] = deque()
-        self._struck: Message | None = None  # the message that has been a strike, and may be read again
+        self._unread: deque[Message] = deque()
+        self._struck_by: Message | None = None  # the message that has been a strike, and may be read again
 
     def attach(self) -> None:
         """Stand between the application and the server from now on."""
@@ -88,14 +88,17 @@ class GuardedWebSocket:
         """Return the next message, or a disconnect if the websocket is closed for it."""
         if self._ended is not None:
             return self._ended
-        message = self._again.popleft() if self._again else await self._receive()
+        if self._unread:
+            message = self._unread.popleft()
+        else:
+            message = await self._receive()
         try:
             if message["type"] != "websocket.disconnect":
                 await self._end_if_banned()
             if message["type"] == "websocket.receive" and self._checks and self._ended is None:
                 await self._count(message)
         except BaseException:  # this read is given up, for example after a timeout, and the next one gets the message
-            self._again.append(message)
+            self._unread.append(message)
             raise
         return self._ended or message
 
@@ -119,8 +122,8 @@ class GuardedWebSocket:
             return
         is_banned = decision.reason is Reason.BANNED
         scope = self._visit.scope  # None for a task of the application that outlives its call
-        if decision.reason is Reason.LIMITED and message is not self._struck and scope is not None:
-            self._struck = message
+        if decision.reason is Reason.LIMITED and message is not self._struck_by and scope is not None:
+            self._struck_by = message
             self._visit.struck = ()  # each message strikes
             is_banned = bool(await self._signals.strike_quietly(self._visit, self._signals.by_refusal, scope))
         if is_banned:

@@ -155,7 +155,7 @@ def _copied(one: RateLimitMiddleware, app: ASGIApp, limiter: Limiter) -> RateLim
         key=one.key,
         limiter=limiter,
         client=one.client,
-        bans=one.policies,
+        bans=one.ban_policies,
         headers=None,
         enabled=True,
         name=one.prefix.removesuffix(":") or None,
