@@ -235,13 +235,14 @@ def ask(url: str, work: Callable[[Limiter], Awaitable[T]], *, writes: bool = Fal
     return asyncio.run(worked())
 
 
-def _limiter_on(url: str, writes: bool) -> Limiter:
-    if url.strip().lower().startswith("memory:"):
+def _limiter_on(url: object, writes: bool) -> Limiter:
+    """Return a limiter on a store that exists; a configuration file may name anything as its address."""
+    if isinstance(url, str) and url.strip().lower().startswith("memory:"):
         raise ConfigurationError(
             "memory:// is in the memory of the server process, which no command can access; use the dashboard of the "
             "application"
         )
-    return Limiter.from_url(url, read_only=not writes, create=False, deadline=DEADLINE, on_error="deny")
+    return Limiter.from_url(url, read_only=not writes, create=False, deadline=DEADLINE, on_error="deny")  # type: ignore[arg-type]
 
 
 # -- configuration files -----------------------------------------------------------------------------------------------

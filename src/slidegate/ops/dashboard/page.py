@@ -227,7 +227,7 @@ class Page:
     async def _shadow(self, shown: dict[str, Any], query: Mapping[str, str]) -> None:
         window = query.get("window", "1h")
         limits = self._limits_of_rules(shadow=True)
-        policies = [one for middleware in self._limiter.middlewares for one in middleware.policies if one.shadow]
+        policies = [one for middleware in self._limiter.middlewares for one in middleware.ban_policies if one.shadow]
         shown.update(window=window, rules=limits, policies=policies, stats=None, found=[], bans=[])
         shown["stats"] = await self._service.read_statistics(window)
         events = await self._service.events.get()
