@@ -56,7 +56,9 @@ class Inspection:
             app: The application that the middleware guards.
             routed_app: The application behind it, or if its routes are hidden, the one that it belongs to.
         """
-        policy, given, mounted = self._policy, self._policy.rules.given, mounted_routes(routed_app)
+        policy = self._policy
+        given = policy.rules.given
+        mounted = mounted_routes(routed_app)
         self._report(settings.about_running_workers(policy.limiter))
         self.of_rules(mounted)
         self._report_some(routes.about_methods(given, mounted))
@@ -74,7 +76,8 @@ class Inspection:
         policy = self._policy
         policy.findings.requests_left -= 1
         self._report(self._about_request(scope))
-        peer, client_key = peer_of(scope), policy.address.locate(scope)[0]
+        peer = peer_of(scope)
+        client_key, _ = policy.address.locate(scope)
         lacks_user = self._counts_users and not requests.has_user(scope)
 
         async def compare_first(message: Message) -> None:

@@ -85,7 +85,8 @@ def about_peer_within(address: ClientAddress, peer: str | None, scope: Scope, cl
     inside = peer_of(scope)
     if not inside or inside == peer:
         return
-    read, prefixes = read_node(inside), address.prefixes
+    read = read_node(inside)
+    prefixes = address.prefixes
     if read is None or address_key(*read, prefixes[4], prefixes[6]) != client_key:
         yield Finding(
             "SG104",

@@ -44,7 +44,8 @@ def about_unmet_paths(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
     for rule in rules:
         if rule.action.blocks:
             continue
-        for path in [rule_path.path for rule_path in rule.matching.rule_paths]:
+        for rule_path in rule.matching.rule_paths:
+            path = rule_path.path
             if not _is_met(app, path, known):
                 remedy = _remedy(app, path, known)
                 yield Finding("SG123", f"path {path!r} of rule {rule.label!r} matches no route; {remedy}")
@@ -80,7 +81,9 @@ def _may_meet(path: str, other: str) -> bool:
 
 def _segments_meet(one: str, other: str) -> bool:
     """Return whether a segment of a request may match two segments, of which each may be a parameter."""
-    if one == other or ("{" in one and "{" in other):
+    if one == other:
+        return True
+    if "{" in one and "{" in other:
         return True
     if "{" in one:
         return _compiled(f"/{one}")[0].match(f"/{other}") is not None
@@ -177,4 +180,7 @@ def _is_cors(layer: object) -> bool:
     if cors is None:  # who has not imported it does not use it
         return False
     kinds: Collection[Any] = [attribute_of(added, "cls") for added in attribute_of(layer, "user_middleware", ())]
-    return any(isinstance(kind, type) and issubclass(kind, cors) for kind in (type(layer), *kinds))
+    for kind in (type(layer), *kinds):
+        if isinstance(kind, type) and issubclass(kind, cors):
+            return True
+    return False

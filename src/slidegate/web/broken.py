@@ -71,7 +71,8 @@ def _keeping(init: Callable[_P, None]) -> Callable[_P, None]:
             if type(middleware).__init__ is not made or not _is_in_stack(app):
                 raise
             vars(middleware).clear()
-            middleware.app, middleware.error = app, error  # outer constructors search the stack along `app`
+            middleware.app = app  # outer constructors search the stack along it
+            middleware.error = error
 
     return made
 

@@ -76,8 +76,7 @@ async def charge(request: HTTPConnection, units: int | Mapping[str, int], *, rul
     if not latest:
         return EXEMPT
     charged = await answer_to_the_end(latest[0].engine.charge(checks))
-    for at, one in enumerate(latest):
-        one.decision.recount(one.place, charged, at)
+    _recount(latest, charged)
     return charged
 
 
@@ -119,10 +118,8 @@ async def settle(request: HTTPConnection, used: int | Mapping[str, int], *, rule
     if engine is None:  # none was left to settle
         return False
     charged = await engine.settle(checks, [*unused.values()])
-    if charged is None:
-        return True
-    for at, one in enumerate(latest):
-        one.decision.recount(one.place, charged, at)
+    if charged is not None:
+        _recount(latest, charged)
     return True
 
 
@@ -153,6 +150,12 @@ class _Charge(NamedTuple):
         """Return the same check with other units."""
         bucket, key, _ = self.decision.checks[self.place]
         return bucket, key, units
+
+
+def _recount(charges: Sequence[_Charge], charged: Decision) -> None:
+    """Give the decisions of some charges the readings after later ones, which were made in the same order."""
+    for at, one in enumerate(charges):
+        one.decision.recount(one.place, charged, at)
 
 
 class _Difference(NamedTuple):
@@ -268,7 +271,9 @@ def _charges_of(request: HTTPConnection, rule: str | None, who: str) -> Sequence
     # Exempt, allowlisted or on an unlimited plan: an uncounted request is not charged later either.
     names_above = {bucket.label for policy, _ in record.decisions for bucket in policy.buckets()}
     is_uncounted = any(decision.reason in UNCOUNTED for _, decision in record.decisions)
-    if is_uncounted or rule in names_above or (rule is None and not counted):
+    if is_uncounted or rule in names_above:
+        return ()
+    if rule is None and not counted:
         return ()
     names = ", ".join(map(repr, counted)) or "none"
     problem = "name one of them"

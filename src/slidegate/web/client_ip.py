@@ -131,8 +131,12 @@ def may_be_gone(scope: Scope) -> bool:
     such connections, and granian always knows the peer. Serverless adapters provide a port but never a peer, so the
     result means nothing for them.
     """
+    if scope.get("client") is not None:
+        return False
     server = scope.get("server")
-    return scope.get("client") is None and isinstance(server, Sequence) and len(server) > 1 and server[1] is not None
+    if not isinstance(server, Sequence) or len(server) < 2:
+        return False
+    return server[1] is not None
 
 
 def peer_of(scope: Scope) -> str | None:

@@ -274,15 +274,12 @@ class RateLimit:
         visit.record(decision)
         if policy.signals.by_refusal:
             await policy.signals.at_refusal(visit, decision, scope)
-        if scope["type"] == "websocket" or not visit.status:  # else the connection breaks
+        is_websocket = scope["type"] == "websocket"
+        if is_websocket or not visit.status:  # else the connection breaks
             others = [effect for effect in visit.effects if not isinstance(effect, ReportRefusal)]  # of caught ones
             visit.effects = [*others, ReportRefusal(policy.refusals, decision, scope)]
-        if scope["type"] == "websocket" and (visit.status or not takes_answer(scope)):
-            if decision.reason is Reason.BANNED:
-                raise WebSocketException(POLICY_VIOLATION, "banned")
-            if visit.status:
-                raise WebSocketException(TRY_AGAIN_LATER, TOO_MANY)
-            raise WebSocketException(POLICY_VIOLATION, TOO_MANY)
+        if is_websocket and (visit.status or not takes_answer(scope)):
+            raise _closing(decision, is_accepted=bool(visit.status))
         answer = policy.refusals.answer(decision)
         visit.need(answer.needed)
         raise EndpointRefusal(decision, answer)
@@ -419,6 +416,15 @@ def _named(function: Any) -> Any:
     return type(function)
 
 
+def _closing(decision: Decision, *, is_accepted: bool) -> WebSocketException:
+    """Return the exception that closes a websocket without an answer: it is accepted, or its server can send none."""
+    if decision.reason is Reason.BANNED:
+        return WebSocketException(POLICY_VIOLATION, "banned")
+    if is_accepted:
+        return WebSocketException(TRY_AGAIN_LATER, TOO_MANY)
+    return WebSocketException(POLICY_VIOLATION, TOO_MANY)
+
+
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
@@ -466,18 +472,7 @@ def _decorated(limit: RateLimit, endpoint: Any) -> Any:
     Raises:
         ConfigurationError: `endpoint` cannot be decorated.
     """
-    if not callable(endpoint) or inspect.isclass(endpoint):
-        raise ConfigurationError(
-            'RateLimit: expected a function to limit, for example @RateLimit("5/second") above '
-            f"async def page(request), or a method of a class such as HTTPEndpoint, not {quoted(endpoint)}; for a "
-            "class or an application write middleware=[Middleware(RateLimitMiddleware, ...)] at its route"
-        )
-    core = inspect.unwrap(endpoint)
-    if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):
-        raise ConfigurationError(
-            f"RateLimit: {core.__name__!r} is a generator, whose response starts before it runs; "
-            "write dependencies=[Depends(RateLimit(...))] at its route"
-        )
+    _check_function(endpoint)
     remember_decorated(endpoint, sys._getframe(2))  # the frame with the "@": this one is called by `RateLimit.__call__`
     shown, own = _signature(endpoint)
     is_async = is_async_callable(endpoint)
@@ -495,7 +490,7 @@ def _decorated(limit: RateLimit, endpoint: Any) -> Any:
             await limit.check(connection, endpoint)
         elif Engine.counting and endpoint not in called_directly:
             called_directly.append(endpoint)
-            logger.warning(_CALLED_DIRECTLY, core.__name__)
+            logger.warning(_CALLED_DIRECTLY, inspect.unwrap(endpoint).__name__)
         if is_async:
             return await endpoint(*args, **options)
         answer = await run_in_threadpool(endpoint, *args, **options)
@@ -505,6 +500,26 @@ def _decorated(limit: RateLimit, endpoint: Any) -> Any:
 
     vars(limited)["__signature__"] = shown
     return limited
+
+
+def _check_function(endpoint: Any) -> None:
+    """Check that a limit can be put around an endpoint.
+
+    Raises:
+        ConfigurationError: It is no function, or one that has answered before it runs.
+    """
+    if not callable(endpoint) or inspect.isclass(endpoint):
+        raise ConfigurationError(
+            'RateLimit: expected a function to limit, for example @RateLimit("5/second") above '
+            f"async def page(request), or a method of a class such as HTTPEndpoint, not {quoted(endpoint)}; for a "
+            "class or an application write middleware=[Middleware(RateLimitMiddleware, ...)] at its route"
+        )
+    core = inspect.unwrap(endpoint)
+    if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):
+        raise ConfigurationError(
+            f"RateLimit: {core.__name__!r} is a generator, whose response starts before it runs; "
+            "write dependencies=[Depends(RateLimit(...))] at its route"
+        )
 
 
 def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:

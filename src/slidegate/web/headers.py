@@ -125,7 +125,8 @@ class _ManyLimits(Rendered):
         shown = tightest_of(decision.checks, decision.readings, MOST_NAMED)
         policy = ", ".join([self._policies[at] for at in shown]).encode()
         text = b", ".join([self._items[at] for at in shown])
-        readings, amounts = [decision.readings[at] for at in shown], [self._amounts[at] for at in shown]
+        readings = [decision.readings[at] for at in shown]
+        amounts = [self._amounts[at] for at in shown]
         return [*given, (b"ratelimit-policy", policy), (b"ratelimit", text % _numbers(decision, readings, amounts))]
 
 

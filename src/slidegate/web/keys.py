@@ -154,7 +154,8 @@ def _credentials(value: bytes) -> bytes:
     scheme, *rest = value.decode("latin-1").split() or [""]
     if not rest:
         return value
-    scheme, given = scheme.lower(), " ".join(rest).encode("latin-1")
+    scheme = scheme.lower()
+    given = " ".join(rest).encode("latin-1")
     if scheme == "basic":
         try:
             return b"basic " + b64decode(given + _PADDING)  # not every login wants the padding

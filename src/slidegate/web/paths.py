@@ -138,7 +138,8 @@ def _reachable(path: object, option: str) -> str:
 
 def _generous(path: str, convertors: Mapping[str, Convertor[Any]]) -> str:
     """Return the generous pattern of a path: its segments up to the first one that may match slashes, then the rest."""
-    pattern, rest = "", r"/?\Z"
+    pattern = ""
+    rest = r"/?\Z"
     for segment in path.removesuffix("/").split("/")[1:]:
         parameters = [*PARAM_REGEX.finditer(segment)]
         if any(_may_contain_slash(convertors[parameter[1]]) for parameter in parameters):
@@ -163,8 +164,9 @@ def _generous_segment(
     if len(parameters) == 1:
         name = parameters[0][1]
         value = f"(?P<{name}>{_spelling(convertors[name])})"
-    begin, end = segment[: parameters[0].start()], segment[parameters[-1].end() :]
-    return re.escape(begin) + value + re.escape(end)
+    begin = re.escape(segment[: parameters[0].start()])
+    end = re.escape(segment[parameters[-1].end() :])
+    return begin + value + end
 
 
 def _spelling(convertor: Convertor[Any]) -> str:
@@ -220,7 +222,9 @@ class PathReader:
 
 def is_ambiguous(path: str) -> bool:
     """Return whether a path may resolve to any other path, so that every limit and block applies, and nothing else."""
-    return _ASTRAY.search(path) is not None or (len(path) > MAX_ODD and _ODD.search(path) is not None)
+    if _ASTRAY.search(path) is not None:
+        return True
+    return len(path) > MAX_ODD and _ODD.search(path) is not None
 
 
 _ANY_SEGMENT: Final = ""

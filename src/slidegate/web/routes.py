@@ -43,7 +43,9 @@ def found_at_name(function: Any) -> Any:
 def layers(app: object) -> Iterator[object]:
     """Yield an application and each one that it wraps, from the outside in."""
     seen: set[int] = set()
-    while app is not None and id(app) not in seen and len(seen) < DEPTH:
+    for _ in range(DEPTH):
+        if app is None or id(app) in seen:
+            return
         seen.add(id(app))
         yield app
         app = attribute_of(app, "app")
@@ -135,7 +137,9 @@ def _walk(app: object, above: str = "", inside: tuple[object, ...] = ()) -> Iter
     routes = routes_of(app) or ()
     for route in routes:
         yield route, above
-        if isinstance(route, (Mount, Host)) and route.app not in inside and len(inside) < DEPTH:
+        if not isinstance(route, (Mount, Host)):
+            continue
+        if route.app not in inside and len(inside) < DEPTH:
             yield from _walk(route.app, _below(route, above), (*inside, route.app))
 
 
@@ -214,7 +218,9 @@ def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
     found: tuple[Any, Scope] = (None, {})
     for route in routes:
         match, child = route.matches(scope)
-        if match is Match.NONE or (match is Match.PARTIAL and found[0] is not None):
+        if match is Match.NONE:
+            continue
+        if match is Match.PARTIAL and found[0] is not None:
             continue
         inner = (route, child)
         if "endpoint" not in child:  # a router included by FastAPI
@@ -228,7 +234,8 @@ def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
 
 def labels_of(scope: Scope) -> set[str]:
     """Return the display names of the routes of a request's endpoint; none if they are unknown."""
-    routes, endpoint = mounted_routes(scope.get("router")), scope.get("endpoint")
+    routes = mounted_routes(scope.get("router"))
+    endpoint = scope.get("endpoint")
     return {route.label for route in routes if route.endpoint is endpoint}
 
 
