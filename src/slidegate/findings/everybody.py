@@ -13,7 +13,6 @@ from ..web.client_ip import ClientAddress
 from ..web.policy import Policy
 from .report import Finding
 from .requests import PROXY_HEADERS
-from .rules import counting_rules
 
 _NAMING: Final = (
     *PROXY_HEADERS,
@@ -47,8 +46,7 @@ class FirstRequests:
         if self._is_found or not self._has_clients:
             return
         client_key = self._policy.clients.of(scope).key
-        self._requests[client_key] += 1
-        field = self._field_naming_many(client_key, scope["headers"])
+        field = self._naming_many(client_key, scope["headers"])
         share = self._requests[client_key] / self._requests.total()
         if not field or share < _NEARLY_ALL:
             return
@@ -67,22 +65,23 @@ class FirstRequests:
             "by key=user",
         )
 
-    def _field_naming_many(self, client_key: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
-        """Remember whom a client names, and return a field in which it has named many; empty if there is none."""
+    def _naming_many(self, client_key: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
+        """Count a request, and return a field in which its client has named many others; empty if there is none."""
+        self._requests[client_key] += 1
         field = ""
         for name, value in headers:
-            if name not in _NAMING and name != self._header:
-                continue
-            names = self._names.setdefault((client_key, bytes(name)), set())
-            names.add(hash(bytes(value)))
-            if len(names) >= _MANY_NAMES:
-                field = bytes(name).decode(errors="replace").title()
+            if name in _NAMING or name == self._header:
+                names = self._names.setdefault((client_key, bytes(name)), set())
+                names.add(hash(bytes(value)))
+                if len(names) >= _MANY_NAMES:
+                    field = bytes(name).decode(errors="replace").title()
         return field
 
 
 def _has_clients(policy: Policy) -> bool:
     """Return whether a middleware counts, lists or bans clients by their addresses, as far as it knows."""
-    keys = [rule.charging.key for rule in counting_rules(policy)]
+    counting = [rule for rule in (*policy.rules.given, policy.default_rule) if rule is not None and rule.counts]
+    keys = [rule.charging.key for rule in counting]
     if not keys or any(key is None or isinstance(key, ClientAddress) for key in keys):
         return True
     if any(networks is not None for networks in policy.lists.values()):

@@ -23,7 +23,6 @@ from starlette.routing import PARAM_REGEX
 
 from ..web.paths import RulePath
 from ..web.plan import Met
-from ..web.policy import Policy
 from ..web.routes import MountedRoute
 from ..web.rule_set import RuleSet
 from ..web.rules import Rule
@@ -52,14 +51,6 @@ METHODS: Final = (
     *("NOTIFY", "PURGE", "SOURCE", "SUBSCRIBE", "UNSUBSCRIBE"),
 )
 """The methods of IANA's registry, and those that are in use beside it, the frequent ones first."""
-
-
-def counting_rules(policy: Policy) -> Sequence[Rule]:
-    """Return the rules of a middleware that count, with that of its default limits."""
-    rules = [rule for rule in policy.rules.given if rule.counts]
-    if policy.default_rule is not None and policy.default_rule.counts:
-        rules.append(policy.default_rule)
-    return rules
 
 
 # -- rules that others leave nothing to do -----------------------------------------------------------------------------
@@ -120,9 +111,7 @@ def _taken_by(rule_set: RuleSet, index: int, samples: Sequence[_Sample]) -> Rule
     taking: Rule | None = None
     for sample in samples:
         met = _met_by(rule_set, sample)
-        if not met:
-            return None
-        if any(bound is rule_set.own[index] for bound, _ in met):
+        if any(bound is rule_set.own[index] for bound, _ in met) or not met:
             return None
         taking = taking or met[-1][0].rule
     return taking
@@ -162,14 +151,11 @@ def _samples_of(rule: Rule) -> Iterator[_Sample]:
     paths = [text for path in rule.matching.rule_paths for text in _texts_of(path)]
     if not rule.matching.rule_paths:
         paths = [f"/{text}" for text in _PATHS]
-    methods = [_UNLISTED]
-    if rule.matching.methods is not None:
-        methods = sorted(rule.matching.methods)
-    takes_handshakes = rule.matching.methods is None or "GET" in rule.matching.methods
+    methods = sorted(rule.matching.methods) if rule.matching.methods is not None else [_UNLISTED]
     for path in paths:
         if rule.matching.connection != "websocket":
             yield from (("http", method, path) for method in methods)
-        if rule.matching.connection != "http" and takes_handshakes:
+        if rule.matching.connection != "http" and (rule.matching.methods is None or "GET" in rule.matching.methods):
             yield "websocket", "GET", path
 
 
@@ -196,9 +182,7 @@ def about_method_names(rules: Iterable[Rule], routes: Iterable[MountedRoute] = (
     """
     known = {*METHODS}.union(*(route.methods or () for route in routes))
     for rule in rules:
-        if rule.matching.methods is None:
-            continue
-        for method in sorted(rule.matching.methods - known):
+        for method in sorted((rule.matching.methods or frozenset()) - known):
             near = next((one for one in METHODS if _is_near(method, one)), "")
             if near:
                 yield Finding(

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from ..core.bans.ban import MAX_KEY_BYTES
-from .history import Action
 from .inspect import KeyView
 from .limiter import Limiter, check_cost
-from .overrides import Override
-from .published import Publication, PublishedRule
+from .overrides import Override, Worker
 
 __all__ = [
     "MAX_KEY_BYTES",
-    "Action",
     "KeyView",
     "Limiter",
     "Override",
-    "Publication",
-    "PublishedRule",
+    "Worker",
     "check_cost",
 ]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..stores.system_clock import SYSTEM
-from .callers import living
-from .engine import Engine, all_engines
+from .engine import Engine, all_engines, living
 
 
 def reset() -> None:
@@ -23,7 +22,7 @@ def switch(on: bool) -> None:
     Engine.counting = on
     for engine in living(all_engines):
         engine.rebuild()
-        engine.callers.restart()
+        engine.restart_middlewares()
 
 
 use_clock: Final = SYSTEM.use

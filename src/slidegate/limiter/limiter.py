@@ -23,18 +23,14 @@ from ..core.passwords import AnyAddress, AnySecret
 from ..core.store import COMMAND_DEADLINE_S, BanStore, Store
 from ..stores.memory.store import MemoryStore
 from .aio import answer_of, answer_to_the_end, yielding_to_others
-from .callers import BucketCaller
 from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
-from .history import Action
-from .inspect import KeyView, inspect_key
+from .inspect import BucketCaller, KeyView, inspect_key
 from .keys import AnyKey, KeyOf, Limits, keyed
-from .named_limits import NamedLimit
 from .observers import AnyObserver, Subscription
 from .operators import NetworkKey, check_ban, files_of, operators_of
-from .overrides import Override
-from .published import Publication
+from .overrides import NamedLimit, Override, Worker
 from .rows import Row
 
 if TYPE_CHECKING:
@@ -239,7 +235,7 @@ class Limiter:
         """
         spelled = self.key_for(key)
         if rules is None:
-            used = [bucket for caller in self.engine.callers.all() for bucket in caller.buckets()]
+            used = [bucket for caller in self.engine.callers() for bucket in caller.buckets()]
             buckets = [*self._buckets.values(), *used]
         elif not isinstance(rules, Mapping):
             raise ConfigurationError(
@@ -247,14 +243,14 @@ class Limiter:
             )
         else:
             buckets = [Bucket(_identity(rule), parse_limits(limits)) for rule, limits in rules.items()]
-        return await inspect_key(self.engine.command, self.store, spelled, buckets)
+        return await inspect_key(self.engine, spelled, buckets)
 
     async def override(
         self, name: str, limit: str, duration: str | timedelta, *, reason: str = "", by: str = MANUAL
     ) -> Override:
         """Change the amount of one limit for a while, for all workers that share the store; counts are kept.
 
-        Every worker applies it within a second, and an idle one with its next request; when it expires, the amount in
+        Every worker applies it within a second, an idle one from its second request on; when it expires, the amount in
         code applies again. A later call for the same limit replaces it. ``limiter.override("*", "off", "10m")``
         switches all workers off: every request passes, and nothing is counted.
 
@@ -276,20 +272,16 @@ class Limiter:
             StoreError: The store does not answer.
         """
         length_us = parse_duration_us(duration, "override: duration", 1_000_000, 30 * 86_400_000_000, "2h")
-        return await self.engine.commands.set(name, limit, length_us, clean_reason(reason), _author(by))
+        return await self.engine.overrides.set(name, limit, length_us, clean_reason(reason), _author(by))
 
-    async def restore(self, name: str, *, by: str = MANUAL) -> bool:
+    async def restore(self, name: str) -> bool:
         """End the override of a limit, or of ``"*"``, for all workers; False if it has none.
-
-        Args:
-            name: The name of the limit, as for `override`.
-            by: The person or program that ends it.
 
         Raises:
             ConfigurationError: `name` cannot be the name of a limit.
             StoreError: The store does not answer.
         """
-        return await self.engine.commands.unset(name, _author(by))
+        return await self.engine.overrides.unset(name)
 
     async def overrides(self) -> list[Override]:
         """Return the overrides in force, sorted by the name of the limit.
@@ -297,7 +289,7 @@ class Limiter:
         Raises:
             StoreError: The store does not answer.
         """
-        return await self.engine.commands.listed()
+        return await self.engine.overrides.listed()
 
     # -- bans ----------------------------------------------------------------------------------------------------------
 
@@ -323,9 +315,7 @@ class Limiter:
         if not isinstance(key, KeyOf):
             check_ban(key, self.engine.networks)
         known, why, who = self._ban_key(key), clean_reason(reason), _author(by)
-        ban: Ban = await self.engine.command(lambda: self.store.bans.ban(known, length_us, why, who))
-        await self.engine.history.add(Action("ban", ban.key, who, why, "", ban.since_us, ban.until_us))
-        return ban
+        return await self.engine.command(lambda: self.store.bans.ban(known, length_us, why, who))
 
     async def unban(self, key: AnyKey, *, by: str = MANUAL) -> bool:
         """Lift the ban of exactly this key, and delete its strikes and levels.
@@ -338,10 +328,7 @@ class Limiter:
             StoreError: The store does not answer.
         """
         known, who = self._ban_key(key), _author(by)
-        had_any: bool = await self.engine.command(partial(self.store.bans.unban, known, who))
-        if had_any:
-            await self.engine.history.add(Action("unban", known, who, at_us=self.engine.unix_us()))
-        return had_any
+        return await self.engine.command(partial(self.store.bans.unban, known, who))
 
     async def banned(self, key: AnyKey) -> Ban | None:
         """Return the ban that refuses a key or address now, its own or a network's; None if there is none.
@@ -443,7 +430,7 @@ class Limiter:
     @property
     def middlewares(self) -> tuple[Any, ...]:
         """The `RateLimitMiddleware` objects of this process that use this limiter, oldest first."""
-        return tuple(caller for caller in self.engine.callers.all() if not isinstance(caller, BucketCaller))
+        return tuple(caller for caller in self.engine.callers() if not isinstance(caller, BucketCaller))
 
     @property
     def is_failing(self) -> bool:
@@ -472,29 +459,19 @@ class Limiter:
 
     def limits(self) -> list[NamedLimit]:
         """Return the limits of this process: those of rules, and of routes, functions, blocks and transports so far."""
-        found = {(one.rule, one.name, one.shadow, one.configured): one for one in self.engine.callers.limits()}
+        found = {(one.rule, one.name, one.shadow, one.configured): one for one in self.engine.limits()}
         return [*found.values()]
 
-    async def published(self) -> list[Publication]:
-        """Return what the workers of the store have published of their rules, once for equal workers.
+    async def workers(self) -> list[Worker]:
+        """Return the other workers that share the store, with their limits; none for a memory store.
 
-        This process is the first, if it uses the limiter. Another worker writes that it lives with its requests, at
-        most every ten seconds, and counts for a minute after that. With a memory store there are no others.
-
-        Raises:
-            StoreError: The store does not answer.
-        """
-        return await self.engine.workers.all()
-
-    async def history(self) -> list[Action]:
-        """Return the latest 200 bans, overrides and their ends by operators and commands, the last one first.
-
-        Bans by policies are not among them. In a memory store these are the actions of this process.
+        A worker writes a row every ten seconds while it has requests, from the start of its application on, and deletes
+        it when it ends. The row of a worker that is idle or was killed lasts for up to 30 seconds.
 
         Raises:
             StoreError: The store does not answer.
         """
-        return await self.engine.history.latest()
+        return await self.engine.overrides.others()
 
     async def now_us(self) -> int:
         """Return the time of the store in microseconds, the same for all workers that share it.

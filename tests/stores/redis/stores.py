@@ -5,6 +5,7 @@ import itertools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from math import inf
 from struct import unpack_from
@@ -23,6 +24,13 @@ from ...contract.store_contract import bucket
 PLENTY_S: Final = 20
 PLENTY: Final = f"{PLENTY_S}s"
 NUMBER: Final = itertools.count()
+
+
+@dataclass
+class Ahead:
+    """By how many seconds the clocks of stores go before those of `time`; see the fixture."""
+
+    by_s: float = 0.0
 
 
 def fresh_prefix() -> str:

@@ -31,7 +31,7 @@ from ...contract.player import settle
 from ...contract.store_contract import CHECKS, QUESTIONS, SHARED_QUESTIONS, bucket
 from ...fault_proxy import FaultProxy, stop_listening
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis
-from .stores import PLENTY, PLENTY_S, hit, store_at, struck, until_answered, workers_at
+from .stores import PLENTY, PLENTY_S, Ahead, hit, store_at, struck, until_answered, workers_at
 
 pytestmark = needs_redis
 NOW_US = 1_900_000_000_000_000
@@ -76,6 +76,23 @@ async def test_many_bans_are_read_in_steps_between_which_others_go_on(server: Re
             assert await turns_of(drain(work)) >= 2 * many // CHUNK
         rows = [*to_rows(await other.bans.active())]
         assert await turns_of(one.bans.load(rows)) >= many // CHUNK
+
+
+async def test_long_lists_are_read_and_trimmed_in_pages(server: RedisServer) -> None:
+    many, page = 2_000, 500
+    async with workers_at(server, 2) as (store, other):
+        rows = [*to_rows([Ban(f"user:{number}", "", "ann", 0, 0, None) for number in range(many)])]
+        assert await store.bans.load(rows) == many
+        server.command("CONFIG", "RESETSTAT")
+        assert len(await other.bans.active()) == many
+        assert many // page <= server.calls()["zscan"] <= many // page + 2
+        index = f"{{{store._prefix}}}:bans:index"
+        for first in range(0, many, page):  # they have ended
+            server.command("ZADD", index, *[word for n in range(first, first + page) for word in (1, f"user:{n}")])
+        for left in (many - page, many - 2 * page):
+            await store.bans.ban("user:0", None, "", "ann")
+            assert server.command("ZCARD", index) in (left, left + 1)
+        assert await other.bans.active() == [await other.bans.find(("user:0",))]
 
 
 def paused(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
@@ -269,6 +286,20 @@ async def test_whoever_connects_to_a_server_that_evicts_tells_of_it_once_and_of_
             assert observer.events[0].details["policy"] == "allkeys-lru"
             assert "(maxmemory-policy allkeys-lru)" in observer.events[0].message
             assert unheard.kinds == []
+
+
+async def test_a_server_that_begins_to_evict_is_noticed_within_a_minute(server: RedisServer, ahead: Ahead) -> None:
+    with RedisServer("--maxmemory", "100mb") as evicting:
+        async with store_at(evicting) as store:
+            observer = listen(store)
+            assert await hit_ten(store)
+            for policy, told in (("allkeys-lru", 1), ("noeviction", 1), ("volatile-ttl", 2)):
+                evicting.command("CONFIG", "SET", "maxmemory-policy", policy)
+                for _ in range(2):
+                    ahead.by_s += 60.0
+                    assert await hit_ten(store, f"user:{policy}")
+                assert observer.kinds.count("store_evicts") == told
+            assert [event.details["policy"] for event in observer.events] == ["allkeys-lru", "volatile-ttl"]
 
 
 @pytest.mark.all

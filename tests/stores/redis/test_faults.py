@@ -233,10 +233,10 @@ async def test_an_application_that_starts_connects_beside_that_and_starts_withou
     async def send(message: Message) -> None:
         started.append(message)
 
-    deployment.proxy.delay_s = 0.05
+    deployment.proxy.delay_s = 0.1
     if where == "closed":
         await deployment.proxy.refuse()
-    limiter = Limiter(store_of(deployment), deadline="150ms", on_error="deny", observers=[observer])
+    limiter = Limiter(store_of(deployment), deadline="750ms", on_error="deny", observers=[observer])
     async with limiter:
         limited = RateLimitMiddleware(app, limits="100/minute", limiter=limiter)
         await limited({"type": "lifespan"}, nothing_comes, send)

@@ -4,21 +4,18 @@ the same time: what is decided and known while the first is answered and the nex
 import asyncio
 import random
 import re
-import sys
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic_ns
-from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 import redis.asyncio
 
-from slidegate import BanPolicy, Decision, Limiter, MemoryStore, parse_limits
+from slidegate import BanPolicy, Decision, Limiter, MemoryStore, Quota, parse_limits
 from slidegate.core import Bucket, Concurrency, Reason, SharedRow, StoreUnavailable, parse_address
 from slidegate.stores.redis import RedisStore, batch, refusals
 from slidegate.stores.redis.batch import MAX_IN_CALL
@@ -35,7 +32,18 @@ from ...redis_servers import HOST, RedisCluster, RedisServer, needs_redis, needs
 from ...remote_stores import hit_all
 from ...virtual_time import turns
 from .faults import Deployment
-from .stores import PLENTY, PLENTY_S, all_connected, eventually, fresh_prefix, hit, store_at, store_of, workers_at
+from .stores import (
+    PLENTY,
+    PLENTY_S,
+    Ahead,
+    all_connected,
+    eventually,
+    fresh_prefix,
+    hit,
+    store_at,
+    store_of,
+    workers_at,
+)
 
 pytestmark = needs_redis
 PAGE: Final = Path(__file__).resolve().parents[3] / "docs/stores/redis.md"
@@ -142,25 +150,9 @@ async def test_what_another_layout_or_prefix_wrote_is_neither_read_nor_touched(s
         assert theirs == {name for name in theirs if server.command("HGET", name, "x") == b"theirs"}
 
 
-@pytest.fixture
-def ahead(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """By how many seconds, `by_s`, the clocks of stores go before those of `time`."""
-    ahead = SimpleNamespace(by_s=0.0)
-    clocks = {
-        "monotonic": lambda: time.monotonic() + ahead.by_s,
-        "monotonic_ns": lambda: time.monotonic_ns() + int(ahead.by_s * 1e9),
-    }
-    ours = [module for name, module in sys.modules.items() if name.startswith("slidegate.stores.redis")]
-    found = [(module, name) for module in ours for name in clocks if name in vars(module)]
-    assert {name for _, name in found} == {*clocks}
-    for module, name in found:
-        monkeypatch.setattr(module, name, clocks[name])
-    return ahead
-
-
 @pytest.mark.parametrize("banned", [False, True])
 async def test_a_known_refusal_costs_a_command_a_second_whatever_else_redis_is_asked_meanwhile(
-    server: RedisServer, workers: list[RedisStore], ahead: SimpleNamespace, banned: bool
+    server: RedisServer, workers: list[RedisStore], ahead: Ahead, banned: bool
 ) -> None:
     store, other = workers
     await hit(store, "ann", cost=5)
@@ -189,7 +181,7 @@ async def test_a_known_refusal_costs_a_command_a_second_whatever_else_redis_is_a
 
 @pytest.mark.parametrize("how", ["refund", "reset", "reset_all", "unban"])
 async def test_refunds_of_another_worker_are_known_in_a_second(
-    workers: list[RedisStore], ahead: SimpleNamespace, how: str
+    workers: list[RedisStore], ahead: Ahead, how: str
 ) -> None:
     store, other = workers
     charged = await hit(other, "ann", cost=1 if how == "unban" else 5)
@@ -273,7 +265,7 @@ async def test_what_one_worker_bans_and_unbans_is_known_to_the_others_as_soon_as
 
 @pytest.mark.parametrize("running", ["server", "cluster"])
 async def test_no_request_of_an_idle_worker_is_decided_by_what_it_knew_before(
-    running: str, request: pytest.FixtureRequest, ahead: SimpleNamespace
+    running: str, request: pytest.FixtureRequest, ahead: Ahead
 ) -> None:
     """More requests at once than two calls take: the news go in front of them, and cost no call of their own."""
     many, plenty, address = 200, bucket("1000/hour"), parse_address("192.0.2.9")
@@ -300,7 +292,7 @@ async def test_no_request_of_an_idle_worker_is_decided_by_what_it_knew_before(
 
 
 async def test_an_idle_worker_sends_nothing_and_one_with_few_requests_nothing_beside_them(
-    store: RedisStore, server: RedisServer, ahead: SimpleNamespace
+    store: RedisStore, server: RedisServer, ahead: Ahead
 ) -> None:
     store.batcher()._news_ns = 0
 
@@ -407,6 +399,38 @@ async def test_a_question_that_fails_at_one_of_its_keys_charges_none(what: str, 
         with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
             await settle(getattr(store, what)([(wide, key, 1) for key in ("user:ann", "user:bob", "user:bad")]))
         assert {(await hit(store, key, wide, 0)).remaining for key in ("user:ann", "user:bob")} == {1_000}
+
+
+def field_count(server: RedisServer, store: RedisStore) -> int:
+    count: int = server.command("HLEN", f"{{{store._prefix}}}:w:ann")
+    return count
+
+
+async def test_what_has_ended_leaves_a_key_that_is_in_use(server: RedisServer, clock: FakeClock) -> None:
+    """Rules of varying names: a window of a second for each, of which a hundred live at a time."""
+    async with store_at(server, clock=clock, readable=True) as store:
+        await hit(store, "ann", bucket("5/hour", "lasting"))
+        await hit(store, "ann", Bucket("plan", [Quota("10/day")]))
+        await store.bans.ban("ann", 3_600_000_000, "", "bob")
+        await store.bans.unban("ann", "bob")
+        for number in range(1_000):
+            assert await hit(store, "ann", bucket("5/second", f"rule-{number}"))
+            clock.advance("10ms")
+            assert field_count(server, store) <= 200
+        for lasting in (bucket("5/hour", "lasting"), Bucket("plan", [Quota("10/day")])):
+            assert (await hit(store, "ann", lasting, 0)).readings[0][0] == 1
+
+
+async def test_what_has_ended_leaves_a_key_of_which_the_same_window_is_used_again_and_again(
+    server: RedisServer,
+) -> None:
+    async with store_at(server, readable=True) as store:
+        for number in range(7):
+            assert await hit(store, "ann", bucket("5/20ms", f"rule-{number}"))
+        assert await hit(store, "ann", bucket("5/hour"))
+        await asyncio.sleep(1.05)  # the key is made to live longer once a second
+        assert await hit(store, "ann", bucket("5/hour"))
+        assert field_count(server, store) == 1
 
 
 async def test_an_ordinary_refusal_writes_nothing(server: RedisServer) -> None:

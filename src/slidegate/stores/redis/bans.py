@@ -8,7 +8,7 @@ The bans of networks are a short list. Every worker keeps a copy, polls its vers
 when the version has changed. A sorted set of all banned keys, by end, counts and lists the bans.
 
 The poll also returns the identity of the data, called its life. It changes when Redis has lost its data; a worker then
-reports how many bans it knew of. The first poll also looks whether Redis evicts keys, and so limits and bans.
+reports how many bans it knew of. Once a minute it looks whether Redis evicts keys, and so limits and bans.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ from .script import PEEK, Packed, command, level_field, pack_ban, pack_level, st
 if TYPE_CHECKING:
     from .store import RedisStore
 
-CHUNK: Final = 200
-"""How many bans are read or written in one step, which blocks an event loop, or Redis, for about 2 ms."""
+CHUNK: Final = 100
+"""How many bans are read or written in one step, which blocks an event loop, or Redis, for about a millisecond."""
+LOOK_EVERY_US: Final = 60_000_000
+"""How often to look whether Redis evicts keys: somebody may change that while it runs."""
 _MADE, _FULL = 1, 2
 
 
@@ -57,6 +59,11 @@ class RedisBans(BanStore):
     def __init__(self, store: RedisStore) -> None:
         self._packing, meta = store.packing, store.packing.meta
         self.networks = BannedNetworks()
+        self._rows: dict[bytes, Ban] = {}
+        self._look_us = 0
+        """When it is looked next whether Redis evicts keys (monotonic)."""
+        self._policy = b""
+        """Which keys Redis evicts when it is full, as it has said last."""
         self._store = store
         self._batcher = store.batcher
         self._tell = store.observers.tell
@@ -70,8 +77,8 @@ class RedisBans(BanStore):
 
     async def find(self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S) -> Ban | None:
         """Return the longest-lasting ban in force on any of `subjects`; None if there is none. Changes nothing."""
-        await self.hear()
-        own = await self._of_keys(dict.fromkeys(subject for subject in subjects if isinstance(subject, str)))
+        keys = dict.fromkeys(subject for subject in subjects if isinstance(subject, str))
+        _, own = await asyncio.gather(self.hear(), self._of_keys(keys))  # in one call
         return longest([*own, *self.of_networks(subjects)])
 
     async def strike(
@@ -148,12 +155,26 @@ class RedisBans(BanStore):
     async def active(self) -> list[Ban]:
         """Return the bans in force."""
         await self.hear()
-        keys = await self._batcher().command(self._names, b"keys", read=lambda keys, _: [key.decode() for key in keys])
-        self._count, now_us = len(keys), self._store.time.now_us()
+        now_us = self._store.time.now_us()
         found = [ban for ban in self.networks.bans.values() if not ban.is_over(now_us)]
-        async for some in in_steps(keys, CHUNK):
+        async for some in in_steps(await self._banned_keys(), CHUNK):
             found += await self._of_keys(some)
         return found
+
+    async def _banned_keys(self) -> list[str]:
+        """Return the banned keys, which are read in pages."""
+        keys: dict[str, None] = {}
+
+        def read(answer: Any, now_us: int) -> bytes:
+            following: bytes
+            following, page = answer
+            keys.update(dict.fromkeys(key.decode() for key in page))
+            return following
+
+        cursor = await self._batcher().command(self._names, b"keys", 0, read=read)
+        while cursor != b"0":
+            cursor = await self._batcher().command(self._names, b"keys", cursor, read=read)
+        return [*keys]
 
     def count(self) -> int:
         """Return how many banned keys Redis last reported: those in force, and some that have ended since."""
@@ -161,22 +182,26 @@ class RedisBans(BanStore):
 
     async def load(self, rows: Sequence[ExportedBan]) -> int:
         """Import rows of `core.bans.rows`; of two that replace each other the longer one is kept."""
-        bans = from_rows(rows, await self._batcher().server_us())
-        bans.sort(key=lambda ban: ban.network() is None)  # networks first: there may be too many
+        now_us = await self._batcher().server_us()
+        bans = await asyncio.to_thread(_networks_first, rows, now_us)  # 100,000 would take the event loop half a second
         async for some in in_steps(bans, CHUNK):
             await self._put(some)
         return len(bans)
 
     # -- news --------------------------------------------------------------------------------------------------------
 
-    def hear(self) -> Awaitable[None]:
+    def hear(self) -> Awaitable[int]:
         """Poll for changes: the number of bans, the bans of networks, and the identity of the data."""
-        return self._batcher().request(self.news, self.apply_news)
+        return self._batcher().hear()
 
     def news(self) -> Packed:
         """Pack the poll."""
         begins = os.urandom(8).hex().encode() if self._store.create else b""
-        return command(self._names, b"news", begins, int(not self.life), self.version)
+        now_us = monotonic_us()
+        looks = not self.life or now_us >= self._look_us
+        if looks:
+            self._look_us = now_us + LOOK_EVERY_US
+        return command(self._names, b"news", begins, int(looks), self.version)
 
     def apply_news(self, answer: Sequence[Any], now_us: int) -> None:
         """Take in the answer to the poll.
@@ -191,17 +216,32 @@ class RedisBans(BanStore):
             raise StoreUnavailable(
                 f"redis: no slidegate data under {name}; the first worker creates it; check the database and the prefix"
             )
-        if not before and policy not in (b"", b"noeviction"):
-            evicts = f"Redis evicts keys when it is full (maxmemory-policy {policy.decode()})"
-            message = f"{evicts}, so limits and bans are lost; set maxmemory-policy noeviction"
-            self._tell(Event("store_evicts", message, {"policy": policy.decode()}))
+        if policy:
+            self._tell_of_eviction(policy)
         known, self._count = self._count, count
         if before not in (b"", life):
             message = f"Redis lost its data: counts restart from zero; {known} known bans were lost"
             self._tell(Event("store_reset", message, {"bans": known}))
         if version != self.version:
-            self.networks, self.version = BannedNetworks(map(unpack_ban, rows[1::2])), version
+            self._take_networks(rows[1::2])
+            self.version = version
             self._store.refusals.change_all()
+
+    def _tell_of_eviction(self, policy: bytes) -> None:
+        """Tell that Redis evicts keys when it is full, once until that is another policy."""
+        before, self._policy = self._policy, policy
+        if policy in (before, b"noeviction"):
+            return
+        evicts = f"Redis evicts keys when it is full (maxmemory-policy {policy.decode()})"
+        message = f"{evicts}, so limits and bans are lost; set maxmemory-policy noeviction"
+        self._tell(Event("store_evicts", message, {"policy": policy.decode()}))
+
+    def _take_networks(self, rows: Sequence[bytes]) -> None:
+        """Replace the bans of networks; of a thousand, only those are unpacked that are new."""
+        before, bans = self._rows, dict[bytes, Ban]()
+        for row in rows:
+            bans[row] = before.get(row) or unpack_ban(row)
+        self._rows, self.networks = bans, BannedNetworks(bans.values())
 
     # -- commands for Redis ------------------------------------------------------------------------------------------
 
@@ -243,3 +283,10 @@ class RedisBans(BanStore):
             found += networks.of(one)
         now_us = self._store.time.now_us()
         return [ban for ban in found if not ban.is_over(now_us)]
+
+
+def _networks_first(rows: Sequence[ExportedBan], now_us: int) -> list[Ban]:
+    """Return the bans of an export. Those of networks are first, because there may be too many."""
+    bans = from_rows(rows, now_us)
+    bans.sort(key=lambda ban: ban.network() is None)
+    return bans

@@ -72,6 +72,8 @@ class Batcher:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._news_ns = 0
         """From when on the news are too old (monotonic)."""
+        self._wants_news = False
+        """Whether the next call asks for news, however old they are."""
         self._news = Command(_nobody(loop), store.bans.news, store.bans.apply_news)
 
     def add(self, request: Request) -> None:
@@ -107,6 +109,11 @@ class Batcher:
         """Return the server's time, in microseconds."""
         pack = partial(self._store.packing.question, PEEK, (), (), self.permits)
         return self.request(pack, lambda answer, now_us: now_us)
+
+    def hear(self) -> asyncio.Future[int]:
+        """Ask for news with the next call; the answer comes after them."""
+        self._wants_news = True
+        return self.server_us()
 
     async def scan(self, cursor: int, pattern: bytes) -> tuple[int, list[bytes]]:
         """Return the next cursor, 0 at the end, and some of the names that match a pattern.
@@ -239,9 +246,9 @@ class Batcher:
             StoreError: Nothing is known of the data: who is banned, or whether a store that only reads has any.
         """
         life = self._store.bans.life
-        if life and monotonic_ns() < self._news_ns:
+        if life and not self._wants_news and monotonic_ns() < self._news_ns:
             return
-        self._news_ns = 0
+        self._wants_news = True
         try:
             failed = await self._ask(line, ())
         except KeysApart:
@@ -282,7 +289,8 @@ class Batcher:
         If one cannot be packed, only that one fails.
         """
         call = Call()
-        if now_ns >= self._news_ns:
+        if self._wants_news or now_ns >= self._news_ns:
+            self._wants_news = False
             call.add(self._news, self._news.pack())
         for request in requests:
             if request.future.done():

@@ -73,6 +73,7 @@ end
 -- The keys of commands about all bans: the hash with identity and version, the banned keys by end, the network bans by key,
 -- then hashes of single keys.
 local META, INDEX, NETWORKS, FIRST = 1, 2, 3, 4
+local PAGE = 500 -- how many banned keys are listed or removed in one command, which takes less than a millisecond
 
 local function count_bans()
   return redis.call("ZCOUNT", key_at(INDEX), "(" .. text_of(now), "+inf")
@@ -83,7 +84,21 @@ local function add_to_index(key, row)
   local ends, index = end_of(row), key_at(INDEX)
   redis.call("ZADD", index, "GT", ends == math.huge and "+inf" or text_of(ends), key)
   live_with(index, row)
-  delete("ZREMRANGEBYSCORE", index, "-inf", text_of(now))
+end
+
+local has_trimmed = false
+
+-- Remove a page of the ended bans from the index. Each call that adds some does it once, so that they do not pile up.
+local function trim_index()
+  if has_trimmed then
+    return
+  end
+  local index = key_at(INDEX)
+  has_trimmed = true
+  local ended = redis.call("ZRANGEBYSCORE", index, "-inf", text_of(now), "LIMIT", 0, PAGE)
+  if ended[1] then
+    delete("ZREM", index, unpack(ended))
+  end
 end
 
 local function set_meta(field, value)
@@ -99,8 +114,7 @@ local function remove_ban(name)
   end
   local left_us, fields = 0, redis.call("HGETALL", name)
   for at = 1, #fields, 2 do
-    local kept_us = #fields[at] == FIELD_BYTES and PERIOD_KEPT_US or 0
-    left_us = max(left_us, end_of_value(fields[at], fields[at + 1]) + kept_us - now)
+    left_us = max(left_us, end_of_value(fields[at], fields[at + 1]) + kept_after_end(fields[at]) - now)
   end
   local left_ms = math.ceil(left_us / 1000) + slack_ms
   if redis.call("PTTL", name) > left_ms then
@@ -108,9 +122,15 @@ local function remove_ban(name)
   end
 end
 
--- Return the banned keys.
-function commands.keys()
-  return redis.call("ZRANGEBYSCORE", key_at(INDEX), "(" .. text_of(now), "+inf")
+-- Return a page of the banned keys, some of them perhaps again: the next cursor, "0" at the end, and the keys.
+function commands.keys(cursor)
+  local scanned, keys = redis.call("ZSCAN", key_at(INDEX), cursor, "COUNT", PAGE), {}
+  for at = 1, #scanned[2], 2 do
+    if tonumber(scanned[2][at + 1]) > now then
+      keys[#keys + 1] = scanned[2][at]
+    end
+  end
+  return { scanned[1], keys }
 end
 
 -- Store bans of single keys; each has three arguments: the key, the row, and 1 for a network. `version` names the new
@@ -137,6 +157,7 @@ function commands.put(version, replaces, ...)
       end
     end
   end
+  trim_index()
 end
 
 -- Charge strikes, unless the key is banned, or a ban that a shadow policy reported would be in force. Return the units,
@@ -174,6 +195,7 @@ function commands.put_next(key, row, strikes, level, before, after, most)
     end
     add_to_index(key, row)
     put(windows, BAN, row)
+    trim_index()
   end
   delete("HDEL", struck, strikes)
   put(struck, level, after)
@@ -197,15 +219,25 @@ function commands.unban(key, version)
   return { ban, of_network or "", remembered }
 end
 
+-- Return which keys the server evicts when it is full, "noeviction" for none; "" if the user may not know.
+local function eviction()
+  local memory = redis.pcall("INFO", "memory")
+  if type(memory) ~= "string" then
+    return ""
+  end
+  if memory:find("\nmaxmemory:0\r") then -- it is never full
+    return "noeviction"
+  end
+  return memory:match("\nmaxmemory_policy:([a-z-]+)") or ""
+end
+
 -- Return the number of bans; the identity of the data; if `asks_memory` is 1, which keys the server evicts when it is full;
 -- the version of the network list; and the networks with their bans if the version is not `known`. If the data has no
 -- identity, it becomes `begins`, unless that is "".
 function commands.news(begins, asks_memory, known)
   local stored = redis.call("HMGET", key_at(META), "networks", "life")
   local life, version = stored[2] or begins ~= "" and set_meta("life", begins) or "", stored[1] or ""
-  local memory = asks_memory == "1" and redis.pcall("INFO", "memory") -- the user may not be allowed to
-  local is_bounded = type(memory) == "string" and not memory:find("\nmaxmemory:0\r")
-  local policy = is_bounded and memory:match("\nmaxmemory_policy:([a-z-]+)") or ""
+  local policy = asks_memory == "1" and eviction() or ""
   local networks, ended = {}, 0
   if version ~= known then
     networks, ended = rows_in_force(key_at(NETWORKS))

@@ -24,6 +24,11 @@ local function end_of_value(field, value)
   return ends
 end
 
+-- Return how long a value is kept after its end: a quota, until the clock of no worker can be behind it.
+local function kept_after_end(field)
+  return #field == FIELD_BYTES and PERIOD_KEPT_US or 0
+end
+
 -- Unpack a limit: the field, the amount, three numbers, the resolution and the modes.
 local function limit_of(text)
   local limit = { field = sub(text, 1, FIELD_BYTES), kind = ring, kept = 0, starts = 1 }

@@ -28,15 +28,19 @@ local function delete(...)
   return redis.call(...)
 end
 
--- Store a value in a field of a hash.
+-- Store a value in a field of a hash; return 1 if the field is new.
 local function store(name, field, value)
-  redis.call("HSET", name, field, value)
+  local is_new = redis.call("HSET", name, field, value)
   stored = has_deleted and stored or 1
+  return is_new
 end
 
--- Make a key live for at least left_ms; extend it by more than that, so that not every call has to.
+-- Make a key live for at least left_ms; extend it by more than that, so that not every call has to. Return how long it would
+-- have lived, -1 if it is new.
 local function live_for(name, left_ms)
-  if redis.call("PTTL", name) < left_ms then
+  local lives_ms = redis.call("PTTL", name)
+  if lives_ms < left_ms then
     redis.call("PEXPIRE", name, math.ceil(left_ms) + slack_ms)
   end
+  return lives_ms
 end

@@ -24,6 +24,33 @@ local function ask_at(at)
   return { name = name, limit = limit, mark = mark, units = units, w = w, wait = 0 }
 end
 
+local PICKED = 8 -- of the fields of a hash
+
+-- Delete what has ended among some fields of a hash, which Redis picks. This happens when a hash gets another field, and when
+-- it is to live longer, which is once a second: so the fields of a key that is in use for ever leave after their windows.
+local function drop_ended(name)
+  local picked = redis.call("HRANDFIELD", name, PICKED, "WITHVALUES")
+  for at = 1, #picked, 2 do
+    local ends = end_of_value(picked[at], picked[at + 1])
+    if ends > 0 and ends + kept_after_end(picked[at]) <= now then
+      delete("HDEL", name, picked[at])
+    end
+  end
+end
+
+local begun = {} -- the hashes that this call has made
+
+-- Store a value, and let its hash live as long.
+local function save_value(name, field, value, ends)
+  local is_new, left_ms = store(name, field, value) == 1, (ends - now) / 1000
+  local lives_ms = live_for(name, left_ms)
+  if lives_ms < 0 then
+    begun[name] = true
+  elseif (is_new or lives_ms < left_ms) and not begun[name] then
+    drop_ended(name)
+  end
+end
+
 -- Write windows. If Redis accepts no writes, the first one raises its error.
 local function save(asks)
   for _, ask in ipairs(asks) do
@@ -33,8 +60,7 @@ local function save(asks)
       delete("HDEL", name, limit.field)
     else
       local ends = kind.expires(ask.w, limit)
-      store(name, limit.field, limit.starts > 1 and pack("<i8", ends) .. value or value)
-      live_for(name, (ends - now) / 1000)
+      save_value(name, limit.field, limit.starts > 1 and pack("<i8", ends) .. value or value, ends)
     end
     if kind == permits then
       written[name .. limit.field] = true
