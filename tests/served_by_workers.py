@@ -38,7 +38,7 @@ async def figures(request: Request) -> JSONResponse:
             "counted": [found.total.passed, found.total.refused],
             "steps": [sum(step.passed for step in found.steps), sum(step.refused for step in found.steps)],
             "workers": [worker.pid for worker in found.workers],
-            "clients": [client.requests for client in clients],
+            "clients": [client.requests for client in clients.busiest],
         }
     )
 

@@ -195,7 +195,7 @@ def test_the_reference_lists_every_public_name() -> None:
     # Stores with a driver of their own are imported from where they are.
     wanted += ["slidegate.stores.lmdb.LmdbStore", "slidegate.stores.redis.RedisStore"]
     wanted += [f"slidegate.limiter.{name}" for name in ("KeyView", "Override", "Worker")]
-    names = ("Statistics", "Stats", "Traffic", "Worker", "ClientTraffic", "LoggedEvent")
+    names = ("Statistics", "Stats", "Traffic", "Worker", "Ranking", "ClientTraffic", "LoggedEvent")
     wanted += [f"slidegate.ops.statistics.{name}" for name in names]
     prose = "\n".join(line for line in text.splitlines() if not line.startswith(("* ", "  ")))
     shown = {*re.findall(r'<a id="([\w.]+)">', text), *re.findall(r"`([\w.]+)`", prose)}

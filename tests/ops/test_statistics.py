@@ -9,7 +9,7 @@ import shlex
 import signal
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -29,18 +29,20 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from slidegate import BanPolicy, Limit, Limiter, Networks, RateLimitMiddleware, Rule, StoreError
+from slidegate import BanPolicy, Limit, Limiter, Networks, RateLimit, RateLimitMiddleware, Rule, StoreError
 from slidegate.core import Bucket, Check, Decision, Reason
-from slidegate.core.memo import MANY
+from slidegate.core.bans.ban import Ban
 from slidegate.events import Event, Observer, Outcome, Passed
 from slidegate.limiter.rows import MAX_BYTES
+from slidegate.ops import recent_events, tally
 from slidegate.ops import statistics as module
-from slidegate.ops.statistics import ALIVE_S, EVERY_S, MAX_SERIES, OTHER, PART, STEPS, WORKERS, Statistics, Traffic
-from slidegate.ops.traffic import MAX_CLIENTS, Series, decoded, encoded
+from slidegate.ops.statistics import EVERY_S, PART, ClientTraffic, Ranking, Statistics, Traffic
+from slidegate.ops.stats_rows import ALIVE_S, STEPS, WORKERS
+from slidegate.ops.tally import MAX_CLIENTS, MAX_SERIES, OTHER, Tally, decoded, encoded
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.windows.histogram import BUCKETS
 
-from ..asgi import PEER, hello, page, statuses
+from ..asgi import PEER, call, hello, page, statuses
 from ..hurry import THREADS, race
 from ..redis_servers import AT_REDIS
 from ..served_by_workers import AMOUNT, NAME
@@ -60,20 +62,29 @@ def checks_of(rules: Sequence[str], key: str) -> list[Sequence[Check]]:
     return [tuple((Bucket(name, [Limit(5, "1m")]), own or key, 1) for name, _, own in question) for question in named]
 
 
-def passed(*rules: str, key: str = EVERYONE, **changes: Any) -> Outcome:
-    """Return the outcome of a request that some rules have admitted."""
-    decisions = [Decision(True, Reason.OK, 0, checks) for checks in checks_of(rules, key)]
-    return replace(Outcome(PEER, decisions, None, (), "GET /a", 200, "success", 0, 1_000), **changes)
+def passed(*rules: str, client: str = PEER, key: str = "", **changes: Any) -> Outcome:
+    """Return the outcome of a request that some rules have admitted, by the client or by another key."""
+    decisions = [Decision(True, Reason.OK, 0, checks) for checks in checks_of(rules, key or client)]
+    return replace(Outcome(client, decisions, None, (), "GET /a", 200, "success", 0, 1_000), **changes)
 
 
 def refused(
-    *rules: str, key: str = EVERYONE, room: str = "", reason: Reason = Reason.LIMITED, **changes: Any
+    *rules: str,
+    client: str = PEER,
+    key: str = "",
+    room: str = "",
+    reason: Reason = Reason.LIMITED,
+    by: str = "",
+    ban: str = "",
+    **changes: Any,
 ) -> Outcome:
     """Return the outcome of a request that some rules have refused before a route was found; one may have had room."""
-    (checks,) = checks_of(rules, key)
+    (checks,) = checks_of(rules, key or client)
     readings = [(1, 1, 0, 0) if rule == room else (5, 1, 0, 1) for rule in rules] if reason is Reason.LIMITED else ()
-    refusal = Decision(False, reason, 0, checks, readings)
-    return replace(Outcome(PEER, [refusal], refusal, (), "(no route)", 429, "refused", 0, 1_000), **changes)
+    maker = by or {Reason.BANNED: "abuse", Reason.BLOCKED: "blocklist"}.get(reason, "")
+    banned = Ban(ban or client, "", maker, 1, 0, None) if reason is Reason.BANNED else None
+    refusal = Decision(False, reason, 0, checks, readings, by=maker, ban=banned)
+    return replace(Outcome(client, [refusal], refusal, (), "(no route)", 429, "refused", 0, 1_000), **changes)
 
 
 def told(outcome: Outcome) -> Outcome | Passed:
@@ -86,13 +97,13 @@ def told(outcome: Outcome) -> Outcome | Passed:
 PASSED, REFUSED = passed("api"), refused("api")
 OUTCOMES = {
     "passed": PASSED,
-    "refused": refused("api", key="user:ann"),
-    "banned": refused("api", key="user:bob", reason=Reason.BANNED),
-    "blocked": refused("api", "all", reason=Reason.BLOCKED),
-    "unavailable": refused("api", reason=Reason.UNAVAILABLE, status=503),
+    "refused": refused("api", client="192.0.2.1", key="user:ann"),
+    "banned": refused("api", client="192.0.2.2", reason=Reason.BANNED, ban="192.0.2.0/24"),
+    "blocked": refused("api", "all", client="192.0.2.2", reason=Reason.BLOCKED),
+    "unavailable": refused("api", key="user:bob", reason=Reason.UNAVAILABLE, status=503),
     "exceptions": passed("api", "all", key="user:ann", ended="exception", status=500, route="GET /b"),
-    "cancelled": refused("api", key="user:cy", status=0, ended="cancelled", route="GET /a"),
-    "shadow_refused": passed("api", shadow_rules=("trial",)),
+    "cancelled": refused("api", client="192.0.2.3", status=0, ended="cancelled", route="GET /a"),
+    "shadow_refused": passed("api", client="192.0.2.1", shadow_rules=("trial",)),
 }
 
 
@@ -123,7 +134,8 @@ def counts(traffic: Traffic) -> Counter[str]:
 def counts_of(name: str) -> Counter[str]:
     """Return what an outcome counts as: each is admitted, refused or neither, and may be something else besides."""
     outcome = OUTCOMES[name]
-    return +Counter({name: 1, "passed": outcome.allowed, "refused": outcome.ended == "refused"})
+    is_refused = outcome.ended == "refused" and outcome.reason is not Reason.UNAVAILABLE
+    return +Counter({name: 1, "passed": outcome.allowed, "refused": is_refused})
 
 
 class Fleet:
@@ -195,14 +207,33 @@ class Fleet:
                 steps[at_us // step_us - first] += counts_of(name)
         return steps
 
-    def clients(self) -> list[tuple[str, int, int, int]]:
-        """Return the sums of the clients that have keys of their own, in the latest five minutes."""
+    def clients(self) -> dict[str, Counter[str]]:
+        """Return the sums of the clients of the latest five minutes."""
+        return self._sums_by(lambda outcome: {outcome.client})
+
+    def keys(self) -> dict[str, Counter[str]]:
+        """Return those of keys that are neither the client's nor everyone's."""
+        return self._sums_by(lambda outcome: {check[1] for check in outcome.decisions[0].checks} - {outcome.client})
+
+    def _sums_by(self, whose: Callable[[Outcome], set[str]]) -> dict[str, Counter[str]]:
         found: dict[str, Counter[str]] = {}
         for at_us, name in self.written:
-            if at_us // (60 * SECOND_US) > self.rows.clock() // (60 * SECOND_US) - 5:
-                for key in {check[1] for check in OUTCOMES[name].decisions[0].checks} - {EVERYONE}:
+            if at_us // (60 * SECOND_US) > self.rows.clock() // (60 * SECOND_US) - 5 and name != "cancelled":
+                for key in whose(OUTCOMES[name]):
                     found[key] = found.get(key, Counter()) + counts_of(name)
-        return [(key, one["passed"] + one["refused"], one["refused"], one["banned"]) for key, one in found.items()]
+        return found
+
+
+def check_ranking(found: Ranking, sums: dict[str, Counter[str]]) -> None:
+    """Check the counts of all clients, and the order of both lists."""
+    names = ("passed", "refused", "banned", "blocked", "unavailable")
+    assert {one.key: +Counter({name: getattr(one, name) for name in names}) for one in found.busiest} == {
+        key: +Counter({name: one[name] for name in names}) for key, one in sums.items()
+    }
+    assert [one.requests for one in found.busiest] == sorted((one.requests for one in found.busiest), reverse=True)
+    assert {one.key for one in found.refused} == {key for key, one in sums.items() if one["refused"]}
+    assert [one.refused for one in found.refused] == sorted((one.refused for one in found.refused), reverse=True)
+    assert all(sum(one.refused_by.values()) == one.refused for one in found.refused)
 
 
 MOVES = [*OUTCOMES, "passed", "end", "end", "end", "kill", "fail", "cancel", "count meanwhile", "fail and end"]
@@ -231,9 +262,9 @@ def test_sums_survive_failed_writes_and_killed_workers(made: list[tuple[int, str
         assert (len({one.name for one in workers}), {one.pid for one in workers}) == (len(workers), {os.getpid()})
         await check_sums(fleet, window)
         clients = await fleet.workers[1].clients()
-        assert sorted(clients) == sorted(fleet.clients())
-        assert [one.requests for one in clients] == sorted((one.requests for one in clients), reverse=True)
-        assert await fleet.workers[2].clients(limit=1) == clients[:1]
+        check_ranking(clients, fleet.clients())
+        check_ranking(await fleet.workers[2].keys(), fleet.keys())
+        assert await fleet.workers[2].clients(limit=1) == Ranking(clients.busiest[:1], clients.refused[:1])
 
     asyncio.run(play())
 
@@ -272,6 +303,7 @@ class Workers:
         words = [word.encode().decode("unicode_escape") for word in shlex.split(line)]
         more: dict[str, Any] = dict(word.split("=", 1) for word in words if "=" in word)
         more |= {name: int(value) for name, value in more.items() if value.isdigit()}
+        more |= {name: Reason(value) for name, value in more.items() if name == "reason"}
         match [word for word in words if "=" not in word]:
             case ["workers"]:
                 self.rows, alone = SharedRows(self.clock), Limiter()
@@ -304,14 +336,20 @@ class Workers:
                 self.statistics.request(told((passed if what == "passed" else refused)(*words, **more)))
 
     async def writes(self) -> AsyncIterator[str]:
-        yield f"{self.rows.writes}, {'at rest' if self.statistics._loop is None else 'more to come'}"
+        yield f"{self.rows.writes}, {'at rest' if self.statistics._due_in is None else 'more to come'}"
 
     async def read(self, window: str = "5m") -> AsyncIterator[str]:
         found = await self.statistics.read(window)
         for name, one in {"total": found.total, **found.rules, **found.routes}.items():
             yield f"{name} {dict(counts(one))}"
-        for client in await self.statistics.clients():
-            yield f"{client.key} {client.requests} requests"
+
+    async def clients(self) -> AsyncIterator[str]:
+        async for line in _ranked(await self.statistics.clients()):
+            yield line
+
+    async def keys(self) -> AsyncIterator[str]:
+        async for line in _ranked(await self.statistics.keys()):
+            yield line
 
     async def quantiles(self) -> AsyncIterator[str]:
         total = (await self.statistics.read()).total
@@ -327,6 +365,13 @@ class Workers:
     async def log(self) -> AsyncIterator[str]:
         for record in self.caplog.records:
             yield re.sub(" at 0x.*", "", f"{record.levelname} {record.message}")
+
+
+async def _ranked(found: Ranking) -> AsyncIterator[str]:
+    for one in found.busiest:
+        what = f"{one.requests} requests, {one.refused} refused {dict(sorted(one.refused_by.items())) or ''}".rstrip()
+        place = found.refused.index(one) + 1 if one in found.refused else "-"
+        yield f"{one.key} ({place}): {what}; {one.rule} {one.limits}, {one.route}, since {one.refused_since_us}"
 
 
 def test_workers_count_write_and_show_as_the_text_says(
@@ -361,7 +406,7 @@ def test_threads_lose_no_request_and_write_at_the_end_and_series_are_bounded(
     rows: SharedRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most, rounds = 60, 80
-    monkeypatch.setattr(module, "MAX_SERIES", most)
+    monkeypatch.setattr(tally, "MAX_SERIES", most)
     (limiter, statistics), kinds = worker_of(rows), RecordingObserver()
     limiter.observe(kinds)
     race(lambda number, thread: statistics.request(told(passed("rule", route=f"GET /{number}"))), rounds)
@@ -373,29 +418,32 @@ def test_threads_lose_no_request_and_write_at_the_end_and_series_are_bounded(
     assert kinds.kinds == ["series_full"]
 
 
-def test_pending_outcomes_and_clients_are_bounded(statistics: Statistics) -> None:
-    total, known = 24_000, 0
+def test_what_clients_choose_is_bounded(statistics: Statistics) -> None:
+    """However many clients and values of a header there are, refused or not."""
+    total = 12_000
     for number in range(total):
-        statistics.request(told(passed("api", key=f"user:{number}")))
+        outcome = (refused if number % 3 == 0 else passed)("api", f"keyed@user:{number}", client=f"peer:{number}")
+        statistics.request(told(outcome))
         if number % 1_700 == 0:
             asyncio.run(statistics.publish())
-        known, before = len(statistics._cache), known
-        assert min(before, 0.9 * MANY) <= known <= MANY  # a full memo is not emptied at once
+        for counted in (statistics._tally.clients, statistics._tally.keys):
+            assert len(counted.latest) <= len(counted) <= MAX_CLIENTS
         assert len(statistics._pending) < PART
-    assert len(statistics._fresh_clients) <= MAX_CLIENTS
-    assert asyncio.run(statistics.read()).total.passed == total
-    assert all(len(series) <= 2 * MAX_CLIENTS for series in statistics._current.values())
+    found = asyncio.run(statistics.read()).total
+    assert (found.passed, found.refused) == (total * 2 // 3, total // 3)
+    assert all(len(counted) <= MAX_CLIENTS for counted in statistics._current.values())
 
 
 async def test_others_run_while_thousands_are_counted(statistics: Statistics, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted, found = [0], Series.of
+    counted, count = [0], Tally.count
 
-    def count(*series_and_name: Any) -> Traffic:
+    def count_some(counts: Tally, requests: Iterable[Passed | Outcome]) -> None:
         assert statistics._counting.locked(), "threads count meanwhile"
-        counted[-1] += 1
-        return found(*series_and_name)
+        some = [*requests]
+        counted[-1] += len(some)
+        count(counts, some)
 
-    monkeypatch.setattr(Series, "of", count)
+    monkeypatch.setattr(Tally, "count", count_some)
     for number in range(10_000):
         statistics._pending.append(told(passed("api", key=f"user:{number}", route=f"GET /{number % MAX_SERIES}")))
     publishing = asyncio.create_task(statistics.publish())
@@ -403,8 +451,8 @@ async def test_others_run_while_thousands_are_counted(statistics: Statistics, mo
         await asyncio.sleep(0)
         counted.append(0)
     await publishing
-    assert len(counted) > 10_000 // PART
-    assert max(counted) < 2 * MAX_CLIENTS
+    assert sum(counted) == 10_000
+    assert max(counted) <= PART
 
 
 def test_a_child_that_is_forked_while_a_thread_counts_begins_anew(statistics: Statistics) -> None:
@@ -573,10 +621,14 @@ async def test_what_a_later_version_adds_to_rows_is_ignored(rows: SharedRows, st
 
     async def read() -> tuple[Any, ...]:
         stats = await reader.read("5m")
-        return stats, await reader.clients(), await reader.events()
+        return stats, await reader.clients(), await reader.keys(), await reader.events()
 
     _, reader = worker_of(rows)
-    for outcome in (passed("api", key="ann"), refused("api", key="bob"), passed("api", ended="exception")):
+    for outcome in (
+        passed("api", key="user:ann"),
+        refused("api", client="192.0.2.1"),
+        passed("api", ended="exception"),
+    ):
         statistics.request(outcome)
     statistics.event(Event("banned", "bob is banned", {"key": "bob"}, START_US))
     await statistics.publish()
@@ -585,34 +637,73 @@ async def test_what_a_later_version_adds_to_rows_is_ignored(rows: SharedRows, st
         rows.rows[name] = encoded(with_further(decoded(value))), until_us
     assert await read() == before
     assert (before[0].total.passed, before[0].total.refused) == (2, 1)
-    assert {client.key for client in before[1]} == {"ann", "bob"}
-    assert {event.kind for event in before[2]} == {"banned", "refused"}
+    assert {client.key for client in before[1].busiest} == {"192.0.2.1", PEER}
+    assert {key.key for key in before[2].busiest} == {"user:ann"}
+    assert {event.kind for event in before[3]} == {"banned", "refused"}
 
 
 async def test_the_largest_rows_fit(rows: SharedRows, statistics: Statistics) -> None:
     for number in range(MAX_SERIES + 1):
         rules = tuple(f"{rule:02}{number:03}".ljust(64, "r") for rule in range(10))
-        statistics._fresh[rules, f"GET /{number}".ljust(256, "x")] = traffic = Traffic(*[10**9] * 8)
+        statistics._tally.series[rules, f"GET /{number}".ljust(256, "x")] = traffic = Traffic(*[10**9] * 8)
         traffic.times.count_all([10 * 11**step // 10**step for step in range(BUCKETS)])
-    for number in range(2 * module.MAX_EVENTS):
+    for number in range(MAX_CLIENTS):
+        by = {f"{rule:02}{number:03}".ljust(64, "r"): 10**9 for rule in range(tally.MAX_REFUSERS)}
+        texts = unpackable_text()[:64], "; ".join(["1000000000/31d"] * 10), f"GET /{number}".ljust(256, "x")
+        client = ClientTraffic(unpackable_text()[:64], *[10**9 + number] * 5, by, START_US, START_US, *texts)
+        statistics._tally.clients[client.key] = client
+    for number in range(2 * recent_events.MAX_EVENTS):
         details = {f"{number}-{name}": unpackable_text() for name in range(20)}
         statistics.event(Event("banned" if number % 2 else "shadow_refused", unpackable_text(), details))
     await statistics.publish()
     sizes = {kind: len(value) for (kind, _, _), (value, _) in rows.rows.items()}
+    assert len(sizes) == len(STEPS) + 1, "all but that of other keys"
     assert max(sizes.values()) < MAX_BYTES, sizes
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.integers(1, 40), st.integers(MAX_CLIENTS // 2, 3 * MAX_CLIENTS))
-def test_a_busy_client_is_found_among_any_number_of_others(requests: int, others: int) -> None:
+@given(st.integers(1, 40), st.integers(MAX_CLIENTS // 2, 3 * MAX_CLIENTS), st.sampled_from(["client", "key"]))
+def test_a_busy_client_and_a_refused_one_are_found_among_any_number_of_others(
+    requests: int, others: int, of: str
+) -> None:
     _, statistics = worker_of(SharedRows())
     for number in range(others):
         if number % (others // requests) == 0:
-            statistics.request(passed("api", key="busy"))
-        statistics.request(passed("api", key=f"user:{number}"))
-    (first, *_) = asyncio.run(statistics.clients())
-    assert first.key == "busy" or first.requests == 1
-    assert first.requests <= -(-others // (others // requests))
+            statistics.request(passed("api", **{of: "busy"}))
+            statistics.request(refused("api", **{of: "refused"}))
+        statistics.request(passed("api", **{of: f"user:{number}"}))
+        statistics.request(passed("api", **{of: f"user:{number}"}))
+    found = asyncio.run(statistics.keys() if of == "key" else statistics.clients())
+    times = -(-others // (others // requests))
+    assert [(one.key, one.refused) for one in found.refused] == [("refused", times)]
+    first = found.busiest[0]
+    assert first.key in ("busy", "refused") or times <= 2
+    assert first.requests <= max(times, 2)
+
+
+# -- what is shown of requests -----------------------------------------------------------------------------------------
+
+
+async def test_no_path_and_no_query_of_a_request_is_in_a_row(rows: SharedRows) -> None:
+    """A path may be a secret, such as /reset/TOKEN: the template of the route is shown in its place."""
+    limiter, statistics = worker_of(rows)
+    app = Starlette(routes=[Route("/reset/{token}", page), Route("/limited/{token}", RateLimit("1/hour")(page))])
+    rules = [
+        Rule("/blocked/{rest:path}", block=True),
+        Rule("/reset/{token}", "1/minute", name="reset"),
+        Rule("*", "2/minute", shadow=True, name="trial"),
+        Rule("*", "9/minute"),
+    ]
+    bans = BanPolicy("2/minute", signals={"refused": 1, "/.env/{rest:path}": 1})
+    app.add_middleware(RateLimitMiddleware, rules=rules, limiter=limiter, bans=bans)
+    for path in ("/reset/s3cret", "/limited/s3cret", "/blocked/s3cret", "/s3cret", "/.env/s3cret", "/reset/s3cret"):
+        for client in ("192.0.2.1", "192.0.2.2"):
+            for _ in range(3):
+                await call(app, path, client=(client, 1), query_string=b"token=s3cret")
+    await statistics.publish()
+    found = [decoded(value) for (kind, _, _), (value, _) in rows.rows.items() if kind.startswith("stats")]
+    assert "/reset/{token}" in str(found)
+    assert "s3cret" not in str(found)
 
 
 # -- four real uvicorn workers on one store: their statistics and metrics equal the counts of the client ---------------

@@ -3,87 +3,64 @@
 Each worker counts in the slices of five seconds, of a minute and of five minutes that are current by the store's clock,
 and writes them as rows every five seconds; a read adds up the rows of all workers::
 
-    request --> pending outcomes --> fresh counts --> current slices --> rows in the store
-             1 append             fold in parts     every 5 s, by the store's clock
+    request --> pending requests --> tally --> current slices --> rows in the store
+             1 append            128 at once   every 5 s, by the store's clock
 
 A request counts in the slice in which it is written, at most five seconds late, and a killed worker loses what it has
 not written. A row has everything that its worker has counted in the slice, so a write that failed is simply repeated.
-The busiest clients are counted in the same way, in slices of a minute. After a step back of the store's clock a worker
-replaces its rows of the slices that are current once more.
+Clients are counted in the same way, in slices of a minute. After a step back of the store's clock a worker replaces its
+rows of the slices that are current once more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import socket
-from collections import Counter, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections import deque
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import Context
 from datetime import timedelta
-from heapq import nlargest
 from threading import Lock
 from time import monotonic
-from typing import Any, Final
+from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
 
 import anyio
-from anyio.lowlevel import checkpoint
 
 from .. import Limiter, everyone
-from ..core import Check, Reason
 from ..core.arguments import check_whole
-from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.logs import Throttle, logger
-from ..core.memo import MANY, MEMO_SIZE, remember
 from ..events import Event, Observer, Outcome, Passed
-from .metrics import rules_of
-from .traffic import ClientTraffic, LoggedEvent, Series, SeriesName, Stats, Traffic, Worker, decoded, encoded, entry_of
+from .recent_events import RecentEvents
+from .stats_rows import (
+    ALIVE_S,
+    CLIENTS,
+    EVENTS,
+    KEPT_US,
+    KEYS,
+    STEPS,
+    WORKERS,
+    own_name,
+    pause,
+    read_events,
+    read_ranking,
+    read_stats,
+    steps_of,
+)
+from .tally import MAX_SERIES, OTHERS, Slice, Tally, encoded
+from .traffic import ClientTraffic, LoggedEvent, Ranking, Stats, Traffic, Worker
 
-__all__ = ["ClientTraffic", "LoggedEvent", "Statistics", "Stats", "Traffic", "Worker"]
+__all__ = ["ClientTraffic", "LoggedEvent", "Ranking", "Statistics", "Stats", "Traffic", "Worker"]
 
 END_S: Final = 5.0
 """How long the end of an application waits for a store that does not answer, in seconds."""
 EVERY_S: Final = 5.0
 """The time from the first new count to the write that includes it, in seconds."""
-ALIVE_S: Final = 300.0
-"""A worker that has written nothing for so many seconds is no longer listed."""
-MAX_SERIES: Final = 200
-NO_ROUTE: Final = "(no route)"
-OTHER: Final = "(other)"
-"""The rule and the route of requests beyond `MAX_SERIES` combinations of rules and route."""
-TOP_CLIENTS: Final = 100
-MAX_EVENTS: Final = 100
-MAX_REFUSALS: Final = 50
-OF_REFUSALS: Final = ("exceeded", "shadow_refused")
-"""The events that come with refusals. Clients cause as many as they like, so they are kept with these."""
 PART: Final = 128
-"""How many outcomes, or clients of outcomes, are counted in one step, about a millisecond; so many outcomes wait."""
-KEPT_US: Final = 86_400_000_000
-"""How long the events of a worker are shown, in microseconds."""
-
-# The kinds of rows. Their names change with their format, so that two versions do not read each other's.
-CLIENTS, WORKERS, EVENTS = "stats6-clients", "stats7-workers", "stats7-events"
-STEPS: Final = {
-    "stats6-5s": (5_000_000, 60),
-    "stats6-1m": (60_000_000, 60),
-    "stats6-5m": (300_000_000, 288),
-    CLIENTS: (60_000_000, 5),
-}
-"""The length of the slices of each kind in microseconds, and how many are kept."""
-
-
-class _Publishing(asyncio.Task[None]):
-    """A task whose event loop may end before it: counts are written later, so neither asyncio nor Python complains."""
-
-    def __del__(self) -> None:
-        coroutine = self.get_coro()
-        if self.done() or coroutine is None:
-            super().__del__()
-        else:
-            coroutine.close()
+"""How many requests are counted in one step, less than a millisecond; so many wait for it."""
+SliceName: TypeAlias = tuple[str, int]
+"""The kind of a slice and its number: the time when it began, by its length."""
 
 
 class Statistics(Observer):
@@ -103,7 +80,6 @@ class Statistics(Observer):
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
-        self._everyone = limiter.key_for(everyone.identity)
         self._throttle = Throttle()
         self.forget()
 
@@ -124,21 +100,16 @@ class Statistics(Observer):
 
     def forget(self) -> None:
         """Begin anew with nothing counted, as another worker."""
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._ahead_s = 0.0
-        self._counting = Lock()
         self._pending = deque[Passed | Outcome]()
+        self._counting = Lock()
+        self._tally = Tally(self._limiter.key_for(everyone.identity))
+        self._current: dict[SliceName, Slice] = {}
+        self._unwritten: dict[SliceName, Slice] = {}
+        self._events = RecentEvents()
+        self._due_in: asyncio.AbstractEventLoop | None = None
+        self._writing: asyncio.Task[None] | None = None
         self._room = 0
-        self._cache: dict[Sequence[Check], tuple[tuple[str, ...], list[SeriesName]]] = {}
-        self._fresh_questions = Counter[Sequence[Check]]()
-        self._names = set[SeriesName]()
-        self._fresh = Series()
-        self._fresh_clients = Series()
-        self._current: dict[tuple[str, int], Series] = {}
-        self._unwritten: dict[tuple[str, int], Series] = {}
-        self._events, self._refusals = deque[Event](maxlen=MAX_EVENTS), deque[Event | Outcome](maxlen=MAX_REFUSALS)
-        self._has_events = False
+        self._ahead_s = 0.0
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
@@ -146,33 +117,50 @@ class Statistics(Observer):
         """Keep a request until it is counted with others."""
         self._pending.append(request)
         if len(self._pending) > self._room:
-            self._arm()
+            self._write_soon()
             if len(self._pending) >= PART:
-                self._fold()
+                self._count()
 
     def event(self, event: Event, /) -> None:
         """Note an event."""
-        (self._refusals if event.kind in OF_REFUSALS else self._events).append(event)
-        self._has_events = True
-        self._arm()
+        self._events.add(event)
+        self._write_soon()
 
-    def _arm(self) -> None:
-        """Write within five seconds, unless that is due already; until then requests need not arm it again."""
+    def _count(self) -> None:
+        """Count some of the pending requests."""
+        with self._counting:
+            requests = [self._pending.popleft() for _ in range(min(PART, len(self._pending)))]
+            was_full = self._tally.is_full
+            self._tally.count(requests)
+            self._events.add_refusals(requests)
+            is_full = self._tally.is_full
+        if is_full and not was_full:
+            message = f"{MAX_SERIES} combinations of rules and routes are counted; further ones count as {OTHERS[1]}"
+            self._limiter.store.observers.tell(Event("series_full", message, {"max_series": MAX_SERIES}))
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def _write_soon(self) -> None:
+        """Write within five seconds, unless that is due already. Until then, requests have room to wait."""
         self._room = PART - 1
-        if self._loop is None or self._loop.is_closed():
-            try:
-                self._loop = asyncio.get_running_loop()
-            except RuntimeError:  # no event loop of asyncio runs in this thread
-                self._room = 0
-                return
-            # In the middle of a slice, so that each slice gets one write of each worker.
-            wait_s = EVERY_S - (monotonic() + self._ahead_s - EVERY_S / 2) % EVERY_S
-            self._loop.call_later(wait_s, self._due, self._loop, context=Context())  # not that of the request
+        if self._due_in is not None and not self._due_in.is_closed():
+            return
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # no event loop of asyncio runs in this thread
+            self._room = 0
+            return
+        self._due_in = loop
+        # In the middle of a slice, so that each slice gets one write of each worker.
+        wait_s = EVERY_S - (monotonic() + self._ahead_s - EVERY_S / 2) % EVERY_S
+        loop.call_later(wait_s, self._write_now, loop, context=Context())  # not that of the request
 
-    def _due(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._loop is loop:
-            self._loop = None
-            self._task = _Publishing(self._publish_or_retry(), loop=loop)
+    def _write_now(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._due_in is loop:
+            self._due_in = None
+            self._writing = loop.create_task(self._publish_or_retry())
+            _running.add(self._writing)
+            self._writing.add_done_callback(_running.discard)
 
     async def _publish_or_retry(self) -> None:
         try:
@@ -180,86 +168,9 @@ class Statistics(Observer):
         except StoreError as error:
             if self._limiter.store.closed:
                 return
-            self._arm()
+            self._write_soon()
             if self._throttle.left_out(None, monotonic()) is not None:
                 logger.warning("statistics were not written and will be retried: %s", error)
-
-    def _fold(self) -> None:
-        """Count some of the pending requests, the ordinary ones of a series together, those of a client later."""
-        with self._counting:
-            was_full = _OTHER in self._names
-            times_us, questions = defaultdict[SeriesName, list[int]](list), list[Sequence[Check]]()
-            for _ in range(min(PART, len(self._pending))):
-                request = self._pending.popleft()
-                if isinstance(request, Outcome):
-                    self._count(request)
-                    continue
-                checks, route, time_us = tuple(request[1]), *request[2:]
-                rules, _ = self._cache.get(checks) or self._remember(checks)
-                times_us[rules, route].append(time_us)
-                questions.append(checks)
-            for (rules, route), times in times_us.items():
-                traffic = self._traffic(rules, route)
-                traffic.passed += len(times)
-                traffic.times.count_all(times)
-            self._fresh_questions.update(questions)
-            if len(self._fresh_questions) > MEMO_SIZE:
-                self._count_clients(PART)
-        if _OTHER in self._names and not was_full:
-            message = f"{MAX_SERIES} combinations of rules and routes are counted; further ones count as {OTHER}"
-            self._limiter.store.observers.tell(Event("series_full", message, {"max_series": MAX_SERIES}))
-
-    def _remember(self, checks: Sequence[Check]) -> tuple[tuple[str, ...], list[SeriesName]]:
-        """Return the rules and clients of some checks, and store them in the cache."""
-        of_checks = rules_of(checks), self._clients_of({key for _, key, _ in checks})
-        return remember(self._cache, checks, of_checks, MANY)
-
-    def _count_clients(self, questions: int) -> None:
-        """Count the clients of some questions, the latest ones. A question is found faster than the counts of clients.
-
-        Args:
-            questions: The most questions, `PART` in one step.
-        """
-        for _ in range(min(questions, len(self._fresh_questions))):
-            checks, requests = self._fresh_questions.popitem()
-            _, clients = self._cache.get(checks) or self._remember(checks)
-            for name in clients:
-                self._fresh_clients.of(name).passed += requests
-        self._fresh_clients = self._fresh_clients.without_rare()
-
-    def _count(self, outcome: Outcome) -> None:
-        passed, is_refused = outcome.allowed, outcome.ended == "refused"
-        traffic = self._traffic(outcome.rules, "" if is_refused and outcome.route == NO_ROUTE else outcome.route)
-        traffic.count(outcome, passed)
-        if passed:
-            traffic.times.count_all([outcome.duration_us])
-        for rule in outcome.shadow_rules:
-            self._traffic((rule,), "").shadow_refused += 1
-        clients = self._clients_of({key for one in outcome.decisions for _, key, _ in one.checks})
-        if not clients and outcome.reason == Reason.BANNED:
-            clients = self._clients_of({one.ban.key for one in outcome.decisions if one.ban is not None})
-        for name in clients:
-            self._fresh_clients.of(name).count(outcome, passed)
-        if is_refused:
-            self._refusals.append(outcome)
-            self._has_events = True
-
-    def _clients_of(self, keys: set[str]) -> list[SeriesName]:
-        """Return the clients that a request with these keys is of."""
-        return [((key,), "") for key in keys - {self._everyone}]
-
-    def _traffic(self, rules: tuple[str, ...], route: str) -> Traffic:
-        """Return the fresh counts of some rules and a route; beyond `MAX_SERIES`, those shared by all others."""
-        name: SeriesName = rules, route
-        traffic = self._fresh.get(name)
-        if traffic is not None:
-            return traffic
-        if name not in self._names and len(self._names) >= MAX_SERIES:
-            name = _OTHER
-        self._names.add(name)
-        return self._fresh.of(name)
-
-    # -- writing -------------------------------------------------------------------------------------------------------
 
     async def publish(self) -> None:
         """Write what this worker has counted since the last call; a timer does this every five seconds.
@@ -267,70 +178,83 @@ class Statistics(Observer):
         Raises:
             StoreError: The store does not answer. Nothing is lost; the next call writes it.
         """
-        self._room = 0
+        self._room = 0  # the next request sets the timer
         await self._write()  # what an earlier call has not written
         while self._pending:
-            self._fold()
-            await _pause()
-        for _ in range(len(self._fresh_questions) // PART):
-            with self._counting:
-                self._count_clients(PART)
-            await _pause()
+            self._count()
+            await pause()
         now_us = await self._limiter.now_us()
         self._ahead_s = now_us / 1_000_000 - monotonic()
         self._add(now_us)
         await self._write()
+        await self._keep_events()
         await self._keep_worker(now_us, ALIVE_S)
 
-    async def end(self) -> None:
-        """Write what is left, when the application ends or the limiter is closed."""
-        self._loop = None
-        with _bounded():
-            task = self._task
-            with suppress(RuntimeError):  # no event loop of asyncio runs in this thread
-                if task is not None and task.get_loop() is asyncio.get_running_loop():
-                    await asyncio.wait([task])  # it may say once more that this worker lives
-            await self.publish()
-            await self._keep_worker(0, 0)
-
     def _add(self, now_us: int) -> None:
-        """Add the fresh counts to the slices that are current now."""
+        """Add the tally to the slices that are current now."""
+        current: dict[SliceName, Slice] = {}
         with self._counting:
-            if not self._fresh:
-                return
-            self._count_clients(len(self._fresh_questions))
-            names = [(kind, now_us // step_us) for kind, (step_us, _) in STEPS.items()]
-            # Copies: a call that is writing sees that there is more to write.
-            self._current = {name: Series(self._current.get(name, Series()).without_rare()) for name in names}
-            for (kind, _), series in self._current.items():
-                for name, traffic in (self._fresh_clients if kind == CLIENTS else self._fresh).items():
-                    series.of(name).add(traffic)
-            self._unwritten |= self._current
-            self._fresh, self._fresh_clients = Series(), Series()
+            for kind, (step_us, _) in STEPS.items():
+                counted = self._counted(kind)
+                name = kind, now_us // step_us
+                slice_ = self._current.get(name)
+                if slice_ is not None:
+                    current[name] = slice_
+                if counted:
+                    # A copy: a call that is writing the slice sees that there is more to write.
+                    current[name] = self._unwritten[name] = slice_.copied() if slice_ else type(counted)()
+                    current[name].add(counted)
+            self._current = current
+            self._tally.begin_anew()
+
+    def _counted(self, kind: str) -> Slice:
+        if kind == CLIENTS:
+            return self._tally.clients
+        if kind == KEYS:
+            return self._tally.keys
+        return self._tally.series
 
     async def _write(self) -> None:
         """Write the rows that have changed."""
-        for (kind, number), series in list(self._unwritten.items()):
+        for name, slice_ in list(self._unwritten.items()):
+            kind, number = name
             step_us, kept = STEPS[kind]
-            row = (series.busiest(TOP_CLIENTS) if kind == CLIENTS else series).packed()
-            await self._limiter.keep_row(kind, number, row, (kept + 1) * step_us)
-            if self._unwritten.get((kind, number)) is series:  # else more was counted during the write
-                del self._unwritten[kind, number]
-            await _pause()
+            await self._limiter.keep_row(kind, number, slice_.packed(), (kept + 1) * step_us)
+            if self._unwritten.get(name) is slice_:  # else more was counted during the write
+                del self._unwritten[name]
+            await pause()
+
+    async def _keep_events(self) -> None:
+        """Write the latest events, if there are new ones."""
+        if not self._events.has_news:
+            return
+        self._events.has_news = False
+        try:
+            row = {**own_name(), "events": self._events.entries()}
+            await self._limiter.keep_row(EVENTS, 0, encoded(row), KEPT_US)
+        except BaseException:
+            self._events.has_news = True
+            raise
 
     async def _keep_worker(self, now_us: int, kept_s: float) -> None:
-        """Write who this worker is and when it wrote; and its latest events, if there are new ones."""
-        host, pid = socket.gethostname(), os.getpid()
-        if self._has_events:
-            events = [entry_of(event) for event in (*self._events, *self._refusals)]
-            self._has_events = False
-            try:
-                await self._limiter.keep_row(EVENTS, 0, encoded({"host": host, "pid": pid, "events": events}), KEPT_US)
-            except BaseException:
-                self._has_events = True
-                raise
-        who = encoded({"host": host, "pid": pid, "at_us": now_us})
-        await self._limiter.keep_row(WORKERS, 0, who, int(kept_s * 1_000_000))
+        """Write who this worker is, and when it wrote."""
+        row = {**own_name(), "at_us": now_us}
+        await self._limiter.keep_row(WORKERS, 0, encoded(row), int(kept_s * 1_000_000))
+
+    async def end(self) -> None:
+        """Write what is left, when the application ends or the limiter is closed."""
+        self._due_in = None
+        with _bounded():
+            await self._end_writing()
+            await self.publish()
+            await self._keep_worker(0, 0)
+
+    async def _end_writing(self) -> None:
+        """Wait for a write that is under way in this event loop: it may say once more that this worker lives."""
+        writing = self._writing
+        with suppress(RuntimeError):  # no event loop of asyncio runs in this thread
+            if writing is not None and writing.get_loop() is asyncio.get_running_loop():
+                await asyncio.wait([writing])
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -347,47 +271,38 @@ class Statistics(Observer):
             ConfigurationError: The window is not a duration, or longer than 24 hours.
             StoreError: The store does not answer.
         """
-        kind, step_us, count = _steps_of(window)
+        steps = steps_of(window)
         await self.publish()
-        last = await self._limiter.now_us() // step_us
-        first = max(last - count + 1, 0)
-        stats = Stats(step_us, first * step_us, Traffic(), {}, {}, [Traffic() for _ in range(count)], [])
-        for number, _, row in await self._limiter.rows(kind, first, last):
-            for name, traffic in Series.unpacked(row):
-                if (rule is None or rule in name[0]) and (route is None or route == name[1]):
-                    stats.add(number - first, name, traffic)
-            await _pause()
-        now_us = await self._limiter.now_us()
-        for _, identity, row in await self._limiter.rows(WORKERS):
-            who = decoded(row)
-            age_s = max(now_us - who["at_us"], 0) / 1_000_000
-            stats.workers.append(Worker(_name_of(who, identity), who["host"], who["pid"], age_s))
-        stats.workers.sort()
-        return stats
+        return await read_stats(self._limiter, steps, rule, route)
 
-    async def clients(self, limit: int = 50) -> list[ClientTraffic]:
-        """Return the busiest clients of the last five minutes, the busiest first.
+    async def clients(self, limit: int = 50) -> Ranking:
+        """Return the clients of the last five minutes with the most requests, and those with the most refused ones.
 
         Args:
-            limit: At most how many, 1 to 1,000. Each worker contributes its 100 busiest of each minute.
+            limit: At most how many of each, 1 to 1,000. Each worker contributes its 100 first of each minute.
 
         Raises:
             ConfigurationError: `limit` is out of range.
             StoreError: The store does not answer.
         """
+        return await self._ranking(CLIENTS, limit)
+
+    async def keys(self, limit: int = 50) -> Ranking:
+        """Return the same of keys that stand for no client, such as the values of a header or users.
+
+        Args:
+            limit: See `clients`.
+
+        Raises:
+            ConfigurationError: `limit` is out of range.
+            StoreError: The store does not answer.
+        """
+        return await self._ranking(KEYS, limit)
+
+    async def _ranking(self, kind: str, limit: int) -> Ranking:
         check_whole(limit, 1, 1_000, "clients: limit", "for example 50")
         await self.publish()
-        step_us, kept = STEPS[CLIENTS]
-        last = await self._limiter.now_us() // step_us
-        clients = Series()
-        for _, _, row in await self._limiter.rows(CLIENTS, max(last - kept + 1, 0), last):
-            for name, traffic in Series.unpacked(row):
-                clients.of(name).add(traffic)
-            await _pause()
-        return [
-            ClientTraffic(key, one.passed + one.refused, one.refused, one.banned)
-            for ((key,), _), one in clients.busiest(limit).items()
-        ]
+        return await read_ranking(self._limiter, kind, limit)
 
     async def events(self, limit: int = 100) -> list[LoggedEvent]:
         """Return the latest events of all workers, the newest first; refusals are among them.
@@ -401,20 +316,11 @@ class Statistics(Observer):
         """
         check_whole(limit, 1, 1_000, "events: limit", "for example 100")
         await self.publish()
-        found: list[LoggedEvent] = []
-        for _, identity, row in await self._limiter.rows(EVENTS):
-            who = decoded(row)
-            name = _name_of(who, identity)
-            found += [
-                LoggedEvent(event["kind"], event["message"], event["time_us"], event["details"], name)
-                for event in who["events"]
-            ]
-            found = nlargest(limit, found, key=lambda event: event.time_us)
-            await _pause()
-        return found
+        return await read_events(self._limiter, limit)
 
 
-_OTHER: Final[SeriesName] = ((OTHER,), OTHER)
+_running: Final = set[asyncio.Task[None]]()
+"""The writes that are under way: an event loop keeps only weak references, and complains of what ends before it."""
 # By id: the values of a WeakKeyDictionary must not refer to their keys. Attached statistics keep their limiter.
 _attached: Final = WeakValueDictionary[int, Statistics]()
 
@@ -435,25 +341,3 @@ def _bounded() -> AbstractContextManager[object]:
     except RuntimeError:
         return nullcontext()
     return anyio.fail_after(END_S)
-
-
-def _name_of(who: Mapping[str, Any], identity: bytes) -> str:
-    """Return the unique name of a worker, given a row of its."""
-    return f"{who['host']}:{who['pid']}:{identity[:4].hex()}"
-
-
-async def _pause() -> None:
-    """Let other tasks run, and be cancelled, if an event loop runs in this thread."""
-    with suppress(RuntimeError):
-        await checkpoint()
-
-
-def _steps_of(window: str | timedelta) -> tuple[str, int, int]:
-    """Return the kind of the slices of a window, their length in microseconds, and their number."""
-    window_us = parse_duration_us(window, "window")
-    for kind, (step_us, kept) in STEPS.items():
-        if window_us <= step_us * kept:
-            return kind, step_us, -(-window_us // step_us)
-    raise ConfigurationError(
-        f'window: {quoted(window)} is longer than the stats kept; expected at most 24h, for example "6h"'
-    )

@@ -1,34 +1,14 @@
-"""The counts of requests and the latest events, and how they are written in the rows of a store.
-
-Rows are objects of JSON, read by name: a worker of a later version may write further fields. A *series* is the requests
-that the same rules counted or refused on one route; or the requests of one client.
-"""
+"""What statistics return: counts of requests, of clients, workers, events; each a value that a page can show."""
 
 from __future__ import annotations
 
-import json
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from heapq import nlargest
-from itertools import islice
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
-from .. import everyone
 from ..core import Reason
-from ..core.logs import escaped, written
-from ..events import Event, Outcome
+from ..events import Outcome
 from ..windows import ResponseTimes
-
-MAX_CLIENTS: Final = 1_000
-MAX_MESSAGE: Final = 256
-MAX_DETAIL: Final = 128
-MAX_DETAILS: Final = 8
-
-SeriesName: TypeAlias = tuple[tuple[str, ...], str]
-"""The rules that counted or refused some requests, and their route: empty for refusals before a route was found."""
-Entry: TypeAlias = dict[str, Any]
-"""The kind, message, time and details of an event, by the names of `LoggedEvent`."""
 
 
 @dataclass(slots=True)
@@ -37,10 +17,10 @@ class Traffic:
 
     Attributes:
         passed: Admitted requests.
-        refused: Requests refused: by a limit, a ban, a list, or because the store does not answer.
+        refused: Requests refused by a limit, a ban, a list or a blocking rule.
         banned: Requests refused by a ban; also counted in `refused`.
         blocked: Requests refused by a list or a blocking rule; also counted in `refused`.
-        unavailable: Requests refused because the store did not answer; also counted in `refused`.
+        unavailable: Requests refused because the store did not answer; they are not among `refused`.
         shadow_refused: Requests that a shadow rule would have refused; counted for that rule and in total.
         exceptions: Admitted requests that ended in an exception of the application.
         cancelled: Requests whose client disconnected before the response was complete.
@@ -72,18 +52,16 @@ class Traffic:
         """The duration in microseconds that 99 % of the admitted requests did not exceed; None without requests."""
         return self.times.quantile(0.99)
 
-    def count(self, outcome: Outcome, passed: bool) -> None:
-        """Count a request, apart from its duration; `passed` says whether it was admitted."""
-        self.passed += passed
-        ended = outcome.ended
-        if ended == "refused":
-            self.refused += 1
-            self.banned += outcome.reason == Reason.BANNED
-            self.blocked += outcome.reason == Reason.BLOCKED
-            self.unavailable += outcome.reason == Reason.UNAVAILABLE
-        elif ended != "success":
-            self.exceptions += ended == "exception"
-            self.cancelled += ended == "cancelled"
+    def count(self, outcome: Outcome) -> None:
+        """Count a request, apart from its duration."""
+        if outcome.allowed:
+            self.passed += 1
+        if outcome.ended == "refused":
+            _count_refusal(self, outcome.reason)
+        elif outcome.ended == "exception":
+            self.exceptions += 1
+        elif outcome.ended == "cancelled":
+            self.cancelled += 1
 
     def add(self, other: Traffic) -> None:
         """Add the counts and durations of another group."""
@@ -99,48 +77,7 @@ class Traffic:
 
 
 COUNTS: Final = tuple(one.name for one in fields(Traffic) if one.name != "times")
-"""The names of the counts, which are those in rows as well: of those that are 0 there is none in a row."""
-
-
-class Series(dict[SeriesName, Traffic]):
-    """The counts of several series by name."""
-
-    def of(self, name: SeriesName) -> Traffic:
-        """Return the counts of a name, which are added if they are missing."""
-        return self.get(name) or self.setdefault(name, Traffic())
-
-    def busiest(self, most: int) -> Series:
-        """Return those of the most requests, the busiest first."""
-        return Series(nlargest(most, self.items(), key=_requests))
-
-    def without_rare(self) -> Series:
-        """Return the series without those of the fewest requests if there are too many, which only clients can be."""
-        if len(self) <= MAX_CLIENTS:
-            return self
-        return Series(sorted(self.items(), key=_requests, reverse=True)[: MAX_CLIENTS // 2])  # faster than `nlargest`
-
-    def packed(self) -> bytes:
-        """Return the row of a slice."""
-        lines: list[Any] = []
-        for (rules, route), one in self.items():
-            times = one.times
-            line = {name: getattr(one, name) for name in COUNTS if getattr(one, name)}
-            line |= {"rules": rules, "route": route}
-            line |= {"sum_us": times.sum_us, "min_us": times.min_us, "buckets": list(times.buckets.items())}
-            lines.append(line)
-        return encoded(lines)
-
-    @staticmethod
-    def unpacked(row: bytes) -> Iterator[tuple[SeriesName, Traffic]]:
-        """Return the counts in the row of a slice."""
-        for line in decoded(row):
-            traffic = Traffic(**{name: line[name] for name in COUNTS if name in line})
-            traffic.times = ResponseTimes(line["sum_us"], line["min_us"], dict(line["buckets"]))
-            yield (tuple(line["rules"]), line["route"]), traffic
-
-
-def _requests(entry: tuple[SeriesName, Traffic]) -> int:
-    return entry[1].passed + entry[1].refused
+"""The names of the counts."""
 
 
 class Worker(NamedTuple):
@@ -182,30 +119,97 @@ class Stats(NamedTuple):
     steps: list[Traffic]
     workers: list[Worker]
 
-    def add(self, step: int, name: SeriesName, traffic: Traffic) -> None:
-        """Add the counts of a series in one step."""
-        rules, route = name
-        sums = [self.total, self.steps[step], *(self.rules.setdefault(rule, Traffic()) for rule in rules)]
+    def add(self, step: int, rules: Sequence[str], route: str, traffic: Traffic) -> None:
+        """Add what was counted in one step for some rules and a route."""
+        self.total.add(traffic)
+        self.steps[step].add(traffic)
+        for rule in rules:
+            self.rules.setdefault(rule, Traffic()).add(traffic)
         if route:
-            sums.append(self.routes.setdefault(route, Traffic()))
-        for one in sums:
-            one.add(traffic)
+            self.routes.setdefault(route, Traffic()).add(traffic)
 
 
-class ClientTraffic(NamedTuple):
-    """The requests of one of the busiest clients in five minutes.
+@dataclass(slots=True)
+class ClientTraffic:
+    """The requests of one client in five minutes; or of one key of another kind, such as a header's value.
 
     Attributes:
-        key: The key under which its requests are counted.
-        requests: Its requests, refused ones included.
+        key: The client as the middleware sees it, or the key.
+        passed: Its admitted requests.
         refused: Its refused requests.
         banned: Its requests that a ban refused; also counted in `refused`.
+        blocked: Its requests that a list or a blocking rule refused; also counted in `refused`.
+        unavailable: Its requests that were refused because the store did not answer; they are not among `refused`.
+        refused_by: Its refused requests by the rule, the list or the maker of the ban that refused them.
+        refused_since_us: When the first of them ended, in microseconds of Unix time; 0 without any.
+        refused_at_us: When the latest of them ended.
+        rule: The rule of its latest refusal; of its latest request if none was refused.
+        limits: The limits that this request met, with the amounts that were in force for it: ``"5/1m"``.
+        route: The route of this request, for example ``GET /items/{id}``; ``(no route)`` if it was refused before.
     """
 
     key: str
-    requests: int
-    refused: int
-    banned: int
+    passed: int = 0
+    refused: int = 0
+    banned: int = 0
+    blocked: int = 0
+    unavailable: int = 0
+    refused_by: dict[str, int] = field(default_factory=dict)
+    refused_since_us: int = 0
+    refused_at_us: int = 0
+    rule: str = ""
+    limits: str = ""
+    route: str = ""
+
+    @property
+    def requests(self) -> int:
+        """All its requests."""
+        return self.passed + self.refused + self.unavailable
+
+    def count(self, outcome: Outcome) -> None:
+        """Count a request, apart from what refused it."""
+        if outcome.allowed:
+            self.passed += 1
+        if outcome.ended == "refused":
+            _count_refusal(self, outcome.reason)
+
+    def add(self, other: ClientTraffic) -> None:
+        """Add the counts of another slice or worker, a later one."""
+        if other.rule and other.refused_at_us >= self.refused_at_us:
+            self.rule, self.limits, self.route = other.rule, other.limits, other.route
+            self.refused_at_us = other.refused_at_us
+        if other.refused_since_us:
+            self.refused_since_us = min(self.refused_since_us or other.refused_since_us, other.refused_since_us)
+        self.passed += other.passed
+        self.refused += other.refused
+        self.banned += other.banned
+        self.blocked += other.blocked
+        self.unavailable += other.unavailable
+        for name, requests in other.refused_by.items():
+            self.refused_by[name] = self.refused_by.get(name, 0) + requests
+
+
+def _count_refusal(counts: Traffic | ClientTraffic, reason: Reason) -> None:
+    if reason is Reason.UNAVAILABLE:
+        counts.unavailable += 1
+        return
+    counts.refused += 1
+    if reason is Reason.BANNED:
+        counts.banned += 1
+    elif reason is Reason.BLOCKED:
+        counts.blocked += 1
+
+
+class Ranking(NamedTuple):
+    """The clients that matter most, or the keys of other kinds that do.
+
+    Attributes:
+        busiest: Those with the most requests, the busiest first.
+        refused: Those with the most refused requests, the one that was refused most first.
+    """
+
+    busiest: list[ClientTraffic]
+    refused: list[ClientTraffic]
 
 
 class LoggedEvent(NamedTuple):
@@ -224,38 +228,3 @@ class LoggedEvent(NamedTuple):
     time_us: int
     details: Mapping[str, str]
     worker: str
-
-
-def entry_of(event: Event | Outcome) -> Entry:
-    """Return an event, or the refusal of a request, with its texts cut, and the message escaped."""
-    if isinstance(event, Event):
-        return _entry(event.kind, event.message, event.time_us, event.details)
-    decision = next((one for one in reversed(event.decisions) if not one.allowed), None)
-    state, ban, by = (decision.binding, decision.ban, decision.by) if decision is not None else (None, None, "")
-    banned = "" if ban is None else ban.key
-    counted = [] if decision is None else [key for _, key, _ in decision.checks if key != everyone.identity]
-    key = banned and next(iter(counted), banned)  # the client, which the ban of its network has refused
-    if state is not None:
-        key = state.key
-    rule = ", ".join(event.rules)
-    source = f" under {rule!r}" if rule else f" by {by}" if by else ""
-    message = f"{key or 'a client'} was refused: {event.reason}{source}"
-    details = {"key": key, "rule": rule, "by": by, "reason": event.reason, "route": event.route, "status": event.status}
-    if banned:
-        details["ban"] = banned
-    return _entry("refused", message, event.began_us + event.duration_us, details)
-
-
-def _entry(kind: str, message: str, time_us: int, details: Mapping[str, object]) -> Entry:
-    texts = {name: written(value, str)[:MAX_DETAIL] for name, value in islice(details.items(), MAX_DETAILS)}
-    return {"kind": kind, "message": escaped(message, MAX_MESSAGE), "time_us": time_us, "details": texts}
-
-
-def encoded(value: object) -> bytes:
-    """Return the row for a value of JSON."""
-    return zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 1)
-
-
-def decoded(row: bytes) -> Any:
-    """Return the value in a row."""
-    return json.loads(zlib.decompress(row))

@@ -437,7 +437,7 @@ async def test_a_client_is_found_as_its_middleware_counts_it(
     prefixes = client_ip(ipv4_prefix=ipv4_prefix, ipv6_prefix=ipv6_prefix)
     site = Site(clock, middleware={"client": prefixes, "rules": [Rule("*", "20/minute", name="all")]})
     await site.visit(times=3, client=typed.removesuffix("/128"))
-    (counted,) = await Statistics.of(site.limiter).clients()
+    (counted,), _ = await Statistics.of(site.limiter).clients()
     answer = await site.submit("clients", do="find", value=typed)
     page = await site.page(answer.headers["location"].removeprefix("./"))
     assert counted.key in page.names("section", "data-key")
@@ -455,7 +455,17 @@ async def test_what_the_store_did_not_answer_is_unavailable_and_not_limited() ->
     assert await statuses(app, 4) == [503] * 4
     store.error = None
     total = (await service.read_statistics("5m"))["total"]
-    assert (total["refused"], total["unavailable"], total["limited"]) == (4, 4, 0)
+    assert (total["refused"], total["unavailable"], total["limited"]) == (0, 4, 0)
+
+
+async def test_the_only_client_that_is_refused_is_on_both_pages_however_many_are_busier(clock: FakeClock) -> None:
+    rules = [Rule("/login", "5/minute", name="login"), Rule("*", "20/minute", name="all")]
+    site = Site(clock, middleware={"rules": rules})
+    for number in range(30):
+        await site.visit(times=12, client=f"192.0.2.{number}")
+    await site.visit("/login", times=8, client="198.51.100.7")
+    for view in ("", "clients", "clients?sort=refused"):
+        assert "198.51.100.7" in (await site.page(view)).names("tr", "data-key"), view
 
 
 @pytest.fixture

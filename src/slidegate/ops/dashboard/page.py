@@ -204,19 +204,20 @@ class Page:
         if drawn is None or drawn[0] is not stats:
             drawn = self._drawn[window] = stats, [charts.requests(stats, rate), charts.times(stats, rate)]
         clients = await self._service.clients.get()
-        spent = [one for one in clients if one["nearest"] is not None]
+        spent = [one for one in [*clients["clients"], *clients["keys"]] if one["nearest"] is not None]
         spent.sort(key=lambda one: (-one["nearest"]["used"] / one["nearest"]["amount"], one["key"]))
         shown.update(stats=stats, nearest=spent[:NEAREST], drawn=drawn[1])
 
     async def _clients(self, shown: dict[str, Any], query: Mapping[str, str]) -> None:
         sort = query.get("sort", "requests")
-        shown.update(client=None, clients=[], sort=sort)
+        shown.update(client=None, clients=[], keys=[], sort=sort)
         if query.get("key"):
             shown["client"] = await self._service.read_client(query["key"])
-        clients = await self._service.clients.get()
+        shown.update(await self._service.clients.get())
         if sort == "refused":
-            clients = sorted((one for one in clients if one["refused"]), key=lambda one: -one["refused"])
-        shown["clients"] = clients
+            for name in ("clients", "keys"):
+                refused = [one for one in shown[name] if one["refused"]]
+                shown[name] = sorted(refused, key=lambda one: -one["refused"])
 
     async def _bans(self, shown: dict[str, Any], query: Mapping[str, str]) -> None:
         shown.update(bans=None, events=[])

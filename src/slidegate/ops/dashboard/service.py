@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import asdict
 from functools import partial
 from inspect import Parameter, signature
 from typing import Any, Final, Generic, TypeVar
@@ -19,14 +20,14 @@ from ... import ConfigurationError, Limiter, StoreError
 from ...core.errors import closest, quoted
 from ...core.logs import Throttle, logger
 from ..rows import check_key, key_of, keys_of, named, row_of_ban, row_of_change, row_of_window, windows_of
-from ..statistics import LoggedEvent, Statistics, Traffic
+from ..statistics import LoggedEvent, Ranking, Statistics, Traffic
 from ..traffic import COUNTS
 
 SHORT_S: Final = 2.0
 LONG_S: Final = 10.0
 """How long a snapshot of a window above 10 minutes is shared."""
 MAX_CLIENTS: Final = 24
-"""How many of the busiest clients are shown and compared with their limits."""
+"""How many of the busiest clients, and of the most refused ones, are shown and compared with their limits."""
 MAX_BANS: Final = 1_000
 MAX_EVENTS: Final = 500
 WINDOWS: Final = ("1m", "5m", "10m", "30m", "1h", "3h", "6h", "12h", "24h")
@@ -46,6 +47,8 @@ _EXAMPLES: Final = {
 """A valid value of each field of a request."""
 _DETAILS: Final = ("key", "client", "rule", "reason", "by", "status", "policy", "ban")
 """The details of events that the page shows."""
+_WHO: Final = ("client", "key", "ban")
+"""Those of a refusal that say who was refused."""
 
 T = TypeVar("T")
 
@@ -122,7 +125,7 @@ class Service:
     Attributes:
         operations: (method, name) -> operation of the JSON API.
         snapshots: Statistics by window.
-        clients: The busiest clients, shared by all viewers.
+        clients: The busiest and the most refused clients and other keys, shared by all viewers.
         events: The latest events, shared by all viewers.
         bans: The newest bans, shared by all viewers.
     """
@@ -134,7 +137,7 @@ class Service:
             window: Shared(partial(self._statistics, window), SHORT_S if window in _SHORT else LONG_S)
             for window in WINDOWS
         }
-        self.clients: Shared[list[dict[str, Any]]] = Shared(self._clients, SHORT_S)
+        self.clients: Shared[dict[str, list[dict[str, Any]]]] = Shared(self._clients, SHORT_S)
         self.events: Shared[list[dict[str, Any]]] = Shared(self._events, SHORT_S)
         self.bans: Shared[dict[str, Any]] = Shared(partial(self._bans, ""), SHORT_S)
         self.operations: dict[tuple[str, str], Callable[..., Awaitable[dict[str, Any]]]] = {
@@ -194,7 +197,7 @@ class Service:
             "ban": None if ban is None else row_of_ban(ban),
             "windows": [row_of_window(one) for one in windows if one.used],
             "not_looked_at": unseen,
-            "refusals": [one for one in refusals if {one["details"]["key"], one["details"]["ban"]} & known],
+            "refusals": [one for one in refusals if known.intersection(map(one["details"].get, _WHO))],
         }
 
     def _client_of(self, key: Any) -> str:
@@ -299,16 +302,24 @@ class Service:
             "steps": steps,
         }
 
-    async def _clients(self) -> list[dict[str, Any]]:
-        """Return the busiest clients, with the limit of which they have spent most."""
-        busy = await self.statistics.clients(limit=MAX_CLIENTS)
+    async def _clients(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the busiest and the most refused clients, and keys of other kinds, each with its nearest limit."""
+        return {
+            "clients": await self._ranked(await self.statistics.clients(limit=MAX_CLIENTS)),
+            "keys": await self._ranked(await self.statistics.keys(limit=MAX_CLIENTS)),
+        }
+
+    async def _ranked(self, ranking: Ranking) -> list[dict[str, Any]]:
+        """Return the clients of both lists, each once, the busiest first."""
         found: list[dict[str, Any]] = []
-        for client in busy:
+        by_key = {one.key: one for one in [*ranking.busiest, *ranking.refused]}
+        for client in sorted(by_key.values(), key=lambda one: -one.requests):
             view = await self.limiter.inspect(client.key)
             is_banned = await self.limiter.banned(client.key) is not None
             spent = [row_of_window(one) for one in view.windows if one.used and not one.shadow]
             nearest = max(spent, key=lambda one: one["used"] / one["amount"], default=None)
-            found.append({**client._asdict(), "is_banned": is_banned, "nearest": nearest})
+            seen = {**asdict(client), "requests": client.requests}
+            found.append({**seen, "is_banned": is_banned, "nearest": nearest})
         return found
 
     async def _events(self) -> list[dict[str, Any]]:
@@ -334,7 +345,7 @@ def _traffic(traffic: Traffic) -> dict[str, Any]:
     times = {"p50_ms": traffic.p50_us, "p95_ms": traffic.p95_us, "p99_ms": traffic.p99_us}
     return {
         **counts,
-        "limited": traffic.refused - traffic.banned - traffic.blocked - traffic.unavailable,
+        "limited": traffic.refused - traffic.banned - traffic.blocked,
         **{name: None if us is None else us / 1_000 for name, us in times.items()},
     }
 

@@ -1,0 +1,98 @@
+"""The latest events and refusals of one worker, and how they are written in its row.
+
+Messages are escaped and cut. Details are as they were, cut only: pages link to keys. Nothing contains the path or the
+query of a request, which may be secret: a refusal names the template of its route.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any, Final
+
+from ..core import Decision
+from ..core.logs import escaped, written
+from ..events import Event, Outcome, Passed
+
+MAX_EVENTS: Final = 100
+MAX_REFUSALS: Final = 50
+MAX_MESSAGE: Final = 256
+MAX_DETAIL: Final = 128
+MAX_DETAILS: Final = 8
+OF_REFUSALS: Final = ("exceeded", "shadow_refused")
+"""The events that come with refusals. Clients cause as many as they like, so they are kept with these."""
+
+
+class RecentEvents:
+    """The latest events and refusals of this worker.
+
+    Attributes:
+        has_news: Whether there are some that are not written yet.
+    """
+
+    def __init__(self) -> None:
+        self._events = deque[Event](maxlen=MAX_EVENTS)
+        self._refusals = deque[Event | Outcome](maxlen=MAX_REFUSALS)
+        self.has_news = False
+
+    def add(self, event: Event) -> None:
+        """Note an event."""
+        if event.kind in OF_REFUSALS:
+            self._refusals.append(event)
+        else:
+            self._events.append(event)
+        self.has_news = True
+
+    def add_refusals(self, requests: Iterable[Passed | Outcome]) -> None:
+        """Note those requests that were refused."""
+        for request in requests:
+            if isinstance(request, Outcome) and request.ended == "refused":
+                self._refusals.append(request)
+                self.has_news = True
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return the events and refusals for the row of this worker, by the names of `LoggedEvent`."""
+        entries: list[dict[str, Any]] = []
+        for one in [*self._events, *self._refusals]:
+            if isinstance(one, Event):
+                entries.append(_entry(one.kind, one.message, one.time_us, one.details))
+            else:
+                entries.append(_entry_of_refusal(one))
+        return entries
+
+
+def _entry_of_refusal(outcome: Outcome) -> dict[str, Any]:
+    key, rule, by, ban = outcome.client, ", ".join(outcome.rules), "", ""
+    refusal: Decision | None = outcome.refusal
+    if refusal is not None:
+        by = refusal.by
+        if refusal.binding is not None:
+            key = refusal.binding.key
+        if refusal.ban is not None:
+            ban = refusal.ban.key
+    source = ""
+    if rule:
+        source = f" under {rule!r}"
+    elif by:
+        source = f" by {by}"
+    message = f"{outcome.client} was refused: {outcome.reason}{source}"
+    details = {
+        "client": outcome.client,
+        "key": key,
+        "rule": rule,
+        "by": by,
+        "reason": outcome.reason,
+        "route": outcome.route,
+        "status": outcome.status,
+    }
+    if ban:
+        details["ban"] = ban
+    return _entry("refused", message, outcome.began_us + outcome.duration_us, details)
+
+
+def _entry(kind: str, message: str, time_us: int, details: Mapping[str, object]) -> dict[str, Any]:
+    texts: dict[str, str] = {}
+    for name, value in islice(details.items(), MAX_DETAILS):
+        texts[name] = written(value, str)[:MAX_DETAIL]
+    return {"kind": kind, "message": escaped(message, MAX_MESSAGE), "time_us": time_us, "details": texts}

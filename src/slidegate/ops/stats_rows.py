@@ -1,0 +1,132 @@
+"""The rows of statistics: their kinds, how long they are kept, and how those of all workers are read.
+
+What is in them is in `tally.py`. The rows are read one after the other, so that other tasks run meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from heapq import nlargest
+from typing import Any, Final, NamedTuple
+
+from anyio.lowlevel import checkpoint
+
+from .. import Limiter
+from ..core.durations import parse_duration_us
+from ..core.errors import ConfigurationError, quoted
+from .tally import Clients, Series, decoded
+from .traffic import LoggedEvent, Ranking, Stats, Traffic, Worker
+
+ALIVE_S: Final = 300.0
+"""A worker that has written nothing for so many seconds is no longer listed."""
+KEPT_US: Final = 86_400_000_000
+"""How long the events of a worker are shown, in microseconds."""
+
+# The kinds of rows. Their names change with their format, so that two versions do not read each other's.
+CLIENTS, KEYS, WORKERS, EVENTS = "stats8-clients", "stats8-keys", "stats7-workers", "stats8-events"
+STEPS: Final = {
+    "stats8-5s": (5_000_000, 60),
+    "stats8-1m": (60_000_000, 60),
+    "stats8-5m": (300_000_000, 288),
+    CLIENTS: (60_000_000, 5),
+    KEYS: (60_000_000, 5),
+}
+"""The length of the slices of each kind in microseconds, and how many are kept."""
+
+
+class Steps(NamedTuple):
+    """The slices of a window: their kind, their length in microseconds, and their number."""
+
+    kind: str
+    step_us: int
+    number: int
+
+
+def steps_of(window: str | timedelta) -> Steps:
+    """Return the slices of a window.
+
+    Raises:
+        ConfigurationError: The window is not a duration, or longer than 24 hours.
+    """
+    window_us = parse_duration_us(window, "window")
+    for kind, (step_us, kept) in STEPS.items():
+        if window_us <= step_us * kept:
+            return Steps(kind, step_us, -(-window_us // step_us))
+    raise ConfigurationError(
+        f'window: {quoted(window)} is longer than the stats kept; expected at most 24h, for example "6h"'
+    )
+
+
+def own_name() -> dict[str, Any]:
+    """Return who this worker is, as its rows say it."""
+    return {"host": socket.gethostname(), "pid": os.getpid()}
+
+
+def _name_of(row: Mapping[str, Any], identity: bytes) -> str:
+    """Return the unique name of a worker, given a row of its."""
+    return f"{row['host']}:{row['pid']}:{identity[:4].hex()}"
+
+
+async def pause() -> None:
+    """Let other tasks run, and be cancelled, if an event loop runs in this thread."""
+    with suppress(RuntimeError):
+        await checkpoint()
+
+
+async def read_stats(limiter: Limiter, steps: Steps, rule: str | None, route: str | None) -> Stats:
+    """Return the counts of all workers in some slices; see `Statistics.read`."""
+    kind, step_us, number_of_steps = steps
+    last = await limiter.now_us() // step_us
+    first = max(last - number_of_steps + 1, 0)
+    steps_seen = [Traffic() for _ in range(number_of_steps)]
+    stats = Stats(step_us, first * step_us, Traffic(), {}, {}, steps_seen, [])
+    for number, _, row in await limiter.rows(kind, first, last):
+        for (rules, of_route), traffic in Series.unpacked(row):
+            if rule is not None and rule not in rules:
+                continue
+            if route is not None and route != of_route:
+                continue
+            stats.add(number - first, rules, of_route, traffic)
+        await pause()
+    stats.workers.extend(await _read_workers(limiter))
+    return stats
+
+
+async def _read_workers(limiter: Limiter) -> list[Worker]:
+    """Return the workers that have written in the last five minutes."""
+    now_us = await limiter.now_us()
+    workers: list[Worker] = []
+    for _, identity, value in await limiter.rows(WORKERS):
+        row = decoded(value)
+        age_s = max(now_us - row["at_us"], 0) / 1_000_000
+        workers.append(Worker(_name_of(row, identity), row["host"], row["pid"], age_s))
+    return sorted(workers)
+
+
+async def read_ranking(limiter: Limiter, kind: str, limit: int) -> Ranking:
+    """Return the busiest and the most refused clients, or keys, of all workers."""
+    step_us, kept = STEPS[kind]
+    last = await limiter.now_us() // step_us
+    clients = Clients()
+    # In order, because a later row knows of a later request.
+    for _, _, row in sorted(await limiter.rows(kind, max(last - kept + 1, 0), last)):
+        clients.add_row(row)
+        await pause()
+    return clients.ranking(limit)
+
+
+async def read_events(limiter: Limiter, limit: int) -> list[LoggedEvent]:
+    """Return the latest events of all workers, the newest first."""
+    found: list[LoggedEvent] = []
+    for _, identity, value in await limiter.rows(EVENTS):
+        row = decoded(value)
+        name = _name_of(row, identity)
+        for event in row["events"]:
+            found.append(LoggedEvent(event["kind"], event["message"], event["time_us"], event["details"], name))
+        found = nlargest(limit, found, key=lambda event: event.time_us)
+        await pause()
+    return found
