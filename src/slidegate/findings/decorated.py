@@ -5,14 +5,13 @@ A decorator of a route keeps the function that it gets. A limit above it makes a
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from types import FrameType
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from ..web.routes import DEPTH, attribute_of
+from ..web.routes import DEPTH, attribute_of, found_at_name
 
 _decorated_by_id: Final[WeakValueDictionary[int, Any]] = WeakValueDictionary()
 """The functions that a `RateLimit` was put around, by their identities: some have no hash."""
@@ -43,11 +42,11 @@ def is_bare(endpoint: Any) -> bool:
     """
     if _decorated_by_id.get(id(endpoint)) is not endpoint:
         return False
-    named: Any = sys.modules.get(getattr(endpoint, "__module__", ""))
-    for part in getattr(endpoint, "__qualname__", "").split("."):
-        named = getattr(named, part, None)
-    if named is endpoint or any(inner is endpoint for inner in wrapped_by(named)):
-        return named is not endpoint
+    named = found_at_name(endpoint)
+    if named is endpoint:
+        return False
+    if any(inner is endpoint for inner in wrapped_by(named)):
+        return True
     return _nameless_by_id.get(id(endpoint)) is endpoint
 
 

@@ -13,6 +13,7 @@ from ..web.client_ip import ClientAddress
 from ..web.policy import Policy
 from .report import Finding
 from .requests import PROXY_HEADERS
+from .rules import counting_rules
 
 _NAMING: Final = (
     *PROXY_HEADERS,
@@ -46,7 +47,8 @@ class FirstRequests:
         if self._is_found or not self._has_clients:
             return
         client_key = self._policy.clients.of(scope).key
-        field = self._naming_many(client_key, scope["headers"])
+        self._requests[client_key] += 1
+        field = self._field_naming_many(client_key, scope["headers"])
         share = self._requests[client_key] / self._requests.total()
         if not field or share < _NEARLY_ALL:
             return
@@ -65,23 +67,22 @@ class FirstRequests:
             "by key=user",
         )
 
-    def _naming_many(self, client_key: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
-        """Count a request, and return a field in which its client has named many others; empty if there is none."""
-        self._requests[client_key] += 1
+    def _field_naming_many(self, client_key: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
+        """Remember whom a client names, and return a field in which it has named many; empty if there is none."""
         field = ""
         for name, value in headers:
-            if name in _NAMING or name == self._header:
-                names = self._names.setdefault((client_key, bytes(name)), set())
-                names.add(hash(bytes(value)))
-                if len(names) >= _MANY_NAMES:
-                    field = bytes(name).decode(errors="replace").title()
+            if name not in _NAMING and name != self._header:
+                continue
+            names = self._names.setdefault((client_key, bytes(name)), set())
+            names.add(hash(bytes(value)))
+            if len(names) >= _MANY_NAMES:
+                field = bytes(name).decode(errors="replace").title()
         return field
 
 
 def _has_clients(policy: Policy) -> bool:
     """Return whether a middleware counts, lists or bans clients by their addresses, as far as it knows."""
-    counting = [rule for rule in (*policy.rules.given, policy.default_rule) if rule is not None and rule.counts]
-    keys = [rule.charging.key for rule in counting]
+    keys = [rule.charging.key for rule in counting_rules(policy)]
     if not keys or any(key is None or isinstance(key, ClientAddress) for key in keys):
         return True
     if any(networks is not None for networks in policy.lists.values()):

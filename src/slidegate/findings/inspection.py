@@ -43,11 +43,11 @@ class Inspection:
         """Look at how the middleware is built, if it counts apart from others."""
         self._report(building.about_building(middleware))
 
-    def of_rules(self, routes: Sequence[MountedRoute] = ()) -> None:
-        """Look at the rules; `routes` are those below the middleware, as far as they are known."""
+    def of_rules(self, mounted: Sequence[MountedRoute] = ()) -> None:
+        """Look at the rules; `mounted` are the routes below the middleware, as far as they are known."""
         self._report_some(rules.about_unreached_rules(self._policy.rules))
         self._report_some(rules.about_late_exemptions(self._policy.rules))
-        self._report_some(rules.about_method_names(self._policy.rules.given, routes))
+        self._report_some(rules.about_method_names(self._policy.rules.given, mounted))
 
     def of_routes(self, app: object, routed_app: object) -> None:
         """Look at the rules and the routes, when the application starts.
@@ -56,7 +56,9 @@ class Inspection:
             app: The application that the middleware guards.
             routed_app: The application behind it, or if its routes are hidden, the one that it belongs to.
         """
-        policy, given, mounted = self._policy, self._policy.rules.given, mounted_routes(routed_app)
+        policy = self._policy
+        given = policy.rules.given
+        mounted = mounted_routes(routed_app)
         self._report(settings.about_running_workers(policy.limiter))
         self.of_rules(mounted)
         self._report_some(routes.about_methods(given, mounted))
@@ -74,7 +76,8 @@ class Inspection:
         policy = self._policy
         policy.findings.requests_left -= 1
         self._report(self._about_request(scope))
-        peer, client_key = peer_of(scope), policy.address.locate(scope)[0]
+        peer = peer_of(scope)
+        client_key, _ = policy.address.locate(scope)
         lacks_user = self._counts_users and not requests.has_user(scope)
 
         async def compare_first(message: Message) -> None:
@@ -89,7 +92,7 @@ class Inspection:
     def _about_request(self, scope: Scope) -> Iterator[Finding]:
         policy = self._policy
         yield from requests.about_shared_names(policy, scope)
-        if policy.clients.is_gone(scope):
+        if policy.clients.has_lost_peer(scope):
             return
         yield from self._first.about_everybody(scope)
         yield from requests.about_missing_peer(policy.address, scope)
@@ -98,6 +101,8 @@ class Inspection:
 
 def _counts_users(policy: Policy) -> bool:
     """Return whether rules of a middleware count by user."""
-    counting = [rule for rule in (*policy.rules.given, policy.default_rule) if rule is not None and rule.counts]
-    keys = [key for rule in counting for key in (rule.charging.key, rule.charging.fair)]
-    return any(part is user for key in keys for part in parts_of(key))
+    for rule in rules.counting_rules(policy):
+        parts = [*parts_of(rule.charging.key), *parts_of(rule.charging.fair)]
+        if any(part is user for part in parts):
+            return True
+    return False

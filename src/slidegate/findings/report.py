@@ -51,4 +51,4 @@ class Findings:
                     self.found.append(finding)
                     logger.warning("%s", finding)
         except Exception:
-            logger.exception("checking for start-up findings failed")
+            logger.exception("checking for findings failed")

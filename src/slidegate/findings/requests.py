@@ -24,12 +24,12 @@ def about_shared_names(policy: Policy, scope: Scope) -> Iterator[Finding]:
     record: Record | None = scope.get(KEY)
     if record is None:
         return
-    charged_labels = {
-        bucket.name: bucket.label
-        for other, decision in record.decisions
-        if other is not policy and other.limiter is policy.limiter
-        for bucket, _, _ in decision.checks
-    }
+    charged_labels: dict[str, str] = {}
+    for other, decision in record.decisions:
+        if other is policy or other.limiter is not policy.limiter:
+            continue
+        for bucket, _, _ in decision.checks:
+            charged_labels[bucket.name] = bucket.label
     if not charged_labels:
         return
     shared = charged_labels.keys() & {bucket.name for bucket in policy.buckets()}
@@ -85,7 +85,8 @@ def about_peer_within(address: ClientAddress, peer: str | None, scope: Scope, cl
     inside = peer_of(scope)
     if not inside or inside == peer:
         return
-    read, prefixes = read_node(inside), address.prefixes
+    read = read_node(inside)
+    prefixes = address.prefixes
     if read is None or address_key(*read, prefixes[4], prefixes[6]) != client_key:
         yield Finding(
             "SG104",

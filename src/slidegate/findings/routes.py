@@ -44,7 +44,8 @@ def about_unmet_paths(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
     for rule in rules:
         if rule.action.blocks:
             continue
-        for path in [rule_path.path for rule_path in rule.matching.rule_paths]:
+        for rule_path in rule.matching.rule_paths:
+            path = rule_path.path
             if not _is_met(app, path, known):
                 remedy = _remedy(app, path, known)
                 yield Finding("SG123", f"path {path!r} of rule {rule.label!r} matches no route; {remedy}")
@@ -80,7 +81,9 @@ def _may_meet(path: str, other: str) -> bool:
 
 def _segments_meet(one: str, other: str) -> bool:
     """Return whether a segment of a request may match two segments, of which each may be a parameter."""
-    if one == other or ("{" in one and "{" in other):
+    if one == other:
+        return True
+    if "{" in one and "{" in other:
         return True
     if "{" in one:
         return _compiled(f"/{one}")[0].match(f"/{other}") is not None
@@ -96,20 +99,33 @@ def about_methods(rules: Iterable[Rule], routes: Sequence[MountedRoute]) -> Iter
     """Yield the findings about methods of rules that no route of exactly their paths takes."""
     shapes = {_shape(route.path) for route in routes if ":path}" not in route.path}
     for rule in rules:
-        paths, methods = [path.path for path in rule.matching.rule_paths], rule.matching.methods
-        if rule.action.blocks or methods is None or not paths or not shapes.issuperset(map(_shape, paths)):
+        methods = rule.matching.methods
+        if methods is None or rule.action.blocks:  # rules that block are meant for scanners
             continue
-        meeting = [route.methods for route in routes if any(_may_meet(path, route.path) for path in paths)]
-        if None in meeting:  # an endpoint that takes every method, or an application whose routes cannot be read
+        paths = [path.path for path in rule.matching.rule_paths]
+        if not paths or not shapes.issuperset(map(_shape, paths)):
             continue
-        taken = set[str]().union(*(some for some in meeting if some is not None))
-        missing = [method for method in _USUAL_METHODS if method in methods and method not in taken]
+        taken = _methods_taken(paths, routes)
+        untaken = methods - taken
+        missing = [method for method in _USUAL_METHODS if method in untaken]
         if missing:
             yield Finding(
                 "SG136",
                 f"rule {rule.label!r} is for {', '.join(missing)}, which no route of its path takes; they take "
                 f"{', '.join(sorted(taken - {'HEAD'}))}",
             )
+
+
+def _methods_taken(paths: Sequence[str], routes: Sequence[MountedRoute]) -> frozenset[str]:
+    """Return the methods of the routes that requests to some paths may reach."""
+    taken: set[str] = set()
+    for route in routes:
+        if not any(_may_meet(path, route.path) for path in paths):
+            continue
+        if route.methods is None:  # an endpoint of all methods, or an application whose routes cannot be read
+            return frozenset(_USUAL_METHODS)
+        taken |= route.methods
+    return frozenset(taken)
 
 
 def _shape(path: str) -> str:
@@ -134,7 +150,9 @@ def about_decorators(routes: Sequence[MountedRoute]) -> Iterator[Finding]:
 
 def about_cors_within(policy: Policy, app: object) -> Iterator[Finding]:
     """Yield the finding about CORS within: answers of this middleware lack its header fields."""
-    if policy.refusals.on_refused is None and _refuses(policy) and any(map(_is_cors, layers(app))):
+    if policy.refusals.on_refused is not None or not _refuses(policy):
+        return
+    if any(map(_is_cors, layers(app))):
         yield Finding(
             "SG138",
             "CORSMiddleware is inside this middleware, so browsers hide its refusals from scripts: they see a network "
@@ -148,7 +166,12 @@ def _refuses(policy: Policy) -> bool:
         return True
     if any(not one.shadow for one in policy.signals.ban_policies.values()):
         return True
-    return any(rule.action.blocks or (rule.counts and not rule.action.is_shadow) for rule in policy.rules.given)
+    for rule in policy.rules.given:
+        if rule.action.blocks:
+            return True
+        if rule.counts and not rule.action.is_shadow:
+            return True
+    return False
 
 
 def _is_cors(layer: object) -> bool:
@@ -157,4 +180,7 @@ def _is_cors(layer: object) -> bool:
     if cors is None:  # who has not imported it does not use it
         return False
     kinds: Collection[Any] = [attribute_of(added, "cls") for added in attribute_of(layer, "user_middleware", ())]
-    return any(isinstance(kind, type) and issubclass(kind, cors) for kind in (type(layer), *kinds))
+    for kind in (type(layer), *kinds):
+        if isinstance(kind, type) and issubclass(kind, cors):
+            return True
+    return False

@@ -23,6 +23,7 @@ from starlette.routing import PARAM_REGEX
 
 from ..web.paths import RulePath
 from ..web.plan import Met
+from ..web.policy import Policy
 from ..web.routes import MountedRoute
 from ..web.rule_set import RuleSet
 from ..web.rules import Rule
@@ -51,6 +52,14 @@ METHODS: Final = (
     *("NOTIFY", "PURGE", "SOURCE", "SUBSCRIBE", "UNSUBSCRIBE"),
 )
 """The methods of IANA's registry, and those that are in use beside it, the frequent ones first."""
+
+
+def counting_rules(policy: Policy) -> Sequence[Rule]:
+    """Return the rules of a middleware that count, with that of its default limits."""
+    rules = [rule for rule in policy.rules.given if rule.counts]
+    if policy.default_rule is not None and policy.default_rule.counts:
+        rules.append(policy.default_rule)
+    return rules
 
 
 # -- rules that others leave nothing to do -----------------------------------------------------------------------------
@@ -111,7 +120,9 @@ def _taken_by(rule_set: RuleSet, index: int, samples: Sequence[_Sample]) -> Rule
     taking: Rule | None = None
     for sample in samples:
         met = _met_by(rule_set, sample)
-        if any(bound is rule_set.own[index] for bound, _ in met) or not met:
+        if not met:
+            return None
+        if any(bound is rule_set.own[index] for bound, _ in met):
             return None
         taking = taking or met[-1][0].rule
     return taking
@@ -151,11 +162,14 @@ def _samples_of(rule: Rule) -> Iterator[_Sample]:
     paths = [text for path in rule.matching.rule_paths for text in _texts_of(path)]
     if not rule.matching.rule_paths:
         paths = [f"/{text}" for text in _PATHS]
-    methods = sorted(rule.matching.methods) if rule.matching.methods is not None else [_UNLISTED]
+    methods = [_UNLISTED]
+    if rule.matching.methods is not None:
+        methods = sorted(rule.matching.methods)
+    takes_handshakes = rule.matching.methods is None or "GET" in rule.matching.methods
     for path in paths:
         if rule.matching.connection != "websocket":
             yield from (("http", method, path) for method in methods)
-        if rule.matching.connection != "http" and (rule.matching.methods is None or "GET" in rule.matching.methods):
+        if rule.matching.connection != "http" and takes_handshakes:
             yield "websocket", "GET", path
 
 
@@ -182,7 +196,9 @@ def about_method_names(rules: Iterable[Rule], routes: Iterable[MountedRoute] = (
     """
     known = {*METHODS}.union(*(route.methods or () for route in routes))
     for rule in rules:
-        for method in sorted((rule.matching.methods or frozenset()) - known):
+        if rule.matching.methods is None:
+            continue
+        for method in sorted(rule.matching.methods - known):
             near = next((one for one in METHODS if _is_near(method, one)), "")
             if near:
                 yield Finding(

@@ -27,9 +27,9 @@ class Blocklist:
     def __init__(self, networks: Networks, trusted: Networks, emit: Callable[[Event], None]) -> None:
         self._networks = networks
         file = file_of(networks)
-        self._file: ListFile | None = None
+        self._sparing_file: ListFile | None = None
         if file is not None and not file.private:
-            self._file = file
+            self._sparing_file = file
         self._spared = Networks.of_ranges([*PRIVATE.ranges(), *trusted.ranges()])
         self._emit = emit
         self._reported = 0
@@ -42,18 +42,19 @@ class Blocklist:
         return self._networks.find(version, value)
 
     def spares(self, version: int, first: int, last: int) -> bool:
-        """Return whether the list does not refuse the addresses of a range because it comes from a file."""
-        return self._file is not None and self._spared.overlaps(version, first, last)
+        """Return whether a range has addresses that the list does not refuse because it comes from a file."""
+        return self._sparing_file is not None and self._spared.overlaps(version, first, last)
 
     def report_spared(self) -> None:
         """Report how many ranges of the file are left out, unless they were as many before."""
-        if self._file is None:
+        if self._sparing_file is None:
             return
-        before, self._reported = self._reported, self._networks.overlapping(self._spared)
-        count = self._reported
+        before = self._reported
+        count = self._networks.overlapping(self._spared)
+        self._reported = count
         if count in (0, before):
             return
-        name, path = self._file.name, self._file.path
+        name, path = self._sparing_file.name, self._sparing_file.path
         written = json.dumps(os.path.basename(path))
         message = (
             f"list {name!r}: of {count} address ranges, private addresses and trusted proxies are left out; to refuse "

@@ -51,7 +51,9 @@ async def end_start(error: Exception, scope: Scope, receive: Receive, send: Send
     """
     if scope["type"] == "lifespan":
         await receive()
-        shown = str(error) if isinstance(error, ConfigurationError) else f"{type(error).__name__}: {error}"
+        shown = f"{type(error).__name__}: {error}"
+        if isinstance(error, ConfigurationError):
+            shown = str(error)
         await send({"type": "lifespan.startup.failed", "message": shown})
     raise error.with_traceback(None)  # otherwise every request would lengthen the traceback
 
@@ -63,11 +65,14 @@ def _keeping(init: Callable[_P, None]) -> Callable[_P, None]:
             init(*args, **options)
         except Exception as error:
             middleware: Any = args[0]
-            app = args[1] if len(args) > 1 else options.get("app")
+            app = options.get("app")
+            if len(args) > 1:
+                app = args[1]
             if type(middleware).__init__ is not made or not _is_in_stack(app):
                 raise
             vars(middleware).clear()
-            middleware.app, middleware.error = app, error  # outer constructors search the stack along `app`
+            middleware.app = app  # outer constructors search the stack along it
+            middleware.error = error
 
     return made
 

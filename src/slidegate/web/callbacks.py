@@ -48,7 +48,9 @@ async def _no_body() -> NoReturn:
 
 def request_of(scope: Scope) -> HTTPConnection:
     """Return the request for the user's functions; its body cannot be read."""
-    return Request(scope, _no_body) if scope["type"] == "http" else HTTPConnection(scope)
+    if scope["type"] == "http":
+        return Request(scope, _no_body)
+    return HTTPConnection(scope)
 
 
 class _ReadTwice:
@@ -91,18 +93,27 @@ class _ReadTwice:
         if not self._kept:
             return await self._receive()
         message = self._kept.popleft()
-        return {**message, "body": bytes(message["body"])} if "body" in message else message
+        if "body" not in message:
+            return message
+        return {**message, "body": bytes(message["body"])}
 
 
-def with_body(request: object, max_body: int) -> object:
-    """Return a request for functions at an endpoint, which may read its body in any way, and the endpoint again."""
-    if isinstance(request, int) or not isinstance(request, Request):  # a status is found out faster
-        return request
+def with_body(request: Request, max_body: int) -> Request:
+    """Return a copy of a request for a user's function, which may read the body in any way.
+
+    This changes the request itself, too: from now on it receives first what the function has read.
+
+    Args:
+        request: The request, with whose body the endpoint goes on.
+        max_body: How many bytes the function may read.
+    """
     own = vars(request)
     channel = _ReadTwice(request.receive, max_body)
     own["_receive"] = channel.receive_again
     shown = Request(request.scope, channel.receive)
-    vars(shown).update({name: own[name] for name in _ALREADY_READ if name in own})
+    for name in _ALREADY_READ:
+        if name in own:
+            vars(shown)[name] = own[name]
     return shown
 
 
@@ -130,19 +141,25 @@ class UserCallbacks:
         read: Callable[[Any], _T],
         default: _T,
     ) -> _T:
-        """Return the result of a user's function, sync or async.
+        """Return the checked result of a user's function, sync or async; a failure is logged and has a default result.
 
         Args:
-            rule: Its rule.
-            given: Its argument: a status, or the request, whose body it may read at an endpoint.
-            what: The name of the option, for the log.
+            rule: The rule with the function.
+            given: What the function is called with: the status for `count_if`, else the request. A function at an
+                endpoint may read the body of the request, and the endpoint reads it again.
+            what: The name of the option, which is also a key of `_CONSEQUENCES`.
             function: The function.
-            read: Converts its result, and raises if the result is invalid.
-            default: The result if either of them fails.
+            read: Checks and converts what the function returns; it raises if that is invalid.
+            default: What is returned if `function` or `read` raises.
         """
         try:
-            answer = function(with_body(given, rule.max_body))
-            return read(await answer if hasattr(answer, "__await__") else answer)
+            # A status has no body. It comes first because `isinstance` of `Request` takes longer.
+            if not isinstance(given, int) and isinstance(given, Request):
+                given = with_body(given, rule.max_body)
+            answer: Any = function(given)
+            if hasattr(answer, "__await__"):
+                answer = await answer
+            return read(answer)
         except Exception as error:
             self.report(what, rule.label, error, _CONSEQUENCES[what])
             return default
@@ -152,11 +169,15 @@ class UserCallbacks:
         suppressed = self._throttle.left_out((what, where), time.monotonic())
         if suppressed is None:
             return
-        trace = None if isinstance(error, ConfigurationError) else error
+        trace: Exception | None = error
+        if isinstance(error, ConfigurationError):
+            trace = None  # its message says it all
         said = "%s function of rule %r failed, so %s (suppressed=%d): %s"
         logger.error(said, what, where, consequence, suppressed, escaped(written(error)), exc_info=trace)
 
 
 def whole_cost(units: Any) -> int:
     """Return a checked cost; other whole numbers, such as numpy's, are converted to `int`."""
-    return check_cost(index(units) if hasattr(type(units), "__index__") else units)
+    if hasattr(type(units), "__index__"):
+        units = index(units)
+    return check_cost(units)

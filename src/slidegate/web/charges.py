@@ -40,7 +40,9 @@ def decision_of(request: HTTPConnection) -> Decision:
         ConfigurationError: There is no middleware around the endpoint, or nothing is decided yet.
     """
     record: Record | None = record_of(request, "decision_of")
-    return DISABLED if record is None else record.decision
+    if record is None:
+        return DISABLED
+    return record.decision
 
 
 async def charge(request: HTTPConnection, units: int | Mapping[str, int], *, rule: str | None = None) -> Decision:
@@ -66,16 +68,15 @@ async def charge(request: HTTPConnection, units: int | Mapping[str, int], *, rul
         ConfigurationError: There is no rule of that name, several were counted and none is named, `units` is not a
             whole number, or the limiters of the rules differ. Nothing is charged then.
     """
-    last: list[_Charge] = []
+    latest: list[_Charge] = []
     checks: list[Check] = []
     for charges, more in _asked(request, units, rule, "charge", "units"):
-        last.append(charges[-1])
+        latest.append(charges[-1])
         checks.append(charges[-1].of(more))
-    if not last:
+    if not latest:
         return EXEMPT
-    charged = await answer_to_the_end(last[0].engine.charge(checks))
-    for at, one in enumerate(last):
-        one.decision.recount(one.place, charged, at)
+    charged = await answer_to_the_end(latest[0].engine.charge(checks))
+    _recount(latest, charged)
     return charged
 
 
@@ -100,23 +101,25 @@ async def settle(request: HTTPConnection, used: int | Mapping[str, int], *, rule
         ConfigurationError: There is no rule of that name, several were counted and none is named, `used` is not a
             whole number, or the limiters of the rules differ. Nothing is settled then.
     """
-    unused: dict[int, list[Reservation]] = {}  # by decision: each is refunded by itself
-    exceeded: list[_Charge] = []
+    unused: dict[int, list[Reservation]] = {}  # by the identity of a decision: each is refunded by itself
+    latest: list[_Charge] = []
     checks: list[Check] = []
     engine: Engine | None = None
     for charges, units in _asked(request, used, rule, "settle", "used"):
-        last = charges[-1]
-        engine = last.engine
-        missing = _take_unused(charges, units, unused)
-        if missing:
-            exceeded.append(last)
-            checks.append(last.of(missing))
-    if engine is None or not unused:
+        difference = _settle(charges, units)
+        if difference is None:
+            continue
+        engine = charges[-1].engine
+        for decision, reservations in difference.unused:
+            unused.setdefault(id(decision), []).extend(reservations)
+        if difference.missing:
+            latest.append(charges[-1])
+            checks.append(charges[-1].of(difference.missing))
+    if engine is None:  # none was left to settle
         return False
     charged = await engine.settle(checks, [*unused.values()])
     if charged is not None:
-        for at, one in enumerate(exceeded):
-            one.decision.recount(one.place, charged, at)
+        _recount(latest, charged)
     return True
 
 
@@ -139,8 +142,8 @@ class _Charge(NamedTuple):
         return self.policy.limiter.engine
 
     @property
-    def counted(self) -> tuple[Policy, object]:
-        """The policy and the windows that it has charged."""
+    def windows_key(self) -> tuple[Policy, object]:
+        """What the charges of the same windows have in common: the policy, and the windows."""
         return self.policy, windows_of(self.decision.checks[self.place])
 
     def of(self, units: int) -> Check:
@@ -149,29 +152,48 @@ class _Charge(NamedTuple):
         return bucket, key, units
 
 
-def _take_unused(charges: Sequence[_Charge], used: int, unused: dict[int, list[Reservation]]) -> int:
-    """Settle the charges of a rule that are not settled yet.
+def _recount(charges: Sequence[_Charge], charged: Decision) -> None:
+    """Give the decisions of some charges the readings after later ones, which were made in the same order."""
+    for at, one in enumerate(charges):
+        one.decision.recount(one.place, charged, at)
+
+
+class _Difference(NamedTuple):
+    """What a request used less, or more, than a rule has charged.
+
+    Attributes:
+        unused: What is to be refunded, each with its decision. It may be empty where all was used.
+        missing: The units used beyond the charges.
+    """
+
+    unused: Sequence[tuple[Decision, Sequence[Reservation]]]
+    missing: int
+
+
+def _settle(charges: Sequence[_Charge], used: int) -> _Difference | None:
+    """Mark the charges of a rule as settled.
 
     Args:
         charges: The charges.
         used: The units that the request used.
-        unused: Receives what is to be refunded, by the identity of its decision.
 
     Returns:
-        How many units were used beyond the charges; 0 if all of them were settled before.
+        What is to be refunded or charged; None if all of them were settled before.
     """
+    unused: list[tuple[Decision, Sequence[Reservation]]] = []
     missing = used
-    is_settled = True
-    for _, decision, index in charges:
+    for _, decision, place in charges:
         for reservation in decision.reservations:
-            if reservation.index == index and not reservation.ended:
-                cost = decision.checks[index][2]
-                kept = min(cost, missing)
-                missing -= kept
-                unused.setdefault(id(decision), []).extend(decision.begin_refund(index, cost - kept))
-                reservation.ended = True
-                is_settled = False
-    return 0 if is_settled else missing
+            if reservation.index != place or reservation.ended:
+                continue
+            _, _, cost = decision.checks[place]
+            kept = min(cost, missing)
+            missing -= kept
+            unused.append((decision, decision.begin_refund(place, cost - kept)))
+            reservation.ended = True
+    if not unused:
+        return None
+    return _Difference(unused, missing)
 
 
 def _asked(
@@ -195,46 +217,66 @@ def _asked(
     elif given and rule is None:
         named = [*given.items()]
     else:
-        shown = quoted(given) if rule is None else f"rule={quoted(rule)} beside them"
+        shown = quoted(given)
+        if rule is not None:
+            shown = f"rule={quoted(rule)} beside them"
         raise ConfigurationError(f'expected the units of rules, for example {{"tokens": 900}}, not {shown}', what)
     for _, units in named:
         check_cost(units, what)
-    counted = [(_charges_of(request, name, who), units) for name, units in named]
-    found = [(charges, units) for charges, units in counted if charges]
+    found: list[tuple[Sequence[_Charge], int]] = []
+    for name, units in named:
+        charges = _charges_of(request, name, who)
+        if charges:
+            found.append((charges, units))
     if len({id(charges[-1].policy.limiter) for charges, _ in found}) > 1:
         names = ", ".join(repr(name) for name, _ in named)
         raise ConfigurationError(f"{who}: the rules {names} count in different limiters; write one call for each")
     return found
 
 
-def _charges_of(request: HTTPConnection, rule: str | None, what: str) -> Sequence[_Charge]:
+def _charges_by_rule(record: Record) -> dict[str, list[_Charge]]:
+    """Return what a request was charged, by the names of the rules."""
+    counted: dict[str, list[_Charge]] = {}
+    for policy, decision in record.decisions:
+        for place, (bucket, _, _) in enumerate(decision.checks):
+            if not bucket.is_permit:
+                counted.setdefault(bucket.label, []).append(_Charge(policy, decision, place))
+    return counted
+
+
+def _charges_of(request: HTTPConnection, rule: str | None, who: str) -> Sequence[_Charge]:
     """Return what a request was charged for a rule.
 
     There are several charges if a later one was for what was missing from a larger cost, and none if the rule counts it
     not.
 
+    Args:
+        request: The request.
+        rule: The name of the rule; None for the only one.
+        who: The name of the calling function, for error messages.
+
     Raises:
         ConfigurationError: There is no middleware around the endpoint, no such rule, or several that must be named.
     """
     expect("rule", rule, str, '"api"')
-    record: Record | None = record_of(request, what)
+    record: Record | None = record_of(request, who)
     if record is None:
         return ()
-    counted: dict[str, list[_Charge]] = {}
-    for policy, decision in record.decisions:
-        for index, (bucket, _, _) in enumerate(decision.checks):
-            if not bucket.is_permit:
-                counted.setdefault(bucket.label, []).append(_Charge(policy, decision, index))
+    counted = _charges_by_rule(record)
     if rule is None and len(counted) == 1:
         (rule,) = counted
     if rule in counted:
-        latest = counted[rule][-1].counted
-        return [one for one in counted[rule] if one.counted == latest]
+        latest = counted[rule][-1].windows_key
+        return [one for one in counted[rule] if one.windows_key == latest]
     # Exempt, allowlisted or on an unlimited plan: an uncounted request is not charged later either.
     names_above = {bucket.label for policy, _ in record.decisions for bucket in policy.buckets()}
     is_uncounted = any(decision.reason in UNCOUNTED for _, decision in record.decisions)
-    if is_uncounted or rule in names_above or (rule is None and not counted):
+    if is_uncounted or rule in names_above:
+        return ()
+    if rule is None and not counted:
         return ()
     names = ", ".join(map(repr, counted)) or "none"
-    problem = "name one of them" if rule is None else f"{quoted(rule)} is no rule here{closest(rule, names_above)}"
-    raise ConfigurationError(f"{what}: the rules counted on this request are: {names}; {problem}")
+    problem = "name one of them"
+    if rule is not None:
+        problem = f"{quoted(rule)} is no rule here{closest(rule, names_above)}"
+    raise ConfigurationError(f"{who}: the rules counted on this request are: {names}; {problem}")

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, takewhile
-from typing import TYPE_CHECKING, Final
+from itertools import islice
+from typing import Final
 
 from starlette.types import Scope
 
@@ -33,18 +33,12 @@ from ..core.addresses import (
     prefix_length,
 )
 from ..core.arguments import check_list, check_whole
-from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, quoted
 from ..core.networks import Networks
 from ..limiter import MAX_KEY_BYTES, Limiter
 from .headers import field_value
 from .keys import Key, check_token
 
-if TYPE_CHECKING:
-    pass
-
-_ALLOWLISTED: Final = Decision(True, Reason.ALLOWLISTED)
-_GONE: Final = Decision(False, Reason.BLOCKED, by="gone")
 UNKNOWN_PEER: Final = "unknown-peer"
 """The key of all requests for which the server names no peer, for example on a Unix socket."""
 LOCATED_KEY: Final = "slidegate.located"
@@ -76,7 +70,9 @@ class ClientAddress(Key):
         self._unix = unix
         self._hops = hops
         self.header = header.lower().encode()
-        self._split = split_forwarded if self.header == b"forwarded" else split_list
+        self._split = split_list
+        if self.header == b"forwarded":
+            self._split = split_forwarded
         self.prefixes = prefixes
         self.trusted = bool(hops or unix or len(networks))
         self.identity = f"client/{prefixes[4]}/{prefixes[6]}"
@@ -86,7 +82,9 @@ class ClientAddress(Key):
         if not self.trusted:
             return self.truncated(client_key)
         located: str | None = scope.get(LOCATED_KEY, {}).get(self)
-        return self.locate(scope)[0] if located is None else located
+        if located is None:
+            located, _ = self.locate(scope)
+        return located
 
     def truncated(self, key: str) -> str:
         """Return the key of the client that has an address or is within a network; any other key unchanged."""
@@ -98,17 +96,28 @@ class ClientAddress(Key):
 
     def locate(self, scope: Scope) -> tuple[str, Address | None]:
         """Return the client's key, and its address or None."""
-        # A server on a port has no Unix peers: a client could reset its connection to be trusted as one.
-        believed = self.trusted and (self._hops or not may_be_gone(scope))
-        host, value = peer_of(scope) or "", field_value(scope, self.header) if believed else ""
+        host = peer_of(scope) or ""
         # A server that reads the header itself may leave port, brackets and quotes around the address.
-        address = peer = parse_address(host) or read_node(host)
+        peer = parse_address(host) or read_node(host)
+        # Only a peer on a Unix socket is trusted without an address.
+        is_trusted = self._unix
+        if peer is not None:
+            is_trusted = self.networks.covers(*peer)
+        reads_header = self.trusted
+        if not self._hops and may_be_gone(scope):
+            # A server on a port has no Unix peers: a client could reset its connection to be trusted as one.
+            reads_header = False
+        value = ""
+        if reads_header:
+            value = field_value(scope, self.header)
+        address = peer
         if self._hops:
             address = count_back(self._split(value), self._hops, peer)
-        elif self.networks.covers(*peer) if peer is not None else self._unix:
+        elif is_trusted:
             address = walk(self._split(value), self.networks, peer)
         if address is None and host:
-            return f"peer:{host}".encode(errors="backslashreplace")[:MAX_KEY_BYTES].decode(errors="ignore"), None
+            name = f"peer:{host}".encode(errors="backslashreplace")
+            return name[:MAX_KEY_BYTES].decode(errors="ignore"), None
         if address is None or is_unspecified(address):
             return UNKNOWN_PEER, None
         return address_key(*address, self.prefixes[4], self.prefixes[6]), address
@@ -122,8 +131,12 @@ def may_be_gone(scope: Scope) -> bool:
     such connections, and granian always knows the peer. Serverless adapters provide a port but never a peer, so the
     result means nothing for them.
     """
+    if scope.get("client") is not None:
+        return False
     server = scope.get("server")
-    return scope.get("client") is None and isinstance(server, Sequence) and len(server) > 1 and server[1] is not None
+    if not isinstance(server, Sequence) or len(server) < 2:
+        return False
+    return server[1] is not None
 
 
 def peer_of(scope: Scope) -> str | None:
@@ -132,7 +145,9 @@ def peer_of(scope: Scope) -> str | None:
         host = scope["client"][0]
     except (TypeError, LookupError):
         return None
-    return host if type(host) is str else None
+    if type(host) is not str:
+        return None
+    return host
 
 
 def client_ip(
@@ -188,9 +203,16 @@ def walk(nodes: Iterator[str], trusted: Networks, peer: Address | None) -> Addre
 
 def count_back(nodes: Iterator[str], hops: int, peer: Address | None) -> Address | None:
     """Return the address `hops` entries from the right; the peer if there are fewer, the hop before an invalid one."""
-    addresses = [read_node(node) for node in islice(nodes, hops)]
-    readable = list(takewhile(lambda address: address is not None, addresses))
-    return readable[-1] if readable and len(addresses) == hops else peer
+    entries = [*islice(nodes, hops)]
+    if len(entries) < hops:
+        return peer
+    last = peer
+    for node in entries:
+        address = read_node(node)
+        if address is None:
+            return last
+        last = address
+    return last
 
 
 def _read_trusted(trusted: object) -> tuple[Networks, bool, int]:
@@ -210,12 +232,11 @@ def _read_trusted(trusted: object) -> tuple[Networks, bool, int]:
 
 def split_list(value: str) -> Iterator[str]:
     """Yield the non-empty entries of a list like X-Forwarded-For from the right (RFC 9110, section 5.6.1)."""
-    rest = value
-    more = True
-    while more:
-        head, comma, entry = rest.rpartition(",")
-        more, rest = bool(comma), head
-        if entry := entry.strip(" \t"):
+    rest, comma = value, ","
+    while comma:
+        rest, comma, entry = rest.rpartition(",")
+        entry = entry.strip(" \t")
+        if entry:
             yield entry
 
 
@@ -225,12 +246,14 @@ def split_forwarded(value: str) -> Iterator[str]:
     An element that is malformed or does not have exactly one `for` yields an empty string.
     """
     end = len(value)
-    quoted = False
+    is_in_quotes = False
     for index in range(len(value) - 1, -2, -1):
-        character = value[index] if index >= 0 else ","
-        if character == '"' and not _escaped(value, index):
-            quoted = not quoted
-        elif character == "," and (not quoted or index < 0):
+        # Index -1 stands for a comma before the text. It also ends a quote that is still open there.
+        is_start = index < 0
+        if not is_start and value[index] == '"' and not _escaped(value, index):
+            is_in_quotes = not is_in_quotes
+            continue
+        if is_start or (value[index] == "," and not is_in_quotes):
             element = value[index + 1 : end]
             end = index
             if element.strip(" \t"):
@@ -243,11 +266,15 @@ def _escaped(value: str, index: int) -> bool:
 
 
 def _for_node(element: str) -> str:
-    pairs = _PAIR.findall(element) if _ELEMENT.fullmatch(element) else ()
-    nodes = [value for name, value in pairs if name.lower() == "for"]
+    if not _ELEMENT.fullmatch(element):
+        return ""
+    nodes = [value for name, value in _PAIR.findall(element) if name.lower() == "for"]
     if len(nodes) != 1:
         return ""
-    return re.sub(r"\\(.)", r"\1", nodes[0][1:-1], flags=re.DOTALL) if nodes[0][0] == '"' else nodes[0]
+    node: str = nodes[0]
+    if node.startswith('"'):
+        return re.sub(r"\\(.)", r"\1", node[1:-1], flags=re.DOTALL)
+    return node
 
 
 def read_node(text: str) -> Address | None:
@@ -261,5 +288,9 @@ def read_node(text: str) -> Address | None:
     if match is None:
         return None
     bare = match["v6"] or match["v4"] or match["bare"] or ""
-    address = parse_address(bare) if match["v6"] is None or ":" in bare else None
-    return None if address is None or is_unspecified(address) else address
+    if match["v6"] is not None and ":" not in bare:
+        return None  # only IPv6 addresses are written in brackets
+    address = parse_address(bare)
+    if address is None or is_unspecified(address):
+        return None
+    return address

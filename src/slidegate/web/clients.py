@@ -79,8 +79,8 @@ class AnyClients(Protocol):
     def forget(self) -> None:
         """Determine all clients anew, because a list has changed."""
 
-    def is_gone(self, scope: Scope) -> bool:
-        """Return whether a request is refused because its connection was reset, so that its peer is unknown."""
+    def has_lost_peer(self, scope: Scope) -> bool:
+        """Return whether the peer of a request is unknown because its connection was reset."""
 
 
 class Clients:
@@ -123,27 +123,30 @@ class Clients:
         if self._blocklist is not None:
             self._blocklist.report_spared()
 
-    def is_gone(self, scope: Scope) -> bool:
-        """Return whether a request is refused because its connection was reset, so that its peer is unknown.
+    def has_lost_peer(self, scope: Scope) -> bool:
+        """Return whether the peer of a request is unknown because its connection was reset; it is refused then.
 
         Applies only if this server has named peers before, and only with a blocklist or bans: a listed or banned client
         could otherwise evade them.
         """
         return self._needs_peers and self._peers_named and may_be_gone(scope)
 
-    def _determine(self, scope: Scope, who: object) -> Client:
+    def _determine(self, scope: Scope, memo_key: object) -> Client:
         """Determine the client of a request, and remember it.
 
         Args:
             scope: The request.
-            who: What alone decides which client it is; None if that is unknown.
+            memo_key: What alone decides which client it is; None if that is unknown, and nothing is remembered.
         """
         self._peers_named = self._peers_named or bool(peer_of(scope))
         key, address = self.address.locate(scope)
-        verdict = _GONE if self.is_gone(scope) else self._verdict(address)
+        if self.has_lost_peer(scope):
+            verdict: Decision | None = _GONE
+        else:
+            verdict = self._verdict(address)
         client = Client(key, self._subjects_of(key, address), verdict)
-        if who is not None:
-            remember(self._known, who, client, MANY)
+        if memo_key is not None:
+            remember(self._known, memo_key, client, MANY)
         return client
 
     def _verdict(self, address: Address | None) -> Decision | None:
@@ -155,7 +158,9 @@ class Clients:
         if self._blocklist is None:
             return None
         name = self._blocklist.find(*address)
-        return None if name is None else Decision(False, Reason.BLOCKED, by=name)
+        if name is None:
+            return None
+        return Decision(False, Reason.BLOCKED, by=name)
 
 
 class ClientsBehindProxies(Clients):
@@ -171,22 +176,24 @@ class ClientsBehindProxies(Clients):
                     found = field_value(scope, header)  # several lines, which are one list
                     break
                 found = bytes(value)  # Starlette reads a bytearray as well
-        who = self._who(scope, found)
-        client = self._known.get(who)
-        if client is None or who is None:
-            client = self._determine(scope, who)
+        memo_key = self._memo_key(scope, found)
+        client = self._known.get(memo_key)
+        if client is None:
+            client = self._determine(scope, memo_key)
         return client
 
-    def _who(self, scope: Scope, found: object) -> object:
+    def _memo_key(self, scope: Scope, found: object) -> object:
         """Return what decides which client a request is from: the peer, and the value of the header; None if unknown.
 
         Requests without a peer come from the trusted proxy on a Unix socket, or they are refused, which depends on what
         this server has done before.
         """
         host = peer_of(scope)
-        if host is None and (may_be_gone(scope) or scope.get("client") is not None):
+        if host is not None:
+            return host, found
+        if scope.get("client") is not None or may_be_gone(scope):
             return None
-        return host, found
+        return None, found
 
 
 class FollowingClients:
@@ -216,9 +223,9 @@ class FollowingClients:
         """See `Clients.forget`."""
         self._clients.forget()
 
-    def is_gone(self, scope: Scope) -> bool:
-        """See `Clients.is_gone`."""
-        return self._clients.is_gone(scope)
+    def has_lost_peer(self, scope: Scope) -> bool:
+        """See `Clients.has_lost_peer`."""
+        return self._clients.has_lost_peer(scope)
 
 
 class KeyedClients:
@@ -252,9 +259,9 @@ class KeyedClients:
         """See `Clients.forget`."""
         self._clients.forget()
 
-    def is_gone(self, scope: Scope) -> bool:
-        """See `Clients.is_gone`."""
-        return self._clients.is_gone(scope)
+    def has_lost_peer(self, scope: Scope) -> bool:
+        """See `Clients.has_lost_peer`."""
+        return self._clients.has_lost_peer(scope)
 
 
 # -- what functions of a request ask -----------------------------------------------------------------------------------

@@ -54,7 +54,9 @@ class DefaultLimits:
         try:
             self.rule = Rule("*", limits, key=key)
         except ConfigurationError as error:
-            text = error.text if error.option == "limits" else str(error)
+            text = str(error)
+            if error.option == "limits":  # users of `default_limits` have written no option of that name
+                text = error.text
             raise ConfigurationError(text, "default_limits") from None
         self._own_id = own_id
         self._app = app
@@ -76,8 +78,12 @@ class DefaultLimits:
         if route is None:
             return [self.of()], False
         if EXEMPT_MARK not in getattr(route.endpoint, "__dict__", ()):
-            return [self.of(route.label)], self._is_by_path
-        return [self.of()] if is_ambiguous(scope["path"]) else [], self._is_by_path
+            bound = [self.of(route.label)]
+        elif is_ambiguous(scope["path"]):  # it may lead to another endpoint, so it is not exempt
+            bound = [self.of()]
+        else:
+            bound = []
+        return bound, self._is_by_path
 
     def of(self, name: str = _NO_ROUTE) -> BoundRule:
         """Return the limits of a route; by default those of all requests that match no known route."""

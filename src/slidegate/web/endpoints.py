@@ -39,7 +39,7 @@ from .effects import ReportRefusal
 from .keys import parts_of, path_parameters
 from .plan import Plan
 from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, takes_answer
-from .routes import labels_of
+from .routes import found_at_name, labels_of
 from .rule_set import RuleSet, method_of
 from .rule_values import Condition, CostFunction, CountIf, Limits, LimitsFunction
 from .rules import MAX_LABEL, Rule, printable
@@ -181,9 +181,10 @@ class RateLimit:
         max_body: int | str = "1MB",
         **options: Unpack[EndpointOptions],
     ) -> None:
-        known = [*EndpointOptions.__annotations__, "limits", "max_body"]
-        for option in [option for option in options if option not in known]:
-            raise ConfigurationError(f"RateLimit: {unknown_option(option, known)}")
+        accepted = [*EndpointOptions.__annotations__, "limits", "max_body"]
+        unknown = [option for option in options if option not in accepted]
+        if unknown:
+            raise ConfigurationError(f"RateLimit: {unknown_option(unknown[0], accepted)}")
         self.rule = _EndpointRule("*", _limits_of(written, limits), **options)
         self.rule.max_body = _bytes_of(max_body)
         # FastAPI inspects the instance's `__call__` and signature. If `__call__` were not a coroutine function there,
@@ -254,10 +255,10 @@ class RateLimit:
         decision = await policy.counting.count(visit, plan, connection)
         if decision.allowed:
             # What counts nothing is no decision, but for one after a refusal that the application has caught.
-            is_counted = decision.reason not in _NOTHING_COUNTED
-            if is_counted or visit.refusal is not None:
+            is_by_limit = decision.reason not in _NOTHING_COUNTED
+            if is_by_limit or visit.refusal is not None:
                 visit.record(decision)
-            if is_counted:
+            if is_by_limit:
                 visit.effects = [*visit.effects, *plan.effects]
             await policy.counting.observe(visit, plan.shadows, connection)
             return
@@ -273,15 +274,12 @@ class RateLimit:
         visit.record(decision)
         if policy.signals.by_refusal:
             await policy.signals.at_refusal(visit, decision, scope)
-        if scope["type"] == "websocket" or not visit.status:  # else the connection breaks
+        is_websocket = scope["type"] == "websocket"
+        if is_websocket or not visit.status:  # else the connection breaks
             others = [effect for effect in visit.effects if not isinstance(effect, ReportRefusal)]  # of caught ones
             visit.effects = [*others, ReportRefusal(policy.refusals, decision, scope)]
-        if scope["type"] == "websocket" and (visit.status or not takes_answer(scope)):
-            if decision.reason is Reason.BANNED:
-                raise WebSocketException(POLICY_VIOLATION, "banned")
-            if visit.status:
-                raise WebSocketException(TRY_AGAIN_LATER, TOO_MANY)
-            raise WebSocketException(POLICY_VIOLATION, TOO_MANY)
+        if is_websocket and (visit.status or not takes_answer(scope)):
+            raise _closing(decision, is_accepted=bool(visit.status))
         answer = policy.refusals.answer(decision)
         visit.need(answer.needed)
         raise EndpointRefusal(decision, answer)
@@ -290,22 +288,26 @@ class RateLimit:
         """Return the plan of the requests to an endpoint."""
         function = getattr(endpoint, "__func__", endpoint)  # each access to a method creates a new bound method
         route = scope.get("route")
-        known, plans = (id(self), id(function), id(route)), rules.at_endpoints
-        found = plans.get(known)
+        memo_key = id(self), id(function), id(route)
+        found = rules.at_endpoints.get(memo_key)
         if found is None:
-            rule = copy(self.rule)
-            identity = rule.identity
-            if rule.name is None:
-                where, is_named = _place_of(function)
-                rule.label = _label_of(function, scope)
-                if not is_named:
-                    where = f"{where} {min(labels_of(scope), default=getattr(route, 'path', ''))}"
-                identity = rule.identity_of(f"{where} {_spelled(rule)}")
+            rule, identity = self._rule_at(function, route, scope)
             plan = rules.plan_of_endpoint(rule, identity)
             _report_parameters(rule, scope)
             # The memo keeps all three alive, so that no other object gets their ids.
-            found = remember(plans, known, (plan, (self, function, route)))
+            found = remember(rules.at_endpoints, memo_key, (plan, (self, function, route)))
         return found[0]
+
+    def _rule_at(self, function: Any, route: Any, scope: Scope) -> tuple[Rule, str]:
+        """Return the rule of an endpoint, and the name of its buckets, which a limit with a name has everywhere."""
+        rule = copy(self.rule)
+        if rule.name is not None:
+            return rule, rule.identity
+        rule.label = _label_of(function, scope)
+        where, is_named = _place_of(function)
+        if not is_named:  # others may have this module and name, too: the route tells them apart
+            where = f"{where} {min(labels_of(scope), default=getattr(route, 'path', ''))}"
+        return rule, rule.identity_of(f"{where} {_spelled(rule)}")
 
 
 def _label_of(endpoint: Any, scope: Scope) -> str:
@@ -314,14 +316,24 @@ def _label_of(endpoint: Any, scope: Scope) -> str:
     Equal names would be changed together by an operator: a method of a class, which shares its route with others, adds
     its name, and of a path that is too long the end stays.
     """
+    words = ["endpoint"]
     route = min(labels_of(scope), default="")
+    if route:
+        words.append(route)
     function = inspect.unwrap(endpoint)
-    kind = function if hasattr(function, "__qualname__") else type(function)
-    *_, name = kind.__qualname__.rpartition("<locals>.")
     of_route: Any = scope.get("endpoint")
-    is_of_route = bool(route) and function is inspect.unwrap(of_route)
-    label = printable(" ".join(filter(None, ("endpoint", route, "" if is_of_route else name))))
-    return label if len(label) <= MAX_LABEL else f"{label[:_LABEL_START]}...{label[_LABEL_START + 3 - MAX_LABEL :]}"
+    if not route or function is not inspect.unwrap(of_route):
+        *_, name = _named(function).__qualname__.rpartition("<locals>.")
+        words.append(name)
+    return _shortened(printable(" ".join(words)))
+
+
+def _shortened(label: str) -> str:
+    """Return a label, without its middle if it is too long."""
+    if len(label) <= MAX_LABEL:
+        return label
+    end = MAX_LABEL - _LABEL_START - len("...")
+    return f"{label[:_LABEL_START]}...{label[-end:]}"
 
 
 def _report_parameters(rule: Rule, scope: Scope) -> None:
@@ -350,13 +362,19 @@ def _limits_of(written: Any, limits: Any) -> Any:
         )
     if written is not None and limits is not None:
         raise ConfigurationError(f"is given twice; write RateLimit({quoted(written)})", "limits")
-    return limits if written is None else written
+    if written is None:
+        return limits
+    return written
 
 
 def _bytes_of(max_body: int | str) -> int:
     """Return a number of bytes given as a number or as a text with a unit."""
-    found = _SIZE.fullmatch(max_body) if isinstance(max_body, str) else None
-    size: object = max_body if found is None else int(found[1]) * _UNITS[found[2].upper()]
+    size: object = max_body
+    found = None
+    if isinstance(max_body, str):
+        found = _SIZE.fullmatch(max_body)
+    if found is not None:
+        size = int(found[1]) * _UNITS[found[2].upper()]
     if type(size) is not int or not 1 <= size <= _MOST_BODY:
         raise ConfigurationError(
             f'expected a size such as "1MB", "64KB" or 1000000, not {quoted(max_body)}', "max_body"
@@ -386,11 +404,25 @@ def _place_of(endpoint: Any) -> tuple[str, bool]:
     replaced the function.
     """
     function = inspect.unwrap(endpoint)
-    kind = function if hasattr(function, "__qualname__") else type(function)
-    named: Any = sys.modules.get(kind.__module__)
-    for part in kind.__qualname__.split("."):
-        named = getattr(named, part, None)
-    return f"{kind.__module__}.{kind.__qualname__}", named is not None and inspect.unwrap(named) is function
+    kind = _named(function)
+    there = found_at_name(kind)
+    return f"{kind.__module__}.{kind.__qualname__}", there is not None and inspect.unwrap(there) is function
+
+
+def _named(function: Any) -> Any:
+    """Return what has the name of an endpoint: its function, or the class of a partial or an instance."""
+    if hasattr(function, "__qualname__"):
+        return function
+    return type(function)
+
+
+def _closing(decision: Decision, *, is_accepted: bool) -> WebSocketException:
+    """Return the exception that closes a websocket without an answer: it is accepted, or its server can send none."""
+    if decision.reason is Reason.BANNED:
+        return WebSocketException(POLICY_VIOLATION, "banned")
+    if is_accepted:
+        return WebSocketException(TRY_AGAIN_LATER, TOO_MANY)
+    return WebSocketException(POLICY_VIOLATION, TOO_MANY)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
@@ -418,6 +450,7 @@ async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
     if record is None:
         raise error
     decision = error.decision
+    # The fields list no limits of functions and of outbound calls, which raise `RateLimitExceeded` as well.
     is_listed = isinstance(error, EndpointRefusal)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -439,6 +472,42 @@ def _decorated(limit: RateLimit, endpoint: Any) -> Any:
     Raises:
         ConfigurationError: `endpoint` cannot be decorated.
     """
+    _check_function(endpoint)
+    remember_decorated(endpoint, sys._getframe(2))  # the frame with the "@": this one is called by `RateLimit.__call__`
+    shown, own = _signature(endpoint)
+    is_async = is_async_callable(endpoint)
+    called_directly: list[Any] = []
+
+    @wraps(endpoint)
+    async def limited(*args: Any, **options: Any) -> Any:
+        if own is None:
+            connection = options.pop(_CONNECTION, None)
+        else:
+            connection = options.get(own)
+        if connection is None:
+            connection = next((one for one in (*args, *options.values()) if isinstance(one, HTTPConnection)), None)
+        if connection is not None:
+            await limit.check(connection, endpoint)
+        elif Engine.counting and endpoint not in called_directly:
+            called_directly.append(endpoint)
+            logger.warning(_CALLED_DIRECTLY, inspect.unwrap(endpoint).__name__)
+        if is_async:
+            return await endpoint(*args, **options)
+        answer = await run_in_threadpool(endpoint, *args, **options)
+        if inspect.isawaitable(answer):
+            return await answer
+        return answer
+
+    vars(limited)["__signature__"] = shown
+    return limited
+
+
+def _check_function(endpoint: Any) -> None:
+    """Check that a limit can be put around an endpoint.
+
+    Raises:
+        ConfigurationError: It is no function, or one that has answered before it runs.
+    """
     if not callable(endpoint) or inspect.isclass(endpoint):
         raise ConfigurationError(
             'RateLimit: expected a function to limit, for example @RateLimit("5/second") above '
@@ -451,28 +520,6 @@ def _decorated(limit: RateLimit, endpoint: Any) -> Any:
             f"RateLimit: {core.__name__!r} is a generator, whose response starts before it runs; "
             "write dependencies=[Depends(RateLimit(...))] at its route"
         )
-    remember_decorated(endpoint, sys._getframe(2))
-    shown, own = _signature(endpoint)
-    is_async = is_async_callable(endpoint)
-    called_directly: list[Any] = []
-
-    @wraps(endpoint)
-    async def limited(*args: Any, **options: Any) -> Any:
-        connection = options.pop(_CONNECTION, None) if own is None else options.get(own)
-        if connection is None:
-            connection = next((one for one in (*args, *options.values()) if isinstance(one, HTTPConnection)), None)
-        if connection is not None:
-            await limit.check(connection, endpoint)
-        elif Engine.counting and endpoint not in called_directly:
-            called_directly.append(endpoint)
-            logger.warning(_CALLED_DIRECTLY, core.__name__)
-        if is_async:
-            return await endpoint(*args, **options)
-        answer = await run_in_threadpool(endpoint, *args, **options)
-        return await answer if inspect.isawaitable(answer) else answer
-
-    vars(limited)["__signature__"] = shown
-    return limited
 
 
 def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:

@@ -104,8 +104,14 @@ class _OneLimit(Rendered):
         """See `Rendered.added_to`."""
         spent, leaves_us, _, _ = decision.readings[0]
         left = self._amount - spent
-        more_s = -((decision.now_us - leaves_us) // 1_000_000) if spent else 0
-        return [*given, self._policy, (b"ratelimit", self._text % (left if left > 0 else 0, more_s))]
+        if left < 0:
+            left = 0  # a debt is no number of units; `max` would be a call
+        if spent:
+            # `ceil_s` of the time until then, without a call: minus the floor of what is negative.
+            more_s = -((decision.now_us - leaves_us) // 1_000_000)
+        else:
+            more_s = 0
+        return [*given, self._policy, (b"ratelimit", self._text % (left, more_s))]
 
 
 class _ManyLimits(Rendered):
@@ -120,7 +126,8 @@ class _ManyLimits(Rendered):
         shown = tightest_of(decision.checks, decision.readings, MOST_NAMED)
         policy = ", ".join([self._policies[at] for at in shown]).encode()
         text = b", ".join([self._items[at] for at in shown])
-        readings, amounts = [decision.readings[at] for at in shown], [self._amounts[at] for at in shown]
+        readings = [decision.readings[at] for at in shown]
+        amounts = [self._amounts[at] for at in shown]
         return [*given, (b"ratelimit-policy", policy), (b"ratelimit", text % _numbers(decision, readings, amounts))]
 
 
@@ -138,8 +145,11 @@ class Headers:
 
     def __init__(self, style: HeaderStyles | None, unix_us: Clock) -> None:
         self._unix_us = unix_us
-        self._styles: Sequence[Any] = style if isinstance(style, (list, tuple)) else (style,)
-        if not self._styles or (style is not None and any(one not in ("draft", "legacy") for one in self._styles)):
+        self._styles: Sequence[Any] = (style,)
+        if isinstance(style, (list, tuple)):
+            self._styles = style
+        are_known = style is None or all(one in ("draft", "legacy") for one in self._styles)
+        if not self._styles or not are_known:
             expected = 'expected "draft", "legacy", a list of both, or None ("none" in a file)'
             raise ConfigurationError(f"{expected}, not {quoted(style)}", "headers")
         self._rendered: dict[object, Rendered] = {}
@@ -155,15 +165,16 @@ class Headers:
 
     def of_buckets(self, buckets: Sequence[Bucket], taken: Sequence[str] = ()) -> Rendered:
         """Return the same, given the buckets of the checks."""
-        known = (*buckets, *taken)
-        found = self._rendered.get(known)
+        memo_key = (*buckets, *taken)
+        found = self._rendered.get(memo_key)
         if found is None:
-            found = remember(self._rendered, known, self._made(buckets, taken))
+            found = remember(self._rendered, memo_key, self._made(buckets, taken))
         return found
 
     def _made(self, buckets: Sequence[Bucket], taken: Sequence[str]) -> Rendered:
-        if {*self._styles} != {"draft"}:
+        if {*self._styles} != {"draft"}:  # with those of the legacy style, or with none
             return _InStyles(buckets, taken, self._styles, self._unix_us)
+        # Nearly every answer has the draft's fields alone, so they are written in as few steps as their number allows.
         limits = sum([len(bucket.limits) for bucket in buckets])
         if limits == 1:
             return _OneLimit(buckets, taken)
@@ -213,7 +224,9 @@ def quote(text: str) -> str:
 
 def lowered(name: Any) -> bytes:
     """Return a field name as lower-case bytes, as ASGI requires, in whatever type an application wrote it."""
-    return name.encode("latin-1", "replace").lower() if isinstance(name, str) else bytes(name).lower()
+    if isinstance(name, str):
+        return name.encode("latin-1", "replace").lower()
+    return bytes(name).lower()
 
 
 def field_value(scope: Scope, name: bytes) -> str:
@@ -236,8 +249,10 @@ def _numbers(decision: Decision, readings: Sequence[WindowState], amounts: Seque
     for (spent, leaves_us, _, _), amount in zip(readings, amounts, strict=True):
         if spent:
             left = amount - spent
-            numbers.append(left if left > 0 else 0)  # a debt is no number of units; `max` would be a call
-            numbers.append(-((now_us - leaves_us) // 1_000_000))
+            if left < 0:
+                left = 0  # a debt is no number of units; `max` would be a call
+            # `ceil_s` of the time until then, without a call: minus the floor of what is negative.
+            numbers += left, -((now_us - leaves_us) // 1_000_000)
         else:
             numbers += amount, 0
     return tuple(numbers)
@@ -248,15 +263,22 @@ def _item(name: str, limit: AnyLimit) -> bytes:
 
     The time of the next permit is unknown; ``%.0a`` writes nothing.
     """
-    numbers = ";r=%d%.0a" if isinstance(limit, Concurrency) else ";r=%d;t=%d"
+    numbers = ";r=%d;t=%d"
+    if isinstance(limit, Concurrency):
+        numbers = ";r=%d%.0a"
     return (quote(name).replace("%", "%%") + numbers).encode()
 
 
 def _policy_item(name: str, limit: AnyLimit, unit: str | None) -> str:
     """Format one item of RateLimit-Policy: ``"api";q=100;w=10``. The window is omitted unless it is whole seconds."""
-    unit = "concurrent-requests" if isinstance(limit, Concurrency) else unit
-    item = f"{quote(name)};q={limit.amount}" + ("" if unit is None else f";qu={quote(unit)}")
-    return item if limit.window_s is None else f"{item};w={limit.window_s}"
+    item = f"{quote(name)};q={limit.amount}"
+    if isinstance(limit, Concurrency):
+        unit = "concurrent-requests"
+    if unit is not None:
+        item += f";qu={quote(unit)}"
+    if limit.window_s is not None:
+        item += f";w={limit.window_s}"
+    return item
 
 
 def _legacy_fields(decision: Decision, unix_us: int) -> Fields:

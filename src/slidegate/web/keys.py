@@ -26,7 +26,7 @@ from .paths import spelled_value
 
 _OF_HEADER: Final = "a header's value that is not empty, as one line of Latin-1 text or as the bytes on the wire"
 _NO_HEADER: Final = re.compile(rb"[\r\n\0]")
-_NAME: Final = re.compile(rb"\[[^\]]*\]|[^:]*")
+_HOST_NAME: Final = re.compile(rb"\[[^\]]*\]|[^:]*")
 _QUOTE: Final = b"\1"
 """Stands for a quote in a field; no field contains it."""
 _PADDING: Final = b"=="
@@ -120,7 +120,9 @@ class Value(Key):
         value = self._read(scope)
         if value[:2] == _TOKEN_BEGINS:
             value = _token(value)
-        return limiter.digest(self.identity, value) if value else client_key
+        if not value:
+            return client_key
+        return limiter.digest(self.identity, value)
 
     def of(self, value: str | bytes) -> KeyOf:
         """Return the key of a value, for the methods of a limiter: ``limiter.reset(header("X-API-Key").of("k123"))``.
@@ -152,7 +154,8 @@ def _credentials(value: bytes) -> bytes:
     scheme, *rest = value.decode("latin-1").split() or [""]
     if not rest:
         return value
-    scheme, given = scheme.lower(), " ".join(rest).encode("latin-1")
+    scheme = scheme.lower()
+    given = " ".join(rest).encode("latin-1")
     if scheme == "basic":
         try:
             return b"basic " + b64decode(given + _PADDING)  # not every login wants the padding
@@ -179,7 +182,7 @@ def _token(value: bytes) -> bytes:
 
 def _host(value: bytes) -> bytes:
     """Return the name in a Host field: in any case, with any port, even one that is no number."""
-    return _NAME.match(value.lower())[0]  # type: ignore[index]  # it matches everything
+    return _HOST_NAME.match(value.lower())[0]  # type: ignore[index]  # it matches everything
 
 
 _NORMAL_FORMS: Final[dict[str, Callable[[bytes], bytes]]] = {
@@ -227,17 +230,22 @@ def header(name: str) -> Value:
         ConfigurationError: The name has a character that is not allowed in header names.
     """
     shown = check_token("header", name, "X-API-Key").lower()
-    field, normal_form = shown.encode(), _NORMAL_FORMS.get(shown, bytes)
+    wanted = shown.encode()
+    normal_form = _NORMAL_FORMS.get(shown, bytes)
 
     def first(scope: Scope) -> bytes:
-        for name, value in scope["headers"]:
-            if name == field:
+        for field, value in scope["headers"]:
+            if field == wanted:
                 return normal_form(bytes(value).strip(b" \t"))  # Starlette reads a bytearray as well
         return b""
 
     def encode(value: str | bytes) -> bytes:
-        wire = value.encode("latin-1") if isinstance(value, str) else value
-        return b"" if _NO_HEADER.search(wire) else normal_form(wire.strip(b" \t"))
+        wire = value
+        if isinstance(wire, str):
+            wire = wire.encode("latin-1")
+        if _NO_HEADER.search(wire):
+            return b""
+        return normal_form(wire.strip(b" \t"))
 
     return Value(f"header:{shown}", first, encode, _OF_HEADER)
 
@@ -259,9 +267,10 @@ def cookie(name: str) -> Value:
 
     def read(scope: Scope) -> bytes:
         # Starlette finds the cookie, but sees no quotes: Python before 3.12.6 unquotes in quadratic time.
-        fields = [
-            (b"cookie", bytes(value).replace(b'"', _QUOTE)) for field, value in scope["headers"] if field == b"cookie"
-        ]
+        fields: list[tuple[bytes, bytes]] = []
+        for field, value in scope["headers"]:
+            if field == b"cookie":
+                fields.append((field, bytes(value).replace(b'"', _QUOTE)))
         cookies = HTTPConnection({"type": "http", "headers": fields}).cookies
         return utf8(_unquoted(cookies.get(name, "").replace(_QUOTE.decode(), '"')))
 
@@ -288,7 +297,9 @@ def query(name: str) -> Value:
 
     def read(scope: Scope) -> bytes:
         given = scope.get("query_string") or b""
-        return utf8(QueryParams(given if isinstance(given, str) else bytes(given)).get(name, ""))
+        if not isinstance(given, str):
+            given = bytes(given)
+        return utf8(QueryParams(given).get(name, ""))
 
     return Value(f"query:{name}", read, utf8)
 
@@ -304,11 +315,16 @@ class PathParam(Value):
 
     def __init__(self, name: str) -> None:
         check_parameter_name("path_param", name)
-        super().__init__(
-            f"path:{name}",
-            lambda scope: utf8(spelled_value(scope.get("path_params", {}).get(name, ""))),
-            lambda value: utf8(spelled_value(value) if isinstance(value, (int, float, UUID)) else value),
-        )
+
+        def read(scope: Scope) -> bytes:
+            return utf8(spelled_value(scope.get("path_params", {}).get(name, "")))
+
+        def encode(value: Any) -> bytes:
+            if isinstance(value, (int, float, UUID)):
+                value = spelled_value(value)
+            return utf8(value)
+
+        super().__init__(f"path:{name}", read, encode)
         self.name = name
 
 
@@ -365,8 +381,9 @@ def check_parameter_name(what: str, name: object) -> None:
 def parts_of(key: object) -> Iterator[object]:
     """Yield a key and its parts, recursively; a function or a condition has no parts."""
     yield key
-    for part in key.keys if isinstance(key, Key) else ():
-        yield from parts_of(part)
+    if isinstance(key, Key):
+        for part in key.keys:
+            yield from parts_of(part)
 
 
 def path_parameters(*keys: object) -> list[str]:
@@ -385,14 +402,18 @@ class _User(Key):
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """See `Key.find`."""
         name = self.name_in(scope)
-        return client_key if name is None else limiter.key_for(f"user:{name}")
+        if name is None:
+            return client_key
+        return limiter.key_for(f"user:{name}")
 
     def name_in(self, scope: Scope) -> str | None:
         """Return the name or id of the user of a request; None if nobody is logged in, or it cannot be read."""
         try:
             person = person_of(scope)
+            if not _is_logged_in(person):
+                return None
             name = _name_of(person)
-            if not name and _is_somebody(person):
+            if not name and not _is_empty(person):
                 self._tell(type(person).__qualname__)
         except Exception:
             # A user object may query a database; its failure neither bypasses the limit nor causes a 500.
@@ -408,7 +429,7 @@ class _User(Key):
                 "key `user`: a user of type %s has none of %s, so the client's address is counted; give it one of "
                 "them, or count by a function such as key=lambda request: f'user:{request.user.email.lower()}'",
                 kind,
-                ", ".join(_NAMES),
+                ", ".join(_USER_ATTRIBUTES),
             )
 
 
@@ -426,29 +447,35 @@ nobody then.
 def person_of(scope: Scope) -> object:
     """Return the user object of a request; None if nothing has set one."""
     person = scope.get("user")
-    return scope.get("state", {}).get("user") if person is None else person
+    if person is None:
+        return scope.get("state", {}).get("user")
+    return person
 
 
-_NAMES: Final = ("identity", "id", "display_name", "username", "sub")
+_USER_ATTRIBUTES: Final = ("identity", "id", "display_name", "username", "sub")
 """The attributes, or the items of a mapping, that name a user, in this order."""
 
 
-def _is_somebody(person: object) -> bool:
-    """Return whether what an application keeps as its user stands for one; an empty text or mapping does not."""
-    if person is None or getattr(person, "is_authenticated", True) is False:
-        return False
-    return bool(person) if isinstance(person, (str, Mapping)) else True
+def _is_logged_in(person: object) -> bool:
+    """Return whether there is a user; one whose `is_authenticated` is False, as Starlette's for nobody, is none."""
+    return person is not None and getattr(person, "is_authenticated", True) is not False
+
+
+def _is_empty(person: object) -> bool:
+    """Return whether what an application keeps as its user is an empty text or mapping, which stands for nobody."""
+    return isinstance(person, (str, Mapping)) and not person
 
 
 def _name_of(person: object) -> str:
-    """Return the name or id of a user; empty if nobody is logged in."""
-    if person is None or getattr(person, "is_authenticated", True) is False:
-        return ""
+    """Return the name or id of a user who is logged in; empty if the user has none."""
     if isinstance(person, (str, int, UUID)):
         return str(person)
-    for attribute in _NAMES:
+    for attribute in _USER_ATTRIBUTES:
         try:
-            name = person.get(attribute) if isinstance(person, Mapping) else getattr(person, attribute, None)
+            if isinstance(person, Mapping):
+                name = person.get(attribute)
+            else:
+                name = getattr(person, attribute, None)
         except NotImplementedError:  # Starlette's BaseUser raises this for properties that a subclass does not define
             continue
         if name is not None and name != "":

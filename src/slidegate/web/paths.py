@@ -71,7 +71,9 @@ ANY_PATH: Final[Texts] = ()
 
 def normal(path: str) -> str:
     """Return the normal form of a path, with runs of slashes merged and single dots removed."""
-    return _SLASHES_AND_DOTS.sub("/", path) if _ODD.search(path) else path
+    if _ODD.search(path) is None:
+        return path
+    return _SLASHES_AND_DOTS.sub("/", path)
 
 
 class RulePath:
@@ -111,9 +113,14 @@ class RulePath:
     def parameters(self, text: str, names: Collection[str]) -> dict[str, str]:
         """Return the values of some parameters that a text reveals. No convertor of another one is called."""
         match = self._exact.match(text) or self.takes(text)  # like a router, which ignores a line break at the end
-        found = {} if match is None else match.groupdict()
-        known = [name for name in names if name in found and name in self.convertors]
-        return {name: _meaning(self.convertors[name], found[name]) for name in known}
+        if match is None:
+            return {}
+        found = match.groupdict()
+        values: dict[str, str] = {}
+        for name in names:
+            if name in found and name in self.convertors:
+                values[name] = _meaning(self.convertors[name], found[name])
+        return values
 
 
 def _reachable(path: object, option: str) -> str:
@@ -130,29 +137,56 @@ def _reachable(path: object, option: str) -> str:
 
 
 def _generous(path: str, convertors: Mapping[str, Convertor[Any]]) -> str:
-    """Return the generous pattern of a path."""
+    """Return the generous pattern of a path: its segments up to the first one that may match slashes, then the rest."""
     pattern = ""
+    rest = r"/?\Z"
     for segment in path.removesuffix("/").split("/")[1:]:
-        parameters = list(PARAM_REGEX.finditer(segment))
-        if not parameters:
-            pattern += "/" + re.escape(segment)
-            continue
-        begin, end = segment[: parameters[0].start()], segment[parameters[-1].end() :]
-        spellings = [_spelling(convertors[parameter[1]]) for parameter in parameters]
+        parameters = [*PARAM_REGEX.finditer(segment)]
+        if any(_may_contain_slash(convertors[parameter[1]]) for parameter in parameters):
+            rest = _generous_rest(path, segment, parameters)
+            break
+        pattern += "/" + _generous_segment(segment, parameters, convertors)
+    return pattern + rest
+
+
+def _may_contain_slash(convertor: Convertor[Any]) -> bool:
+    """Return whether a value of a parameter may contain a slash, as those of unknown kinds may."""
+    return type(convertor) is not StringConvertor and type(convertor) not in _SPELLINGS
+
+
+def _generous_segment(
+    segment: str, parameters: Sequence[re.Match[str]], convertors: Mapping[str, Convertor[Any]]
+) -> str:
+    """Return the generous pattern of a segment whose parameters contain no slash."""
+    if not parameters:
+        return re.escape(segment)
+    value = "[^/]*"
+    if len(parameters) == 1:
         name = parameters[0][1]
-        if None in spellings:  # a parameter that may contain a slash: it matches up to the literal end of the path
-            rest = re.escape(path[[*PARAM_REGEX.finditer(path)][-1].end() :].removesuffix("/"))
-            value = f"(?P<{name}>.*)" if spellings == [None] else ".*"
-            return rf"{pattern}/{re.escape(begin)}{value}" + (rf"{rest}/?\Z" if rest else r"\Z")
-        value = f"(?P<{name}>{spellings[0]})" if len(spellings) == 1 else "[^/]*"
-        pattern += f"/{re.escape(begin)}{value}{re.escape(end)}"
-    return rf"{pattern}/?\Z"
+        value = f"(?P<{name}>{_spelling(convertors[name])})"
+    begin = re.escape(segment[: parameters[0].start()])
+    end = re.escape(segment[parameters[-1].end() :])
+    return begin + value + end
 
 
-def _spelling(convertor: Convertor[Any]) -> str | None:
-    """Return the generous pattern of a parameter that is alone in a segment; None if it may contain a slash."""
-    # The one of texts is as the routers have it: FastHTML replaces it by one that an empty text matches.
-    return convertor.regex if type(convertor) is StringConvertor else _SPELLINGS.get(type(convertor))
+def _spelling(convertor: Convertor[Any]) -> str:
+    """Return the generous pattern of a parameter that is alone in a segment and contains no slash."""
+    if type(convertor) is StringConvertor:
+        return convertor.regex  # as the routers have it: FastHTML replaces it by one that an empty text matches
+    return _SPELLINGS[type(convertor)]
+
+
+def _generous_rest(path: str, segment: str, parameters: Sequence[re.Match[str]]) -> str:
+    """Return the generous pattern from a segment on that may match slashes: any text up to the path's literal end."""
+    value = ".*"
+    if len(parameters) == 1:
+        value = f"(?P<{parameters[0][1]}>.*)"
+    begin = re.escape(segment[: parameters[0].start()])
+    *_, last = PARAM_REGEX.finditer(path)
+    end = re.escape(path[last.end() :].removesuffix("/"))
+    if not end:
+        return rf"/{begin}{value}\Z"
+    return rf"/{begin}{value}{end}/?\Z"
 
 
 class PathReader:
@@ -170,7 +204,9 @@ class PathReader:
         """Return the path of a request."""
         if self._root is None:  # read with the first request, because a wrapper may show its routes by then alone
             self._root = root_of(visible_app(self._app, scope))
-        path: str = get_route_path({**scope, "root_path": self._root} if self._root else scope)
+        if self._root:
+            scope = {**scope, "root_path": self._root}
+        path: str = get_route_path(scope)
         return path
 
     def texts(self, scope: Scope) -> Texts:
@@ -179,12 +215,20 @@ class PathReader:
         if is_ambiguous(scope["path"]):
             return ANY_PATH
         other = normal(path)
-        return (path,) if other == path else (path, other)
+        if other == path:
+            return (path,)
+        return path, other
 
 
 def is_ambiguous(path: str) -> bool:
     """Return whether a path may resolve to any other path, so that every limit and block applies, and nothing else."""
-    return _ASTRAY.search(path) is not None or (len(path) > MAX_ODD and _ODD.search(path) is not None)
+    if _ASTRAY.search(path) is not None:
+        return True
+    return len(path) > MAX_ODD and _ODD.search(path) is not None
+
+
+_ANY_SEGMENT: Final = ""
+"""Stands for a first segment with a parameter."""
 
 
 class PathIndex(Generic[T]):
@@ -200,7 +244,9 @@ class PathIndex(Generic[T]):
         for path, owner in paths:
             if path.convertors:
                 first = path.path.split("/", 2)[1]
-                self._patterns.setdefault("" if "{" in first else first, []).append((path, owner))
+                if "{" in first:
+                    first = _ANY_SEGMENT
+                self._patterns.setdefault(first, []).append((path, owner))
             else:
                 self._literal.setdefault(path.path.removesuffix("/"), []).append(owner)
 
@@ -208,9 +254,19 @@ class PathIndex(Generic[T]):
         """Yield the owners of the paths that match any of the texts, unordered and possibly with duplicates."""
         for text in texts:
             yield from self._literal.get(text.removesuffix("/"), ())
-            first = text.split("/", 2)[1] if text[:1] == "/" else ""
-            for candidates in (self._patterns.get(""), self._patterns.get(first) if first else None):
-                yield from (owner for path, owner in candidates or () if path.takes(text))
+            for path, owner in self._candidates(text):
+                if path.takes(text):
+                    yield owner
+
+    def _candidates(self, text: str) -> Iterable[tuple[RulePath, T]]:
+        """Return the paths with parameters whose first segment a text may have, each with its owner."""
+        always = self._patterns.get(_ANY_SEGMENT, ())
+        if not text.startswith("/"):
+            return always
+        first = text.split("/", 2)[1]
+        if first == _ANY_SEGMENT:
+            return always
+        return [*always, *self._patterns.get(first, ())]
 
 
 def with_parameters(scope: Scope, paths: Sequence[RulePath], reader: PathReader, names: Collection[str]) -> Scope:
@@ -239,10 +295,16 @@ def _meaning(convertor: Convertor[Any], text: str) -> str:
     if isinstance(convertor, FloatConvertor):
         with suppress(ValueError):
             return spelled_value(float(bare))
-    whole = _WHOLE.fullmatch(bare) if isinstance(convertor, IntegerConvertor) else None
-    return text if whole is None or len(bare) > _MAX_DIGITS else str(int(whole["value"]))
+    if not isinstance(convertor, IntegerConvertor) or len(bare) > _MAX_DIGITS:
+        return text
+    whole = _WHOLE.fullmatch(bare)
+    if whole is None:
+        return text
+    return str(int(whole["value"]))
 
 
 def spelled_value(value: object) -> str:
     """Return the canonical text of a value; -0.0 equals 0.0."""
-    return str(value + 0.0 if isinstance(value, float) else value)
+    if isinstance(value, float):
+        value += 0.0  # makes 0.0 of -0.0
+    return str(value)

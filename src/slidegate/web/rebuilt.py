@@ -30,14 +30,21 @@ class BuiltOnce:
     is_built = False
 
     def __new__(cls, *args: object, **options: object) -> Self:
-        app = args[0] if args else options.get("app")
+        app = options.get("app")
+        if args:
+            app = args[0]
         stack = next((layer for layer in layers(app) if isinstance(layer, ExceptionMiddleware)), None)
-        built = None if stack is None else _built_around(router_of(stack))
+        if stack is None:
+            return super().__new__(cls)
+        built = _built_around(router_of(stack))
         if built is None:
             return super().__new__(cls)
+        built.enter(stack)
         given: dict[Any, object] = {**options, "app": None}
         given.update(enumerate(args[1:]))
-        middleware: Self = built.again(stack, cls, given) or super().__new__(cls)
+        middleware: Self | None = built.again(cls, given)
+        if middleware is None:
+            middleware = super().__new__(cls)
         built.now.append(_Made(given, middleware))
         return middleware
 
@@ -47,6 +54,14 @@ class _Made(NamedTuple):
 
     given: dict[Any, object]
     middleware: Any
+
+    def is_again(self, kind: type, given: dict[Any, object]) -> bool:
+        """Return whether it is complete, of this class, and has the same objects as options."""
+        if not self.middleware.is_built or type(self.middleware) is not kind:
+            return False
+        if self.given.keys() != given.keys():
+            return False
+        return all(self.given[name] is given[name] for name in given)
 
 
 class _Built:
@@ -60,19 +75,27 @@ class _Built:
     def __reduce__(self) -> tuple[type[_Built], tuple[()]]:
         return type(self), ()  # the copy of an application has middlewares of its own
 
-    def again(self, stack: object, kind: type, given: dict[Any, object]) -> Any:
-        """Return the middleware of the stack before with the same options, once; None if there is none."""
-        if stack is not self._stack:
-            self._stack, self._before, self.now = stack, self.now, []
-        for place, (options, middleware) in enumerate(self._before):
-            is_same = type(middleware) is kind and options.keys() == given.keys()
-            if is_same and middleware.is_built and all(options[name] is given[name] for name in options):
+    def enter(self, stack: object) -> None:
+        """Begin a stack if it is another one than before; the newest one until then is the one before."""
+        if stack is self._stack:
+            return
+        self._stack = stack
+        self._before = self.now
+        self.now = []
+
+    def again(self, kind: type, given: dict[Any, object]) -> Any:
+        """Remove the middleware with the same options from the stack before, and return it; None if there is none."""
+        for place, made in enumerate(self._before):
+            if made.is_again(kind, given):
                 del self._before[place]
-                return middleware
+                return made.middleware
         return None
 
 
 def _built_around(router: object) -> _Built | None:
     """Return what was built around a router; None if it cannot keep that."""
     attributes = getattr(router, "__dict__", None)
-    return attributes.setdefault(_ATTRIBUTE, _Built()) if isinstance(attributes, dict) else None
+    if not isinstance(attributes, dict):
+        return None
+    built: _Built = attributes.setdefault(_ATTRIBUTE, _Built())
+    return built

@@ -8,6 +8,7 @@ their attributes.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -31,10 +32,20 @@ def attribute_of(thing: object, name: str, default: Any = None) -> Any:
         return default
 
 
+def found_at_name(function: Any) -> Any:
+    """Return what the module and the name of a function or a class lead to by now; None if they lead nowhere."""
+    named: Any = sys.modules.get(getattr(function, "__module__", ""))
+    for part in getattr(function, "__qualname__", "").split("."):
+        named = getattr(named, part, None)
+    return named
+
+
 def layers(app: object) -> Iterator[object]:
     """Yield an application and each one that it wraps, from the outside in."""
     seen: set[int] = set()
-    while app is not None and id(app) not in seen and len(seen) < DEPTH:
+    for _ in range(DEPTH):
+        if app is None or id(app) in seen:
+            return
         seen.add(id(app))
         yield app
         app = attribute_of(app, "app")
@@ -42,16 +53,21 @@ def layers(app: object) -> Iterator[object]:
 
 def root_of(app: object) -> str:
     """Return the `root_path` that an application, or one it wraps, sets itself as FastAPI does; empty if none does."""
-    roots = [
-        attribute_of(layer, "root_path", "") for layer in layers(app) if attribute_of(layer, "openapi") is not None
-    ]
-    return next((root for root in roots if isinstance(root, str) and root), "")
+    for layer in layers(app):
+        if attribute_of(layer, "openapi") is None:  # not FastAPI's, nor like it
+            continue
+        root = attribute_of(layer, "root_path")
+        if isinstance(root, str) and root:
+            return root
+    return ""
 
 
 def router_of(app: object) -> Any:
     """Return the router of an application; None if its routes are unknown."""
-    shown = next((layer for layer in layers(app) if attribute_of(layer, "routes") is not None), None)
-    return attribute_of(shown, "router", shown)
+    for layer in layers(app):
+        if attribute_of(layer, "routes") is not None:
+            return attribute_of(layer, "router", layer)
+    return None
 
 
 def routes_of(app: object) -> list[Any] | None:
@@ -64,7 +80,9 @@ def routes_of(app: object) -> list[Any] | None:
 
 def visible_app(app: object, scope: Scope) -> object:
     """Return an application; if a wrapper hides its routes, the application in the scope instead."""
-    return app if "router" in scope or router_of(app) is not None else scope.get("app", app)
+    if "router" in scope or router_of(app) is not None:
+        return app
+    return scope.get("app", app)
 
 
 def _expanded(routes: Iterable[Any]) -> Iterator[Any]:
@@ -93,12 +111,14 @@ class MountedRoute(NamedTuple):
 
 
 def _mounted(route: Any, above: str) -> MountedRoute:
-    methods = set(getattr(route, "methods", None) or ())
-    names = ",".join(sorted(methods - ({"HEAD"} if "GET" in methods else set()))) or "*"
     path = above + (getattr(route, "path", None) or route.path_format)
-    kind = names if hasattr(route, "methods") else "WS"
-    taken = frozenset(methods) or None if hasattr(route, "methods") else frozenset({"GET"})
-    return MountedRoute(route.endpoint, path, _label(kind, path), taken)
+    if not hasattr(route, "methods"):  # a websocket, whose handshake is a GET
+        return MountedRoute(route.endpoint, path, _label("WS", path), frozenset({"GET"}))
+    methods = frozenset(route.methods or ())
+    shown = methods
+    if "GET" in methods:  # Starlette adds HEAD to it
+        shown = methods - {"HEAD"}
+    return MountedRoute(route.endpoint, path, _label(",".join(sorted(shown)) or "*", path), methods or None)
 
 
 def _unknown(app: object, above: str) -> MountedRoute:
@@ -114,9 +134,12 @@ def _label(kind: str, path: str) -> str:
 
 def _walk(app: object, above: str = "", inside: tuple[object, ...] = ()) -> Iterator[tuple[Any, str]]:
     """Yield every route of an application and its mounts, each with the path where its router is mounted."""
-    for route in routes_of(app) or ():
+    routes = routes_of(app) or ()
+    for route in routes:
         yield route, above
-        if isinstance(route, (Mount, Host)) and route.app not in inside and len(inside) < DEPTH:
+        if not isinstance(route, (Mount, Host)):
+            continue
+        if route.app not in inside and len(inside) < DEPTH:
             yield from _walk(route.app, _below(route, above), (*inside, route.app))
 
 
@@ -160,7 +183,10 @@ def reach(app: object, scope: Scope) -> MountedRoute | None:
         The route; None if none matches, or if it cannot be determined.
     """
     try:
-        copy = {key: dict(value) if type(value) is dict else value for key, value in scope.items()}
+        copy = dict(scope)
+        for key, value in scope.items():
+            if type(value) is dict:  # `matches` may write into it
+                copy[key] = dict(value)
         return _reach(app, copy)
     except Exception:
         return None  # the application will fail in the same way and report it
@@ -174,10 +200,14 @@ def _reach(app: object, scope: Scope) -> MountedRoute | None:
             scope["root_path"] = root
         router = router_of(app)
         if router is None:
-            return _unknown(app, above) if above else None
+            if not above:
+                return None
+            return _unknown(app, above)
         route, child = _first(router.routes, scope)
+        if route is None:
+            return None
         if not isinstance(route, (Mount, Host)):
-            return None if route is None else _mounted(route, above)
+            return _mounted(route, above)
         scope.update(child)
         app, above = route.app, _below(route, above)
     return None
@@ -188,7 +218,9 @@ def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
     found: tuple[Any, Scope] = (None, {})
     for route in routes:
         match, child = route.matches(scope)
-        if match is Match.NONE or (match is Match.PARTIAL and found[0] is not None):
+        if match is Match.NONE:
+            continue
+        if match is Match.PARTIAL and found[0] is not None:
             continue
         inner = (route, child)
         if "endpoint" not in child:  # a router included by FastAPI
@@ -202,7 +234,8 @@ def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
 
 def labels_of(scope: Scope) -> set[str]:
     """Return the display names of the routes of a request's endpoint; none if they are unknown."""
-    routes, endpoint = mounted_routes(scope.get("router")), scope.get("endpoint")
+    routes = mounted_routes(scope.get("router"))
+    endpoint = scope.get("endpoint")
     return {route.label for route in routes if route.endpoint is endpoint}
 
 
