@@ -194,7 +194,9 @@ def test_the_reference_lists_every_public_name() -> None:
         wanted += [f"{module}.{name}" for name in importlib.import_module(module).__all__]
     # Stores with a driver of their own are imported from where they are.
     wanted += ["slidegate.stores.lmdb.LmdbStore", "slidegate.stores.redis.RedisStore"]
-    wanted += [f"slidegate.limiter.{name}" for name in ("KeyView", "Override", "Worker")]
+    wanted += [
+        f"slidegate.limiter.{name}" for name in ("KeyView", "Override", "Action", "Publication", "PublishedRule")
+    ]
     names = ("Statistics", "Stats", "Traffic", "Worker", "Ranking", "ClientTraffic", "LoggedEvent")
     wanted += [f"slidegate.ops.statistics.{name}" for name in names]
     prose = "\n".join(line for line in text.splitlines() if not line.startswith(("* ", "  ")))

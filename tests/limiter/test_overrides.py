@@ -21,8 +21,11 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitExceeded
 from slidegate.core import Bucket, SharedRow, StoreUnavailable
-from slidegate.limiter import Override, overrides
-from slidegate.limiter.overrides import CHANGED_LIMITS, NamedLimit, parse_one
+from slidegate.limiter import Override, news, workers
+from slidegate.limiter.named_limits import NamedLimit, parse_one
+from slidegate.limiter.news import LIMITS as CHANGED_LIMITS
+from slidegate.limiter.published import PublishedRule, rules_of
+from slidegate.limiter.workers import WORKERS
 from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import RecordingObserver
 
@@ -92,6 +95,14 @@ class Worker:
     def limits_by_name(self) -> list[NamedLimit]:
         return self.named
 
+    def published(self) -> list[PublishedRule]:
+        return rules_of(self.named)
+
+    async def update(self) -> None:
+        """Look, and write, as beside a request."""
+        await self.limiter.engine.news.refresh()
+        await self.limiter.engine.workers.write(30.0)
+
     @property
     def row(self) -> bytes:
         """The name of its row, another one in a child of fork."""
@@ -137,18 +148,16 @@ WINDOWS = [(name, text) for name, (_, window) in LIMITS.items() for text in {win
 GOOD = st.tuples(st.sampled_from(WINDOWS), st.integers(1, 99)).map(
     lambda drawn: (drawn[0][0], f"{drawn[1]}{drawn[0][1]}")
 ) | st.just(("*", "off"))
-WORKER_ROW = {"secret": "", "limits": {"api": "10/1m"}, "fixed": []}
 CHANGE_ROW = {"name": "calm", "limit": "6/minute", "by": "", "reason": "", "since_us": 0, "until_us": 2**51}
-ODD_ROWS = [(1, WORKER_ROW, "limits", odd) for odd in (["api", "10/1m"], {"api": ["10/1m"]}, {"api": "10 a m"})]
-ODD_ROWS += [(0, CHANGE_ROW, "limit", odd) for odd in ("6 a minute", 6, "off")]
-ODD_ROWS += [(0, CHANGE_ROW, "name", odd) for odd in (7, "*")]
-UNREADABLE = [(number, json.dumps({**row, field: odd}).encode()) for number, row, field, odd in ODD_ROWS]
+ODD_FIELDS = [("limit", odd) for odd in ("6 a minute", 6, "off")] + [("name", odd) for odd in (7, "*")]
+UNREADABLE = [(CHANGED_LIMITS, json.dumps({**CHANGE_ROW, field: odd}).encode()) for field, odd in ODD_FIELDS]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda one: st.lists(one) | st.dictionaries(st.text(), one),
     max_leaves=4,
 )
-UNREADABLE += [(number, bad) for number in (0, 1, 2) for bad in (b"", b"\xff", b"[]", b"[" * 100_000, b"{}")]
+UNREADABLE += [(CHANGED_LIMITS, bad) for bad in (b"", b"\xff", b"[]", b"[" * 100_000, b"{}")]
+UNREADABLE += [(WORKERS, b""), (WORKERS, b"of an hour ago")]
 
 
 class Changes(OnALoop):
@@ -160,13 +169,14 @@ class Changes(OnALoop):
     @initialize()
     def begin(self) -> None:
         self.rows, self.patches, self.logged, self.is_odd = Rows(), pytest.MonkeyPatch(), list[str](), False
-        self.patches.setattr(overrides, "monotonic", lambda: self.rows.clock() / SECOND_US)
-        self.patches.setattr(overrides.logger, "exception", self.logged.append)
+        for module in (news, workers):
+            self.patches.setattr(module, "monotonic", lambda: self.rows.clock() / SECOND_US)
+        self.patches.setattr(news.logger, "error", lambda message, **more: self.logged.append(message))
         self.stored = dict[str, Override]()
         self.present = dict[bytes, tuple[int, str | None, set[str]]]()
         self.workers, self.slow = [Worker(self.rows)], list[Any]()
-        for index, (number, value) in enumerate(UNREADABLE):  # they are no workers and no changes
-            self.run(self.rows.write(bytes([index]), SharedRow(CHANGED_LIMITS, number, value, 10**12)))
+        for index, (kind, value) in enumerate(UNREADABLE):  # they are no workers and no changes
+            self.run(self.rows.write(bytes([index]), SharedRow(kind, 0, value, 10**12)))
 
     def teardown(self) -> None:
         self.patches.undo()
@@ -210,7 +220,7 @@ class Changes(OnALoop):
         self.read(by)
         if self.now_us >= by.writes_us or by.row not in self.present:
             by.writes_us = self.now_us + 10 * SECOND_US
-            self.present[by.row] = self.now_us + 30 * SECOND_US, by.secret, {*by.began}
+            self.present[by.row] = self.now_us + 60 * SECOND_US, by.secret, {*by.began}
             if self.now_us >= by.differs_us and any(secret != by.secret for secret, _ in self.others(by)):
                 by.differences, by.differs_us = by.differences + 1, self.now_us + 600 * SECOND_US
 
@@ -229,11 +239,10 @@ class Changes(OnALoop):
         one = self.worker(number)
         if one.named and name not in one.began:
             one.add(name)
-            one.writes_us = 0
 
     @rule(asks=st.lists(st.tuples(NUMBERS, DUE, st.booleans(), st.integers(0, 3), ERRORS), min_size=1, max_size=8))
     def workers_are_asked(self, asks: list[tuple[int, str, bool, int, Exception | None]]) -> None:
-        """They look twice a second, and write their rows every ten, or at once with other limits or after a fork.
+        """They look twice a second, and write every ten seconds, or at once after a fork.
 
         That others have another secret they say once in ten minutes.
         """
@@ -305,18 +314,19 @@ class Changes(OnALoop):
         found = [(one, one.workers) for one in self.run(one_worker.limiter.overrides())]
         self.read(one_worker)
         assert found == [(one, self.applying(one_worker, one)) for _, one in sorted(self.in_force().items())]
-        workers = [(one.same_secret, one.limits, one.fixed) for one in self.run(one_worker.limiter.workers())]
-        assert len(workers) == len(self.others(one_worker))
+        published = self.run(one_worker.limiter.engine.workers.others())
+        assert sum(one.workers for one in published) == len(self.others(one_worker))
+        assert all(one.is_readable for one in published)
+        found_rules = [(one.same_secret, one.text.limits, one.text.changeable) for one in published]
         for secret, names in self.others(one_worker):
-            fixed = [*names & FIXED]
-            assert (secret == one_worker.secret, {name: WRITTEN[name] for name in names}, fixed) in workers
+            assert (secret == one_worker.secret, {name: WRITTEN[name] for name in names}, names - FIXED) in found_rules
 
     @precondition(lambda self: self.rows.error is None)
     @rule(number=NUMBERS)
     def a_slow_read_begins(self, number: int) -> None:
         by, self.rows.returns = self.worker(number), asyncio.Event()
         by.reads += 1
-        task = self.loop.create_task(by.changes.refresh())
+        task = self.loop.create_task(by.limiter.engine.news.refresh())
         self.slow.append((by, by.reads, self.in_force(), self.rows.returns, task))
         self.run(turns())
 
@@ -350,7 +360,7 @@ class Changes(OnALoop):
 
     @invariant()
     def workers_are_known_by_their_rows_which_hold_no_secret(self) -> None:
-        ends = {who: ends_us for (_, kind, who), (_, ends_us) in self.rows.rows.items() if kind == overrides.WORKER}
+        ends = {who: ends_us for (kind, _, who), (_, ends_us) in self.rows.rows.items() if kind == WORKERS}
         known = {who: until_us for who, (until_us, *_) in self.present.items()}
         assert {who: ends[who] for who in ends.keys() & known.keys()} == known
         assert not any(secret.encode() in value for secret in SECRETS if secret for value, _ in self.rows.rows.values())
@@ -363,7 +373,7 @@ TestChanges.settings = settings(max_examples=50)
 
 
 def test_a_thread_without_an_event_loop_looks_when_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overrides, "INTERVAL_US", 0)
+    monkeypatch.setattr(news, "AGING_US", 0)
     limiter, script = (Limiter(LmdbStore(tmp_path), deadline="20s") for _ in range(2))
     job = limiter.limited("5/minute", key="k", rule="job")(lambda: True)
     with limiter.sync, script.sync:
@@ -382,7 +392,7 @@ async def test_each_limit_of_a_name_takes_a_change_of_its_window_and_others_keep
         worker.named.append(NamedLimit("several", configured.own(), configured, limit, changeable))
     for name, limit in (("apy", "5/minute"), ("calm", "500/hour"), ("several", "7/minute")):
         await script.change(name, limit)
-    await worker.changes.refresh()
+    await worker.limiter.engine.news.refresh()
     assert [one.limit.amount for one in worker.named] == [5, 7, 10, 10]
     assert worker.observer.kinds == ["limit_overridden"]
 
@@ -403,7 +413,7 @@ async def test_a_look_that_is_under_way_at_the_end_leaves_no_row() -> None:
         group.start_soon(worker.limiter.close)
         await turns()
         goes_on.set()
-    assert await Worker(rows).limiter.workers() == []
+    assert await Worker(rows).limiter.published() == []
 
 
 class Steps:
@@ -446,40 +456,44 @@ async def test_no_step_between_requests_is_longer_with_many_workers_and_limits(w
         configured = [parse_one(f"{number}/1m") for number in range(1, limits + 1)]
         one.named += [NamedLimit(*each, each[1]) for each in zip(names, configured, strict=True)]
         one.limiter.engine.register(one)
-        await one.changes.update()
+        await one.update()
     changed = names[:: limits // 10]
     for name in changed:
         await operator.change(name, "7/minute")
     found: dict[str, Any] = {}
     for what, work in {
-        "update": own.changes.update,
-        "workers": own.limiter.workers,
+        "update": own.update,
+        "workers": own.limiter.published,
         "change": partial(own.change, names[1], "9/minute"),
         "list": own.limiter.overrides,
     }.items():
-        own.changes.due_s = 0.0
         found[what] = await steps.of(work())
         assert steps.most < 20_000, f"{what}: {steps.most} calls in one step"
     assert own.observer.kinds.count("secret_differs") == 1
-    assert len(found["workers"]) == workers
+    assert sum(one.workers for one in found["workers"]) == workers + 1
     assert [one.workers for one in found["list"]] == [workers + 1] * (len(changed) + 1)
 
 
 @settings(max_examples=30)
 @given(
     st.dictionaries(st.text(max_size=8).filter(lambda name: name not in CHANGE_ROW), JSON, max_size=3),
-    st.dictionaries(st.text(max_size=8).filter(lambda name: name not in WORKER_ROW), JSON, max_size=3),
+    st.dictionaries(st.text(max_size=8).filter(lambda name: name not in PublishedRule.__slots__), JSON, max_size=3),
 )
-def test_what_a_later_version_writes_besides_is_ignored(of_change: dict[str, Any], of_worker: dict[str, Any]) -> None:
+def test_what_a_later_version_writes_besides_is_ignored(of_change: dict[str, Any], of_rule: dict[str, Any]) -> None:
     async def play() -> None:
         rows = Rows()
-        worker, secret = Worker(rows, "calm"), {"secret": "later"}
-        for number, row in ((0, CHANGE_ROW | of_change), (1, WORKER_ROW | of_worker), (2, secret | of_worker)):
-            await rows.write(b"of later", SharedRow(CHANGED_LIMITS, number, json.dumps(row).encode(), 10**9))
-        await worker.changes.update()
+        worker, later = Worker(rows, "calm"), Worker(rows, "calm", secret=SECRETS[0])
+        await later.update()
+        for name, (value, until_us) in {**rows.rows}.items():  # its text, with more fields and lines
+            if name[0] == workers.RULES:
+                lines = [json.dumps({**json.loads(line), **of_rule}) for line in value.splitlines()]
+                odd = [json.dumps(of_rule)] * (len(lines) > 1)
+                rows.rows[name] = "\n".join(lines + odd).encode(), until_us
+        await rows.write(b"of later", SharedRow(CHANGED_LIMITS, 0, json.dumps(CHANGE_ROW | of_change).encode(), 10**9))
+        await worker.update()
         assert worker.named[0].limit.amount == 6
-        assert [one.limits for one in await worker.limiter.workers()] == [WORKER_ROW["limits"]]
-        assert [one.workers for one in await worker.limiter.overrides()] == [1]
+        assert [one.text.limits for one in await worker.limiter.published()] == [{"calm": WRITTEN["calm"]}] * 2
+        assert [one.workers for one in await worker.limiter.overrides()] == [2]
         assert worker.observer.kinds.count("secret_differs") == 1
 
     asyncio.run(play())
@@ -493,7 +507,7 @@ def test_a_thread_with_an_older_read_takes_nothing_back(monkeypatch: pytest.Monk
 
     async def change_and_read() -> None:
         await operator.change("api", "30/minute")
-        await worker.changes.refresh()
+        await worker.limiter.engine.news.refresh()
 
     def slow_become(limit: Any, amount: int) -> None:
         if not threads:  # this is the older read, which another thread overtakes
@@ -504,6 +518,6 @@ def test_a_thread_with_an_older_read_takes_nothing_back(monkeypatch: pytest.Monk
 
     asyncio.run(operator.change("api", "20/minute"))
     monkeypatch.setattr(type(api), "become", slow_become)
-    asyncio.run(worker.changes.refresh())
+    asyncio.run(worker.limiter.engine.news.refresh())
     threads[0].join()
     assert ([*worker.changes.in_force], api.amount) == (["api"], 30)

@@ -1,6 +1,7 @@
 """Limits that are changed while an application runs: what is counted, by whom it is taken, and when it is over."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,8 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
 from slidegate import Limiter, MemoryStore, Quota, RateLimit, RateLimitMiddleware, Rule, everyone
-from slidegate.limiter import overrides
+from slidegate.core import StoreUnavailable
+from slidegate.limiter import news
 from slidegate.testing import FakeClock
 from slidegate.web.bound_rule import BoundRule
 
@@ -122,8 +124,7 @@ async def test_a_change_that_comes_while_a_limit_is_bound_is_not_missed(
 
     def made_meanwhile(*given: Any) -> Any:
         made = BoundRule(*given)
-        overrides = limiter.engine.overrides
-        changing = overrides.unset("own") if then is None else limiter.override("own", then, "1h")
+        changing = limiter.restore("own") if then is None else limiter.override("own", then, "1h")
         with pytest.raises(StopIteration):
             changing.send(None)
         return made
@@ -150,7 +151,7 @@ async def becomes(app: RateLimitMiddleware, amount: int) -> None:
 def test_the_first_request_of_a_worker_begins_to_look_and_its_end_stops_it(
     backend: str, another: Callable[[], Limiter], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overrides, "INTERVAL_US", 5_000)
+    monkeypatch.setattr(news, "AGING_US", 5_000)
     one, two = another(), another()
 
     async def main() -> None:
@@ -185,6 +186,44 @@ def test_the_start_of_the_server_begins_it_too(another: Callable[[], Limiter]) -
         assert [client.get("/").status_code for _ in range(3)] == [200, 429, 429]
 
 
+@pytest.mark.parametrize("kind", SHARED)
+async def test_no_request_of_an_idle_worker_is_decided_as_before_a_change(
+    another: Callable[[], Limiter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is what it has spent meanwhile charged twice: an answer that was held is handed back."""
+    for name in ("AGING_US", "OLD_US"):
+        monkeypatch.setattr(news, name, 0)  # as if a second had passed since every request
+    operator, worker = another(), another()
+    app = guarded(worker, Rule("*", "5/minute", key=everyone, name="api"))
+    assert await statuses(app, 1) == [200]
+    await operator.override("api", "2/minute", "1h")
+    assert await statuses(app, 2) == [200, 429]
+    await operator.override("*", "off", "1h")
+    assert await statuses(app, 3) == [200, 200, 200]
+    assert await operator.restore("*")
+    assert await statuses(app, 1) == [429]
+    await operator.override("api", "4/minute", "1h")
+    assert await statuses(app, 3) == [200, 200, 429]
+    assert await operator.restore("api")
+    assert await statuses(app, 2) == [200, 429]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_news_that_fail_or_are_late_keep_no_answer_back(clock: FakeClock, is_late: bool) -> None:
+    class Away(SharedRows):
+        async def read(self, *question: Any) -> Any:
+            if is_late:
+                await anyio.sleep_forever()
+            raise StoreUnavailable("away")
+
+    store = MemoryStore(clock=clock)
+    store.shared_rows = Away(clock)
+    app = guarded(Limiter(store), Rule("*", "5/minute", name="api"))
+    began_s = time.monotonic()
+    assert await passed(app, 6) == 5
+    assert time.monotonic() - began_s < 30
+
+
 FILES = ["5/second", "10/minute", "100/minute", "1/minute", "10/minute; 500/hour"]
 CHANGES = ["50/minute", "3/minute", "7/second", "900/minute"]
 
@@ -200,7 +239,7 @@ async def test_rules_that_are_read_again_count_as_those_of_a_new_worker(first: s
         return Limiter(store)
 
     async def policy(app: ASGIApp, of: Limiter) -> str:
-        await of.engine.overrides.refresh()
+        await of.engine.news.refresh()
         rows.clock.advance("1m")
         return (await call(app)).headers["ratelimit-policy"]
 
@@ -212,6 +251,7 @@ async def test_rules_that_are_read_again_count_as_those_of_a_new_worker(first: s
         app = RateLimitMiddleware.from_file(hello, path, limiter=of)
         for step in steps:
             if step in CHANGES:
+                rows.clock.advance("1m")  # until no worker is known, whose limits may be others
                 await script.override("api", step, "1h")
             else:
                 files.write("slidegate.toml", text.format(step))

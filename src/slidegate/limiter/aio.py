@@ -116,6 +116,20 @@ def in_background(work: Coroutine[Any, Any, object]) -> asyncio.Future[Any] | No
     return task
 
 
+async def ended_by(task: asyncio.Future[Any], until_s: float) -> Any:
+    """Return the result of a task that `in_background` returned; None if it has failed, or runs longer.
+
+    Args:
+        task: The task.
+        until_s: How long to wait for it, by `time.monotonic`.
+    """
+    await asyncio.wait([task], timeout=max(until_s - monotonic(), 0.0))
+    if not task.done() or task.cancelled():
+        return None
+    end: _End = task.result()
+    return end.result
+
+
 async def to_the_end(work: Awaitable[T]) -> T:
     """Await some work that goes on to its end, whatever becomes of the caller, and return its result then.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from ..stores.system_clock import SYSTEM
-from .engine import Engine, all_engines, living
+from .callers import living
+from .engine import Engine, all_engines
 
 
 def reset() -> None:
@@ -22,7 +23,7 @@ def switch(on: bool) -> None:
     Engine.counting = on
     for engine in living(all_engines):
         engine.rebuild()
-        engine.restart_middlewares()
+        engine.callers.restart()
 
 
 use_clock: Final = SYSTEM.use

@@ -19,10 +19,10 @@ from ..core.exceeded import RateLimitExceeded
 from ..core.limit_texts import parse_limits
 from ..core.memo import remember
 from .aio import answer_of
+from .blocking import run_query
+from .callers import BucketCaller
 from .engine import Engine
-from .inspect import BucketCaller
 from .keys import Limits
-from .portal import run_query
 from .queues import room_in_us
 
 P = ParamSpec("P")

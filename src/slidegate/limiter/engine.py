@@ -13,6 +13,7 @@ So it uses `limiter.engine` directly. Nothing here is public: any release may ch
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from itertools import count
@@ -30,16 +31,20 @@ from ..core.store import COMMAND_DEADLINE_S, Clock, Connects, CountsPermits, Rel
 from ..stores.forks import ProcessLock
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, SystemClock, system_us
-from .aio import answer_of, finish, in_background, on_asyncio, to_the_end, within
+from .aio import answer_of, ended_by, finish, in_background, on_asyncio, to_the_end, within
+from .callers import BucketCaller, Caller, Callers
+from .commands import OverrideCommands
 from .failover import Failover, OnError, check_failure_policy
-from .inspect import BucketCaller, Caller
+from .history import History
 from .keys import Keys
+from .news import Age, News
 from .observers import AnyObserver, ObserverHub
 from .operators import NetworkLookup
-from .overrides import NamedLimit, Overrides
+from .overrides import Overrides
 from .portal import Portal
 from .queues import Queues
 from .rows import Rows
+from .workers import Workers
 
 T = TypeVar("T")
 
@@ -74,8 +79,13 @@ class Engine:
         failover: Queries a store that can fail; None for a memory store.
         queues: The queues of waiting requests.
         blocks: The callers of limited blocks, by rule and limits.
+        callers: The middlewares, functions and transports that use this limiter.
         rows: What the workers of the store keep for each other.
+        workers: This worker, and what all have published.
         overrides: The limits that operators have changed temporarily.
+        news: Asks the store for these.
+        history: What operators and commands have done lately.
+        commands: The commands about overrides.
         portal: Runs coroutines for threads without an event loop.
         closed: Whether all queries raise `StoreUnavailable`.
 
@@ -109,13 +119,18 @@ class Engine:
         store.observe(self.emit)
         # A memory store never waits or fails.
         self.failover = None if memory is not None else Failover(store, *policy, self.emit)
+        self._deadline_s = policy[0] / 1_000_000
         self._releasing = store if self.failover is None and isinstance(store, ReleasesPermits) else None
         self.keys = Keys(secret)
         self.queues = Queues()
-        self._callers: WeakValueDictionary[int, Caller] = WeakValueDictionary()
+        self.callers = Callers()
         self.blocks: dict[object, BucketCaller] = {}
-        self.rows = Rows(self)
-        self.overrides = Overrides(self)
+        self.rows = Rows(self.command, store.shared_rows, self.unix_us)
+        self.workers = Workers(self.rows, self.callers, self.keys.fingerprint, self.unix_us, self.emit)
+        self.overrides = Overrides(self.callers, self.unix_us, self._change_amounts, self.emit)
+        self.news = News(self.rows, self.overrides, self.workers, self.now_us)
+        self.history = History(self.rows, self.unix_us)
+        self.commands = OverrideCommands(self.rows, self.news, self.overrides, self.workers, self.history, self.unix_us)
         self.portal = Portal()
         self._owners: dict[str, WeakKeyDictionary[object, int]] = {}
         self._lock = ProcessLock()
@@ -151,20 +166,12 @@ class Engine:
 
     def register(self, caller: Caller) -> None:
         """List a caller as long as it exists, and apply overrides to its limits."""
-        self._callers[id(caller)] = caller
+        self.callers.add(caller)
         self.overrides.register(caller.limits_by_name())
 
     def unregister(self, caller: Caller) -> None:
         """Forget a caller, which another one replaces."""
-        self._callers.pop(id(caller), None)
-
-    def callers(self) -> list[Caller]:
-        """Return the middlewares, functions and transports that use this limiter, oldest first."""
-        return living(self._callers)
-
-    def limits(self) -> list[NamedLimit]:
-        """Return the limits with which this process counts."""
-        return [one for caller in self.callers() for one in caller.limits_by_name()]
+        self.callers.remove(caller)
 
     async def refund(self, *charges: Sequence[Reservation]) -> bool:
         """Refund what decisions charged, even if the caller is cancelled meanwhile.
@@ -272,12 +279,12 @@ class Engine:
             in_background(self.store.connect())
 
     async def end(self) -> None:
-        """Let requests, observers and overrides finish, because the application ends or the limiter is being closed."""
+        """Let requests, observers and rows finish, because the application ends or the limiter is being closed."""
         if not self.closed:
             if self.failover is not None:
                 await finish(self.failover.deadline_us / 1_000_000)
             await self.observers.end()
-            await self.overrides.end()
+            await self.news.end()
 
     def forget(self) -> None:
         """Clear windows, bans and stats of a memory store. For tests.
@@ -301,10 +308,11 @@ class Engine:
         """Return monotonic time in microseconds."""
         return self.clock.monotonic_ns() // 1_000
 
-    def restart_middlewares(self) -> None:
-        """Let all middlewares treat the next request like the first one: they then check whether limits count."""
-        for caller in self.callers():
-            caller.begin_anew()
+    def _change_amounts(self) -> None:
+        """Let everybody see the amounts in force, and whether limits count."""
+        self.callers.restart()
+        self.rebuild()
+        self.queues.wake()
 
     def rebuild(self) -> None:
         """Set what answers: the store; while nothing counts, or after `close`, an `_Instead`."""
@@ -316,8 +324,8 @@ class Engine:
             limits = bans = _Instead(self._refuse, self._refuse)
         self._hit: Hit = limits.hit
         self.hit: Hit = limits.hit
-        if self.overrides.may_change and not self.closed:
-            self.hit = self._refresh_and_hit
+        if self.news.may_come and not self.closed:
+            self.hit = self._hit_with_news
         self.peek: Hit = limits.peek
         self.charge: Callable[[Sequence[Check]], Decision | Awaitable[Decision]] = limits.charge
         self.find_ban: Callable[[Sequence[BanSubject]], Ban | Awaitable[Ban | None] | None] = bans.find
@@ -326,21 +334,63 @@ class Engine:
     def _refuse(self, *question: object) -> NoReturn:
         raise closed(f"the limiter on {self.store!r}")
 
-    def _refresh_and_hit(
-        self, checks: Sequence[Check], subjects: Sequence[BanSubject]
-    ) -> Decision | Awaitable[Decision]:
-        """Answer as the store does, after a refresh of the overrides if one is due."""
-        self.overrides.refresh_if_due()
-        return self._hit(checks, subjects)
+    # -- news --------------------------------------------------------------------------------------------------------
+
+    def _hit_with_news(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
+        """Answer as the store does, and ask for news in the same call if they are not fresh; see `news`."""
+        age = self.news.age()
+        if age is Age.FRESH:
+            return self._hit(checks, subjects)
+        reading = self._ask_for_news()
+        if reading is None or age is Age.AGING:
+            return self._hit(checks, subjects)
+        return self._hit_and_hold(reading, checks, subjects)
+
+    def _ask_for_news(self) -> asyncio.Future[object] | None:
+        """Ask for news; return what reads them, or None if they are here or cannot come now."""
+        if not self.counting:
+            return None
+        failover = self.failover
+        if failover is not None and failover.breaker.open_until_us:
+            self.news.put_off()
+            return None
+        if on_asyncio():
+            return self.news.ask()
+        if self.store.answers_threads:
+            self.news.ask_in_thread(self._deadline_s)
+        return None
+
+    async def _hit_and_hold(
+        self, reading: asyncio.Future[object], checks: Sequence[Check], subjects: Sequence[BanSubject]
+    ) -> Decision:
+        """Answer when the news have come, too; anew, if they change anything."""
+        until_s = time.monotonic() + self._deadline_s
+        decision = await answer_of(self._hit(checks, subjects))
+        try:
+            has_changed = await ended_by(reading, until_s)
+        except asyncio.CancelledError:
+            await self.refund(decision.begin_refund())
+            raise
+        if not has_changed:
+            return decision
+        await self.refund(decision.begin_refund())
+        return await answer_of(self._hit(checks, subjects))
+
+    def ask_for_news(self) -> None:
+        """Ask for news, unless they are fresh, and wait for nothing: an application starts, or a middleware begins."""
+        if self.news.may_come and not self.closed and self.news.age() is not Age.FRESH:
+            self._ask_for_news()
+
+    async def hear(self) -> None:
+        """Take in the news if they are old, before a request that asks the store nothing: it may be on again."""
+        if self.news.age() is Age.OLD:
+            reading = self._ask_for_news()
+            if reading is not None:
+                await ended_by(reading, time.monotonic() + self._deadline_s)
 
 
 all_engines: Final[WeakValueDictionary[int, Engine]] = WeakValueDictionary()
 """The engines of all limiters of this process."""
-
-
-def living(objects: WeakValueDictionary[int, T]) -> list[T]:
-    """Return the objects that exist, oldest first, while other threads may add some."""
-    return [found for reference in objects.valuerefs() if (found := reference()) is not None]
 
 
 class _Instead:

@@ -1,53 +1,19 @@
-"""Inspection of a limiter: its callers, and all windows of one key."""
+"""Inspection of a limiter: all windows of one key."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from ..core.buckets import Bucket
 from ..core.readings import LimitState, state_of
+from ..core.store import Store
 from .aio import let_others_run
-from .overrides import NamedLimit, named
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from .rows import Command
 
 TOGETHER: Final = 32
 """How many buckets are queried in one step: a few milliseconds of work for the store and for this process."""
-
-
-class Caller(Protocol):
-    """A user of a limiter: a middleware, a limited function or block, a transport."""
-
-    def buckets(self) -> Iterable[Bucket]:
-        """Return the known buckets in which it counts."""
-
-    def limits_by_name(self) -> Iterable[NamedLimit]:
-        """Return their limits."""
-
-    def begin_anew(self) -> None:
-        """Treat the next request like the first one: after a switch, or a change of an amount."""
-
-
-class BucketCaller:
-    """A caller with a single bucket. Its owner must keep a reference, because `Engine` keeps a weak one."""
-
-    def __init__(self, bucket: Bucket) -> None:
-        self.bucket = bucket
-        self._named = named(bucket)
-
-    def buckets(self) -> tuple[Bucket]:
-        """See `Caller.buckets`."""
-        return (self.bucket,)
-
-    def limits_by_name(self) -> list[NamedLimit]:
-        """See `Caller.limits_by_name`."""
-        return self._named
-
-    def begin_anew(self) -> None:
-        """Do nothing: it remembers nothing of requests."""
 
 
 def one_of_each(buckets: Iterable[Bucket]) -> list[Bucket]:
@@ -74,11 +40,12 @@ class KeyView(NamedTuple):
     """The labels of rules whose limits a function returns for each request: `windows` has none of theirs."""
 
 
-async def inspect_key(engine: Engine, key: str, used: Sequence[Bucket]) -> KeyView:
+async def inspect_key(command: Command, store: Store, key: str, used: Sequence[Bucket]) -> KeyView:
     """Return the windows of a key.
 
     Args:
-        engine: Queries the store.
+        command: Asks the store.
+        store: The store.
         key: The key in its canonical form.
         used: The buckets that may have counted it.
 
@@ -92,7 +59,7 @@ async def inspect_key(engine: Engine, key: str, used: Sequence[Bucket]) -> KeyVi
         if first:
             await let_others_run()
         part = buckets[first : first + TOGETHER]
-        now_us, unix_us, windows = await engine.command(partial(engine.store.inspect, key, part))
+        now_us, unix_us, windows = await command(partial(store.inspect, key, part))
         places = [(bucket, place) for bucket in part for place in range(len(bucket.limits))]
         for (bucket, place), window in zip(places, windows, strict=True):
             views.append(view_of(bucket, key, place, window, now_us, unix_us))

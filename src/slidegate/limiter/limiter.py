@@ -23,14 +23,18 @@ from ..core.passwords import AnyAddress, AnySecret
 from ..core.store import COMMAND_DEADLINE_S, BanStore, Store
 from ..stores.memory.store import MemoryStore
 from .aio import answer_of, answer_to_the_end, yielding_to_others
+from .callers import BucketCaller
 from .decorator import Limited, LimitedKey
 from .engine import Engine
 from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
-from .inspect import BucketCaller, KeyView, inspect_key
+from .history import Action
+from .inspect import KeyView, inspect_key
 from .keys import AnyKey, KeyOf, Limits, keyed
+from .named_limits import NamedLimit
 from .observers import AnyObserver, Subscription
 from .operators import NetworkKey, check_ban, files_of, operators_of
-from .overrides import NamedLimit, Override, Worker
+from .overrides import Override
+from .published import Publication
 from .rows import Row
 
 if TYPE_CHECKING:
@@ -235,7 +239,7 @@ class Limiter:
         """
         spelled = self.key_for(key)
         if rules is None:
-            used = [bucket for caller in self.engine.callers() for bucket in caller.buckets()]
+            used = [bucket for caller in self.engine.callers.all() for bucket in caller.buckets()]
             buckets = [*self._buckets.values(), *used]
         elif not isinstance(rules, Mapping):
             raise ConfigurationError(
@@ -243,14 +247,14 @@ class Limiter:
             )
         else:
             buckets = [Bucket(_identity(rule), parse_limits(limits)) for rule, limits in rules.items()]
-        return await inspect_key(self.engine, spelled, buckets)
+        return await inspect_key(self.engine.command, self.store, spelled, buckets)
 
     async def override(
         self, name: str, limit: str, duration: str | timedelta, *, reason: str = "", by: str = MANUAL
     ) -> Override:
         """Change the amount of one limit for a while, for all workers that share the store; counts are kept.
 
-        Every worker applies it within a second, an idle one from its second request on; when it expires, the amount in
+        Every worker applies it within a second, and an idle one with its next request; when it expires, the amount in
         code applies again. A later call for the same limit replaces it. ``limiter.override("*", "off", "10m")``
         switches all workers off: every request passes, and nothing is counted.
 
@@ -272,16 +276,20 @@ class Limiter:
             StoreError: The store does not answer.
         """
         length_us = parse_duration_us(duration, "override: duration", 1_000_000, 30 * 86_400_000_000, "2h")
-        return await self.engine.overrides.set(name, limit, length_us, clean_reason(reason), _author(by))
+        return await self.engine.commands.set(name, limit, length_us, clean_reason(reason), _author(by))
 
-    async def restore(self, name: str) -> bool:
+    async def restore(self, name: str, *, by: str = MANUAL) -> bool:
         """End the override of a limit, or of ``"*"``, for all workers; False if it has none.
+
+        Args:
+            name: The name of the limit, as for `override`.
+            by: The person or program that ends it.
 
         Raises:
             ConfigurationError: `name` cannot be the name of a limit.
             StoreError: The store does not answer.
         """
-        return await self.engine.overrides.unset(name)
+        return await self.engine.commands.unset(name, _author(by))
 
     async def overrides(self) -> list[Override]:
         """Return the overrides in force, sorted by the name of the limit.
@@ -289,7 +297,7 @@ class Limiter:
         Raises:
             StoreError: The store does not answer.
         """
-        return await self.engine.overrides.listed()
+        return await self.engine.commands.listed()
 
     # -- bans ----------------------------------------------------------------------------------------------------------
 
@@ -315,7 +323,9 @@ class Limiter:
         if not isinstance(key, KeyOf):
             check_ban(key, self.engine.networks)
         known, why, who = self._ban_key(key), clean_reason(reason), _author(by)
-        return await self.engine.command(lambda: self.store.bans.ban(known, length_us, why, who))
+        ban: Ban = await self.engine.command(lambda: self.store.bans.ban(known, length_us, why, who))
+        await self.engine.history.add(Action("ban", ban.key, who, why, "", ban.since_us, ban.until_us))
+        return ban
 
     async def unban(self, key: AnyKey, *, by: str = MANUAL) -> bool:
         """Lift the ban of exactly this key, and delete its strikes and levels.
@@ -328,7 +338,10 @@ class Limiter:
             StoreError: The store does not answer.
         """
         known, who = self._ban_key(key), _author(by)
-        return await self.engine.command(partial(self.store.bans.unban, known, who))
+        had_any: bool = await self.engine.command(partial(self.store.bans.unban, known, who))
+        if had_any:
+            await self.engine.history.add(Action("unban", known, who, at_us=self.engine.unix_us()))
+        return had_any
 
     async def banned(self, key: AnyKey) -> Ban | None:
         """Return the ban that refuses a key or address now, its own or a network's; None if there is none.
@@ -430,7 +443,7 @@ class Limiter:
     @property
     def middlewares(self) -> tuple[Any, ...]:
         """The `RateLimitMiddleware` objects of this process that use this limiter, oldest first."""
-        return tuple(caller for caller in self.engine.callers() if not isinstance(caller, BucketCaller))
+        return tuple(caller for caller in self.engine.callers.all() if not isinstance(caller, BucketCaller))
 
     @property
     def is_failing(self) -> bool:
@@ -459,19 +472,29 @@ class Limiter:
 
     def limits(self) -> list[NamedLimit]:
         """Return the limits of this process: those of rules, and of routes, functions, blocks and transports so far."""
-        found = {(one.rule, one.name, one.shadow, one.configured): one for one in self.engine.limits()}
+        found = {(one.rule, one.name, one.shadow, one.configured): one for one in self.engine.callers.limits()}
         return [*found.values()]
 
-    async def workers(self) -> list[Worker]:
-        """Return the other workers that share the store, with their limits; none for a memory store.
+    async def published(self) -> list[Publication]:
+        """Return what the workers of the store have published of their rules, once for equal workers.
 
-        A worker writes a row every ten seconds while it has requests, from the start of its application on, and deletes
-        it when it ends. The row of a worker that is idle or was killed lasts for up to 30 seconds.
+        This process is the first, if it uses the limiter. Another worker writes that it lives with its requests, at
+        most every ten seconds, and counts for a minute after that. With a memory store there are no others.
 
         Raises:
             StoreError: The store does not answer.
         """
-        return await self.engine.overrides.others()
+        return await self.engine.workers.all()
+
+    async def history(self) -> list[Action]:
+        """Return the latest 200 bans, overrides and their ends by operators and commands, the last one first.
+
+        Bans by policies are not among them. In a memory store these are the actions of this process.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        return await self.engine.history.latest()
 
     async def now_us(self) -> int:
         """Return the time of the store in microseconds, the same for all workers that share it.

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, NamedTuple, Protocol
 
 from ..core.arguments import check_whole
 from ..core.errors import ConfigurationError, quoted
 from ..core.store import COMMAND_DEADLINE_S, Clock, SharedRow, SharedRows
 from ..stores.forks import InChild
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from .aio import answer_of
 
 MAX_BYTES: Final = 1 << 20
+NOBODY: Final = bytes(8)
+"""In place of a worker, for a row that belongs to all of them."""
 _KIND: Final = re.compile("[a-z0-9_-]{1,40}")
 
 
@@ -30,23 +31,31 @@ class Row(NamedTuple):
     value: bytes
 
 
+class Command(Protocol):
+    """Asks the store as an operator's command does; see `Engine.command`."""
+
+    async def __call__(self, ask: Callable[[], Any], deadline_s: float = COMMAND_DEADLINE_S, /) -> Any:
+        """Return the answer of the store."""
+
+
 class Rows:
     """The rows of one limiter's store.
 
     Args:
-        engine: Queries the store.
+        command: Asks the store.
+        shared: Those of the store; None if it keeps none.
+        unix_us: The clock for rows that this process keeps itself.
 
     Attributes:
         is_shared: Whether the store keeps them.
         worker: The identity of this worker.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        own = _OwnRows(engine.unix_us)
-        self._shared = engine.store.shared_rows or own
-        self.is_shared = self._shared is not own
-        self.forget = own.rows.clear
+    def __init__(self, command: Command, shared: SharedRows | None, unix_us: Clock) -> None:
+        self._command = command
+        self._own = _OwnRows(unix_us)
+        self._shared = self._own if shared is None else shared
+        self.is_shared = shared is not None
         self.begin_anew()
         self._in_child = InChild(self.begin_anew)
 
@@ -54,9 +63,14 @@ class Rows:
         """Become a new worker, as a child of `fork` is."""
         self.worker = os.urandom(8)
 
+    def forget(self) -> None:
+        """Drop the rows that this process keeps itself."""
+        self._own.rows.clear()
+
     async def time(self) -> int:
         """Return the time of the store in microseconds."""
-        return await self._engine.command(self._shared.time)
+        now_us: int = await self._command(self._shared.time)
+        return now_us
 
     async def keep(self, kind: str, number: int, value: bytes, kept_us: int) -> None:
         """Write a row of this worker; see `Limiter.keep_row`."""
@@ -69,13 +83,32 @@ class Rows:
 
     async def write(self, worker: bytes, row: SharedRow, deadline_s: float = COMMAND_DEADLINE_S) -> None:
         """Write a row under the name of a worker, or of what else has one row of its kind and number."""
-        await self._engine.command(lambda: self._shared.write(worker, row, deadline_s), deadline_s)
+        await self._command(lambda: self._shared.write(worker, row, deadline_s), deadline_s)
 
     async def read(self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S) -> list[Row]:
         """Return the rows of all workers; see `Limiter.rows`."""
         _check(kind, first)
-        found = await self._engine.command(lambda: self._shared.read(kind, first, last, deadline_s), deadline_s)
-        return [Row(*row) for row in found]
+        found = await self._command(lambda: self._shared.read(kind, first, last, deadline_s), deadline_s)
+        return _rows(found)
+
+    def ask(self, kind: str, number: int, deadline_s: float) -> list[Row] | Awaitable[list[Row]]:
+        """Ask for the rows of one number, now: a question that follows at once is sent in the same call.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        answer = self._shared.read(kind, number, number, deadline_s)
+        if isinstance(answer, Awaitable):
+            return _awaited(answer)
+        return _rows(answer)
+
+
+async def _awaited(answer: Awaitable[Iterable[Any]]) -> list[Row]:
+    return _rows(await answer_of(answer))
+
+
+def _rows(found: Iterable[Any]) -> list[Row]:
+    return [Row(*row) for row in found]
 
 
 def _check(kind: object, number: object) -> None:

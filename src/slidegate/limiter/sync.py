@@ -7,9 +7,9 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from ..core.bans.ban import Ban
+from .blocking import run_command, run_query
 from .engine import Engine
 from .limiter import Limiter
-from .portal import run_command, run_query
 
 P = ParamSpec("P")
 T = TypeVar("T")

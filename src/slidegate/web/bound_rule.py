@@ -15,7 +15,7 @@ from ..core.limit_texts import parse_limits
 from ..core.limits import AnyLimit
 from ..core.memo import remember
 from ..limiter import Limiter
-from ..limiter.overrides import NamedLimit, named
+from ..limiter.named_limits import NamedLimit, named
 from .keys import Key, KeyFunction, path_parameters
 from .paths import PathReader, RulePath, with_parameters
 from .rule_values import Limits

@@ -22,13 +22,15 @@ from ..core.networks import Networks
 from ..findings.inspection import Inspection
 from ..findings.report import Finding
 from ..limiter import Limiter
-from ..limiter.overrides import NamedLimit
+from ..limiter.named_limits import NamedLimit
+from ..limiter.published import PublishedRule
 from .broken import FailsAtStartup, end_start
 from .client_ip import ClientAddress
 from .headers import HeaderStyles
 from .keys import Key, KeyFunction
 from .plan import DISABLED
 from .policy import Policy, build
+from .published import published_rules
 from .refusals import OnRefused
 from .routes import visible_app
 from .rule_values import Limits, LimitsFunction
@@ -223,6 +225,10 @@ class RateLimitMiddleware(FailsAtStartup):
         """Return the limits that operators can change."""
         return [one for bound in self.policy.rules.bound() for one in bound.named]
 
+    def published(self) -> Iterable[PublishedRule]:
+        """Return what other workers, and tools, may know of its rules."""
+        return published_rules(self.policy)
+
     def begin_anew(self) -> None:
         """Treat the next request like the first one: after a fork, a switch, or a change of an amount."""
         self._decides = _NONE
@@ -234,6 +240,8 @@ class RateLimitMiddleware(FailsAtStartup):
         """Decide one request, then call the application or refuse the request."""
         scope_type = scope["type"]
         if scope_type not in self._decides:
+            if self.error is None and self._enabled and self.limiter.engine.overrides.is_off:
+                await self.limiter.engine.hear()
             if not self._is_decided(scope):
                 await self._pass_on(scope, receive, send)
                 return
@@ -294,10 +302,10 @@ class RateLimitMiddleware(FailsAtStartup):
         """Return whether a call is a request that is to be decided. Asked for each of the first, and after a switch."""
         if self.error is not None:
             return False
-        overrides = self.limiter.engine.overrides
-        if self._enabled and overrides.may_change:
-            overrides.refresh_if_due()
-        if not (self._enabled and self.limiter.engine.counts):
+        engine = self.limiter.engine
+        if self._enabled:
+            engine.ask_for_news()
+        if not (self._enabled and engine.counts):
             return False
         if self.routed_app is None:  # the first call, which may be the lifespan
             self.check_routes(visible_app(self.app, {"app": scope.get("app", self.app)}))

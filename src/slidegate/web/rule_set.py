@@ -14,7 +14,7 @@ from ..core.errors import ConfigurationError
 from ..core.logs import Throttle, logger
 from ..core.memo import MANY, PATH_BYTES, remember
 from ..limiter import Limiter
-from ..limiter.engine import living
+from ..limiter.callers import living
 from .bound_rule import BoundRule
 from .default_limits import DefaultLimits
 from .headers import Headers

@@ -103,12 +103,13 @@ async def _compare_secrets(limiter: Limiter) -> None:
     Raises:
         click.ClickException: A worker has another secret.
     """
-    workers = await limiter.workers()
-    differing = sum(not worker.same_secret for worker in workers)
+    published = await limiter.published()
+    workers = sum(one.workers for one in published)
+    differing = sum(one.workers for one in published if not one.same_secret)
     if differing:
         raise click.ClickException(
-            f"{differing} of the {len(workers)} workers on this store have another secret, so they know this value by "
+            f"{differing} of the {workers} workers on this store have another secret, so they know this value by "
             "another key; set SLIDEGATE_SECRET to that of the application, or pass the key as the dashboard shows it"
         )
     if not workers:
-        note("no worker on this store had a request within 30 s, so its secret was not compared with this one")
+        note("no worker on this store had a request within a minute, so its secret was not compared with this one")

@@ -72,7 +72,7 @@ async def explain(limiter: Limiter, key: str, value: str | None, rules: str | No
     }
     state["refused"] = _is_refused(state)
     if off is None:
-        names = {name for worker in await limiter.workers() for name in worker.limits}
+        names = {name for one in await limiter.published() for name in one.text.limits}
         state["not_looked_at"] = [*_unseen(of_file, view.key, windows, names)]
     return [state], _state_lines(state)
 

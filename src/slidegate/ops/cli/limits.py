@@ -46,7 +46,7 @@ async def set_limit(limiter: Limiter, name: str, limit: str, duration: str, reas
     """Temporarily change the amount of the limit NAME to that of LIMIT, such as 50/minute.
 
     NAME is the name in response headers. A name that no worker has, or another window, is refused, and nothing
-    is changed. If no worker had a request within 30 s, the name is not checked. A later change of the same limit
+    is changed. If no worker had a request within a minute, the name is not checked. A later change of the same limit
     replaces an earlier one.
 
     \b
@@ -94,4 +94,4 @@ def _having(row: dict[str, Any]) -> str:
     if workers:
         return "1 worker has it" if workers == 1 else f"{workers} workers have it"
     checked = "" if row["name"] == "*" else ", so the name was not checked"
-    return f"no worker on this store had a request within 30 s{checked}; those that have one until then take it"
+    return f"no worker on this store had a request within a minute{checked}; those that have one until then take it"

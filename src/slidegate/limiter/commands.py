@@ -1,0 +1,121 @@
+"""Commands about overrides: they are checked against what workers have published, and written for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from hashlib import blake2b
+
+from ..core.arguments import check_name
+from ..core.store import Clock, SharedRow
+from .aio import let_others_run
+from .history import Action, History
+from .named_limits import MAX_NAME, unknown
+from .news import LIMITS, News
+from .overrides import ALL, Override, Overrides, checked, value_of
+from .published import Publication
+from .rows import Rows
+from .workers import Workers
+
+
+class OverrideCommands:
+    """What operators do with overrides.
+
+    Args:
+        rows: The rows of the store.
+        news: Reads the overrides.
+        overrides: Those in force in this process.
+        workers: The workers of the store.
+        history: Keeps what was done.
+        unix_us: Returns Unix time in microseconds.
+    """
+
+    def __init__(
+        self, rows: Rows, news: News, overrides: Overrides, workers: Workers, history: History, unix_us: Clock
+    ) -> None:
+        self._rows = rows
+        self._news = news
+        self._overrides = overrides
+        self._workers = workers
+        self._history = history
+        self._unix_us = unix_us
+
+    async def set(self, name: str, limit: str, length_us: int, reason: str, by: str) -> Override:
+        """Change a limit for all workers; for this one immediately.
+
+        Raises:
+            ConfigurationError: No worker has such a limit, or it cannot be changed to this; nothing is written.
+            StoreError: The store does not answer.
+        """
+        text = checked(name, limit)
+        published = await self._workers.all()
+        having = _having(published, name)
+        if name != ALL:
+            _check_change(published, having, name, limit)
+        now_us = self._unix_us()
+        made = Override(name, text, by, reason, now_us, now_us + length_us)
+        await self._write(made, length_us)
+        await self._history.add(Action("override", name, by, reason, text, now_us, made.until_us))
+        return replace(made, workers=sum(one.workers for one in having))
+
+    async def unset(self, name: str, by: str) -> bool:
+        """End the override of a limit; False if it has none."""
+        if name != ALL:
+            check_name(name, "limit name", MAX_NAME)
+        await self._news.refresh()
+        override = self._overrides.in_force.get(name)
+        if override is None:
+            return False
+        await self._write(override, 0)
+        await self._history.add(Action("restore", name, by, at_us=self._unix_us()))
+        return True
+
+    async def listed(self) -> list[Override]:
+        """Return the overrides in the store, each with the number of workers that apply it.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        await self._news.refresh()
+        found = sorted(self._overrides.in_force.values(), key=lambda override: override.name)
+        if not found:
+            return []
+        published, counted = await self._workers.all(), []
+        for override in found:
+            applying = [one for one in published if _applies(one, override)]
+            counted.append(replace(override, workers=sum(one.workers for one in applying)))
+            await let_others_run()
+        return counted
+
+    async def _write(self, override: Override, kept_us: int) -> None:
+        digest = blake2b(override.name.encode(), digest_size=8).digest()
+        await self._rows.write(digest, SharedRow(LIMITS, 0, value_of(override), kept_us))
+        await self._news.refresh()
+
+
+def _having(published: Sequence[Publication], name: str) -> list[Publication]:
+    """Return what those workers have published that have a limit of a name."""
+    if name == ALL:
+        return [*published]
+    return [one for one in published if name in one.text.limits]
+
+
+def _check_change(published: Sequence[Publication], having: Sequence[Publication], name: str, limit: str) -> None:
+    """Check a change against the limits of workers; if no worker has published any, every name is good.
+
+    Raises:
+        ConfigurationError: No worker has such a limit, or it cannot be changed to this.
+    """
+    if not having and published and all(one.is_readable for one in published):
+        raise unknown(name, [other for one in published for other in one.text.changeable])
+    for one in having:
+        rules = one.text.having(name)
+        changeable = [rule for rule in rules if not rule.by_function]
+        (changeable or rules)[0].named().amount_in(limit)
+
+
+def _applies(published: Publication, override: Override) -> bool:
+    """Return whether an override applies to some workers; they may have the name with another window."""
+    if override.name == ALL:
+        return True
+    return any(rule.named().takes(override.limit) for rule in published.text.having(override.name))

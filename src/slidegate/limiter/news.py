@@ -1,0 +1,203 @@
+"""News: what operators have changed, asked of the store beside the questions of requests.
+
+How old a worker's news are decides what a question does::
+
+    FRESH    less than half a second: nothing
+    AGING    less than a second: asks for news in the same call, and does not wait for them
+    OLD      a second or more, as of a worker that was idle: asks in the same call, and holds the answer until both have
+             come; if something has changed, the answer is handed back and the question asked anew
+
+So no request of an idle worker is decided as before a change, and an idle worker asks nothing. Where the store answers
+at once, as a file does, the news are there before the question. A thread without an event loop spends a part of its
+question's deadline on them. During an outage nobody asks; the known overrides stay in force until their end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
+from enum import Enum
+from inspect import isawaitable
+from time import monotonic
+from typing import Final
+
+from ..core.errors import StoreError
+from ..core.logs import Throttle, logger
+from ..core.memo import remember
+from ..core.store import COMMAND_DEADLINE_S, Clock
+from ..stores.shared import running_loop
+from .aio import in_background, within, yielding_to_others
+from .overrides import Override, Overrides, override_in
+from .rows import Row, Rows
+from .workers import Workers
+
+LIMITS: Final = "limits"
+"""The kind of the rows with overrides."""
+AGING_US: Final = 500_000
+OLD_US: Final = 1_000_000
+DEADLINE_S: Final = 1.0
+"""How long the store may take to tell the news; requests wait no longer than their own deadline."""
+PARTS: Final = 5
+"""Which part of the deadline of a question its thread spends on news before it."""
+AT_ONCE: Final = 50
+"""How many overrides are parsed in one step, at 20 us each."""
+_LOG_EVERY_S: Final = 600.0
+_MEMO: Final = 4_000
+
+
+class Age(Enum):
+    """How old the news of a worker are."""
+
+    FRESH = "fresh"
+    AGING = "aging"
+    OLD = "old"
+
+
+class News:
+    """What this worker knows of the overrides in the store.
+
+    Args:
+        rows: The rows of the store.
+        overrides: The overrides in force in this process.
+        workers: This worker among others, which writes when the store has answered.
+        now_us: Returns monotonic time in microseconds.
+
+    Attributes:
+        reading: The read that runs on an event loop; its result is whether it has changed anything.
+    """
+
+    def __init__(self, rows: Rows, overrides: Overrides, workers: Workers, now_us: Clock) -> None:
+        self.reading: asyncio.Future[object] | None = None
+        self._writing: asyncio.Future[object] | None = None
+        self._rows = rows
+        self._overrides = overrides
+        self._workers = workers
+        self._now_us = now_us
+        self._asked_us = -OLD_US
+        self._known: dict[bytes, Override | None] = {}
+        self._throttle = Throttle(_LOG_EVERY_S)
+
+    @property
+    def may_come(self) -> bool:
+        """Whether there may be news: from other workers, or by the end of an override of this process alone."""
+        return self._rows.is_shared or bool(self._overrides.in_force)
+
+    def age(self) -> Age:
+        """Return how old the news are."""
+        age_us = self._now_us() - self._asked_us
+        if age_us < AGING_US:
+            return Age.FRESH
+        return Age.AGING if age_us < OLD_US else Age.OLD
+
+    # -- beside requests -----------------------------------------------------------------------------------------------
+
+    def ask(self) -> asyncio.Future[object] | None:
+        """Ask for the news, now, unless a read runs already on this loop.
+
+        Returns:
+            The read that runs; None if it has ended, because the store answers at once.
+        """
+        running = self.reading
+        if running is not None and not running.done() and running.get_loop() is running_loop():
+            return running
+        number = self._overrides.begin_reading()
+        try:
+            answer = self._rows.ask(LIMITS, 0, DEADLINE_S)
+        except Exception as error:
+            self._failed(error)
+            return None
+        if not isawaitable(answer) and self._count_unknown(answer) <= AT_ONCE:
+            self._take(number, [self._parsed(row) for row in answer])
+            self._has_heard()
+            return None
+        self.reading = in_background(self._finish(number, answer))
+        return self.reading
+
+    async def _finish(self, number: int, answer: Sequence[Row] | Awaitable[Sequence[Row]]) -> bool:
+        """Take in an answer when it has come; return whether anything has changed."""
+        has_changed = False
+        try:
+            has_changed = self._take(number, await self._parsed_in_steps(await within(answer, DEADLINE_S)))
+        except Exception as error:
+            self._failed(error)
+        else:
+            self._has_heard()
+        return has_changed
+
+    def ask_in_thread(self, deadline_s: float) -> None:
+        """Ask for the news in a thread without an event loop, of a store that answers there.
+
+        Args:
+            deadline_s: The deadline of the question that follows.
+        """
+        self._asked_us = self._now_us()  # no other thread asks meanwhile
+        with suppress(StopIteration):  # it never suspends: such a store answers at once
+            self._ask_and_write(min(deadline_s / PARTS, DEADLINE_S)).send(None)
+
+    async def _ask_and_write(self, deadline_s: float) -> None:
+        try:
+            await self.refresh(deadline_s)
+            if self._workers.is_due():
+                await self._workers.write(deadline_s)
+        except Exception as error:
+            self._failed(error)
+
+    def put_off(self) -> None:
+        """Ask nothing for half a second, because the store is known to fail."""
+        self._asked_us = self._now_us()
+        self._overrides.drop_ended()
+
+    # -- for commands --------------------------------------------------------------------------------------------------
+
+    async def refresh(self, deadline_s: float = COMMAND_DEADLINE_S) -> None:
+        """Read the overrides from the store, and apply them.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        number = self._overrides.begin_reading()
+        rows = await self._rows.read(LIMITS, 0, 0, deadline_s)
+        self._take(number, await self._parsed_in_steps(rows))
+
+    async def end(self) -> None:
+        """Delete the row of this worker, after what runs: it may write the row once more."""
+        for work in (self.reading, self._writing):
+            if work is not None and work.get_loop() is running_loop():
+                await asyncio.wait([work], timeout=DEADLINE_S)
+        await self._workers.end(DEADLINE_S)
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _take(self, number: int, found: Sequence[Override | None]) -> bool:
+        """Put what was found in force, without rows that this version cannot read."""
+        return self._overrides.replace(number, [one for one in found if one is not None])
+
+    async def _parsed_in_steps(self, rows: Sequence[Row]) -> list[Override | None]:
+        return [self._parsed(row) async for row in yielding_to_others(rows, AT_ONCE)]
+
+    def _parsed(self, row: Row) -> Override | None:
+        if row.value in self._known:
+            return self._known[row.value]
+        return remember(self._known, row.value, override_in(row.value), _MEMO)
+
+    def _count_unknown(self, rows: Sequence[Row]) -> int:
+        return sum(row.value not in self._known for row in rows)
+
+    def _failed(self, error: Exception) -> None:
+        """Go on without news: the store failed, which its own questions find, or what it has cannot be read."""
+        self.put_off()
+        if not isinstance(error, StoreError) and self._throttle.left_out(None, monotonic()) is not None:
+            logger.error("changed limits cannot be read", exc_info=error)
+
+    def _has_heard(self) -> None:
+        """Record that the news are fresh, and write what this worker has to say beside them."""
+        self._asked_us = self._now_us()
+        if self._workers.is_due():
+            self._writing = in_background(self._write())
+
+    async def _write(self) -> None:
+        try:
+            await self._workers.write(DEADLINE_S)
+        except Exception as error:
+            self._failed(error)
