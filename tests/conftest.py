@@ -7,6 +7,7 @@ import random
 import re
 import sys
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,6 +46,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="write the texts that tests compare whole")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _small_files() -> None:
+    """Let files of LMDB take 4 MiB of the disk, and not 256."""
+    with suppress(ImportError):
+        from slidegate.stores.lmdb import opening
+
+        opening.NEW_MAP_SIZE = 1 << 22  # type: ignore[misc]
 
 
 # -- texts that tests compare whole ------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ async def writer(path: str, stands_s: float, ends_by: signal.Signals = signal.SI
 
     def begin() -> object:
         own = LmdbStore(path)
-        while not own._env._enter():
+        while not own._env.gate.enter():
             time.sleep(TICK_S)
         return own
 

@@ -25,7 +25,7 @@ from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemorySt
 from slidegate.core import Bucket, Concurrency, Reason, StoreTimeout, StoreUnavailable
 from slidegate.limiter import portal
 from slidegate.limiter.aio import answer_of
-from slidegate.stores.lmdb import LmdbStore, batching, environment
+from slidegate.stores.lmdb import LmdbStore, batching, environment, gate
 from slidegate.stores.open_store import open_store
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -135,7 +135,7 @@ def test_behind_a_writer_that_is_stopped_all_that_a_hit_asks_takes_little_more_t
 ) -> None:
     """The changed limits of operators, too, which a thread reads before its question."""
     time = Ticking()
-    for module in (environment, batching):
+    for module in (environment, batching, gate):
         monkeypatch.setattr(module, "time", time)
     limiter = Limiter(LmdbStore(tmp_path), deadline="50ms", on_error="local")
     with limiter.sync as blocking, open(tmp_path / "gate", "rb") as file:

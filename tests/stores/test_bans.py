@@ -34,7 +34,9 @@ async def levels_of(store: Any) -> int:
     """Return how many levels a store in memory or in a file keeps."""
     if isinstance(store, MemoryStore):
         return store.bans.rows.level_count()
-    return int(await settle(store._batcher.read(lambda transaction: transaction.ban_rows.level_count())))
+    return int(
+        await settle(store._batcher.run(lambda transaction: transaction.ban_rows.level_count(), needs_room=False))
+    )
 
 
 async def active(store: Any) -> list[Any]:

@@ -5,7 +5,6 @@ A store reads its clock once nobody else can decide: the wall clock for bans and
 
 import asyncio
 import json
-import os
 import random
 import threading
 import time
@@ -196,7 +195,7 @@ async def test_sweeping_goes_by_the_clock_of_the_system_and_keeps_a_count_that_i
     if hasattr(store, "key_count"):
         keys = store.key_count()
     else:
-        keys = await settle(store._batcher.read(lambda transaction: transaction.windows.count()))
+        keys = await settle(store._batcher.run(lambda transaction: transaction.windows.count(), needs_room=False))
     assert keys <= 1, "only the other key may be left"
     assert (await hit(store)).remaining == 4
 
@@ -244,7 +243,9 @@ async def write(store: Any, *written: SharedRow) -> None:
 
 
 async def entries(store: Any) -> Any:
-    return await settle(store._batcher.read(lambda own: own.rows.txn.stat(own.rows.dbs.stats)["entries"]))
+    return await settle(
+        store._batcher.run(lambda own: own.rows.txn.stat(own.rows.dbs.stats)["entries"], needs_room=False)
+    )
 
 
 async def test_rows_that_are_over_go_by_other_writes_alone(opened_as: Opened) -> None:
@@ -267,17 +268,13 @@ async def test_rows_that_are_over_go_by_other_writes_alone(opened_as: Opened) ->
     assert await entries(store) == 1, "a row that is written again is kept for longer"
 
 
-async def test_large_rows_take_no_more_than_was_taken_ahead(opened_as: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    store, mib = opened_as("lmdb", max_map_size=1 << 26), 1 << 20
+async def test_large_rows_leave_room_for_what_is_charged(opened_as: Opened) -> None:
+    store, mib = opened_as("lmdb", max_map_size=1 << 24), 1 << 20
     for _ in range(20):  # the room has just been checked
         await settle(store.hit(CHECKS))
-    monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(StoreUnavailable, match="no room for 1,048,576 bytes"):
         await write(store, *rows(16, mib))
-    assert store._env.counts.used() < 8 * mib, "a process that writes to a hole on a full disk is killed"
+    assert store._env.counts.used() <= 14 * mib
 
 
 @needs_redis

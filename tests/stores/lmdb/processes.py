@@ -4,6 +4,7 @@ import ctypes
 import fcntl
 import itertools
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from slidegate.testing import FakeClock
 
 from ...remote_stores import RemoteStore
 
-SMALL: dict[str, Any] = {"max_map_size": 1 << 24}
+SMALL: dict[str, Any] = {"max_map_size": 1 << 22}
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -139,6 +140,13 @@ def mounted(mount: str) -> tuple[str, ...]:
     return (*apart, "sh", "-c", f'{mount} && exec "$@"', "sh")
 
 
+def on_a_disk(path: Path, mib: int) -> tuple[str, ...]:
+    """Return how a command begins that sees a disk of its own at `path / "disk"`."""
+    image, disk = shlex.quote(str(path / "image")), shlex.quote(str(path / "disk"))
+    (path / "disk").mkdir()
+    return mounted(f"truncate -s {mib}M {image} && mkfs.ext4 -q -F {image} && mount -o loop {image} {disk}")
+
+
 @contextmanager
 def gate_held(store: Any) -> Iterator[int]:
     """Write for ever, as seen from the store."""
@@ -164,7 +172,7 @@ def files_open_in(path: Path) -> list[str]:
 
 def keys_in(store: LmdbStore) -> Any:
     """Return the number of windows in a store, without shared cells."""
-    return store._batcher.read(lambda transaction: transaction.windows.count())
+    return store._batcher.run(lambda transaction: transaction.windows.count(), needs_room=False)
 
 
 def overwrite(data: Path, *pieces: tuple[int, bytes]) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Decision, Quota, parse_limits
 from slidegate.core import Ban, Bucket, StoreUnavailable, parse_address
-from slidegate.stores.lmdb import LmdbStore, environment, journal, kept_rows, layout, opening
+from slidegate.stores.lmdb import LmdbStore, environment, journal, kept_rows, layout, opening, registry
 from slidegate.stores.lmdb.ban_rows import ban_of
 from slidegate.stores.lmdb.journal import JOURNAL, Journal
 from slidegate.stores.lmdb.layout import LAYOUT, boot_id, boot_us
@@ -169,7 +169,7 @@ def test_whoever_only_reads_keeps_nobody_from_beginning_anew(machine: Machine) -
     assert reader.peek(CHECKS).remaining == 3
 
     def begin() -> Any:
-        environment._open.clear()  # the options of the parent are others
+        registry._open.clear()  # the options of the parent are others
         machine.boot = "2"
         return LmdbStore(machine.path, **SMALL)
 
@@ -186,7 +186,7 @@ def test_the_size_of_the_map_is_that_in_the_file_unless_who_is_alone_asks_for_mo
 
     def beside(most: int) -> Callable[[], object]:
         def begin() -> Any:
-            environment._open.clear()  # the options of the parent are others
+            registry._open.clear()  # the options of the parent are others
             own = LmdbStore(path, max_map_size=most)
             assert size_of(own) == 8 * mib
             return own
@@ -327,7 +327,9 @@ class Restarts(BanPlayer):
             case 7:
                 await self._charge_in_trouble(key)
         await super()._move()
-        assert await settle(self.store._batcher.read(is_index_exact)), "or a tool that bans again and again fills it"
+        assert await settle(self.store._batcher.run(is_index_exact, needs_room=False)), (
+            "or a tool that bans again and again fills it"
+        )
 
     async def _charge_in_trouble(self, key: str) -> None:
         """Charge a quota, which the end of the disk does not prevent; the next line has this charge, too."""
@@ -442,13 +444,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compact(store: Any) -> None:
-    store._env.journal.compact(store.unix_us(), store._env._behind_gate)
+    store._env.journal.compact(store.unix_us(), store._env.wait_behind_gate)
 
 
 @pytest.mark.usefixtures("short")
 def test_at_twice_the_length_of_what_counts_it_is_written_anew(machine: Machine) -> None:
     store, kept = machine.store(), machine.path / JOURNAL
-    store._env._housekeep_at_s = math.inf  # nobody else compacts
+    store._env.journal._sync_at_s = math.inf  # nobody else compacts
     ban(store, *(f"user:{number}" for number in range(20)))
     assert store._env.journal.is_long(), "it has never been written anew"
     for _ in range(3):
@@ -510,16 +512,9 @@ def test_what_a_later_version_adds_to_lines_is_kept(machine: Machine, further: d
         assert [line for line in lines() if "compacted" not in line] == written
     assert store.bans.strike(POLICY, "user:bob", 1, "why").level == 2
     told = len(lines())
-    store._env.run(lambda txn: retold(store, txn, "198.51.100.0/24"))
+    store._env.run(lambda _: [("ban", {"key": "198.51.100.0/24"})])
     if where == "in the row":
         assert lines()[told:] == [{"v": 1, "ban": {"key": "198.51.100.0/24", "lifted": True}}, written[2], written[1]]
-
-
-def retold(store: Any, txn: Any, key: str) -> Any:
-    """Let the bans of a key be told once more."""
-    transaction = Transaction(store._transactions, txn)
-    transaction.rows.noted.append(("ban", {"key": key}))
-    return transaction
 
 
 @pytest.mark.usefixtures("short")
@@ -563,7 +558,7 @@ def test_a_kill_in_a_compaction_loses_nothing(machine: Machine, monkeypatch: pyt
 @pytest.mark.usefixtures("short")
 def test_a_thread_syncs_and_compacts_it_once_a_second(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     store, background, synced = machine.store(), list[Any](), list[int]()
-    monkeypatch.setattr("slidegate.stores.lmdb.environment.in_background", background.append)
+    monkeypatch.setattr("slidegate.stores.lmdb.journal.in_background", background.append)
     monkeypatch.setattr(journal.os, "fdatasync", synced.append)
     store.hit(CHECKS)
     assert background == []
@@ -575,7 +570,7 @@ def test_a_thread_syncs_and_compacts_it_once_a_second(machine: Machine, monkeypa
     for work in background:
         work()
         assert len(synced) == 1
-    assert time.monotonic() >= store._env._housekeep_at_s
+    assert time.monotonic() >= store._env.journal._sync_at_s
     assert (machine.path / JOURNAL).stat().st_size < size / 10
     store.hit(CHECKS)
     assert len(background) == 2, "nothing is new"

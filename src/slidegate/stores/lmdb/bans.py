@@ -41,13 +41,14 @@ class LmdbBans(BookBans):
         self._transactions = transactions
         self._batcher = batcher
         self._store = transactions.store
+        self._unix_us = transactions.terms.unix_us
         self._count = 0
 
     def find(
         self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S
     ) -> Ban | Awaitable[Ban | None] | None:
         """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
-        return self._batcher.read(Transaction.ban_of, subjects, deadline_s=deadline_s)
+        return self._batcher.run(Transaction.ban_of, subjects, needs_room=False, deadline_s=deadline_s)
 
     def load(self, rows: Sequence[ExportedBan]) -> int | Awaitable[int]:
         """Import rows of `core.bans.rows`; of two that replace each other the longer one is kept.
@@ -56,14 +57,14 @@ class LmdbBans(BookBans):
         another import adds the rest.
         """
         self._store.expect_open()
-        return answer_of(self._load(from_rows(rows, self._store.unix_us())))
+        return answer_of(self._load(from_rows(rows, self._unix_us())))
 
     def count(self) -> int:
         """Return how many bans are stored: those in force, and some that have recently expired.
 
         While another process is behind the gate, it is the number of the last time.
         """
-        counts = self._transactions.write([(Transaction.read, (lambda transaction: transaction.ban_rows.ban_count(),))])
+        counts = self._transactions.write([(_count, (), False)])
         if counts is not None:
             self._count = counts[0]
         return self._count
@@ -76,11 +77,11 @@ class LmdbBans(BookBans):
         """Return the bans in force, read in parts, each in its own transaction."""
         bans: list[Ban] = []
         first = b""
-        while rows := await self._batcher.ask(Transaction.read, rows_from, first):
+        while rows := await self._batcher.ask(rows_from, first, needs_room=False):
             bans += [ban_of(packed) for _, packed in rows]
             first = rows[-1][0] + b"\0"
             await pause()
-        now_us = self._store.unix_us()
+        now_us = self._unix_us()
         return [ban for ban in bans if not ban.is_over(now_us)]
 
     async def _load(self, bans: list[Ban]) -> int:
@@ -95,7 +96,15 @@ class LmdbBans(BookBans):
 
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
         """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
-        return self._batcher.free(Transaction.change_bans, lambda book, now_us: book.unban(key, by, now_us))
+
+        def lift(book: BanBook, now_us: int) -> bool:
+            return book.unban(key, by, now_us)
+
+        return self._batcher.run(Transaction.change_bans, lift, needs_room=False)
+
+
+def _count(transaction: Transaction) -> int:
+    return transaction.ban_rows.ban_count()
 
 
 def rows_from(transaction: Transaction, first: bytes) -> list[tuple[bytes, bytes]]:

@@ -56,100 +56,111 @@ class Batcher:
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
+        self._gate = transactions.env.gate
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopJobs] = WeakKeyDictionary()
         self._last: tuple[asyncio.AbstractEventLoop | None, _LoopJobs | None] = None, None
 
     def run(
-        self, do: Callable[[Transaction, *Args], T], *args: *Args, deadline_s: float = COMMAND_DEADLINE_S
+        self,
+        do: Callable[[Transaction, *Args], T],
+        *args: *Args,
+        needs_room: bool = True,
+        deadline_s: float = COMMAND_DEADLINE_S,
     ) -> T | asyncio.Future[T]:
         """Run a job; return its answer, or a future of it.
 
         Args:
             do: Called with the transaction, then with `args`.
             args: Its arguments.
+            needs_room: Whether the file may grow by it; not if it reads, deletes or hands back.
             deadline_s: How long a thread without an event loop waits for other processes, in seconds.
         """
-        jobs, job = self._jobs(), (do, args)
-        answers: list[Any] | None
-        if jobs is None:
-            answers = self._wait(job, deadline_s)
-        elif jobs.busy or (answers := self._transactions.write((job,))) is None:
+        job = do, args, needs_room
+        answer: T
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            (answer,) = self._wait(job, deadline_s)
+            return answer
+        known, jobs = self._last
+        if jobs is None or known is not loop:
+            jobs = self._jobs_of(loop)
+        if jobs.is_busy:
             return jobs.queue(job)
-        else:
-            jobs.count_lone()
-        answer: T = answers[0]
+        answers = self._transactions.write((job,))
+        if answers is None:
+            return jobs.queue(job)
+        jobs.lone -= 1
+        if not jobs.lone:
+            jobs.look()
+        (answer,) = answers
         return answer
 
-    def read(
-        self, ask: Callable[[Transaction, *Args], T], *args: *Args, deadline_s: float = COMMAND_DEADLINE_S
-    ) -> T | asyncio.Future[T]:
-        """Run a method that changes nothing as a job; see `Transaction.read`."""
-        return self.run(Transaction.read, ask, *args, deadline_s=deadline_s)
-
-    def free(
-        self, do: Callable[[Transaction, *Args], T], *args: *Args, deadline_s: float = COMMAND_DEADLINE_S
-    ) -> T | asyncio.Future[T]:
-        """Run a method that deletes or hands back as a job; see `Transaction.free`."""
-        return self.run(Transaction.free, do, *args, deadline_s=deadline_s)
-
-    async def ask(self, do: Callable[..., Any], *args: Any) -> Any:
+    async def ask(self, do: Callable[..., Any], *args: Any, needs_room: bool = True) -> Any:
         """Run a job, and wait for its answer, within a coroutine for `answer_of`."""
-        answer = self.run(do, *args)
+        answer = self.run(do, *args, needs_room=needs_room)
         return await answer if isawaitable(answer) else answer
 
     def _wait(self, job: Job, deadline_s: float) -> list[Any]:
-        """Run a job without an event loop."""
-        env = self._transactions.env
-        before_s = env.refused_s
-        while (answers := self._transactions.write((job,))) is None:
-            before_s = min(before_s, env.refused_s)  # it begins anew where another thread was behind the gate
-            if env.refused_s - before_s > deadline_s:
+        """Run a job without an event loop.
+
+        All threads wait together: what one of them is refused counts for all, and as long as that is news no other one
+        tries. Else each would wait for the interpreter in its turn, and they for each other.
+        """
+        gate, before_s = self._gate, self._gate.refused_s
+        while True:
+            if time.monotonic() - gate.refused_at_s >= POLL_S:
+                answers = self._transactions.write((job,))
+                if answers is not None:
+                    return answers
+            before_s = min(before_s, gate.refused_s)  # it begins anew where another thread was behind the gate
+            if gate.refused_s - before_s > deadline_s:
                 raise _too_long(deadline_s)
             time.sleep(POLL_S)
-        return answers
 
-    def _jobs(self) -> _LoopJobs | None:
-        """Return the jobs of the asyncio event loop that runs in this thread; None if there is none."""
-        if (loop := running_loop()) is None:
-            return None
-        known, jobs = self._last
-        if known is not loop:
-            jobs = self._loops.setdefault(loop, _LoopJobs(self._transactions))
-            self._last = loop, jobs
+    def _jobs_of(self, loop: asyncio.AbstractEventLoop) -> _LoopJobs:
+        """Return the jobs of the event loop that runs in this thread."""
+        jobs = self._loops.get(loop)
+        if jobs is None:
+            jobs = self._loops[loop] = _LoopJobs(self._transactions)
+        self._last = loop, jobs
         return jobs
 
 
 class _LoopJobs:
-    """The jobs of one event loop. `busy` is true while new jobs are queued, and `tries` counts failed attempts."""
+    """The jobs of one event loop.
 
-    __slots__ = ("_lone", "_transactions", "_waiting", "busy", "tries")
+    Attributes:
+        is_busy: Whether further jobs are queued, and not run at once.
+        lone: How many jobs may run alone before the next ones are queued, to see how many there are.
+    """
+
+    __slots__ = ("_transactions", "_tries", "_waiting", "is_busy", "lone")
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
         self._waiting: list[_Item] = []
-        self._lone = LOOK_EVERY
-        self.tries = 0
-        self.busy = False
+        self._tries = 0  # how often the gate was closed in a row
+        self.is_busy = False
+        self.lone = LOOK_EVERY
 
-    def count_lone(self) -> None:
-        """Count a job that ran alone; after `LOOK_EVERY` of them, queue the next jobs to see how many there are."""
-        self._lone -= 1
-        if not self._lone:
-            self._lone = LOOK_EVERY
-            self._schedule(asyncio.get_running_loop())
+    def look(self) -> None:
+        """Queue the jobs that follow in this iteration of the loop."""
+        self.lone = LOOK_EVERY
+        self._schedule(asyncio.get_running_loop())
 
     def queue(self, job: Job) -> asyncio.Future[Any]:
         """Queue a job; return the future of its answer."""
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         self._waiting.append((future, job, loop.time() + COMMAND_DEADLINE_S))
-        if not self.busy:
+        if not self.is_busy:
             self._schedule(loop)
         return future
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.busy = True
-        if self.tries >= EAGER_TRIES:
+        self.is_busy = True
+        if self._tries >= EAGER_TRIES:
             loop.call_later(PAUSE_S, self._next, loop)
         else:
             # Runs after all callbacks that are ready now, so that the jobs that they add run together.
@@ -160,41 +171,45 @@ class _LoopJobs:
         items = [item for item in self._waiting if not item[0].done()]
         taken, self._waiting = items[:MOST_TOGETHER], items[MOST_TOGETHER:]
         blocked = self._attempt(taken, loop.time())
-        self.tries = self.tries + 1 if blocked else 0
+        self._tries += 1
+        if not blocked:
+            self._tries = 0
         self._waiting = blocked + self._waiting
-        self.busy = bool(self._waiting) or len(taken) >= MANY
-        if self.busy:
+        self.is_busy = bool(self._waiting) or len(taken) >= MANY
+        if self.is_busy:
             self._schedule(loop)
 
     def _attempt(self, items: list[_Item], now_s: float) -> list[_Item]:
         """Run jobs together, or separately if that fails; return those that have to be retried."""
-        items = [item for item in items if not item[0].done()]
+        items = [item for item in items if not item[0].done()]  # those before them may have cancelled it
         try:
             answers = self._transactions.write([job for _, job, _ in items]) if items else []
+        except StoreTimeout as error:  # a thread holds the files, and each further try would block the loop
+            for future, _, _ in items:
+                _fail(future, StoreTimeout(str(error)))
+            return []
         except Exception as error:
-            if isinstance(error, StoreTimeout):  # a thread holds the files, and each further try would block the loop
-                for future, _, _ in items:
-                    _fail(future, StoreTimeout(str(error)))
-                return []
             if len(items) > 1:
                 return [blocked for item in items for blocked in self._attempt([item], now_s)]
-            # Futures reject StopIteration, which a user's clock that is an iterator may raise.
-            _fail(items[0][0], RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
+            _fail(items[0][0], error)
             return []
-        if answers is None:
-            for future, _, until_s in items:
-                if now_s >= until_s:
-                    _fail(future, _too_long(COMMAND_DEADLINE_S))
-            return [item for item in items if not item[0].done()]
-        for (future, _, _), answer in zip(items, answers, strict=True):
-            if not future.done():  # else observers of an event have cancelled it
-                future.set_result(answer)
-        return []
+        if answers is not None:
+            for (future, _, _), answer in zip(items, answers, strict=True):
+                if not future.done():  # else observers of an event have cancelled it
+                    future.set_result(answer)
+            return []
+        for future, _, until_s in items:
+            if now_s >= until_s:
+                _fail(future, _too_long(COMMAND_DEADLINE_S))
+        return [item for item in items if not item[0].done()]
 
 
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
+    if future.done():
+        return
+    if isinstance(error, StopIteration):  # of a user's clock that is an iterator; futures reject it
+        error = RuntimeError(repr(error))
+    future.set_exception(error)
 
 
 def _too_long(timeout_s: float) -> StoreTimeout:

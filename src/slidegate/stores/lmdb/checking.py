@@ -28,6 +28,9 @@ DOUBTFUL: Final = frozenset(["overlay", "aufs", "ecryptfs", "btrfs", "zfs", "bca
 """In these and in FUSE, only processes that share a mount may see each other's files, or changed blocks are written to
 new places, so that space that was taken ahead does not help when the disk is full."""
 
+IN_MEMORY: Final = frozenset(["tmpfs", "ramfs"])
+"""In these, taking the space of a file takes memory."""
+
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REMEDIES: Final = {
     **dict.fromkeys(DISK_FULL, "free some space, or "),
@@ -110,10 +113,12 @@ def check_file_system(path: Path, mounts: Iterable[str] | None = None) -> str:
             f"lmdb: {path} is on {kind}, which does not share locks and memory maps; choose a path on a local "
             "disk, or RedisStore for several hosts"
         )
+    if kind in IN_MEMORY:
+        return f"{path} is on {kind}, in memory: the file takes it as it fills, and a restart forgets bans, too"
     if kind in DOUBTFUL or kind.startswith("fuse"):
         return (
             f"{path} is on {kind}, where a full disk may kill the workers, and workers of other mounts may count apart"
-            "; ext4, XFS or tmpfs is safer"
+            "; ext4 or XFS is safer"
         )
     return ""
 

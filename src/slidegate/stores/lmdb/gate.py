@@ -3,16 +3,22 @@
     gate     locked exclusively by whoever reads or writes, for microseconds; it is tried, and never waited for
     users    locked shared by every process while its store is open; whoever gets it exclusively knows that nobody lives
 
-Both are empty files, and both locks are advisory (`flock`): the kernel releases those of a process that dies. They
-belong to open files, which a forked child has too; so a child closes its descriptors before anything else, or a gate
-that its parent held when it died would stay closed as long as the child lives.
+Both locks are advisory (`flock`): the kernel releases those of a process that dies. They belong to open files, which a
+forked child has too; so a child closes its descriptors before anything else, or a gate that its parent held when it
+died would stay closed as long as the child lives.
+
+A worker that enters leaves a number of its own in the gate. So who is refused twice knows whether it is the same one
+that stands there, for all the time in between, or whether the gate was open meanwhile.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import time
+from mmap import mmap
 from pathlib import Path
+from struct import Struct
 from typing import Final
 
 from ...core.errors import ConfigurationError, StoreUnavailable
@@ -20,6 +26,13 @@ from .checking import is_file_at, unusable
 
 GATE: Final = "gate"
 USERS: Final = "users"
+REFUSED_S: Final = 0.005
+"""How much of the time between two refusals counts at most, if somebody entered in between."""
+
+_OURS: Final = b"slidegate gate \n"
+"""How the gate begins; the number of whoever entered last follows."""
+_NUMBER: Final = Struct("=Q")
+_GATE_BYTES: Final = len(_OURS) + _NUMBER.size
 
 
 class Gate:
@@ -31,32 +44,65 @@ class Gate:
 
     Attributes:
         is_open: Whether the files are open.
+        refused_at_s: When this process was refused last, by the monotonic clock; 0 if it has entered since.
+        refused_s: For how long others have stood in the gate, one or several in turn, since this process entered.
     """
 
     def __init__(self, path: Path, *, create: bool) -> None:
         self._path = path
         self._create = create
         self._gate = self._users = -1
+        self._entries: mmap | None = None
+        self._own_number = 0
+        self._last_number = 0
         self.is_open = self._lives = False
+        self.refused_s = self.refused_at_s = 0.0
 
-    def enter(self) -> bool:
-        """Enter without waiting; return False if another process is inside.
+    def open(self) -> None:
+        """Open the files.
 
         Raises:
-            ConfigurationError: The files cannot be opened, or are not ours.
+            ConfigurationError: They cannot be opened, or are not ours.
             StoreUnavailable: They do not exist, and nothing may be created.
         """
-        is_new = not self.is_open
-        if is_new:
-            self.close()  # the first file, where the second one could not be opened
-            self._gate = self._opened(GATE)
-            self._users = self._opened(USERS)
-            self.is_open = True
-        if not _locked(self._gate, fcntl.LOCK_EX):
+        self.close()  # the first file, where the second one could not be opened
+        self._gate = self._opened(GATE, _OURS + bytes(_NUMBER.size))
+        self._users = self._opened(USERS, b"")
+        self._entries = mmap(self._gate, _GATE_BYTES)
+        self._own_number = int.from_bytes(os.urandom(7), "big")
+        self.is_open = True
+
+    def enter(self) -> bool:
+        """Enter without waiting; return False if another process is inside."""
+        try:
+            fcntl.flock(self._gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.count_refusal()
             return False
-        if is_new and not self.is_in_place():
-            self.close()  # it was deleted while it was opened
-        return self.is_open
+        if self._create and self._entries is not None:
+            self._own_number += 1
+            _NUMBER.pack_into(self._entries, len(_OURS), self._own_number)
+        self.refused_s = self.refused_at_s = 0.0
+        return True
+
+    def count_refusal(self) -> None:
+        """Count the time since the last refusal."""
+        now_s = time.monotonic()
+        waited_s = now_s - (self.refused_at_s or now_s)
+        number = self._last_number
+        if self._entries is not None:
+            (number,) = _NUMBER.unpack_from(self._entries, len(_OURS))
+        if number == self._last_number:
+            self.refused_s += waited_s
+        else:
+            # Somebody else stands there now. This thread may have waited for the interpreter while the gate was open.
+            self.refused_s += min(waited_s, REFUSED_S)
+        self._last_number = number
+        self.refused_at_s = now_s
+
+    def is_refused(self) -> bool:
+        """Return whether the last try of this process was in vain."""
+        return self.refused_at_s > 0.0
 
     def leave(self) -> None:
         """Leave."""
@@ -83,13 +129,17 @@ class Gate:
 
     def close(self) -> None:
         """Close the files, which releases the locks unless another process has inherited them."""
+        if self._entries is not None:
+            self._entries.close()
+            self._entries = None
         for file in (self._gate, self._users):
             if file >= 0:
                 os.close(file)
         self._gate = self._users = -1
         self.is_open = self._lives = False
 
-    def _opened(self, name: str) -> int:
+    def _opened(self, name: str, content: bytes) -> int:
+        """Open a file; if it is empty, give it its content."""
         place = self._path / name
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK in case it is a FIFO or a device
         if self._create:
@@ -98,18 +148,28 @@ class Gate:
             file = os.open(place, flags, 0o600)
         except OSError as error:
             if not self._create and isinstance(error, FileNotFoundError):
-                missing, remedy = place, "the first worker creates it"
-                if not self._path.parent.exists():
-                    missing, remedy = self._path.parent, "create it, or choose another path"
-                why = f"there is no store at {self._path}: {missing} does not exist"
-                raise StoreUnavailable(f"lmdb: {why}; {remedy}") from None
+                raise self._missing(place) from None
             raise unusable(self._path, error) from error
-        if os.fstat(file).st_size:
+        try:
+            found = os.pread(file, len(content) + 1, 0)
+            if not found and content and self._create:
+                os.pwrite(file, content, 0)
+                found = content
+        except OSError as error:
+            os.close(file)
+            raise unusable(self._path, OSError(error.errno, error.strerror, str(place))) from error
+        if len(found) != len(content) or found[: len(_OURS)] != content[: len(_OURS)]:
             os.close(file)
             raise ConfigurationError(
                 f"lmdb: {self._path} contains other data, such as {place}; choose a directory for slidegate alone"
             )
         return file
+
+    def _missing(self, place: Path) -> StoreUnavailable:
+        missing, remedy = place, "the first worker creates it"
+        if not self._path.parent.exists():
+            missing, remedy = self._path.parent, "create it, or choose another path"
+        return StoreUnavailable(f"lmdb: there is no store at {self._path}: {missing} does not exist; {remedy}")
 
 
 def _locked(file: int, operation: int) -> bool:

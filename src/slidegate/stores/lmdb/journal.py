@@ -23,14 +23,16 @@ import fcntl
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from ...core.bans.ban import Ban
-from ...core.errors import ConfigurationError
+from ...core.errors import ConfigurationError, SlidegateError
 from ...core.quotas import KEPT_US
+from ...core.store import Clock
 from .checking import is_file_at
 
 JOURNAL: Final = "kept.jsonl"
@@ -38,12 +40,16 @@ VERSION: Final = 1
 MIN_BYTES: Final = 2**18
 """A shorter journal is not compacted."""
 
+SYNC_EVERY_S: Final = 1.0
+
 _LONGEST_HEAD: Final = 100
 _FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_CREAT | os.O_NONBLOCK
 
 Name: TypeAlias = tuple[str, ...]
 """The kind of a row, and what identifies it."""
 Fields: TypeAlias = Mapping[str, Any]
+BehindGate: TypeAlias = Callable[[Callable[[], object]], bool]
+"""Calls a function behind the gate; returns whether it did."""
 Line: TypeAlias = Mapping[str, Any]
 """What a line says: its version, and under the kind of its row the fields."""
 Noted: TypeAlias = list[tuple[str, Fields]]
@@ -134,7 +140,7 @@ def text_of(line: Line) -> bytes:
 
 
 class Journal:
-    """The journal of a directory. All methods but `sync` and `compact` are called behind the gate.
+    """The journal of a directory. All methods but `keep_up`, `sync` and `compact` are called behind the gate.
 
     Args:
         path: The directory.
@@ -147,6 +153,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path / JOURNAL
         self._file = -1
+        self._sync_at_s = 0.0
         self.is_unsynced = False
 
     def append(self, lines: Sequence[bytes]) -> None:
@@ -156,7 +163,7 @@ class Journal:
             OSError: They cannot be written.
         """
         if not is_file_at(self._file, self.path):
-            self.close()
+            self._close_file()
             self._file = os.open(self.path, _FLAGS | os.O_WRONLY | os.O_APPEND, 0o600)
         size, data = os.fstat(self._file).st_size, b"".join(lines)
         written = 0
@@ -180,6 +187,27 @@ class Journal:
                 return read_lines(file, 0)
         except FileNotFoundError:
             return {}
+
+    def keep_up(self, unix_us: Clock, behind_gate: BehindGate) -> None:
+        """Sync it in a thread, once a second, and write it anew when it is long.
+
+        Args:
+            unix_us: Returns the Unix time in microseconds.
+            behind_gate: Calls a function behind the gate.
+        """
+        now_s = time.monotonic()
+        if now_s < self._sync_at_s:  # a thread waits for that moment
+            return
+        wait_s = max(self._sync_at_s + SYNC_EVERY_S - now_s, 0.0)
+        self._sync_at_s = now_s + wait_s
+
+        def work() -> None:
+            time.sleep(wait_s)
+            self.sync()
+            if self.is_long() and behind_gate(lambda: None):  # else the store was closed
+                self.compact(unix_us(), behind_gate)
+
+        in_background(work)
 
     def is_long(self) -> bool:
         """Return whether it is twice as long as the lines that counted when it was last written anew.
@@ -208,12 +236,12 @@ class Journal:
             finally:
                 os.close(file)
 
-    def compact(self, unix_us: int, behind_gate: Callable[[Callable[[], object]], bool]) -> None:
+    def compact(self, unix_us: int, behind_gate: BehindGate) -> None:
         """Replace the journal by a shorter one, unless another process is doing it.
 
         Args:
             unix_us: The Unix time in microseconds.
-            behind_gate: Calls a function behind the gate; returns whether it did.
+            behind_gate: Calls a function behind the gate.
 
         Raises:
             OSError: It cannot be written.
@@ -244,7 +272,11 @@ class Journal:
                     _sync_directory(self.path.parent)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file. A forked child, which calls this first, has no thread that waits to sync it."""
+        self._close_file()
+        self._sync_at_s = 0.0
+
+    def _close_file(self) -> None:
         if self._file >= 0:
             os.close(self._file)
         self._file, self.is_unsynced = -1, False
@@ -268,7 +300,7 @@ def in_background(work: Callable[[], object]) -> None:
     """Run something in a daemon thread; an error of the disk leaves it to the next time."""
 
     def run() -> None:
-        with suppress(OSError, ConfigurationError):
+        with suppress(OSError, SlidegateError):
             work()
 
     with suppress(RuntimeError):  # the process is ending

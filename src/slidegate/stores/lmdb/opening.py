@@ -5,16 +5,23 @@ are in the kernel's cache, and the last commit stays in force. Only a crash of t
 another one. So nothing is verified or repaired; a file of another boot is deleted unread.
 
 That is only done if nobody lives, see `gate`: a container may have a boot id of its own. Where somebody lives, his file
-is joined, whatever its name. All of this happens behind the gate.
+is joined, whatever its name. All of this happens behind the gate::
+
+    who lives     the file          what is done
+    nobody        this boot's       it goes on; the size that is asked for may be larger
+    nobody        others            they are deleted, and one is begun anew
+    somebody      of this layout    it is joined
+    somebody      of another one    an error: the versions do not understand each other
+
+A file is begun anew as well if it is incomplete, because whoever made it was killed, damaged, or was used behind
+another gate. It is complete when it has its disk space and all rows of the journal.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -22,7 +29,7 @@ import lmdb
 
 from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.events import Event
-from .counts import CAN_TAKE, Counts
+from .counts import Counts, takes_space
 from .gate import Gate
 from .journal import Journal, Line, Name
 from .kept_rows import write
@@ -30,14 +37,17 @@ from .layout import LAYOUT, NAMES, Databases, boot_id
 
 DAMAGE: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)
 """What LMDB reports of a damaged file. All other errors are those of this process, and the file stays."""
+NEW_MAP_SIZE: Final = 2**28
 
 _NAME: Final = re.compile(r"counts-(\d+)-\w+\.mdb")
 _READY: Final = b"ready"
 """The key of the identity of the gate behind which the file is used, and the key of the hash that selects cells. They
-are written when the file has all of the journal."""
+are written when the file is complete."""
 _CELL_KEY_BYTES: Final = 32
 _AT_ONCE: Final = 500
-NEW_MAP_SIZE: Final = 2**30
+"""How many rows of the journal are written in one transaction."""
+_SIZE_IN_FILE: Final = 0
+"""With this size, LMDB takes the one that is written in the file; a smaller one would cut the file off."""
 
 Tell: TypeAlias = Callable[[Event], object]
 
@@ -55,30 +65,16 @@ class Options(NamedTuple):
     create: bool = True
 
 
-def _choose(path: Path, gate: Gate, options: Options, tell: Tell) -> tuple[Path, bool]:
-    """Return the file to use, and whether this process is alone; become one of those who live.
+class Choice(NamedTuple):
+    """The file to use.
 
-    Raises:
-        ConfigurationError: Those who live use another layout.
+    Attributes:
+        path: Its path; it may be missing.
+        is_ours: Whether nobody else lives, so that this process may make it larger.
     """
-    alone, boot = gate.is_alone(), boot_id()
-    own, files = path / f"counts-{LAYOUT}-{boot or 'unknown'}.mdb", sorted(path.glob("counts-*.mdb"))
-    if alone and options.create:
-        stale = [file for file in files if file != own or not boot]
-        for file in stale:
-            file.unlink(missing_ok=True)
-        if stale:
-            tell(_restarted(f"{stale[0]} is of an earlier start of the machine, or of another slidegate"))
-    elif not alone and files:
-        own = files[0]
-        version = _NAME.fullmatch(own.name)
-        if version is None or int(version[1]) != LAYOUT:
-            raise ConfigurationError(
-                f"lmdb: {path} is in use with layout {version[1] if version else own.name} by another version of "
-                f"slidegate, and this one uses {LAYOUT}; stop those workers first, or choose another path"
-            )
-    gate.join()
-    return own, alone
+
+    path: Path
+    is_ours: bool
 
 
 def open_file(path: Path, gate: Gate, journal: Journal, options: Options, tell: Tell) -> Counts:
@@ -95,89 +91,158 @@ def open_file(path: Path, gate: Gate, journal: Journal, options: Options, tell: 
         ConfigurationError: Those who live use another layout, the journal is of a later version, or the file is not a
             regular file.
         StoreUnavailable: It has to be begun anew, and the options say not to.
-        OSError: It cannot be opened.
+        OSError: It cannot be opened, or there is too little disk space.
     """
-    name, alone = _choose(path, gate, options, tell)
+    choice = _choose(path, gate, options, tell)
     try:
-        return _mapped(name, gate, options, alone=alone)
+        return _go_on(choice, gate, options)
     except (FileNotFoundError, lmdb.NotFoundError):  # whoever was creating it was killed
         why = ""
     except (*DAMAGE, lmdb.BadTxnError) as error:  # its first transaction is bad by a page
         why = f"was damaged ({error})"
     if not options.create:
-        raise StoreUnavailable(f"lmdb: {name} {why or 'does not exist'}; the first worker begins it anew")
-    name.unlink(missing_ok=True)
-    counts = _mapped(name, gate, options, alone=True, kept=journal.read())
+        raise StoreUnavailable(f"lmdb: {choice.path} {why or 'does not exist'}; the first worker begins it anew")
+    choice.path.unlink(missing_ok=True)
+    counts = _begin_anew(choice.path, gate, options, journal)
     if why:
-        tell(_restarted(f"{name} {why}"))
+        tell(_restarted(f"{choice.path} {why}"))
     return counts
 
 
-def discard(counts: Counts, error: Exception, tell: Tell) -> None:
+def discard(counts: Counts, damage: str, tell: Tell) -> None:
     """Delete a damaged file, unless another process has already begun it anew."""
     if counts.is_in_place():
         counts.path.unlink(missing_ok=True)
-        tell(_restarted(f"{counts.path} was damaged ({error})"))
+        tell(_restarted(f"{counts.path} was damaged ({damage})"))
 
 
 def _restarted(why: str) -> Event:
     return Event("counts_restarted", f"{why}: windows begin anew; bans, levels and quotas go on")
 
 
-def _mapped(
-    name: Path, gate: Gate, options: Options, *, alone: bool, kept: Mapping[Name, Line] | None = None
-) -> Counts:
-    """Map a file and open its databases.
+def _choose(path: Path, gate: Gate, options: Options, tell: Tell) -> Choice:
+    """Choose the file to use, and become one of those who live.
 
-    Args:
-        name: The path of the file.
-        gate: The gate.
-        options: The options.
-        alone: Whether no other process lives.
-        kept: The rows of the journal, with which the file is created; None if it has to be there.
+    Raises:
+        ConfigurationError: Those who live use another layout.
     """
-    create = kept is not None
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    with ExitStack() as if_it_fails:
-        file = os.open(name, flags | (os.O_CREAT if create else 0), 0o600)
-        if_it_fails.callback(os.close, file)
-        # With 0, LMDB takes the size that is written in the file; a smaller one would cut the file off.
-        asked = options.max_map_size or (NEW_MAP_SIZE if create else 0)
-        size = max(asked, os.fstat(file).st_size) if asked and alone and options.create else 0
-        through_map = CAN_TAKE and options.create
-        fixed: Any = {"subdir": False, "lock": False, "sync": False, "metasync": False, "max_spare_txns": 0}
-        varying: Any = {"map_size": size, "create": create, "writemap": through_map}
-        environment: Any = lmdb.open(str(name), max_dbs=len(NAMES), mode=0o600, **fixed, **varying)
-        if_it_fails.callback(environment.close)
-        # LMDB takes a file of zeros for a foreign one, so room is only taken now.
-        counts = Counts(name, environment, file, takes=through_map)
-        if create and counts.stuck:  # a page that is written where no space was taken kills the process
-            raise OSError(errno.ENOSPC, counts.stuck, str(name))
-        dbs = {database: environment.open_db(database.encode(), create=create) for database in NAMES}
-        counts.dbs = Databases(**dbs, cell_key=os.urandom(_CELL_KEY_BYTES))
-        if kept is None:
-            _read(counts, gate, writes=alone and options.create)
-        else:
-            # In order, which fills whole pages: a full file of bans would not fit into a new one else.
-            _fill(counts, gate, sorted(kept.items(), key=lambda row: row[0]))
-        if_it_fails.pop_all()
+    nobody_lives, boot = gate.is_alone(), boot_id()
+    own, files = path / f"counts-{LAYOUT}-{boot or 'unknown'}.mdb", sorted(path.glob("counts-*.mdb"))
+    if nobody_lives and options.create:
+        stale = [file for file in files if file != own or not boot]
+        for file in stale:
+            file.unlink(missing_ok=True)
+        if stale:
+            tell(_restarted(f"{stale[0]} is of an earlier start of the machine, or of another slidegate"))
+    elif not nobody_lives and files:
+        own = files[0]
+        version = _NAME.fullmatch(own.name)
+        if version is None or int(version[1]) != LAYOUT:
+            raise ConfigurationError(
+                f"lmdb: {path} is in use with layout {version[1] if version else own.name} by another version of "
+                f"slidegate, and this one uses {LAYOUT}; stop those workers first, or choose another path"
+            )
+    gate.join()
+    return Choice(own, nobody_lives and options.create)
+
+
+def _go_on(choice: Choice, gate: Gate, options: Options) -> Counts:
+    """Open an existing file; make it larger if it is ours and the options say so.
+
+    Raises:
+        FileNotFoundError: It does not exist.
+        lmdb.Error: It is damaged, incomplete, or was used behind another gate.
+        OSError: There is no disk space to make it larger.
+    """
+    bytes_before, size = choice.path.stat().st_size, _SIZE_IN_FILE
+    if choice.is_ours and options.max_map_size:
+        size = max(options.max_map_size, bytes_before)
+    counts = _mapped(choice.path, size, options)
+    try:
+        if choice.is_ours and takes_space(choice.path):
+            _take_space(counts, bytes_before)
+        counts.dbs = _databases(counts, create=False)
+        ready = _read_ready(counts, writes=choice.is_ours)
+        if ready[:-_CELL_KEY_BYTES] != gate.identity():
+            raise lmdb.InvalidError("it was not complete, or was used behind another gate")
+        counts.dbs = counts.dbs._replace(cell_key=ready[-_CELL_KEY_BYTES:])
+    except BaseException:
+        counts.close()
+        raise
     return counts
 
 
-def _read(counts: Counts, gate: Gate, *, writes: bool) -> None:
-    """Read the key of the hash that selects cells.
+def _begin_anew(path: Path, gate: Gate, options: Options, journal: Journal) -> Counts:
+    """Make a file with the rows of the journal; leave none if that fails.
 
     Raises:
-        lmdb.InvalidError: The file is not complete, or is used behind another gate.
+        ConfigurationError: The journal is of a later version.
+        OSError: There is too little disk space, or the journal cannot be read.
     """
+    # In order, which fills whole pages: a full file of bans would not fit into a new one else.
+    rows = sorted(journal.read().items(), key=lambda row: row[0])
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    counts = None
+    try:
+        counts = _mapped(path, options.max_map_size or NEW_MAP_SIZE, options)
+        if takes_space(path):  # LMDB takes a file of zeros for a foreign one, so only now
+            _take_space(counts, 0)
+        counts.dbs = _databases(counts, create=True)
+        _fill(counts, gate, rows)
+    except BaseException:
+        if counts is not None:
+            counts.close()
+        path.unlink(missing_ok=True)
+        raise
+    return counts
+
+
+def _mapped(path: Path, size: int, options: Options) -> Counts:
+    """Map a file, of which a descriptor is kept beside LMDB's."""
+    is_of_a_worker = options.create  # else it is of a tool, which leaves no trace where it only reads
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        environment: Any = lmdb.open(
+            str(path),
+            map_size=size,
+            subdir=False,
+            mode=0o600,
+            max_dbs=len(NAMES),
+            max_spare_txns=0,
+            lock=False,  # everything happens behind the gate
+            sync=False,  # what has to survive a crash of the machine is in the journal
+            metasync=False,
+            writemap=is_of_a_worker and takes_space(path),
+        )
+    except BaseException:
+        os.close(file)
+        raise
+    return Counts(path, environment, file)
+
+
+def _take_space(counts: Counts, bytes_before: int) -> None:
+    """Take the disk space of the whole file; if there is too little, cut the file off where it ended."""
+    try:
+        counts.take_space()
+    except OSError as error:
+        os.truncate(counts.path, bytes_before)
+        needs = f"{error.strerror}: the file has {counts.size >> 20} MiB (max_map_size)"
+        raise OSError(error.errno, needs, str(counts.path)) from error
+
+
+def _databases(counts: Counts, *, create: bool) -> Databases:
+    dbs = {name: counts.lmdb.open_db(name.encode(), create=create) for name in NAMES}
+    return Databases(**dbs, cell_key=os.urandom(_CELL_KEY_BYTES))
+
+
+def _read_ready(counts: Counts, *, writes: bool) -> bytes:
+    """Return what was written when the file was complete; any write puts the size of the map into the file, too."""
     with counts.lmdb.begin(counts.dbs.meta, write=writes) as txn:
-        counts.check(txn, always=True)
-        ready = txn.get(_READY, b"")
-        if writes:  # any write puts the size of the map into the file, which may be larger now
+        counts.check(txn)
+        ready: bytes = txn.get(_READY, b"")
+        if writes:
             txn.put(_READY, ready)
-    if ready[:-_CELL_KEY_BYTES] != gate.identity():
-        raise lmdb.InvalidError("it was not complete, or was used behind another gate")
-    counts.dbs = counts.dbs._replace(cell_key=ready[-_CELL_KEY_BYTES:])
+    return ready
 
 
 def _fill(counts: Counts, gate: Gate, rows: Sequence[tuple[Name, Line]]) -> None:
@@ -186,6 +251,6 @@ def _fill(counts: Counts, gate: Gate, rows: Sequence[tuple[Name, Line]]) -> None
     for start in range(0, len(rows), _AT_ONCE):
         with environment.begin(write=True) as txn:
             write(txn, dbs, rows[start : start + _AT_ONCE])
-            counts.check(txn, always=True)
+            counts.check(txn)
     with environment.begin(dbs.meta, write=True) as txn:
         txn.put(_READY, gate.identity() + dbs.cell_key)

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 from ...core.errors import StoreUnavailable
 from ...core.store import COMMAND_DEADLINE_S, SharedRow, SharedRows
 from .batching import Batcher
+from .counts import Room
 from .layout import DUE
 from .transaction import Transaction, Transactions
 from .windows import STATS
@@ -38,7 +39,7 @@ class LmdbRows(SharedRows):
 
     def time(self) -> int:
         """See `SharedRows`; the time is that of this host."""
-        return self._transactions.store.now_us()
+        return self._transactions.terms.now_us()
 
     def write(self, worker: bytes, row: SharedRow, deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[None] | None:
         """See `SharedRows`.
@@ -46,28 +47,32 @@ class LmdbRows(SharedRows):
         Raises:
             StoreUnavailable: There is no room for the row.
         """
-        run = self._batcher.run if row.kept_us > 0 else self._batcher.free
-        return run(self._write, worker, row, deadline_s=deadline_s)
+        if row.kept_us <= 0:
+            return self._batcher.run(_delete, worker, row, needs_room=False, deadline_s=deadline_s)
+        return self._batcher.run(self._write, worker, row, deadline_s=deadline_s)
 
     def _write(self, transaction: Transaction, worker: bytes, row: SharedRow) -> None:
         rows, counts, size = transaction.rows, self._transactions.env.counts, len(row.value)
         txn, dbs = rows.txn, rows.dbs
         key, until_us = _key(row.kind, row.number) + worker, rows.now_us + row.kept_us
-        if row.kept_us <= 0:
-            txn.delete(key, b"", dbs.stats)
-            return
-        if size > ALWAYS and counts.fullness:
-            raise StoreUnavailable(f"lmdb: no room for {size:,} bytes of rows: {counts.path} {counts.why_full()}")
+        if size > ALWAYS and counts.room is not Room.PLENTY:
+            full = f"{counts.path} is full; raise max_map_size"
+            raise StoreUnavailable(f"lmdb: no room for {size:,} bytes of rows: {full}")
         if txn.get(key, None, dbs.stats) is None:
             rows.recheck_at(dbs.ends, until_us, key, STATS)
         txn.put(key, DUE.pack(until_us) + row.value, db=dbs.stats)
-        counts.check(txn, always=True)  # it may be larger than many windows
+        counts.check(txn)  # it may be larger than many windows
 
     def read(
         self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
     ) -> Found | Awaitable[Found]:
         """See `SharedRows`."""
-        return self._batcher.read(_read_rows, kind, first, last, deadline_s=deadline_s)
+        return self._batcher.run(_read_rows, kind, first, last, needs_room=False, deadline_s=deadline_s)
+
+
+def _delete(transaction: Transaction, worker: bytes, row: SharedRow) -> None:
+    rows = transaction.rows
+    rows.txn.delete(_key(row.kind, row.number) + worker, b"", rows.dbs.stats)
 
 
 def _read_rows(transaction: Transaction, kind: str, first: int, last: int) -> Found:

@@ -7,7 +7,7 @@ writes back those that changed.
 A hit is a method of `transaction.Transaction`. `batching` decides when `Transactions.write` runs it, alone or with
 others; `windows` reads and writes the rows, and `core.decide` decides. `environment` has the files: the
 `gate` behind which everything happens, the file of this start of the machine (`opening`, `counts`), and the `journal`
-of what survives the next one.
+of what survives the next one. `registry` has the environments of the process, and what a fork does to them.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, in_steps
 from ..system_clock import system_us
 from .bans import LmdbBans
 from .batching import Batcher, answer_of
-from .environment import close_environment, open_environment
 from .layout import boot_us
 from .opening import Options
+from .registry import close_environment, open_environment
 from .rows import LmdbRows
-from .transaction import Transaction, Transactions
+from .transaction import Terms, Transaction, Transactions
 from .windows import RENEWED_AT_ONCE
 
 MIN_MAP_SIZE: Final = 2**20
@@ -68,8 +68,8 @@ class LmdbStore(Store):
 
     Args:
         path: A directory on a local disk, used only by slidegate; it is created if its parent exists.
-        max_map_size: The largest size of the file in bytes, 1 MiB to 1 TiB; by default 1 GiB for a new file. It takes
-            disk space as it needs it. An existing file keeps its size, or is made so large by a process that starts
+        max_map_size: The size of the file in bytes, 1 MiB to 1 TiB; by default 256 MiB for a new file, which takes
+            this space when it is made. An existing file keeps its size, or is made so large by a process that starts
             while no other runs.
         max_keys: The most windows. Beyond it, further keys share cells, as in memory; strikes of further keys are not
             counted.
@@ -83,8 +83,9 @@ class LmdbStore(Store):
             the system clock.
 
     Raises:
-        ConfigurationError: An option is out of range, or the files cannot be used; the message names the remedy.
-        StoreUnavailable: The files cannot be used, and `create` is false; or no thread can be started to open them.
+        ConfigurationError: An option is out of range, there is too little disk space, or the files cannot be used; the
+            message names the remedy.
+        StoreUnavailable: The files cannot be used, and `create` is false.
     """
 
     bans: LmdbBans
@@ -109,12 +110,11 @@ class LmdbStore(Store):
         check_clock("clock", clock)
         check_clock("wall_clock", wall_clock)
         super().__init__()
-        self.permits = HeldPermits(permit_lease_us(permit_lease), self.renew_permits)
-        self.max_keys, self.max_bans = max_keys, max_bans
-        self._env = open_environment(path, Options(max_map_size, create))
+        self._permits = HeldPermits(permit_lease_us(permit_lease), self.renew_permits)
         self.unix_us: Clock = wall_clock or clock or system_us
-        self.now_us: Clock = clock or boot_us
-        self._transactions = Transactions(self, self._env)
+        terms = Terms(max_keys, max_bans, self._permits, clock or boot_us, self.unix_us)
+        self._env = open_environment(path, Options(max_map_size, create))
+        self._transactions = Transactions(self, terms, self._env)
         self._batcher = Batcher(self._transactions)
         self.bans = LmdbBans(self._transactions, self._batcher)
         self.shared_rows = LmdbRows(self._transactions, self._batcher)
@@ -131,7 +131,7 @@ class LmdbStore(Store):
         """Close the files, unless another store of this process uses them. Calls that are waiting raise an error."""
         if not self.closed:
             super().close()
-            self.permits.is_open = False
+            self._permits.is_open = False
             close_environment(self._env)
 
     def hit(
@@ -144,7 +144,7 @@ class LmdbStore(Store):
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
     ) -> Decision | Awaitable[Decision]:
         """Return what `hit` would answer now, without changing anything."""
-        return self._batcher.read(Transaction.peek, checks, subjects, deadline_s=deadline_s)
+        return self._batcher.run(Transaction.peek, checks, subjects, needs_room=False, deadline_s=deadline_s)
 
     def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Decision | Awaitable[Decision]:
         """Charge every cost atomically, even beyond the limits, and return the decision."""
@@ -156,7 +156,7 @@ class LmdbStore(Store):
         """Refund charges; return False if all of them have expired or were refunded before."""
         if not reservations:
             return False
-        return self._batcher.free(Transaction.refund, reservations, deadline_s=deadline_s)
+        return self._batcher.run(Transaction.refund, reservations, needs_room=False, deadline_s=deadline_s)
 
     def reset(self, key: str) -> bool | Awaitable[bool]:
         """Forget the windows of `key` under every rule; return whether it had spent units.
@@ -164,30 +164,30 @@ class LmdbStore(Store):
         Permits stay taken, because their requests are still in progress. The units of the key in a shared cell stay,
         because they are mixed with those of other keys.
         """
-        return self._batcher.free(lambda transaction: transaction.windows.reset(key))
+        return self._batcher.run(Transaction.reset, key, needs_room=False)
 
     def reset_all(self) -> bool | Awaitable[bool]:
         """Delete the windows of all keys under every rule, and all shared cells; return whether units were spent.
 
         Permits stay taken, because their requests are still in progress.
         """
-        return self._batcher.free(lambda transaction: transaction.windows.reset_all())
+        return self._batcher.run(Transaction.reset_all, needs_room=False)
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot | Awaitable[Snapshot]:
         """Return the windows of `key` under some buckets."""
-        return self._batcher.read(Transaction.inspect, key, buckets)
+        return self._batcher.run(Transaction.inspect, key, buckets, needs_room=False)
 
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits requests of this process hold."""
-        return self.permits.count()
+        return self._permits.count()
 
     def renew_permits(self) -> Awaitable[None] | None:
         """Renew the lease of this process's permits; the store does this automatically where an event loop runs."""
-        rows = self.permits.rows()
+        rows = self._permits.rows()
         if len(rows) <= RENEWED_AT_ONCE:
-            return self._batcher.free(Transaction.renew, rows)
+            return self._batcher.run(Transaction.renew, rows, needs_room=False)
         return answer_of(self._renew(rows))
 
     async def _renew(self, rows: list[bytes]) -> None:
         async for some in in_steps(rows, RENEWED_AT_ONCE):
-            await self._batcher.ask(Transaction.free, Transaction.renew, some)
+            await self._batcher.ask(Transaction.renew, some, needs_room=False)

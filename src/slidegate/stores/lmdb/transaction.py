@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, TypeVarTuple
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar
 
 import lmdb
 
@@ -21,32 +21,50 @@ from ...core.errors import StoreUnavailable
 from ...core.events import Event
 from ...core.logs import Throttle
 from ...core.reservation import Reservation
-from ...core.store import Snapshot
+from ...core.store import Clock, Snapshot, Store
 from ..ban_book import LOG_EVERY_US, BanBook
+from ..leases import HeldPermits
 from ..shared import keys_shared
 from .ban_rows import KnownNetworks, LmdbBanRows, ban_of
-from .counts import CHECK_EVERY, NO_CHANGES
+from .counts import CHECK_EVERY, Room
 from .environment import Environment
+from .journal import Noted
 from .layout import Rows, row_of
 from .windows import Bound, WindowRows, bind
-
-if TYPE_CHECKING:
-    from .store import LmdbStore
 
 SWEEP_STEP: Final = 16
 SWEEP_PAUSE_US: Final = 100_000
 
-Args = TypeVarTuple("Args")
 T = TypeVar("T")
-Job: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function that is called with a transaction, and its further arguments."""
+Job: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], bool]
+"""A function that is called with a transaction, its further arguments, and whether it may need room in the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a store was made with.
+
+    Attributes:
+        max_keys: The most windows.
+        max_bans: The most bans, and the most levels.
+        permits: The permits of this process.
+        now_us: The clock of windows.
+        unix_us: The clock of bans and quotas.
+    """
+
+    max_keys: int
+    max_bans: int
+    permits: HeldPermits
+    now_us: Clock
+    unix_us: Clock
 
 
 class Transactions:
     """Runs transactions, emits their events, and caches what this process needs across transactions.
 
     Args:
-        store: The store.
+        store: The store, as far as any store has it.
+        terms: What it was made with.
         env: Its environment.
 
     Attributes:
@@ -56,8 +74,9 @@ class Transactions:
         sweep_due_us: When to delete expired rows again.
     """
 
-    def __init__(self, store: LmdbStore, env: Environment) -> None:
+    def __init__(self, store: Store, terms: Terms, env: Environment) -> None:
         self.store = store
+        self.terms = terms
         self.env = env
         self.bound: dict[Bucket, Bound] = {}
         self.networks: KnownNetworks = {}
@@ -70,50 +89,35 @@ class Transactions:
         Raises:
             StoreUnavailable: The files are damaged or full, or the store was closed.
         """
-        self.store.expect_open()
-        answers: list[Any] = []
+        if self.store.closed:
+            self.store.expect_open()
+        transaction = Transaction(self, jobs)
         try:
-            return answers if self._write(jobs, answers) else None
+            if not self.env.run(transaction.run):
+                return None
         except BaseException as error:
-            answers.clear()  # their permits count as long as they exist, and the error refers to this frame
+            transaction.answers.clear()  # their permits count as long as they exist, and the error refers to this frame
             if isinstance(error, lmdb.MapFullError):
                 self._make_room()
                 raise StoreUnavailable(f"lmdb: {self.env.path} is full: {error}", concerns="request") from error
             if isinstance(error, (lmdb.Error, OSError)):
                 raise self.env.failure(error) from error
             raise
-
-    def _write(self, jobs: Sequence[Job], answers: list[Any]) -> bool:
-        """Do what `write` does, and add the answers; return False while somebody else is behind the gate."""
-        transaction = self.env.run(partial(self._run, jobs, answers))
-        if transaction is None:
-            return False
         if self.env.journal.is_unsynced:
-            self.env.housekeep(self.store.unix_us)
-        self._record(transaction)
-        return True
+            self.env.journal.keep_up(self.terms.unix_us, self.env.wait_behind_gate)
+        if transaction.events or transaction.windows.shares or self.env.pending_events or self.env.counts.room:
+            self._report(transaction)
+        return transaction.answers
 
-    def _run(self, jobs: Sequence[Job], answers: list[Any], txn: Any) -> Transaction:
-        """Run jobs in a transaction, and add their answers."""
-        counts = self.env.counts
-        if counts.fullness == NO_CHANGES and _change(jobs):
-            raise lmdb.MapFullError("it has no room for changes")
-        transaction = Transaction(self, txn)
-        answers += [do(transaction, *args) for do, args in jobs]
-        transaction.windows.save()
-        if transaction.rows.now_us >= self.sweep_due_us and _change(jobs):
-            transaction.sweep(max(SWEEP_STEP, 2 * len(jobs)))
-        counts.check(txn, always=len(jobs) > CHECK_EVERY)
-        return transaction
-
-    def _record(self, transaction: Transaction) -> None:
-        """Record the results of a committed transaction, and emit its events."""
-        now_us, windows = transaction.rows.now_us, transaction.windows
+    def _report(self, transaction: Transaction) -> None:
+        """Emit the events of a committed transaction."""
+        now_us, room = transaction.rows.now_us, self.env.counts.room
         self.env.pending_events.extend(transaction.events)
-        if windows.shares and not windows.fullness and self.throttle.left_out("keys_shared", now_us) is not None:
-            self.env.pending_events.append(keys_shared(self.store.max_keys))
+        has_room = room is Room.PLENTY
+        if transaction.windows.shares and has_room and self.throttle.left_out("keys_shared", now_us) is not None:
+            self.env.pending_events.append(keys_shared(self.terms.max_keys))
         self.tell()
-        if windows.fullness:
+        if not has_room:
             self._report_full(now_us)
 
     def tell(self) -> None:
@@ -126,20 +130,15 @@ class Transactions:
         """Delete some expired rows; where there are none, known keys have no room either."""
         for max_count in (SWEEP_STEP, 1):
             with suppress(lmdb.Error, OSError):
-                self._write([(Transaction.sweep, (max_count,))], [])
+                self.env.run(Transaction(self, [(Transaction.sweep, (max_count,), False)]).run)
                 break
-        self._report_full(self.store.now_us())
+        self._report_full(self.terms.now_us())
 
     def _report_full(self, now_us: int) -> None:
         if self.throttle.left_out("map_full", now_us) is not None:
-            message = f"{self.env.path} {self.env.counts.why_full()}, so new keys are counted in shared cells"
+            message = f"{self.env.counts.path} is full; raise max_map_size, so new keys are counted in shared cells"
             self.env.pending_events.append(Event("map_full", message))
         self.tell()
-
-
-def _change(jobs: Sequence[Job]) -> bool:
-    """Return whether some jobs need room."""
-    return any(do not in (Transaction.read, Transaction.free, Transaction.sweep) for do, _ in jobs)
 
 
 class Transaction:
@@ -147,31 +146,44 @@ class Transaction:
 
     Args:
         process: The state that this process keeps across transactions.
-        txn: LMDB's transaction.
+        jobs: What it does.
 
     Attributes:
+        answers: The answers of the jobs.
         events: The events to emit after the commit.
         rows: Its rows.
         windows: The rows of windows.
     """
 
-    __slots__ = ("_process", "events", "rows", "windows")
+    __slots__ = ("_jobs", "_process", "answers", "events", "rows", "windows")
 
-    def __init__(self, process: Transactions, txn: Any) -> None:
-        counts, store = process.env.counts, process.store
-        # The clock is read behind the gate: under an older time, units of later charges would leave too early.
-        self.rows = Rows(txn, counts.dbs, store.now_us(), store.unix_us)
+    def __init__(self, process: Transactions, jobs: Sequence[Job]) -> None:
         self._process = process
+        self._jobs = jobs
+        self.answers: list[Any] = []
         self.events: list[Event] = []
-        self.windows = WindowRows(self.rows, counts.fullness, store.max_keys, store.permits)
+        self.rows: Rows
+        self.windows: WindowRows
 
-    def read(self, ask: Callable[[Transaction, *Args], T], *args: *Args) -> T:
-        """Return the answer of a method that changes nothing, and so needs no room."""
-        return ask(self, *args)
-
-    def free(self, do: Callable[[Transaction, *Args], T], *args: *Args) -> T:
-        """Return the answer of a method that deletes or hands back, for which a full file keeps room."""
-        return do(self, *args)
+    def run(self, txn: Any) -> Noted:
+        """Do the jobs, and what is due; return the changes that survive a restart of the machine."""
+        process, terms, counts, jobs = self._process, self._process.terms, self._process.env.counts, self._jobs
+        may_grow = False
+        for _, _, needs_room in jobs:
+            may_grow = may_grow or needs_room
+        if may_grow and counts.room is Room.NO_CHANGES:
+            raise lmdb.MapFullError("it has no room for changes")
+        # The clock is read behind the gate: under an older time, units of later charges would leave too early.
+        self.rows = rows = Rows(txn, counts.dbs, terms.now_us(), terms.unix_us)
+        self.windows = windows = WindowRows(rows, counts.room, terms.max_keys, terms.permits)
+        for do, args, _ in jobs:
+            self.answers.append(do(self, *args))
+        windows.save()
+        if may_grow and rows.now_us >= process.sweep_due_us:
+            self.sweep(max(SWEEP_STEP, 2 * len(jobs)))
+        if txn.id() >= counts.check_from or len(jobs) > CHECK_EVERY:
+            counts.check(txn)
+        return rows.noted
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -179,7 +191,9 @@ class Transaction:
         """Charge every check or none, and return the decision."""
         decision = self.refusal_by_ban(checks, subjects)
         if decision is None:
-            decision = self._hold_permits(decide(checks, self._find(checks), self.rows.now_us))
+            decision = decide(checks, self._find(checks), self.rows.now_us)
+            if self.windows.permits:
+                self._hold_permits(decision)
         return decision
 
     def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision:
@@ -196,7 +210,9 @@ class Transaction:
 
     def charge(self, checks: Sequence[Check]) -> Decision:
         """Charge every cost, even beyond the limits, and return the decision."""
-        return self._hold_permits(charge_all(checks, self._find(checks), self.rows.now_us))
+        decision = charge_all(checks, self._find(checks), self.rows.now_us)
+        self._hold_permits(decision)
+        return decision
 
     def refund(self, reservations: Sequence[Reservation]) -> bool:
         """Refund charges; return False if all of them have expired or were refunded before."""
@@ -208,6 +224,14 @@ class Transaction:
                 units.append(charge)
         refs = self._find([charge.check for charge in units], create=False)
         return refund_all(units, refs, self.rows.now_us) or len(units) < len(reservations)
+
+    def reset(self, key: str) -> bool:
+        """Forget the windows of a key; return whether it had spent units."""
+        return self.windows.reset(key)
+
+    def reset_all(self) -> bool:
+        """Forget the windows of all keys, and all shared cells; return whether units were spent."""
+        return self.windows.reset_all()
 
     def renew(self, rows: Sequence[bytes]) -> None:
         """Renew the permits of this process in some rows."""
@@ -224,8 +248,9 @@ class Transaction:
     def refusal_by_ban(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
         """Return the refusal of a question by a ban; None if no ban refuses it."""
         get, bans, found = self.rows.txn.get, self.rows.dbs.bans, []
-        asked: set[BanSubject] = {key for _, key, _ in checks}
-        asked.update(subjects)
+        asked = set(subjects)
+        for _, key, _ in checks:
+            asked.add(key)
         for subject in asked:
             if isinstance(subject, str):
                 if (packed := get(subject.encode(), None, bans)) is not None:
@@ -246,8 +271,8 @@ class Transaction:
 
     def change_bans(self, do: Callable[[BanBook, int], T]) -> T:
         """Apply a change; `do` is called with the book of bans and Unix time."""
-        store = self._process.store
-        book = BanBook(self.ban_rows, self.windows, store.max_bans, store.max_keys, self._process.throttle)
+        terms, throttle = self._process.terms, self._process.throttle
+        book = BanBook(self.ban_rows, self.windows, terms.max_bans, terms.max_keys, throttle)
         answer = do(book, self.rows.unix_us())
         self.events += book.events
         return answer
@@ -274,23 +299,21 @@ class Transaction:
                 counter, windows = self.windows.find_permits(row, bucket.limits[0])
                 refs.append((counter, cost, windows, row, denied))
                 continue
-            for bound in self._bound(bucket):
+            for bound in self._process.bound.get(bucket) or self._bound(bucket):
                 windows, row = self.windows.find(key, bound, create)
                 refs.append((bound.counter, cost, windows, row, denied))
         return refs
 
     def _bound(self, bucket: Bucket) -> Bound:
         process = self._process
-        return process.bound.get(bucket) or bind(bucket, process.bound, process.store.unix_us)
+        return process.bound.get(bucket) or bind(bucket, process.bound, process.terms.unix_us)
 
     def _permits_row(self, bucket: Bucket, key: str) -> bytes:
         return row_of(key, self._bound(bucket)[0].digest)
 
-    def _hold_permits(self, decision: Decision) -> Decision:
+    def _hold_permits(self, decision: Decision) -> None:
         """Count the permits that a decision has charged from now on."""
-        if self.windows.permits:
-            self._process.store.permits.hold(decision, self._permits_row)
-        return decision
+        self._process.terms.permits.hold(decision, self._permits_row)
 
     # -- its end ------------------------------------------------------------------------------------------------------
 

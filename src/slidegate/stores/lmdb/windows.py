@@ -37,9 +37,9 @@ from ...core.quotas import KEPT_US, Quota
 from ...core.store import Clock
 from ..leases import HeldPermits
 from ..shared import SHARED_CELLS
-from .counts import NO_CELLS
+from .counts import Room
 from .kept_rows import HEAD, HEAD_BYTES, QUOTA, QUOTA_RESET, digest_of, is_line_due, quota_fields
-from .layout import DUE, Rows, row_of
+from .layout import BETWEEN, DUE, Rows, row_of
 
 WINDOWS: Final = "windows"
 CELLS: Final = "cells"
@@ -85,12 +85,11 @@ class WindowRows:
 
     Args:
         rows: The rows of the transaction.
-        fullness: How full the file is, see `counts`.
+        room: What there is no room for in the file.
         max_keys: The most windows.
         held: The permits of this process.
 
     Attributes:
-        fullness: How full the file is, see `counts`.
         own: The windows of keys that were read or created, by row.
         shared: The windows in shared cells that were read or created, by row.
         permits: The permits of keys that were read or created, by row.
@@ -98,18 +97,18 @@ class WindowRows:
     """
 
     __slots__ = (
-        *("_dbs", "_held", "_key_count", "_loaded", "_max_keys", "_now_us", "_rows", "_txn"),
-        *("fullness", "own", "permits", "shared", "shares"),
+        *("_dbs", "_held", "_key_count", "_loaded", "_max_keys", "_now_us", "_room", "_rows", "_txn"),
+        *("own", "permits", "shared", "shares"),
     )
 
-    def __init__(self, rows: Rows, fullness: int, max_keys: int, held: HeldPermits) -> None:
+    def __init__(self, rows: Rows, room: Room, max_keys: int, held: HeldPermits) -> None:
         self._rows = rows
         self._txn, self._dbs, self._now_us = rows.txn, rows.dbs, rows.now_us
         self._max_keys = max_keys
         self._held = held
         self._key_count = -1
         self._loaded: list[_Loaded] = []
-        self.fullness = fullness
+        self._room = room
         self.own: Windows = {}
         self.shared: Windows = {}
         self.permits: Windows = {}
@@ -125,12 +124,14 @@ class WindowRows:
             bound: The limit.
             create: Whether to create a missing window.
         """
-        row = row_of(key, bound.digest)
+        row = key.encode() + BETWEEN + bound.digest  # as `row_of`
         if row in self.own:
             return self.own, row
         stored = self._txn.get(row, b"")  # the default database of `txn` is `windows`
         if stored:
-            return self._load(WINDOWS, self.own, row, stored, bound)
+            self.own[row] = stored[HEAD_BYTES:]
+            self._loaded.append((WINDOWS, self.own, row, stored, bound))
+            return self.own, row
         number = int.from_bytes(blake2b(row, key=self._dbs.cell_key, digest_size=2).digest(), "big") % SHARED_CELLS
         cell = _CELL.pack(number) + bound.digest
         if cell not in self.shared:
@@ -139,7 +140,7 @@ class WindowRows:
             self._load(WINDOWS, self.own, row, b"", bound)
             self.own[row] = self.shared[cell]
             return self.own, row
-        if create and self.fullness >= NO_CELLS and not self.shared[cell]:
+        if create and self._room >= Room.NO_CELLS and not self.shared[cell]:
             raise lmdb.MapFullError("it has no room for another shared cell")
         self.shares |= create
         return self.shared, cell
@@ -179,7 +180,7 @@ class WindowRows:
                 if not window:
                     self._txn.delete(row, b"", database)
                     continue
-                if not stored and self.fullness >= NO_CELLS:
+                if not stored and self._room >= Room.NO_CELLS:
                     raise lmdb.MapFullError("it has no room for permits of another key")
                 head = _NO_LIFE
             elif kind == WINDOWS and isinstance(bound.limit, Quota):
@@ -295,7 +296,7 @@ class WindowRows:
         """Reserve room for a window; return whether there is any."""
         if self._key_count < 0:
             self._key_count = self.count()
-        if self.fullness or self._key_count >= self._max_keys:
+        if self._room is not Room.PLENTY or self._key_count >= self._max_keys:
             return False
         self._key_count += 1
         return True
