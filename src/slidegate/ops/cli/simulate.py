@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -12,6 +13,7 @@ import click
 from ... import RateLimitMiddleware
 from ..replay import AccessLogs, Measured, Replay, Simulated
 from ..replay.logs import IN_ANOTHER_ENCODING, NO_TIME, PRESETS
+from ..replay.report import ALL, LEAST_CLIENTS
 from ..rows import span_of
 from .check import imported, middlewares_in
 from .main import middleware_of, note, program, show, table, time_of, with_json
@@ -20,6 +22,8 @@ MANY_REQUESTS: Final = 100
 """The number of requests from which on the number of clients tells whether they are clients."""
 TOO_MANY_CLIENTS: Final = 0.9
 """The share of clients in requests from which on a result means nothing."""
+_OWN_TABLES: Final = ("would_refuse", "separation", "busiest")
+"""What of a route is not shown in the table of all routes."""
 _MAX_LAYERS: Final = 100
 _BELOW: Final = ("middleware_stack", "asgi_app", "asgi_handler", "app")
 """The attributes in which Starlette, Quart, Litestar and middlewares keep the next layer."""
@@ -114,8 +118,9 @@ def suggest(log: tuple[str, ...], app: str | None, as_json: bool, **formats: str
     """Show how busy clients were, and what limits would have refused.
 
     For all requests, and for each route of an application (--app): the busiest minute of each client, as quantiles over
-    all clients, and what a few limits would have refused. It does not know which clients are honest, so choose a limit
-    that refuses only those that you would refuse. LOG may be compressed with gzip; - is stdin.
+    all clients, what a few limits would have refused, and a number where one separates few busy clients from the
+    others. It does not know which clients are honest: choose a limit that refuses only those that you would refuse.
+    LOG may be compressed with gzip; - is stdin.
 
     \b
     Example: slidegate suggest access.log
@@ -137,7 +142,7 @@ def suggest(log: tuple[str, ...], app: str | None, as_json: bool, **formats: str
 
 def _suggested_text(routes: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield from ("", "Busiest minute of each client")
-    yield from table([name for name in routes[0] if name != "would_refuse"], routes)
+    yield from table([name for name in routes[0] if name not in _OWN_TABLES], routes)
     rows = [
         {
             "route": route["route"],
@@ -149,6 +154,42 @@ def _suggested_text(routes: Sequence[dict[str, Any]]) -> Iterator[str]:
         for row in route["would_refuse"]
     ]
     yield from ("", "What limits would have refused", *table(tuple(rows[0]), rows))
+    yield from ("", "Numbers", *map(_separation_text, routes))
+    rules = [rule for route in routes if route["separation"] is not None for rule in _rule_of(route)]
+    if rules:
+        yield from ("", "For a configuration file. In shadow they refuse nobody, and report whom they would.", *rules)
+
+
+def _separation_text(route: dict[str, Any]) -> str:
+    """Return which number separates the clients of a route, or why none does."""
+    name, clients, found = route["route"], route["clients"], route["separation"]
+    if found is not None:
+        above = found["clients"]
+        busy = f"{above:,} at least {found['above']:,}"
+        others = f"{clients - above:,} clients made at most {found['below']:,} requests in their busiest minute"
+        return f"{name}: {found['limit']}. {others}, {busy}"
+    if clients < LEAST_CLIENTS:
+        return f"{name}: none, as a log of fewer than {LEAST_CLIENTS} clients shows no number"
+    busiest = ", ".join(f"{one['client']} ({one['most']:,})" for one in route["busiest"])
+    return f"{name}: none, as no number separates some clients from the others. The busiest are {busiest}"
+
+
+def _rule_of(route: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of a rule with the number of a route, if its path can be told from its name.
+
+    A name does not say which paths a parameter takes.
+    """
+    methods, _, path = route["route"].partition(" ")
+    if route["route"] == ALL:
+        methods, path = "*", "*"
+    elif not path.startswith("/") or "{" in path:
+        return
+    yield from ("", "[[rules]]", f"path = {json.dumps(path)}")
+    if methods == "WS":
+        yield 'connection = "websocket"'
+    elif methods != "*":
+        yield f"methods = {json.dumps(methods.split(','))}"
+    yield from (f'limits = "{route["separation"]["limit"]}"', "shadow = true")
 
 
 def _part(part: int, whole: int) -> str:

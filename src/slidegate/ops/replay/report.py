@@ -1,15 +1,15 @@
 """Counts what a replay decided, and measures the busiest moments of each client.
 
 `Simulated` counts requests, refusals and clients by rule. `Measured` keeps the times of all requests by route and
-client, eight bytes a request. From them it computes the busiest minute of each client, and what a limit would have
-refused, by the same arithmetic as a limiter.
+client, eight bytes a request. From them it computes the busiest minute of each client, what a limit would have refused,
+by the same arithmetic as a limiter, and where a limit separates clients, see `separation`.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil
@@ -27,6 +27,15 @@ MAX_REFUSED: Final = 10
 MINUTE_US: Final = 60_000_000
 QUANTILES: Final = (0.5, 0.95, 0.99, 0.999)
 MAX_TRIED: Final = 7
+MAX_BUSIEST: Final = 5
+LEAST_CLIENTS: Final = 50
+"""With fewer clients, no number is suggested."""
+LEAST_RATIO: Final = 3
+"""How many times the requests of the next client a client has at least made on the other side of a gap."""
+LEAST_REQUESTS: Final = 10
+"""The fewest requests a minute above a gap: below that, clients differ by chance."""
+_AMOUNTS: Final = tuple(digit * 10**power for power in range(8) for digit in (1, 2, 3, 4, 5, 6, 8))
+"""The amounts that are suggested: each is at most twice the one before."""
 _ROUND: Final = (0, *(digit * 10**power for power in range(8) for digit in (1, 2, 5)))
 _BOUNDLESS: Final = Limit(2**31 - 1, "1s")
 ALL: Final = "all"
@@ -190,8 +199,7 @@ class Measured:
     def routes(self) -> list[Json]:
         """Return the results of all requests, and of each route that was requested, ready for JSON."""
         return [
-            measure("(no route)" if route == _NO_ROUTE else route, list(clients.values()))
-            for route, clients in self._times_us.items()
+            measure("(no route)" if route == _NO_ROUTE else route, clients) for route, clients in self._times_us.items()
         ]
 
 
@@ -210,27 +218,54 @@ def _unlimited(rule: Rule, name: str) -> Rule:
     )
 
 
-def measure(route: str, times_us: Sequence[Sequence[int]]) -> Json:
+def measure(route: str, times_us: Mapping[str, Sequence[int]]) -> Json:
     """Return how busy clients were in their busiest minutes, and what limits would have refused.
 
     Args:
         route: ``"all"``, or the methods and the path of a route.
         times_us: The times of the requests of each client, ascending.
     """
-    peaks = sorted(map(peak, times_us))
+    by_client = Counter({client: peak(times) for client, times in times_us.items()})
+    peaks = sorted(by_client.values())
     low = quantile(peaks, 0.95) / 2.5
     tried = [amount for below, amount in pairwise(_ROUND) if low < amount and below < peaks[-1]]
+    found = separation(peaks)
+    if found is not None:
+        found |= refused_by(found["amount"], times_us.values())
     return {
         "route": route,
-        "requests": sum(map(len, times_us)),
+        "requests": sum(map(len, times_us.values())),
         "clients": len(times_us),
         **{f"{100 * share:g}%": quantile(peaks, share) for share in QUANTILES},
         "most": peaks[-1],
-        "would_refuse": [refused_by(amount, times_us) for amount in tried[:MAX_TRIED]],
+        "would_refuse": [refused_by(amount, times_us.values()) for amount in tried[:MAX_TRIED]],
+        "separation": found,
+        "busiest": [{"client": client, "most": most} for client, most in by_client.most_common(MAX_BUSIEST)],
     }
 
 
-def refused_by(amount: int, times_us: Sequence[Sequence[int]]) -> Json:
+def separation(peaks: Sequence[int]) -> Json | None:
+    """Return the amount a minute that separates clients; None if none does.
+
+    A log shows who is too busy only if there is a gap: among the busier half of at least `LEAST_CLIENTS` clients, the
+    next one made at least `LEAST_RATIO` times as many requests, and not by chance. The amount is up to twice what those
+    below the largest gap made: the clients above it, who may be attackers, have no influence on it.
+
+    Args:
+        peaks: The requests of each client in its busiest minute, ascending.
+    """
+    if len(peaks) < LEAST_CLIENTS:
+        return None
+    busier = peaks[(len(peaks) - 1) // 2 :]
+    gaps = [(above / below, below, above) for below, above in pairwise(busier) if above >= LEAST_REQUESTS]
+    ratio, below, above = max(gaps, default=(0, 0, 0))
+    if ratio < LEAST_RATIO:
+        return None
+    amount = max(amount for amount in _AMOUNTS if amount <= 2 * below)
+    return {"amount": amount, "below": below, "above": above}
+
+
+def refused_by(amount: int, times_us: Iterable[Sequence[int]]) -> Json:
     """Return how many clients and requests a limit a minute would have refused, exactly as a limiter does."""
     limit = Limit(amount, "1m")
     refused = [refusals(times, limit) for times in times_us if len(times) > amount]
