@@ -33,7 +33,8 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "__main__": ({"ops"}, set()),
     "dashboard": ({"ops"}, set()),
     "events": ({"core", "findings", "limiter"}, set()),
-    "httpx": ({"core", "limiter"}, {"anyio", "httpx"}),
+    "httpx": ({"core", "limiter", "pauses"}, {"anyio", "httpx"}),
+    "pauses": (set(), set()),
     "otel": ({"ops"}, set()),
     "prometheus": ({"ops"}, set()),
     "__init__": ({"core", "limiter", "networks", "stores", "web"}, set()),
@@ -111,7 +112,9 @@ def reaches(file: Path) -> list[str]:
     source, found = file.read_text("utf-8"), []
     for name in imports(file, source):
         module, _, last = name.rpartition(".")
-        if not name.startswith("slidegate.") or name.startswith(("slidegate.ops", "slidegate.testing")):
+        if not name.startswith("slidegate.") or name.startswith(
+            ("slidegate.ops", "slidegate.pauses", "slidegate.testing")
+        ):
             continue
         public = PUBLIC.get(module, SEAMS.get(module, set()))
         if not (last in public if public is not None else last[0] != "_"):

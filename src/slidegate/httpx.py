@@ -1,4 +1,4 @@
-"""Transports for httpx and httpx2 that keep the rate limits of other services. Requires the extra `slidegate[httpx]`.
+"""Transports for httpx that keep the rate limits of other services. Requires the extra `slidegate[httpx]`.
 
 A request waits until the limits of its key have room, is charged one unit, and is sent. A response with one of
 `statuses` that says how long to wait, in one of the fields that `read_pause_us` lists, pauses the key::
@@ -21,27 +21,32 @@ to the inner transport::
 
 from __future__ import annotations
 
-import re
-import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
-from datetime import UTC, timedelta
-from email.utils import parsedate_to_datetime
-from functools import cache, partial
-from importlib import import_module
+from datetime import timedelta
+from functools import partial
 from inspect import iscoroutinefunction
 from math import ceil, inf
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import anyio
 
-from .core import AnyLimit, ConfigurationError, Event, Reason, SlidegateError, parse_duration_us, parse_limits
+from .core import (
+    AnyLimit,
+    ConfigurationError,
+    Event,
+    Reason,
+    SlidegateError,
+    parse_duration_us,
+    parse_limits,
+)
 from .core.arguments import check_list, check_name, check_takes, check_whole, expect
 from .core.errors import quoted
 from .core.exceeded import RateLimitExceeded
 from .limiter import Limiter
+from .pauses import read_pause_us
 
 try:
     import httpx
@@ -52,12 +57,19 @@ __all__ = ["GITHUB_STATUSES", "LimitedTransport", "SyncLimitedTransport", "TurnT
 
 GITHUB_STATUSES: Final = (403, 429, 503)
 """The `statuses` for GitHub, whose secondary limits answer 403 with `Retry-After`; other 403 responses do not pause."""
+LONGEST_PAUSE_US: Final = 3_600_000_000
+BAN_WITHIN_S: Final = 1.0
+"""How long a response waits at most until its pause is in the store."""
+LOOK_EVERY_S: Final = 1.0
+"""How often a request looks whether its pause is over: an operator may end it."""
+
+T = TypeVar("T")
 
 
 class TurnTimeout(SlidegateError, httpx.PoolTimeout):
     """A request was not sent: its key had no room within `wait`, or too many requests are already queued.
 
-    It is also a `PoolTimeout` of the client's library: nothing was sent, and a later request may succeed.
+    It is also a `PoolTimeout` of httpx: nothing was sent, and a later request may succeed.
 
     Args:
         message: The reason.
@@ -71,20 +83,22 @@ class TurnTimeout(SlidegateError, httpx.PoolTimeout):
         self.retry_after_us = retry_after_us
 
     def __reduce__(self) -> tuple[Any, ...]:
-        libraries = [kind.__module__ for kind in type(self).__mro__ if kind.__name__ == "PoolTimeout"]
-        return _timed_out, (libraries[-1], *self.args), vars(self)
+        return partial(TurnTimeout, key=self.key), self.args, vars(self)
+
+
+class _Steps(NamedTuple):
+    """The functions of httpx and of the limiter that one transport awaits and the other calls."""
+
+    send: Callable[..., Any]
+    discard: Callable[..., Any]
+    charge: Callable[..., Any]
+    peek: Callable[..., Any]
+    ban: Callable[..., Any]
+    sleep: Callable[..., Any]
 
 
 class _Limited:
-    """Both transports: as it stands the async one; the sync one replaces the names, and `_call` by one that blocks."""
-
-    _kind = "AsyncHTTPTransport"
-    _method = "handle_async_request"
-    _close = "aclose"
-    _enter = "__aenter__"
-    _sleep: Any = staticmethod(anyio.sleep)
-    _methods: Any = property(lambda self: self._limiter)
-    _transport: Any = None
+    """What both transports do. The steps of the sync one block, so that its coroutines never suspend."""
 
     def __init__(
         self,
@@ -98,63 +112,58 @@ class _Limited:
         statuses: Collection[int] = (429, 503),
         name: str = "outbound",
     ) -> None:
-        if transport is not None and not hasattr(transport, self._method):
-            raise ConfigurationError(f"transport: expected one with {self._method}, not {quoted(transport)}")
-        if transport is not None:
-            self._transport = transport
         if iscoroutinefunction(key):
             raise ConfigurationError(f"expected a plain function of request, not {quoted(key)}, which is async", "key")
-        self._key = (lambda request: request.url.host) if key is None else check_takes("key", key, "request")
-        self._own_limiter = limiter is None
+        self._key: Callable[[httpx.Request], str | None] = _host
+        if key is not None:
+            self._key = check_takes("key", key, "request")
+        self._owns_limiter = limiter is None
         self._limiter = expect("limiter", limiter, Limiter, "Limiter()") or Limiter()
         self._wait_s = parse_duration_us(wait, "wait") / 1_000_000
         self._retries = check_whole(retries, 0, 10, "retries", "for example 1")
         codes = check_list("statuses", statuses, "a list of status codes such as (429, 503)")
         self._statuses = {check_whole(code, 400, 599, "statuses", "for example 429") for code in codes}
         self._rule, self._limits = check_name(name, "name"), parse_limits(limits)
+        self._steps = self._use(transport)
         # Operators see and change the limits of functions that exist; those of a block go with each request.
         self._listed = self._limiter.limited(self._limits, key="to:", rule=name)(lambda: None)
 
-    async def _handle(self, request: Any) -> Any:
+    @abstractmethod
+    def _use(self, transport: Any) -> _Steps:
+        """Use a transport, by default one of httpx; return the steps of a request."""
+
+    async def _call(self, step: Callable[..., Any], *arguments: Any, within_s: float | None = None, **more: Any) -> Any:
+        """Do a step; with `within_s`, shielded until then."""
+        with anyio.fail_after(within_s, shield=within_s is not None):
+            return await step(*arguments, **more)
+
+    async def _handle(self, request: httpx.Request) -> httpx.Response:
         """Send a request when its key has room, and again after a pause; return the response after its head."""
-        library, name = self._library_of(request), self._key(request)
-        send = partial(self._call, getattr(self._transport, self._method), request)
+        name = self._key(request)
+        response: httpx.Response
         if name is None:
-            return await send()
+            response = await self._call(self._steps.send, request)
+            return response
         key = self._limiter.key_for(f"to:{name}")  # never an address: bans of addresses refuse inbound requests
-        until_s, retries = time.monotonic() + self._wait_s, self._retries
-        await self._wait_for_room(key, until_s, library)
+        until_s = time.monotonic() + self._wait_s
+        retries = self._retries
+        await self._wait_for_room(key, until_s)
         while True:
-            response = await send()
+            response = await self._call(self._steps.send, request)
             try:
-                paused = await self._pause(key, response)
-                # A server that answers 5xx may have done a part of the work. A stream can be sent only once.
-                repeats = response.status_code < 500 and isinstance(request.stream, library.ByteStream)
-                if not (retries and paused and repeats):
+                is_paused = await self._pause(key, response)
+                if not (retries and is_paused and _may_repeat(request, response)):
                     return response
-                await self._wait_for_room(key, until_s, library)
+                await self._wait_for_room(key, until_s)
             except TurnTimeout:
                 return response
             except BaseException:
-                await self._call(getattr(response, self._close), within_s=inf)
+                await self._call(self._steps.discard, response, within_s=inf)
                 raise
             retries -= 1
-            await self._call(getattr(response, self._close), within_s=inf)
+            await self._call(self._steps.discard, response, within_s=inf)
 
-    def _library_of(self, request: Any) -> Any:
-        """Return the client's library, httpx or httpx2, and create its default transport if none was given.
-
-        Raises:
-            ConfigurationError: The transport belongs to the other library.
-        """
-        name = type(request).__mro__[-2].__module__.partition(".")[0]
-        if self._transport is None:  # threads may create several at once; all use the first one stored
-            vars(self).setdefault("_transport", getattr(sys.modules[name], self._kind)())
-        if type(self._transport).__module__.partition(".")[0] in {"httpx", "httpx2"} - {name}:
-            raise ConfigurationError(f"transport: expected {name}.{self._kind}(), not {quoted(self._transport)}")
-        return sys.modules[name]
-
-    async def _wait_for_room(self, key: str, until_s: float, library: Any) -> None:
+    async def _wait_for_room(self, key: str, until_s: float) -> None:
         """Wait for the end of a pause and for room in the limits, and charge a unit.
 
         Raises:
@@ -162,58 +171,54 @@ class _Limited:
         """
         while True:
             left = timedelta(seconds=max(until_s - time.monotonic(), 1e-6))
-            limited = self._limiter.limited(self._limits, key=key, wait=left, rule=self._rule)
             try:
-                await self._call(getattr(limited, self._enter))
+                await self._call(self._steps.charge, self._limits, key=key, wait=left, rule=self._rule)
                 return
             except RateLimitExceeded as refused:
                 decision, wait_s = refused.decision, refused.retry_after_s
             if decision.reason is not Reason.BANNED or wait_s is None or time.monotonic() + wait_s > until_s:
                 break
-            await self._call(self._sleep, min(wait_s, 1))  # an operator may end the pause
-        after = "" if wait_s is None else f"; retry after {ceil(wait_s)} s at the earliest"
+            await self._call(self._steps.sleep, min(wait_s, LOOK_EVERY_S))
+        after = ""
+        if wait_s is not None:
+            after = f"; retry after {ceil(wait_s)} s at the earliest"
         message = f"{key!r} has no room for a request within {self._wait_s:g} s: {decision.reason}{after}"
-        raise _timeout_of(library)(message, key=key, retry_after_us=decision.retry_after_us)
+        raise TurnTimeout(message, key=key, retry_after_us=decision.retry_after_us)
 
-    async def _pause(self, key: str, response: Any) -> bool:
+    async def _pause(self, key: str, response: httpx.Response) -> bool:
         """Pause a key for as long as a response requests; return False if it requests none, or the pause failed."""
-        status = response.status_code
-        pause_us = read_pause_us(status, response.headers, time.time()) if status in self._statuses else None
+        if response.status_code not in self._statuses:
+            return False
+        pause_us = read_pause_us(response.status_code, response.headers, time.time())
         if not pause_us:
             return pause_us is not None
-        kind, failure = "pause_ignored", "it is longer than an hour"
-        if pause_us <= 3_600_000_000:
-            try:
-                seen = await self._call(self._methods.peek, key, self._limits, rule=self._rule)
-                left_us = seen.retry_after_us if seen.reason is Reason.BANNED else 0
-                # Concurrent responses request the same pause a moment apart. A longer ban is never shortened.
-                if left_us is not None and left_us + min(pause_us // 10, 100_000) < pause_us:
-                    span, reason = timedelta(microseconds=pause_us), f"it answered {status}"
-                    await self._call(self._methods.ban, key, span, reason=reason, by="outbound", within_s=1)
-                return True
-            except (SlidegateError, TimeoutError) as error:  # also of a key that nobody can ban, such as a blank
-                kind, failure = "pause_unshared", repr(error)
+        if pause_us > LONGEST_PAUSE_US:
+            self._tell("pause_ignored", key, pause_us, "it is longer than an hour")
+            return False
+        try:
+            seen = await self._call(self._steps.peek, key, self._limits, rule=self._rule)
+            left_us: int | None = 0
+            if seen.reason is Reason.BANNED:
+                left_us = seen.retry_after_us
+            # Concurrent responses request the same pause a moment apart. A longer ban is never shortened.
+            if left_us is not None and left_us + min(pause_us // 10, 100_000) < pause_us:
+                span, reason = timedelta(microseconds=pause_us), f"it answered {response.status_code}"
+                await self._call(self._steps.ban, key, span, reason=reason, by="outbound", within_s=BAN_WITHIN_S)
+        except (SlidegateError, TimeoutError) as error:  # also of a key that nobody can ban, such as a blank
+            self._tell("pause_unshared", key, pause_us, repr(error))
+            return False
+        return True
+
+    def _tell(self, kind: str, key: str, pause_us: int, failure: str) -> None:
         message = f"{key!r} requested a pause of {pause_us / 1_000_000:g} s, which is not observed: {failure}"
         self._limiter.store.observers.tell(Event(kind, message, {"key": key, "pause_us": pause_us}))
-        return False
 
-    async def _call(self, function: Any, *arguments: Any, within_s: float | None = None, **options: Any) -> Any:
-        """Call a function of the client's library or of the limiter; with `within_s`, shielded until then."""
-        with anyio.fail_after(within_s, shield=within_s is not None):
-            return await function(*arguments, **options)
-
-    async def _begin(self) -> None:
-        """Enter the wrapped transport, as a client does with its own."""
-        if self._transport is not None:
-            await self._call(getattr(self._transport, self._enter))
-
-    async def _end(self, method: str, *error: object) -> None:
-        """Close or leave the wrapped transport by a method, and close the limiter if it was created by this one."""
+    async def _end(self, close: Callable[..., Any], *error: Any) -> None:
+        """Close or leave the wrapped transport, and close the limiter if it was created by this one."""
         try:
-            if self._transport is not None:
-                await self._call(getattr(self._transport, method), *error)
+            await self._call(close, *error)
         finally:
-            if self._own_limiter:
+            if self._owns_limiter:
                 await self._limiter.close()  # in memory, so that it never suspends
 
 
@@ -229,7 +234,7 @@ class LimitedTransport(_Limited, httpx.AsyncBaseTransport):
         limits: The limits of each key, as for `Limiter.hit`: ``"10/second; 1000/hour"``.
         key: Returns the key that a request is counted by, or None for no limit; by default its host.
         limiter: The limiter, for limits that several workers share; by default a new one in memory.
-        transport: The transport that sends, of the client's library; by default its `AsyncHTTPTransport`.
+        transport: The transport that sends; by default an `httpx.AsyncHTTPTransport`.
         wait: How long a request may wait in total, including pauses and retries.
         retries: How often a request is sent again after a pause, if the status is below 500 and its body can be sent
             again. 0 to 10.
@@ -242,38 +247,57 @@ class LimitedTransport(_Limited, httpx.AsyncBaseTransport):
         TurnTimeout: By a request, if there is no room in time. Nothing was sent.
     """
 
-    async def handle_async_request(self, request: Any) -> Any:
+    def _use(self, transport: Any) -> _Steps:
+        expect("transport", transport, httpx.AsyncBaseTransport, "httpx.AsyncHTTPTransport()")
+        self._transport = transport or httpx.AsyncHTTPTransport()
+        return _Steps(
+            send=self._transport.handle_async_request,
+            discard=httpx.Response.aclose,
+            charge=lambda limits, **options: self._limiter.limited(limits, **options).__aenter__(),
+            peek=self._limiter.peek,
+            ban=self._limiter.ban,
+            sleep=anyio.sleep,
+        )
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request when its key has room, and return the response after its head."""
         return await self._handle(request)
 
     async def aclose(self) -> None:
         """Close the wrapped transport, and the limiter if it was created by this one."""
-        await self._end(self._close)
+        await self._end(self._transport.aclose)
 
     async def __aenter__(self) -> Self:
-        await self._begin()
+        await self._transport.__aenter__()
         return self
 
-    async def __aexit__(self, *error: object) -> None:
-        await self._end("__aexit__", *error)
+    async def __aexit__(self, *error: Any) -> None:
+        await self._end(self._transport.__aexit__, *error)
 
 
 class SyncLimitedTransport(_Limited, httpx.BaseTransport):
     """A `LimitedTransport` for sync clients: ``httpx.Client(transport=SyncLimitedTransport(limits="10/second"))``.
 
-    It takes the arguments of `LimitedTransport`; `transport` is by default the `HTTPTransport` of the client's library.
-    Requests of all threads wait in one queue. They block their threads, so a thread with a running event loop must not
-    send any.
+    It takes the arguments of `LimitedTransport`; `transport` is by default an `httpx.HTTPTransport`. Requests of all
+    threads wait in one queue. They block their threads, so a thread with a running event loop must not send any.
     """
 
-    _kind = "HTTPTransport"
-    _method = "handle_request"
-    _close = "close"
-    _enter = "__enter__"
-    _sleep = staticmethod(lambda span_s: time.sleep(span_s))
-    _methods = property(lambda self: self._limiter.sync)
+    def _use(self, transport: Any) -> _Steps:
+        expect("transport", transport, httpx.BaseTransport, "httpx.HTTPTransport()")
+        self._transport = transport or httpx.HTTPTransport()
+        return _Steps(
+            send=self._transport.handle_request,
+            discard=httpx.Response.close,
+            charge=lambda limits, **options: self._limiter.limited(limits, **options).__enter__(),
+            peek=self._limiter.sync.peek,
+            ban=self._limiter.sync.ban,
+            sleep=lambda span_s: time.sleep(span_s),
+        )
 
-    def handle_request(self, request: Any) -> Any:
+    async def _call(self, step: Callable[..., Any], *arguments: Any, within_s: float | None = None, **more: Any) -> Any:
+        return step(*arguments, **more)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request when its key has room, and return the response after its head."""
         with suppress(RuntimeError):  # no event loop runs
             anyio.current_time()
@@ -282,94 +306,30 @@ class SyncLimitedTransport(_Limited, httpx.BaseTransport):
 
     def close(self) -> None:
         """Close the wrapped transport, and the limiter if it was created by this one."""
-        _completed(self._end(self._close))
+        _completed(self._end(self._transport.close))
 
     def __enter__(self) -> Self:
-        _completed(self._begin())
+        self._transport.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        _completed(self._end("__exit__", *error))
-
-    async def _call(self, function: Any, *arguments: Any, within_s: float | None = None, **options: Any) -> Any:
-        return function(*arguments, **options)
+    def __exit__(self, *error: Any) -> None:
+        _completed(self._end(self._transport.__exit__, *error))
 
 
-def _completed(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine whose calls block and never suspend, and return its result."""
+def _host(request: httpx.Request) -> str:
+    return request.url.host
+
+
+def _may_repeat(request: httpx.Request, response: httpx.Response) -> bool:
+    """Return whether a request can be sent again: with 5xx a server may have done a part of the work."""
+    return response.status_code < 500 and isinstance(request.stream, httpx.ByteStream)  # a stream is sent only once
+
+
+def _completed(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine whose steps block and never suspend, and return its result."""
     try:
-        return work.send(None)
+        work.send(None)
     except StopIteration as done:
-        return done.value
-
-
-@cache
-def _timeout_of(library: Any) -> type[TurnTimeout]:
-    """Return a `TurnTimeout` that is also the `PoolTimeout` of the client's library."""
-    is_own = issubclass(TurnTimeout, library.PoolTimeout)
-    return TurnTimeout if is_own else type("TurnTimeout", (TurnTimeout, library.PoolTimeout), {})
-
-
-def _timed_out(library: str, message: str) -> TurnTimeout:
-    """Make a copy of an error, whose attributes follow."""
-    return _timeout_of(import_module(library))(message, key="")
-
-
-# -- responses ---------------------------------------------------------------------------------------------------------
-
-_SEPARATE: Final = ("ratelimit-{}", "x-ratelimit-{}", "x-ratelimit-{}-requests", "x-ratelimit-{}-tokens")
-_PART: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]*)?)(h|ms|m|s|(?![0-9.]))")  # 12 digits are 31,000 years
-_PAIR: Final = re.compile(r"(?<![\w.*-])([a-z]+)=([0-9]+)(?![0-9.])")  # not within another name or a decimal
-_UNIT_S: Final = {"h": 3_600, "m": 60, "s": 1, "": 1, "ms": 0.001}
-
-
-def read_pause_us(status: int, headers: Mapping[str, str], unix_s: float) -> int | None:
-    """Return the pause that a response requests, in microseconds; None if it requests none.
-
-    It is the first valid one of:
-
-    1. `retry-after-ms` in milliseconds.
-    2. `Retry-After` (RFC 9110, 10.2.3) in seconds, also with a fraction, or as a date.
-    3. With a status below 500, in `RateLimit` (draft-ietf-httpapi-ratelimit-headers-07 to -11) the longest time to the
-       reset of a quota of which 0 remains.
-    4. With a status below 500, the same in `RateLimit-Reset` (-03 to -06), `X-RateLimit-Reset`, and
-       `X-RateLimit-Reset-Requests` and `-Tokens`. With 429, a reset field without a remaining field is valid, too.
-
-    Args:
-        status: The status of the response.
-        headers: The header fields of the response, with names in lower case.
-        unix_s: The current time, for absolute times in a response without `Date`.
-    """
-    fields = defaultdict(str, {name: text.strip() for name, text in headers.items() if len(text) <= 4_096})
-    now_s = _span_s(fields["date"], 0) or unix_s
-    sources = [[("0", f"{fields['retry-after-ms']}ms")], [("0", fields["retry-after"])]]
-    if status < 500:
-        separate = [(fields[name.format("remaining")], fields[name.format("reset")]) for name in _SEPARATE]
-        sources += [_quotas(fields["ratelimit"]), separate]
-    spent = ("0", "") if status == 429 else ("0",)
-    for source in sources:
-        spans_s = [_span_s(text, now_s) for remaining, text in source if remaining in spent]
-        if valid := [span_s for span_s in spans_s if span_s is not None]:
-            return round(max(*valid, 0) * 1_000_000)
-    return None
-
-
-def _quotas(value: str) -> list[tuple[str, str]]:
-    """Return what remains and when it resets, of each quota in a `RateLimit` field of any draft."""
-    unnamed = re.sub(r'"(?:[^"\\]|\\.?)*"?', "", value)
-    pairs = [dict(_PAIR.findall(part)) for part in (unnamed, *unnamed.split(","))]
-    draft_7 = (pairs[0].get("remaining", "?"), pairs[0].get("reset", ""))
-    return [draft_7, *((pair.get("r", "?"), pair.get("t", "")) for pair in pairs[1:])]
-
-
-def _span_s(text: str, now_s: float) -> float | None:
-    """Return the seconds until a duration in seconds or like ``1m2.5s``, a Unix time or an HTTP-date has passed."""
-    parts = _PART.findall(text)
-    if parts and "".join(map("".join, parts)) == text:
-        span_s = sum(float(number) * _UNIT_S[unit] for number, unit in parts)
-        return span_s - now_s if span_s >= 1e9 else span_s  # a Unix time from 2001 on, or less than 32 years
-    try:
-        moment = parsedate_to_datetime(text)
-        return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() - now_s
-    except (ValueError, TypeError, OverflowError, IndexError):
-        return None
+        result: T = done.value
+        return result
+    raise RuntimeError("a step of a sync transport has suspended")  # none does
