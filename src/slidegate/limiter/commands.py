@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from typing import Final
 
 from ..core.arguments import check_name
 from ..core.store import Clock, SharedRow
-from .aio import let_others_run
+from .aio import let_others_run, yielding_to_others
 from .history import Action, History
 from .named_limits import MAX_NAME, unknown
 from .news import LIMITS, News
@@ -16,6 +17,9 @@ from .overrides import ALL, Override, Overrides, checked, value_of
 from .published import Publication
 from .rows import Rows
 from .workers import Workers
+
+_STEP: Final = 16
+"""How many texts of workers are compared with an override in one step, at 100 us each."""
 
 
 class OverrideCommands:
@@ -51,7 +55,7 @@ class OverrideCommands:
         published = await self._workers.all()
         having = _having(published, name)
         if name != ALL:
-            _check_change(published, having, name, limit)
+            await _check_change(published, having, name, limit)
         now_us = self._unix_us()
         made = Override(name, text, by, reason, now_us, now_us + length_us)
         await self._write(made, length_us)
@@ -82,8 +86,11 @@ class OverrideCommands:
             return []
         published, counted = await self._workers.all(), []
         for override in found:
-            applying = [one for one in published if _applies(one, override)]
-            counted.append(replace(override, workers=sum(one.workers for one in applying)))
+            workers = 0
+            async for one in yielding_to_others(published, _STEP):
+                if _applies(one, override):
+                    workers += one.workers
+            counted.append(replace(override, workers=workers))
             await let_others_run()
         return counted
 
@@ -100,7 +107,7 @@ def _having(published: Sequence[Publication], name: str) -> list[Publication]:
     return [one for one in published if name in one.text.limits]
 
 
-def _check_change(published: Sequence[Publication], having: Sequence[Publication], name: str, limit: str) -> None:
+async def _check_change(published: Sequence[Publication], having: Sequence[Publication], name: str, limit: str) -> None:
     """Check a change against the limits of workers; if no worker has published any, every name is good.
 
     Raises:
@@ -112,6 +119,7 @@ def _check_change(published: Sequence[Publication], having: Sequence[Publication
         rules = one.text.having(name)
         changeable = [rule for rule in rules if not rule.by_function]
         (changeable or rules)[0].named().amount_in(limit)
+        await let_others_run()
 
 
 def _applies(published: Publication, override: Override) -> bool:

@@ -26,8 +26,8 @@ from ..core.errors import ConfigurationError
 from .named_limits import NamedLimit, parse_one, written
 
 VERSION: Final = 1
-PART: Final = 50
-"""How many rules are in a part: at 5 to 20 us for each, writing or reading one takes a millisecond at most."""
+PART: Final = 25
+"""How many rules are in a part: at 10 to 80 us for each, writing or reading one takes two milliseconds at most."""
 _PART_BITS: Final = 10
 MOST_RULES: Final = PART * (2**_PART_BITS - 1)
 LIFE: Final = Struct(">qq")
