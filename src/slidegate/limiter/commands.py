@@ -117,8 +117,9 @@ async def _check_change(published: Sequence[Publication], having: Sequence[Publi
         raise unknown(name, [other for one in published for other in one.text.changeable])
     for one in having:
         rules = one.text.having(name)
-        changeable = [rule for rule in rules if not rule.by_function]
-        (changeable or rules)[0].named().amount_in(limit)
+        if not any(rule.named().takes(limit) for rule in rules):
+            changeable = [rule for rule in rules if not rule.by_function]
+            (changeable or rules)[-1].named().amount_in(limit)  # says why not
         await let_others_run()
 
 

@@ -8,7 +8,8 @@ from typing import Any, Final
 import click
 
 from ... import Limiter
-from ..rows import EVERYWHERE, check_key, key_of, place_of, row_of_ban
+from ..readers import Reading, check_read, readers_of
+from ..rows import EVERYWHERE, check_key, key_of, row_of_ban
 from .main import Answer, asking, note, program, table, time_of, with_author, with_change, with_value
 
 _COLUMNS: Final = ("key", "until", "by", "level", "reason", "holds")
@@ -49,11 +50,14 @@ async def list_bans(limiter: Limiter, by: str | None, match: str) -> Answer:
 @click.argument("key")
 @with_value
 @with_change("90s, 1h, 7d, at most 400d, or permanent")
-async def add_ban(limiter: Limiter, key: str, value: str | None, duration: str, reason: str, by: str) -> Answer:
+@click.option("--anyway", is_flag=True, help="Ban it also if no worker reads such keys.")
+async def add_ban(
+    limiter: Limiter, key: str, value: str | None, duration: str, reason: str, by: str, anyway: bool
+) -> Answer:
     """Ban KEY: an address, a network, or another key such as user:42.
 
     An existing ban of the key is replaced; the last of concurrent commands wins. A ban of another key than an address
-    or a network holds where a rule or a policy counts by it.
+    or a network holds where a rule or a policy reads it; if no worker has one, nothing is banned without --anyway.
 
     \b
     Example: slidegate bans add 203.0.113.7 --for 1h --reason scanner
@@ -62,9 +66,13 @@ async def add_ban(limiter: Limiter, key: str, value: str | None, duration: str, 
     check_key(key)
     if value is not None:
         await _compare_secrets(limiter)
-    row = row_of_ban(await limiter.ban(target, duration, reason=reason, by=by))
-    place = place_of(row["key"] if value is None else key)
-    holds = "" if place == EVERYWHERE else f"; it holds {place.sentence}"
+    name = limiter.key_for(target)
+    readers = await (readers_of(limiter, name) if anyway else check_read(limiter, name, "write --anyway"))
+    ban = await limiter.ban(target, duration, reason=reason, by=by)
+    if readers.reading is Reading.UNKNOWN:
+        note("no worker has published its rules within a minute, so it is not known whether any reads such keys")
+    row = {**row_of_ban(ban), **readers.place._asdict()}
+    holds = "" if readers.place == EVERYWHERE else f"; it holds {readers.place.sentence}"
     return [row], [f"banned: {row['key']} until {end_of(row)}{holds}"]
 
 

@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from ... import ConfigurationError, Limiter, StoreError
 from ...core.errors import closest, quoted
 from ...core.logs import Throttle, logger
+from ..readers import check_read, readers_of
 from ..rows import check_key, key_of, keys_of, named, row_of_ban, row_of_change, row_of_window, windows_of
 from ..statistics import LoggedEvent, Ranking, Statistics, Traffic
 from ..traffic import COUNTS
@@ -43,6 +44,7 @@ _EXAMPLES: Final = {
     "limit": "50/minute",
     "window": "5m",
     "q": "scraping",
+    "anyway": "yes",
 }
 """A valid value of each field of a request."""
 _DETAILS: Final = ("key", "client", "rule", "reason", "by", "status", "policy", "ban")
@@ -238,14 +240,22 @@ class Service:
     # -- change --------------------------------------------------------------------------------------------------------
 
     async def ban(
-        self, key: str, duration: str, *, value: str | None = None, reason: str = "", by: str
+        self, key: str, duration: str, *, value: str | None = None, reason: str = "", anyway: str = "", by: str
     ) -> dict[str, Any]:
-        """Ban an address, a network or a key, or replace its ban."""
+        """Ban an address, a network or a key, or replace its ban.
+
+        A key that no worker reads is banned only if `anyway` is any text.
+        """
         target = key_of(key, value)
         check_key(key)
+        name = self.limiter.key_for(target)
+        if anyway:
+            readers = await readers_of(self.limiter, name)
+        else:
+            readers = await check_read(self.limiter, name, 'send anyway with the text "yes"')
         ban = await self.limiter.ban(target, duration, reason=reason, by=by)
         self.forget()
-        return row_of_ban(ban)
+        return {**row_of_ban(ban), **readers.place._asdict()}
 
     async def unban(self, key: str, *, by: str) -> dict[str, Any]:
         """Lift the ban of a key, and delete its strikes.

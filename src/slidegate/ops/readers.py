@@ -1,0 +1,102 @@
+"""Who reads a kind of key: the rules and ban policies that the workers have published; see `Limiter.published`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+from .. import ConfigurationError, Limiter
+from ..limiter import Publication, PublishedRule
+from .rows import EVERYWHERE, Place, place_of
+
+_NAMED: Final = 5
+"""How many rules are named."""
+_OF_FUNCTIONS: Final = "function"
+
+
+class Reading(Enum):
+    """What is known about who reads a kind of key."""
+
+    READ = "read"
+    UNREAD = "unread"
+    UNKNOWN = "unknown"
+
+
+class Readers(NamedTuple):
+    """Who reads the kind of a key.
+
+    Attributes:
+        reading: Whether anybody does, as far as workers have published their rules.
+        place: Where a ban of the key holds.
+    """
+
+    reading: Reading
+    place: Place
+
+
+async def readers_of(limiter: Limiter, key: str) -> Readers:
+    """Return who reads the kind of a key, given in its canonical form.
+
+    Raises:
+        StoreError: The store does not answer.
+    """
+    place = place_of(key)
+    if place == EVERYWHERE:
+        return Readers(Reading.READ, place)
+    published = await limiter.published()
+    if not published or not all(one.is_readable for one in published):
+        return Readers(Reading.UNKNOWN, place)
+    reading = dict.fromkeys(_reading(published, _kind_of(key)))
+    if any(rule.action == "ban" for rule in reading):
+        return Readers(Reading.READ, EVERYWHERE)
+    if not reading:
+        return Readers(Reading.UNREAD, place)
+    return Readers(Reading.READ, Place(f"where {_shown(reading)} it", place.remedy))
+
+
+async def check_read(limiter: Limiter, key: str, how_anyway: str) -> Readers:
+    """Return who reads the kind of a key that somebody bans by hand.
+
+    Args:
+        limiter: The limiter.
+        key: The key, in its canonical form.
+        how_anyway: How to ban it anyway, for the message.
+
+    Raises:
+        ConfigurationError: No rule and no ban policy of the workers reads it, so the ban would refuse nothing.
+        StoreError: The store does not answer.
+    """
+    readers = await readers_of(limiter, key)
+    if readers.reading is Reading.UNREAD:
+        remedy = readers.place.remedy.removesuffix("for every request").rstrip(", ")
+        raise ConfigurationError(
+            f"no rule and no ban policy of the workers reads {_kind_of(key)!a}, so this ban would refuse nothing; "
+            f"{remedy} in the application, or {how_anyway}",
+            "key",
+        )
+    return readers
+
+
+def _kind_of(key: str) -> str:
+    """Return the kind of a key: ``header:x-api-key`` of a digest, ``user`` of ``user:ann``."""
+    if "#" in key:
+        return key.partition("#")[0]
+    return key.partition(":")[0]
+
+
+def _reading(published: Sequence[Publication], kind: str) -> Iterator[PublishedRule]:
+    """Yield the rules that read a kind of key; a function of the application's may return any."""
+    for one in published:
+        for rule in one.text.rules:
+            if rule.key in (kind, _OF_FUNCTIONS) or (kind == "combined" and "+" in rule.key):
+                yield rule
+
+
+def _shown(rules: Iterable[PublishedRule]) -> str:
+    """Return that some rules read something, with their names, or the first of many."""
+    names = list(dict.fromkeys(repr(rule.rule) for rule in rules))
+    if len(names) == 1:
+        return f"rule {names[0]} reads"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"rules {', '.join(names[:_NAMED])}{more} read"

@@ -1,0 +1,56 @@
+"""A ban by hand of a key that no worker reads would refuse nothing, so it is refused, with the line to add."""
+
+from typing import Any
+
+import pytest
+
+from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, header, user
+from slidegate.ops.readers import Reading, check_read, readers_of
+from slidegate.web.keys import combine
+
+from ..asgi import hello
+
+DIGEST = "#9e8c9f05d4728d0f8b2cfa5b28b233c4"
+BY_HEADER = Rule("/a", "5/minute", key=header("X-API-Key"), name="keyed")
+CASES: dict[str, tuple[dict[str, Any], str, Reading, str]] = {
+    "an address": ({"limits": "5/minute"}, "203.0.113.7", Reading.READ, "on every request"),
+    "a rule": ({"rules": [BY_HEADER]}, f"header:x-api-key{DIGEST}", Reading.READ, "where rule 'keyed' reads it"),
+    "another header": ({"rules": [BY_HEADER]}, f"header:x-other{DIGEST}", Reading.UNREAD, ""),
+    "a policy": (
+        {"limits": "5/minute", "bans": BanPolicy("5/minute", "1h", key=header("X-API-Key"))},
+        f"header:x-api-key{DIGEST}",
+        Reading.READ,
+        "on every request",
+    ),
+    "a user": ({"limits": "5/minute", "key": user}, "user:ann", Reading.READ, "where rule 'default' reads it"),
+    "no user": ({"limits": "5/minute"}, "user:ann", Reading.UNREAD, ""),
+    "a function": (
+        {"limits": "5/minute", "key": lambda request: "x"},
+        "tenant:acme",
+        Reading.READ,
+        "where rule 'default'",
+    ),
+    "no function": ({"limits": "5/minute"}, "tenant:acme", Reading.UNREAD, ""),
+    "both": (
+        {"rules": [Rule("*", "5/minute", key=combine(user, header("X-API-Key")), name="both")]},
+        f"combined{DIGEST}",
+        Reading.READ,
+        "where rule 'both' reads it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_who_reads_a_kind_of_key_is_what_workers_have_published(case: str) -> None:
+    options, key, reading, holds = CASES[case]
+    limiter = Limiter(MemoryStore())
+    assert (await readers_of(limiter, f"header:x-other{DIGEST}")).reading is Reading.UNKNOWN, "there is no worker"
+    middleware = RateLimitMiddleware(hello, limiter=limiter, **options)
+    found = await readers_of(limiter, key)
+    assert (found.reading, middleware.limiter) == (reading, limiter)
+    if reading is Reading.READ:
+        assert found.place.holds.startswith(holds)
+        await check_read(limiter, key, "write --anyway")
+        return
+    with pytest.raises(ConfigurationError, match=r"refuse nothing; write .* in the application, or write --anyway"):
+        await check_read(limiter, key, "write --anyway")
