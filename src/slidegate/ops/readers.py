@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from .. import ConfigurationError, Limiter
-from ..limiter import Publication, PublishedRule
 from .rows import EVERYWHERE, Place, place_of
 
 _NAMED: Final = 5
@@ -85,7 +84,7 @@ def _kind_of(key: str) -> str:
     return key.partition(":")[0]
 
 
-def _reading(published: Sequence[Publication], kind: str) -> Iterator[PublishedRule]:
+def _reading(published: Sequence[Any], kind: str) -> Iterator[Any]:
     """Yield the rules that read a kind of key; a function of the application's may return any."""
     for one in published:
         for rule in one.text.rules:
@@ -93,7 +92,7 @@ def _reading(published: Sequence[Publication], kind: str) -> Iterator[PublishedR
                 yield rule
 
 
-def _shown(rules: Iterable[PublishedRule]) -> str:
+def _shown(rules: Iterable[Any]) -> str:
     """Return that some rules read something, with their names, or the first of many."""
     names = list(dict.fromkeys(repr(rule.rule) for rule in rules))
     if len(names) == 1:
