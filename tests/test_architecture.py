@@ -33,8 +33,8 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "__main__": ({"ops"}, set()),
     "dashboard": ({"ops"}, set()),
     "events": ({"core", "findings", "limiter"}, set()),
-    "httpx": ({"core", "limiter", "pauses"}, {"anyio", "httpx"}),
-    "pauses": (set(), set()),
+    "httpx": ({"core", "limiter", "_pauses"}, {"anyio", "httpx"}),
+    "_pauses": (set(), set()),
     "otel": ({"ops"}, set()),
     "prometheus": ({"ops"}, set()),
     "__init__": ({"core", "limiter", "networks", "stores", "web"}, set()),
@@ -113,7 +113,7 @@ def reaches(file: Path) -> list[str]:
     for name in imports(file, source):
         module, _, last = name.rpartition(".")
         if not name.startswith("slidegate.") or name.startswith(
-            ("slidegate.ops", "slidegate.pauses", "slidegate.testing")
+            ("slidegate.ops", "slidegate._pauses", "slidegate.testing")
         ):
             continue
         public = PUBLIC.get(module, SEAMS.get(module, set()))

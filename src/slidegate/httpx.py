@@ -33,6 +33,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import anyio
 
+from ._pauses import read_pause_us
 from .core import (
     AnyLimit,
     ConfigurationError,
@@ -46,7 +47,6 @@ from .core.arguments import check_list, check_name, check_takes, check_whole, ex
 from .core.errors import quoted
 from .core.exceeded import RateLimitExceeded
 from .limiter import Limiter
-from .pauses import read_pause_us
 
 try:
     import httpx

@@ -33,10 +33,10 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, SlidegateError
+from slidegate._pauses import read_pause_us
 from slidegate.core import StoreUnavailable
 from slidegate.httpx import GITHUB_STATUSES, LimitedTransport, SyncLimitedTransport, TurnTimeout
 from slidegate.limiter.aio import answer_of
-from slidegate.pauses import read_pause_us
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..virtual_time import VirtualTime, turns
