@@ -26,7 +26,7 @@ from rich.text import Text
 from slidegate import Limiter, MemoryStore
 
 from .app import DASHBOARD, make_app
-from .results import MINUTE_US, OUTCOMES, LogClock, Result, read, replay
+from .replay import MINUTE_US, OUTCOMES, LogClock, Result, read, replay
 
 SAMPLE = Path(__file__).with_name("sample.log")
 HOST = "127.0.0.1"
@@ -40,13 +40,7 @@ CURL = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; return 0, 1 if a Retry-After was wrong, or 2 if the log or the port cannot be used."""
     parser = argparse.ArgumentParser(prog="dev.py demo", description=__doc__)
-    parser.add_argument(
-        "--log",
-        type=Path,
-        default=SAMPLE,
-        metavar="FILE",
-        help="an access log in any format that slidegate simulate reads",
-    )
+    parser.add_argument("--log", type=Path, default=SAMPLE, metavar="FILE", help="a common or combined access log")
     parser.add_argument("--no-serve", action="store_true", help="exit after the replay")
     parser.add_argument("--port", type=int, default=8000, help="0 for any free one; by default 8000")
     options = parser.parse_args(arguments)
@@ -66,7 +60,7 @@ def run(path: Path, listener: socket.socket | None) -> int:
     """
     requests = read(path)
     if not requests:
-        raise ValueError(f"{path}: none of its lines is an HTTP request of an access log")
+        raise ValueError(f"{path}: none of its lines is a request in the common or combined format of access logs")
     # Shift the log to end now, for the dashboard: by whole minutes, so that windows start as in the log.
     later_us = (time.time_ns() // 1_000 - requests[-1].time_us) // MINUTE_US * MINUTE_US
     shifted = [request._replace(time_us=request.time_us + later_us) for request in requests]

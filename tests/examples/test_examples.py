@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from examples.demo import __main__ as demo
-from examples.demo import results
+from examples.demo import replay
 from examples.demo.app import make_app
 from slidegate import Limiter, MemoryStore
 from slidegate.ops.statistics import Statistics
@@ -32,9 +32,9 @@ SCANNERS = {"203.0.113.200", "198.51.100.150"}
 
 
 async def test_the_sample_has_clients_with_each_outcome_and_every_wait_is_exact() -> None:
-    clock = results.LogClock()
+    clock = replay.LogClock()
     limiter = Limiter(MemoryStore(clock=clock))
-    result = await results.replay(make_app(limiter), limiter, clock, results.read(demo.SAMPLE))
+    result = await replay.replay(make_app(limiter), limiter, clock, replay.read(demo.SAMPLE))
     assert {client for client, outcomes in result.clients.items() if outcomes["banned"]} == SCANNERS
     assert {rule for rule, _ in result.limited} == {"api", "export", "login-network"}
     assert sum(outcomes["blocked"] for outcomes in result.clients.values()) == 30

@@ -1,7 +1,7 @@
 """The interface of stores.
 
 A custom store derives from `Store`, implements its seven abstract methods and sets `bans`. What a store may be able to
-do besides is an interface of its own: `SharedRows`, `Connects`, `CountsPermits`, `ReleasesPermits`,
+do besides is an interface of its own: `SharedRows`, `Connects`, `NamesKeys`, `CountsPermits`, `ReleasesPermits`,
 `CountsWrites` and `ReportsLateAnswers`. A store has its methods or lacks them, and a limiter works without them.
 
 A question has a deadline, `deadline_s`, which a store needs only where it blocks a thread without an event loop: on a
@@ -273,6 +273,18 @@ class Connects(Protocol):
 
     async def connect(self) -> None:
         """Connect, because an application starts; if that fails, the first question tries it again and raises."""
+
+
+@runtime_checkable
+class NamesKeys(Protocol):
+    """A store that others can look into, and that stores keys by names which do not show them."""
+
+    def name_keys(self, by: bytes | None) -> None:
+        """Make names with a key of up to 64 bytes, which all limiters of this data have; None if they have no secret.
+
+        Raises:
+            ConfigurationError: Another limiter has made them in another way.
+        """
 
 
 @runtime_checkable

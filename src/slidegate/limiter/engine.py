@@ -27,7 +27,7 @@ from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closed
 from ..core.passwords import AnySecret
 from ..core.reservation import Reservation
-from ..core.store import COMMAND_DEADLINE_S, Clock, Connects, CountsPermits, ReleasesPermits, Store
+from ..core.store import COMMAND_DEADLINE_S, Clock, Connects, CountsPermits, NamesKeys, ReleasesPermits, Store
 from ..stores.forks import ProcessLock
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, SystemClock, system_us
@@ -90,7 +90,8 @@ class Engine:
         closed: Whether all queries raise `StoreUnavailable`.
 
     Raises:
-        ConfigurationError: The secret, the deadline or `on_error` is invalid.
+        ConfigurationError: The secret, the deadline or `on_error` is invalid, or another limiter of the store has
+            another secret.
     """
 
     counting: ClassVar[bool] = True
@@ -122,6 +123,8 @@ class Engine:
         self._deadline_s = policy[0] / 1_000_000
         self._releasing = store if self.failover is None and isinstance(store, ReleasesPermits) else None
         self.keys = Keys(secret)
+        if isinstance(store, NamesKeys):
+            store.name_keys(self.keys.names_key)
         self.queues = Queues()
         self.callers = Callers()
         self.blocks: dict[object, BucketCaller] = {}

@@ -65,6 +65,7 @@ class Keys:
 
     Attributes:
         cache: The normalized forms of recent keys.
+        names_key: What a store makes names with that do not show keys, see `NamesKeys`; None without a secret.
         fingerprint: The same for two limiters with the same secret, or without one; it does not reveal the secret.
 
     Raises:
@@ -75,6 +76,9 @@ class Keys:
         self._hash = keyed(secret)
         self.cache: dict[AnyKey, NormalizedKey] = {}
         self._digests: dict[tuple[str, bytes], str] = {}
+        self.names_key: bytes | None = None
+        if has_secret(secret):
+            self.names_key = self.digest("names", b"").encode()
         self.fingerprint = self.digest("fingerprint", b"")
 
     def normalize(self, key: AnyKey) -> NormalizedKey:
@@ -106,6 +110,11 @@ class Keys:
             text = f"{kind[: MAX_KEY_BYTES - 33]}#{made.hexdigest()}"
             remember(self._digests, (kind, value), text, MANY)
         return text
+
+
+def has_secret(secret: AnySecret | None) -> bool:
+    """Return whether there is a secret: one that is given, or one in the environment."""
+    return secret is not None or SECRET_VARIABLE in os.environ
 
 
 def keyed(secret: object) -> blake2b:

@@ -21,6 +21,7 @@ _OPTIONS: Final[dict[str, dict[str, type]]] = {
         "max_bans": int,
         "max_waiting": int,
         "connections": int,
+        "key_locking": bool,
         "permit_lease": str,
         "prefix": str,
         "readable": bool,

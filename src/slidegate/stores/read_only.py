@@ -10,7 +10,7 @@ from ..core.buckets import Bucket, Check
 from ..core.decision import Decision
 from ..core.errors import StoreUnavailable
 from ..core.events import EventListener
-from ..core.store import COMMAND_DEADLINE_S, BanStore, CountsPermits, SharedRows, Snapshot, Store
+from ..core.store import COMMAND_DEADLINE_S, BanStore, CountsPermits, NamesKeys, SharedRows, Snapshot, Store
 
 
 class ReadOnlyStore(Store):
@@ -29,6 +29,8 @@ class ReadOnlyStore(Store):
             self.shared_rows = _ReadOnlyRows(store, store.shared_rows)
         if isinstance(store, CountsPermits):
             self.permits_held = store.permits_held
+        if isinstance(store, NamesKeys):
+            self.name_keys = store.name_keys
 
     def __repr__(self) -> str:
         return repr(self._store)

@@ -577,35 +577,6 @@ def test_threads_that_wait_for_another_process_try_the_gate_for_each_other(
     assert store.hit(CHECKS).remaining == 4
 
 
-class Sleeping:
-    """A time that passes while somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now_s = 1.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def sleep(self, span_s: float) -> None:
-        self.now_s += span_s
-
-
-def test_who_asks_long_after_the_first_refusal_waits_for_its_own_deadline(
-    store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    time = Sleeping()
-    for name in ("batching", "environment", "gate"):
-        monkeypatch.setattr(f"slidegate.stores.lmdb.{name}.time", time)
-    with gate_held(store):
-        for _ in range(3):
-            began_s = time.now_s
-            with pytest.raises(StoreTimeout):
-                store.hit(CHECKS, deadline_s=0.2)
-            assert time.now_s - began_s == pytest.approx(0.2, abs=0.01)
-            time.now_s += 10.0
-    assert store.hit(CHECKS).remaining == 4
-
-
 async def test_a_start_beside_a_stopped_worker_has_a_bound(
     store_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Decision, Quota, parse_limits
 from slidegate.core import Ban, Bucket, StoreUnavailable, parse_address
-from slidegate.stores.lmdb import LmdbStore, environment, journal, layout, opening, quota_rows, registry
+from slidegate.stores.lmdb import LmdbStore, environment, journal, kept_rows, layout, opening, registry
 from slidegate.stores.lmdb.ban_rows import ban_of
 from slidegate.stores.lmdb.journal import JOURNAL, Journal
 from slidegate.stores.lmdb.layout import LAYOUT, boot_id, boot_us
@@ -232,7 +232,7 @@ def ban(store: Any, *keys: str, length_us: int | None = None) -> None:
 def test_each_change_is_a_line_with_named_fields_and_a_version(
     machine: Machine, texts: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quota_rows, "MOST_A_SECOND", 4)  # of quotas
+    monkeypatch.setattr(kept_rows, "MOST_A_SECOND", 4)  # of quotas
     store, journal, charged = machine.store(), machine.path / JOURNAL, list[Decision]()
 
     def charge(quota: str, cost: int = 1, times: int = 1, key: str = "user:ann") -> None:

@@ -338,7 +338,7 @@ def test_a_full_file_goes_on_when_what_is_in_it_has_ended(opened: Opened, stuffi
         clock.advance("100ms")
         with suppress(StoreUnavailable):
             fill(store, [1])
-    assert fill(store, range(10, 20), "5/day") == [True] * 10  # not the cell of another key
+    assert fill(store, range(10, 20)) == [True] * 10
     assert keys_in(store) == 11, "each has a window of its own"
     assert store.bans.active() == []
     assert counts_file(store._env.path).stat().st_blocks * 512 <= 1 << 20

@@ -1,6 +1,7 @@
 """Bans in Redis, values of others at keys of ours, and lost data; clients, servers of nonsense, and being closed."""
 
 import asyncio
+import hashlib
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -16,8 +17,9 @@ from redis.asyncio import RedisCluster as ClusterClient
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel as RedisSentinel
+from redis.auth.token import SimpleToken
 from redis.backoff import NoBackoff
-from redis.credentials import UsernamePasswordCredentialProvider
+from redis.credentials import StreamingCredentialProvider, UsernamePasswordCredentialProvider
 
 from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, Quota, StoreError
 from slidegate.core import Ban, Bucket, Concurrency, Reason, Reservation, Snapshot, StoreUnavailable, parse_address
@@ -490,6 +492,51 @@ async def test_the_end_of_an_idle_connection_is_free(
         assert observer.events == []
 
 
+class Tokens(StreamingCredentialProvider):
+    """A provider of tokens that expire, as for Azure: whoever was registered last is told of the next one."""
+
+    def __init__(self) -> None:
+        self.token = "first"
+        self.tell: Callable[[Any], Awaitable[None]] | None = None
+
+    def get_credentials(self) -> tuple[str, str]:
+        return "ann", self.token
+
+    async def get_credentials_async(self) -> tuple[str, str]:
+        return self.get_credentials()
+
+    def on_next(self, callback: Any) -> None:
+        self.tell = callback
+
+    def on_error(self, callback: Any) -> None:
+        """Never fails."""
+
+    def is_streaming(self) -> bool:
+        return True
+
+    async def renew(self, token: str) -> None:
+        self.token = token
+        assert self.tell is not None
+        await self.tell(SimpleToken(token, -1, 0, {"oid": "ann"}))
+
+
+async def test_connections_take_new_tokens_and_so_do_those_of_the_users_client(server: RedisServer) -> None:
+    server.command("ACL", "SETUSER", "ann", "reset", "on", ">first", ">second", "~*", "&*", "+@all")
+    tokens = Tokens()
+    async with Redis(port=server.port, credential_provider=tokens) as given, store_at(given) as store:
+        assert await given.ping()
+        assert (await hit(store)).remaining == 4
+        before = server.info("stats")["total_connections_received"]
+        for number, token in enumerate(("second", "first", "second")):
+            server.command("CONFIG", "RESETSTAT")
+            await tokens.renew(token)
+            answers = await asyncio.gather(*(hit(store, f"user:{number}:{n}", WIDE) for n in range(200)))
+            assert all(answers)
+            assert await given.ping()
+            assert server.calls()["auth"] == 2
+            assert server.info("stats")["total_connections_received"] <= before
+
+
 async def test_a_server_that_forbids_evalsha_is_asked_by_eval(server: RedisServer) -> None:
     server.command("ACL", "SETUSER", "hosted", "reset", "on", ">pw", "~*", "+@all", "-evalsha", "-script")
     async with store_at(server.url.replace("//", "//hosted:pw@")) as store:
@@ -514,7 +561,7 @@ def packed(value: Any) -> bytes:
 
 
 KNOWN: Final = {
-    b"news": packed([bytes(9), [0, b"life", b"", b"", []]]),  # what there is: no bans
+    b"news": packed([bytes(9), [0, b"life", b"", b"", [], b""]]),  # what there is: no bans
     b"CLIENT": b"+OK\r\n",
 }
 
@@ -618,6 +665,22 @@ async def test_an_answer_that_is_none_is_a_clear_error_for_every_method(rng: ran
                 errors += [str(found)] if isinstance(found, StoreError) else []
         assert any("sent an unexpected answer" in error for error in errors), errors
         await store.close()
+
+
+async def test_upstash_is_told_that_the_script_uses_the_keys_that_it_declares() -> None:
+    sent: list[list[bytes]] = []
+
+    def reply(command: list[bytes]) -> bytes:
+        sent.append(command)
+        return b"-NOSCRIPT No matching script\r\n" if command[0] == b"EVALSHA" else packed([bytes(9), b"\0"])
+
+    async with server_that_says(reply) as url:
+        store = RedisStore(url, key_locking=True)
+        await outcome(lambda: store.hit(CHECKS))
+        await store.close()
+    (by_name, *_), (by_source, *_) = ([one for one in sent if one[0] == name] for name in (b"EVALSHA", b"EVAL"))
+    assert by_source[1].startswith(b"#!lua flags=allow-key-locking\n")
+    assert by_name[1].decode() == hashlib.sha1(by_source[1]).hexdigest()
 
 
 @pytest.mark.usefixtures("nothing_goes_wrong_that_nobody_deals_with")

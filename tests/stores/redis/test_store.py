@@ -2,6 +2,7 @@
 the same time: what is decided and known while the first is answered and the next is not."""
 
 import asyncio
+import hashlib
 import random
 import re
 from collections import deque
@@ -15,13 +16,14 @@ from typing import Any, Final
 import pytest
 import redis.asyncio
 
-from slidegate import BanPolicy, Decision, Limiter, MemoryStore, Quota, parse_limits
+from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemoryStore, Quota, parse_limits
 from slidegate.core import Bucket, Concurrency, Reason, SharedRow, StoreUnavailable, parse_address
 from slidegate.stores.redis import RedisStore, batch, refusals
 from slidegate.stores.redis.batch import MAX_IN_CALL
 from slidegate.stores.redis.clock import StoreTime, monotonic_us
 from slidegate.stores.redis.line import DEPTH, ServerLine
 from slidegate.stores.redis.refusals import Refusals
+from slidegate.stores.redis.script import Script
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract import RandomContract, StoreContract
@@ -126,6 +128,37 @@ class TestValkey(AtServer, RandomContract):
 @pytest.mark.usefixtures("fewer_programs")
 class TestCluster(AtServer, RandomContract, StatsContract):
     running = "cluster"
+
+
+WATCHED: Final = b"""
+local is_declared, real = { [""] = true }, redis
+for _, name in ipairs(KEYS) do
+  is_declared[name] = true
+end
+local function watched(how)
+  return function(command, name, ...)
+    if command ~= "TIME" and command ~= "INFO" and not is_declared[name] then
+      error(command .. " of a key that is not declared: " .. tostring(name))
+    end
+    return how(command, name, ...)
+  end
+end
+local redis = { call = watched(real.call), pcall = watched(real.pcall) }
+"""
+"""Stands before the script, and fails where that uses another key than those that it is called with."""
+
+
+@pytest.mark.usefixtures("fewer_programs")
+class TestDeclaredKeys(AtServer, RandomContract, StatsContract):
+    """The script uses the keys that it is called with, as servers demand that run scripts side by side."""
+
+    running = "server"
+
+    def make_store(self, clock: FakeClock) -> RedisStore:
+        store = super().make_store(clock)
+        source = WATCHED + store.script.source
+        store.script = Script(source, hashlib.sha1(source).hexdigest().encode())
+        return store
 
 
 async def test_where_too_many_wait_further_ones_are_turned_away(server: RedisServer) -> None:
@@ -399,6 +432,49 @@ async def test_a_question_that_fails_at_one_of_its_keys_charges_none(what: str, 
         with pytest.raises(StoreUnavailable, match="WRONGTYPE"):
             await settle(getattr(store, what)([(wide, key, 1) for key in ("user:ann", "user:bob", "user:bad")]))
         assert {(await hit(store, key, wide, 0)).remaining for key in ("user:ann", "user:bob")} == {1_000}
+
+
+async def test_with_a_secret_nobody_finds_an_address_in_the_names_of_keys(server: RedisServer) -> None:
+    secret, other_secret, prefix = "s" * 32, "t" * 32, fresh_prefix()
+
+    def limiter(**options: Any) -> Limiter:
+        return Limiter(store_of(server, prefix=prefix), deadline="10s", on_error="deny", **options)
+
+    def tool(**options: Any) -> Limiter:
+        url = f"{server.url}?prefix={prefix}"
+        return Limiter.from_url(url, create=False, deadline="10s", on_error="deny", **options)
+
+    def names() -> set[bytes]:
+        return {*server.command("KEYS", f"{{{prefix}}}:w:*")}
+
+    async with limiter(secret=secret) as one, limiter(secret=secret) as same, tool(secret=secret) as operator:
+        assert (await one.hit("203.0.113.7", "5/minute")).remaining == 4
+        assert (await same.hit("203.0.113.7", "5/minute")).remaining == 3
+        keyed = names()
+        await operator.ban("203.0.113.7", "1h")
+        assert (await same.hit("203.0.113.7", "5/minute")).reason is Reason.BANNED
+        for wrong in (tool(secret=other_secret), tool()):
+            async with wrong:
+                for ask in (wrong.ban("203.0.113.8", "1h"), wrong.unban("203.0.113.7"), wrong.reset("203.0.113.7")):
+                    with pytest.raises(StoreUnavailable, match="have another secret"):
+                        await ask
+        assert names() == keyed
+        async with limiter() as unkeyed:
+            assert (await unkeyed.hit("203.0.113.7", "5/minute")).remaining == 4
+        (without,) = names() - keyed
+        assert without not in keyed
+        for hidden in (limiter(secret=secret), limiter(secret=other_secret)):
+            store: Any = hidden.store
+            assert store.packing.name_of("203.0.113.7") != without
+
+
+def test_limiters_of_one_store_have_one_secret(server: RedisServer) -> None:
+    store = store_of(server)
+    for _ in range(2):
+        Limiter(store, secret="s" * 32)
+    for other in ("t" * 32, None):
+        with pytest.raises(ConfigurationError, match="another limiter on this store has another secret"):
+            Limiter(store, secret=other)
 
 
 def field_count(server: RedisServer, store: RedisStore) -> int:

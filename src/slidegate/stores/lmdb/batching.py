@@ -107,16 +107,14 @@ class Batcher:
         All threads wait together: what one of them is refused counts for all, and as long as that is news no other one
         tries. Else each would wait for the interpreter in its turn, and they for each other.
         """
-        gate, before_s, began_s = self._gate, self._gate.refused_s, time.monotonic()
+        gate, before_s = self._gate, self._gate.refused_s
         while True:
             if time.monotonic() - gate.refused_at_s >= POLL_S:
                 answers = self._transactions.write((job,))
                 if answers is not None:
                     return answers
             before_s = min(before_s, gate.refused_s)  # it begins anew where another thread was behind the gate
-            # What the first try finds may have begun long before this job.
-            waited_s = min(gate.refused_s - before_s, time.monotonic() - began_s)
-            if waited_s > deadline_s:
+            if gate.refused_s - before_s > deadline_s:
                 raise _too_long(deadline_s)
             time.sleep(POLL_S)
 

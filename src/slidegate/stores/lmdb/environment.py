@@ -40,9 +40,8 @@ from .checking import DISK_FULL, check_directory, check_file_system, check_files
 from .counts import Counts
 from .gate import Gate
 from .journal import Journal, Noted
-from .kept_rows import lines_as_stored
+from .kept_rows import QUOTA, lines_as_stored
 from .opening import DAMAGE, Options, discard, open_file
-from .quota_rows import QUOTA
 from .turns import TURNS
 
 POLL_S: Final = 0.000_5

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from hashlib import blake2b
 from itertools import takewhile
 from pathlib import Path
 from struct import Struct
@@ -51,11 +50,6 @@ class Databases(NamedTuple):
 
 NAMES: Final = Databases._fields[:-1]
 
-DIGEST_BYTES: Final = 8
-_HEAD: Final = Struct("=q")
-HEAD_BYTES: Final = _HEAD.size
-"""The size of the head of a window's value: its life, or, of a quota, when it got its last line in the journal."""
-
 DueAt: TypeAlias = Callable[[str, bytes, bytes], int | None]
 """Returns when to delete a row (None for never), given the name of its database, the row and its value."""
 
@@ -63,36 +57,6 @@ DueAt: TypeAlias = Callable[[str, bytes, bytes], int | None]
 def row_of(key: str, name: bytes = b"") -> bytes:
     """Return the row of a key under a name; without a name, the common prefix of all rows of this key only."""
     return key.encode() + BETWEEN + name
-
-
-def digest_of(rule: str, *identity: object) -> bytes:
-    """Return the digest in the names of the rows of a limit, by its rule and `AnyLimit.same_window`."""
-    return blake2b("\n".join((rule, *map(str, identity))).encode(), digest_size=DIGEST_BYTES).digest()
-
-
-def head_of_window(life_us: int) -> bytes:
-    """Return the head of a window that can be deleted so long after its last use."""
-    return _HEAD.pack(life_us)
-
-
-def head_of_quota(line_us: int) -> bytes:
-    """Return the head of a quota that got its last line at a Unix time; 0 if it has had none."""
-    return _HEAD.pack(-line_us)
-
-
-def is_quota(stored: bytes) -> bool:
-    """Return whether a value is that of a quota, which has its end in its bytes."""
-    return bool(_HEAD.unpack_from(stored)[0] <= 0)
-
-
-def life_us(stored: bytes) -> int:
-    """Return how long after its last use a window can be deleted; 0 for a quota."""
-    return max(int(_HEAD.unpack_from(stored)[0]), 0)
-
-
-def last_line_us(stored: bytes) -> int:
-    """Return when a quota got its last line, as a Unix time."""
-    return -int(_HEAD.unpack_from(stored)[0])
 
 
 class Rows:

@@ -136,7 +136,7 @@ class Transactions:
 
     def _report_full(self, now_us: int) -> None:
         if self.throttle.left_out("map_full", now_us) is not None:
-            message = f"{self.env.counts.path} is full, so new keys are counted in shared cells; raise max_map_size"
+            message = f"{self.env.counts.path} is full; raise max_map_size, so new keys are counted in shared cells"
             self.env.pending_events.append(Event("map_full", message))
         self.tell()
 

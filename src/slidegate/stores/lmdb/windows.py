@@ -10,8 +10,8 @@ A window's row is found by its key and a digest of its rule, length and resoluti
 
 So all windows of a client are adjacent, usually on one page, and `WindowRows.reset` finds them.
 
-The life is the time after which a row without a hit can be deleted. The row of a quota has its end in its bytes, and
-in this place when it got its last line in the journal, see `quota_rows`.
+The life is the time after which a row without a hit can be deleted. The row of a quota has its end in its bytes; it
+has in this place the Unix time of its last line in the journal, as a negative number, see `kept_rows`.
 
 `ends` is an index by time. A row gets an entry when it is first written, and hits do not move the entry. When the entry
 is due, the row is checked; if it is still in use, the entry is written again for its new expiry.
@@ -37,21 +37,9 @@ from ...core.quotas import KEPT_US, Quota
 from ...core.store import Clock
 from ..leases import HeldPermits
 from ..shared import SHARED_CELLS
-from . import quota_rows
 from .counts import Room
-from .layout import (
-    BETWEEN,
-    DUE,
-    HEAD_BYTES,
-    Rows,
-    digest_of,
-    head_of_quota,
-    head_of_window,
-    is_quota,
-    life_us,
-    row_of,
-)
-from .quota_rows import QUOTA, QUOTA_RESET
+from .kept_rows import HEAD, HEAD_BYTES, QUOTA, QUOTA_RESET, digest_of, is_line_due, quota_fields
+from .layout import BETWEEN, DUE, Rows, row_of
 
 WINDOWS: Final = "windows"
 CELLS: Final = "cells"
@@ -62,7 +50,7 @@ RENEWED_AT_ONCE: Final = 64
 """The most rows of permits that are renewed in one transaction, which others wait for."""
 
 _CELL: Final = Struct(">H")
-_NO_LIFE: Final = head_of_window(0)
+_NO_LIFE: Final = HEAD.pack(0)
 
 
 class BoundLimit(NamedTuple):
@@ -187,36 +175,31 @@ class WindowRows:
             window = windows[row]
             if window == stored[HEAD_BYTES:]:
                 continue
-            if bound is None:
-                self._save_permits(row, stored, window)
-                continue
-            head = bound.head
-            if kind == WINDOWS and isinstance(bound.limit, Quota):
+            database = getattr(self._dbs, kind)
+            if bound is None:  # of permits
+                if not window:
+                    self._txn.delete(row, b"", database)
+                    continue
+                if not stored and self._room >= Room.NO_CELLS:
+                    raise lmdb.MapFullError("it has no room for permits of another key")
+                head = _NO_LIFE
+            elif kind == WINDOWS and isinstance(bound.limit, Quota):
                 head = self._head_of_quota(row, stored, window, bound)
-            self._txn.put(row, head + window, db=getattr(self._dbs, kind))
+            else:
+                head = bound.head
+            self._txn.put(row, head + window, db=database)
             if not stored:
                 self._rows.recheck_at(self._dbs.ends, self._expires_us(kind, head + window), row, kind)
-
-    def _save_permits(self, row: bytes, stored: bytes, entries: bytes) -> None:
-        """Write the permits of a key, or delete their row if nobody has any."""
-        if not entries:
-            self._txn.delete(row, b"", self._dbs.permits)
-            return
-        if not stored and self._room >= Room.NO_CELLS:
-            raise lmdb.MapFullError("it has no room for permits of another key")
-        self._txn.put(row, _NO_LIFE + entries, db=self._dbs.permits)
-        if not stored:
-            self._rows.recheck_at(self._dbs.ends, ends_us(entries), row, PERMITS)
 
     def _head_of_quota(self, row: bytes, stored: bytes, window: bytes, bound: BoundLimit) -> bytes:
         """Return the head of a quota that has changed, and note the change if it gets a line in the journal."""
         unix_us = self._rows.unix_us()
-        if not quota_rows.gets_line(self._rows, unix_us, stored, window, bound.limit.amount):
+        if not is_line_due(self._rows, unix_us, stored, window, bound.limit.amount):
             return stored[:HEAD_BYTES] or bound.head
         # Rule and period are for versions that name rows in another way.
-        fields = {**quota_rows.fields_of(row), "rule": bound.rule, "period": bound.limit.same_window[1]}
+        fields = {**quota_fields(row), "rule": bound.rule, "period": bound.limit.same_window[1]}
         self._rows.noted.append((QUOTA, fields))
-        return head_of_quota(unix_us)
+        return HEAD.pack(-unix_us)
 
     def reset(self, key: str) -> bool:
         """Forget the units in a key's own windows; return whether there were any."""
@@ -226,8 +209,8 @@ class WindowRows:
             if len(stored) > HEAD_BYTES:
                 had_units |= self._expires_us(WINDOWS, stored) > self._now_us
                 self._txn.put(row, stored[:HEAD_BYTES])
-                if is_quota(stored):
-                    self._rows.noted.append((QUOTA_RESET, quota_rows.fields_of(row)))
+                if HEAD.unpack_from(stored)[0] <= 0:
+                    self._rows.noted.append((QUOTA_RESET, quota_fields(row)))
         return had_units
 
     def reset_all(self) -> bool:
@@ -251,7 +234,7 @@ class WindowRows:
         if not stored and not self._takes_room():
             return None
         window, _ = counter.charge(stored[HEAD_BYTES:], self._now_us, weight)
-        self._txn.put(row, head_of_window(counter.terms[2]) + window, db=self._dbs.strikes)
+        self._txn.put(row, HEAD.pack(counter.terms[2]) + window, db=self._dbs.strikes)
         if not stored:
             self._rows.recheck_at(self._dbs.ends, self._now_us + limit.check_us, row, STRIKES)
         return counter.state(window, self._now_us)[0]
@@ -279,16 +262,16 @@ class WindowRows:
             return int(DUE.unpack_from(stored)[0])
         due_us = self._expires_us(kind, stored)
         if row in self.own:  # else a refused key could find others' units in its cell, and wait longer than promised
-            due_us = max(due_us, self._now_us + life_us(stored))
+            due_us = max(due_us, self._now_us + HEAD.unpack_from(stored)[0])
         return due_us
 
     def _expires_us(self, kind: str, stored: bytes) -> int:
         """Return when a row expires if nothing is added to it, in microseconds, given its value."""
-        window = stored[HEAD_BYTES:]
+        life_us, window = HEAD.unpack_from(stored)[0], stored[HEAD_BYTES:]
         if kind == PERMITS:
             return ends_us(window)
-        if not is_quota(stored):
-            return ring.expires_us(window, life_us(stored))
+        if life_us > 0:
+            return ring.expires_us(window, life_us)
         # A quota ends by Unix time, whose clock may have been set since the write.
         return self._now_us + ring.expires_us(window, KEPT_US) - self._rows.unix_us()
 
@@ -324,6 +307,6 @@ def bind(bucket: Bucket, memo: dict[Bucket, Bound], unix_us: Clock) -> Bound:
     bound = []
     for limit in bucket.limits:
         digest = digest_of(bucket.name, *limit.same_window)  # the same for every amount
-        head, counter = head_of_window(limit.life_us), limit.counter_by(unix_us)
+        head, counter = HEAD.pack(limit.life_us), limit.counter_by(unix_us)
         bound.append(BoundLimit(digest, head, bucket.name, limit, counter))
     return remember(memo, bucket, tuple(bound))

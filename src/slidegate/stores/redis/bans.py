@@ -201,21 +201,19 @@ class RedisBans(BanStore):
         looks = not self.life or now_us >= self._look_us
         if looks:
             self._look_us = now_us + LOOK_EVERY_US
-        return command(self._names, b"news", begins, int(looks), self.version)
+        return command(self._names, b"news", begins, int(looks), self.version, self._packing.naming)
 
     def apply_news(self, answer: Sequence[Any], now_us: int) -> None:
         """Take in the answer to the poll.
 
         Raises:
-            StoreUnavailable: The store begins nothing, and Redis has no slidegate data.
+            StoreUnavailable: The store begins nothing, and Redis has no slidegate data, or names that others make.
         """
-        count, life, policy, version, rows = answer
-        before, self.life = self.life, life
-        if not self._store.create and not life:
-            name = self._names[0].decode()
-            raise StoreUnavailable(
-                f"redis: no slidegate data under {name}; the first worker creates it; check the database and the prefix"
-            )
+        count, life, policy, version, rows, naming = answer
+        before, self.life = self.life, b""
+        if not self._store.create:
+            self._check_data(life, naming)
+        self.life = life
         if policy:
             self._tell_of_eviction(policy)
         known, self._count = self._count, count
@@ -226,6 +224,19 @@ class RedisBans(BanStore):
             self._take_networks(rows[1::2])
             self.version = version
             self._store.refusals.change_all()
+
+    def _check_data(self, life: bytes, naming: bytes) -> None:
+        """Check that there is data of workers, whose names of keys this store would make, too."""
+        name = self._names[0].decode()
+        if not life:
+            raise StoreUnavailable(
+                f"redis: no slidegate data under {name}; the first worker creates it; check the database and the prefix"
+            )
+        if naming not in (b"", self._packing.naming):
+            raise StoreUnavailable(
+                f"redis: the workers of {name} have another secret, or readable=True, and so other names for keys; set "
+                "SLIDEGATE_SECRET, or the options of the address, to those of the application"
+            )
 
     def _tell_of_eviction(self, policy: bytes) -> None:
         """Tell that Redis evicts keys when it is full, once until that is another policy."""

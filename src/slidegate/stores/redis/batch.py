@@ -30,7 +30,7 @@ from ..shared import in_steps
 from .errors import CLOSED, refusal, store_error, unexpected
 from .line import KeysApart, Line, open_line
 from .requests import AGAIN, Call, Command, Read, Request
-from .script import FAILED, PEEK, SCRIPT, SCRIPT_NAME, Packed, command, renewal
+from .script import FAILED, PEEK, Packed, command, renewal
 
 if TYPE_CHECKING:
     from .store import RedisStore
@@ -129,7 +129,10 @@ class Batcher:
             search = self.loop.create_task(self._lines[0].scan(cursor, pattern, SCANNED))
             self._tasks.add(search)
             search.add_done_callback(self._tasks.discard)
-            return await search
+            following, names = await search
+            if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
+                raise unexpected(names)
+            return following, names
         except BaseException as error:
             if self._store.closed:
                 raise StoreUnavailable(CLOSED) from error
@@ -276,11 +279,11 @@ class Batcher:
         keys = call.names or [store.packing.meta]
         args = len(keys), *keys, store.time.for_script(), b"".join(call.packed), *call.args
         try:
-            said = await line.ask("EVALSHA", SCRIPT_NAME, *args)
+            said = await line.ask("EVALSHA", store.script.name, *args)
         except ResponseError as error:
             if not isinstance(error, NoScriptError) and "evalsha" not in str(error).lower():
                 raise
-            said = await line.ask("EVAL", SCRIPT, *args)  # it does not know the script, or forbids EVALSHA
+            said = await line.ask("EVAL", store.script.source, *args)  # it does not know the script, or forbids EVALSHA
         return self._deliver(call, said, sent_ns)
 
     def _packed(self, requests: Iterable[Request], now_ns: int) -> Call:

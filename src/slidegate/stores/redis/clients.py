@@ -14,12 +14,15 @@ from functools import cache
 from inspect import signature
 from time import monotonic
 from typing import Any, Final
+from weakref import WeakSet
 
 from redis.asyncio import Connection, ConnectionPool, Redis, RedisCluster, SSLConnection
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import MasterNotFoundError, SentinelConnectionPool
 from redis.backoff import NoBackoff
+from redis.credentials import StreamingCredentialProvider
+from redis.event import AfterPooledConnectionsInstantiationEvent, ClientType, EventDispatcher
 from redis.exceptions import RedisError
 
 from ...core.errors import ConfigurationError, quoted
@@ -59,11 +62,50 @@ def open_own(given: Client, timeout_s: float) -> Client:
     return Redis.from_pool(ConnectionPool(connection_class=kind, **settings))
 
 
-def check_opens(given: Client, timeout_s: float) -> None:
+class OwnClients:
+    """Makes the clients of a store.
+
+    Args:
+        given: The user's client, which is not changed.
+        timeout_s: How long connecting, or an answer, may take.
+
+    Raises:
+        ConfigurationError: Connections like those of the user's client cannot be made, for example because a class of
+            the user's does not take all settings.
+    """
+
+    def __init__(self, given: Client, timeout_s: float) -> None:
+        self._given: Any = given
+        self._timeout_s = timeout_s
+        self._pools: WeakSet[ConnectionPool] = WeakSet()
+        _check_opens(given, timeout_s)
+
+    def open(self) -> Client:
+        """Return another client. It does not connect before it is used."""
+        own = open_own(self._given, self._timeout_s)
+        if not isinstance(own, RedisCluster):  # a cluster's follows tokens by itself
+            self._pools.add(own.connection_pool)
+            self._follow_tokens()
+        return own
+
+    def _follow_tokens(self) -> None:
+        """Have connections authenticate anew whenever the user's provider has another token.
+
+        A provider calls one function. So the user's client and all of the store's are told of a token together.
+        """
+        pool = self._given.connection_pool
+        provider = pool.connection_kwargs.get("credential_provider")
+        if isinstance(provider, StreamingCredentialProvider):
+            dispatcher = pool.connection_kwargs.get("event_dispatcher") or EventDispatcher()
+            pools = [pool, *self._pools]
+            dispatcher.dispatch(AfterPooledConnectionsInstantiationEvent(pools, ClientType.ASYNC, provider))
+
+
+def _check_opens(given: Client, timeout_s: float) -> None:
     """Check that connections with the settings of a user's client can be made; nothing connects.
 
     Raises:
-        ConfigurationError: They cannot, for example because a class of the user's does not take all settings.
+        ConfigurationError: They cannot.
     """
     try:
         own: Any = open_own(given, timeout_s)
@@ -136,6 +178,15 @@ def own_kind(kind: Any) -> Any:
             super().__init__(**settings | _NO_RETRY)
             self.socket_timeout: float | None
             self.used_s = 0.0
+            self.has_new_token = False
+
+        def set_re_auth_token(self, token: Any) -> None:
+            super().set_re_auth_token(token)
+            self.has_new_token = True
+
+        async def re_auth(self) -> None:
+            self.has_new_token = False
+            await super().re_auth()
 
         async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
             bound_s = self.socket_timeout

@@ -23,6 +23,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ...core.errors import StoreUnavailable
 from .clients import IDLE_S, what_has_come
+from .errors import unexpected
 from .urls import Client
 
 DEPTH: Final = 2
@@ -97,6 +98,8 @@ class ServerLine(Line):
                 await what_has_come()
             if connection is None or connection.has_ended():
                 connection = await self._open()
+            if connection.has_new_token:
+                await self._authenticate(connection)
             await connection.send_command(*command)
             before, answered = self._last, asyncio.get_running_loop().create_future()
             self._last = answered
@@ -116,8 +119,12 @@ class ServerLine(Line):
 
     async def scan(self, cursor: int, pattern: bytes, many: int) -> tuple[int, list[bytes]]:
         """See `Line`."""
-        following, names = await self.ask("SCAN", cursor, "MATCH", pattern, "COUNT", many)
-        return int(following), names
+        said = await self.ask("SCAN", cursor, "MATCH", pattern, "COUNT", many)
+        try:
+            following, names = said
+            return int(following), names
+        except (TypeError, ValueError):
+            raise unexpected(said) from None
 
     async def renew(self) -> None:
         """See `Line`."""
@@ -134,7 +141,9 @@ class ServerLine(Line):
         """Connect anew, over a connection of its own: who still reads from the one before finds its end."""
         await self.close()
         self._last = None
-        connection = self._connection = self._client.connection_pool.make_connection()
+        pool = self._client.connection_pool
+        connection = self._connection = pool.make_connection()
+        pool._in_use_connections.add(connection)  # which it tells of new tokens
         try:
             await connection.connect()
         except BaseException:
@@ -142,12 +151,23 @@ class ServerLine(Line):
             raise
         return connection
 
+    async def _authenticate(self, connection: Any) -> None:
+        """Send the new token of a connection, when all before it is answered."""
+        if self._last is not None:
+            await self._last
+        try:
+            await connection.re_auth()
+        except BaseException:
+            await self._discard(connection)
+            raise
+
     async def _discard(self, connection: Any) -> None:
         """Close a connection, and use it no more."""
         if connection is None:
             return
         if connection is self._connection:
             self._connection = None
+        self._client.connection_pool._in_use_connections.discard(connection)
         with suppress(Exception):  # of a class of the user's
             await connection.disconnect(nowait=True)
 

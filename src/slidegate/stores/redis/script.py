@@ -42,6 +42,9 @@ one ignores.
 DIGEST_BYTES: Final = 16
 """Long enough that nobody can search for two keys with the same digest."""
 
+READABLE, UNKEYED, KEYED = b"readable", b"digests", b"keyed "
+"""How the names of keys are made; a digest of the key of `KEYED` names follows."""
+
 HIT, PEEK, CHARGE, REFUND, INSPECT, COMMAND = 1, 2, 3, 4, 5, 6
 OK, LIMITED, UNSETTLED, TOO_LARGE, NOTHING, CHANGED, BANNED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
 QUOTA: Final = 2
@@ -71,15 +74,28 @@ PermitsRow: TypeAlias = tuple[bytes, bytes]
 """A hash, and the name of a field in it without the prefix of permits."""
 
 
-def _script() -> bytes:
+class Script(NamedTuple):
+    """A script, as EVAL takes it.
+
+    Attributes:
+        source: Its text.
+        name: Its SHA-1 digest in hex, by which EVALSHA names it.
+    """
+
+    source: bytes
+    name: bytes
+
+
+def _script(first_line: bytes = b"") -> Script:
     lua, parts = resources.files(__package__) / "lua", "locals banned ring permits limits bans windows"
-    return b"".join((lua / f"{part}.lua").read_bytes() for part in parts.split())
+    source = first_line + b"".join((lua / f"{part}.lua").read_bytes() for part in parts.split())
+    return Script(source, sha1(source).hexdigest().encode())
 
 
 # Read at import: a child that is forked while a thread imports could deadlock on the import lock.
 SCRIPT: Final = _script()
-SCRIPT_NAME: Final = sha1(SCRIPT).hexdigest().encode()
-"""Its SHA-1 digest in hex, by which EVALSHA names it."""
+KEY_LOCKING: Final = _script(b"#!lua flags=allow-key-locking\n")
+"""The same for Upstash, which then locks the keys of a call, and not the database; no other server takes it."""
 
 
 class Packed(NamedTuple):
@@ -109,21 +125,32 @@ class Packing:
             are shared by all keys. All names have the same hash tag, so a cluster keeps them in one slot.
         windows: The start of the names of hashes of windows; the key or its digest follows.
         strikes: The same of strikes and levels.
+        naming: How names are made: the same for two stores that make the same names.
     """
 
     def __init__(self, prefix: str, unix_us: Clock, *, readable: bool) -> None:
         self.meta, self.windows, self.strikes = (f"{{{prefix}}}:{kind}".encode() for kind in ("bans", "w:", "s:"))
         self._unix_us = unix_us
-        self._readable = readable
+        self.naming = READABLE if readable else UNKEYED
+        self._key = b""
         self._names: dict[str, bytes] = {}
+
+    def name_keys(self, by: bytes | None) -> None:
+        """Make names that are digests with a key; None for none."""
+        if self.naming == READABLE or by is None:
+            return
+        self.naming = KEYED + blake2b(b"naming", key=by, digest_size=8).hexdigest().encode()
+        self._key = by
+        self._names.clear()
 
     def name_of(self, key: str) -> bytes:
         """Return the name of the hash with the windows and the ban of a key."""
         name = self._names.get(key)
         if name is None:
             text = key.encode()
-            if not self._readable:
-                text = urlsafe_b64encode(blake2b(text, digest_size=DIGEST_BYTES).digest()).rstrip(b"=")
+            if self.naming != READABLE:
+                digest = blake2b(text, key=self._key, digest_size=DIGEST_BYTES).digest()
+                text = urlsafe_b64encode(digest).rstrip(b"=")
             name = remember(self._names, key, self.windows + text)
         return name
 

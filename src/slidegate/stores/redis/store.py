@@ -34,13 +34,13 @@ from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, check_clock, in_steps, running_loop
 from .bans import RedisBans
 from .batch import Batcher
-from .clients import check_opens, open_own
+from .clients import OwnClients
 from .clock import StoreTime
 from .errors import CLOSED
 from .refusals import Refusals
 from .requests import Asked, Question
 from .rows import RedisRows
-from .script import CHANGED, CHARGE, HIT, INSPECT, PEEK, Packing
+from .script import CHANGED, CHARGE, HIT, INSPECT, KEY_LOCKING, PEEK, SCRIPT, Packing
 from .urls import Client, open_client
 
 DEFAULT_MAX_WAITING: Final = 10_000
@@ -68,6 +68,7 @@ class RedisStore(Store):
         max_waiting: The most requests of one event loop that may be queued for a slow server.
         connections: How many connections each event loop opens, 1 to 64. One is enough: two calls of 64 requests each
             are under way on it.
+        key_locking: Whether scripts lock the keys that they use, and not the database: for Upstash alone.
         create: Whether to begin where Redis has no slidegate data under the prefix; if not, every call then raises
             `StoreUnavailable`, for a tool that looks at the data of workers.
         clock: For tests: returns microseconds; by default the server's time is used.
@@ -91,6 +92,7 @@ class RedisStore(Store):
         max_bans: int = DEFAULT_MAX_BANS,
         max_waiting: int = DEFAULT_MAX_WAITING,
         connections: int = 1,
+        key_locking: bool = False,
         create: bool = True,
         clock: Clock | None = None,
     ) -> None:
@@ -99,17 +101,19 @@ class RedisStore(Store):
         super().__init__()
         given: Client = open_client(found) if isinstance(found, str) else found
         timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
-        check_opens(given, timeout_s)
         self._prefix = prefix
         self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}
-        self.open_client = partial(open_own, given, timeout_s)
+        self.open_client = OwnClients(given, timeout_s).open
         self.max_waiting, self.max_bans, self.create = max_waiting, max_bans, create
         self.connections = connections
+        self.script = KEY_LOCKING if key_locking else SCRIPT
         self.lease_us = permit_lease_us(permit_lease)
         self.time = StoreTime(clock)
         self.packing = Packing(prefix, self.time.unix_us, readable=readable)
         self.refusals = Refusals(self.time)
         self._questions: dict[object, Question] = {}
+        self._named_by: bytes | None = None
+        self._is_named = False
         self.late: list[Callable[[int], None]] = []
         self.writes = 0
         self.bans = RedisBans(self)
@@ -131,6 +135,22 @@ class RedisStore(Store):
                 await batcher.close()
             elif not loop.is_closed():
                 asyncio.run_coroutine_threadsafe(batcher.close(), loop)
+
+    def name_keys(self, by: bytes | None) -> None:
+        """Make the names of keys, unless they are readable, with a key that the limiter has from its secret.
+
+        Raises:
+            ConfigurationError: Another limiter of this store has another secret.
+        """
+        if self._is_named and by != self._named_by:
+            raise ConfigurationError(
+                "secret: another limiter on this store has another secret, or none; give both the same, or each a "
+                "RedisStore of its own"
+            )
+        if not self._is_named:
+            self._is_named, self._named_by = True, by
+            self.packing.name_keys(by)
+            self._questions.clear()
 
     async def connect(self) -> None:
         """Connect the running event loop, and ask for news; if that fails, the first question tries it again."""

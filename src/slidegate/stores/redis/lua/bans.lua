@@ -232,11 +232,15 @@ local function eviction()
 end
 
 -- Return the number of bans; the identity of the data; if `asks_memory` is 1, which keys the server evicts when it is full;
--- the version of the network list; and the networks with their bans if the version is not `known`. If the data has no
--- identity, it becomes `begins`, unless that is "".
-function commands.news(begins, asks_memory, known)
-  local stored = redis.call("HMGET", key_at(META), "networks", "life")
+-- the version of the network list; the networks with their bans if the version is not `known`; and how the worker before has
+-- made names. If the data has no identity, it becomes `begins`, unless that is "", as for a tool; `naming` is that of others
+-- from now on, unless a tool asks.
+function commands.news(begins, asks_memory, known, naming)
+  local stored = redis.call("HMGET", key_at(META), "networks", "life", "naming")
   local life, version = stored[2] or begins ~= "" and set_meta("life", begins) or "", stored[1] or ""
+  if begins ~= "" and stored[3] ~= naming then
+    redis.pcall("HSET", key_at(META), "naming", naming) -- a server out of memory, or a replica, still answers
+  end
   local policy = asks_memory == "1" and eviction() or ""
   local networks, ended = {}, 0
   if version ~= known then
@@ -246,5 +250,5 @@ function commands.news(begins, asks_memory, known)
     redis.pcall("HSET", key_at(META), "networks", begins)
     version = redis.call("HGET", key_at(META), "networks") or ""
   end
-  return { count_bans(), life, policy, version, networks }
+  return { count_bans(), life, policy, version, networks, stored[3] or "" }
 end

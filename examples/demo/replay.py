@@ -1,30 +1,42 @@
-"""What a site decides about the requests of an access log, and whether each Retry-After is exact.
+"""Sends the requests of an access log through an application, at the times of the log.
 
-The log is read as `slidegate simulate` reads one, and sent to the application itself. The limiter's clock is the time
-in the log, so two hours pass in seconds and every run has the same result.
+The limiter's clock is the time in the log, so two hours pass in seconds and every run has the same result.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message
 
 from slidegate import Decision, Limiter
 from slidegate.core import Reason
 from slidegate.events import Event, Outcome
-from slidegate.ops.replay import AccessLogs, AccessRecord
-from slidegate.ops.replay.replay import scope_of
 from slidegate.ops.statistics import Statistics
 
-MINUTE_US: Final = 60_000_000
-OUTCOMES: Final = ("admitted", "limited", "blocked", "banned")
-WORDS: Final = {Reason.BLOCKED: "blocked", Reason.BANNED: "banned"}
+LINE = re.compile(
+    r'(?P<client>[\da-fA-F.:]+) \S+ \S+ \[(?P<time>[^]]+)] "(?P<method>[A-Z]+) (?P<target>\S+) HTTP/[\d.]+" \d{3} '
+)
+"""A request in the common or the combined format of access logs."""
+MINUTE_US = 60_000_000
+OUTCOMES = ("admitted", "limited", "blocked", "banned")
+
+
+class Request(NamedTuple):
+    """A request of the log."""
+
+    time_us: int
+    client: str
+    method: str
+    target: str
 
 
 class LogClock:
@@ -52,7 +64,7 @@ class Result:
     limited: defaultdict[tuple[str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     bans: list[tuple[int, Any]] = field(default_factory=list)
     exact: int = 0
-    wrong: list[AccessRecord] = field(default_factory=list)
+    wrong: list[Request] = field(default_factory=list)
     latest: Outcome | None = None
 
     def request(self, outcome: Outcome) -> None:
@@ -65,12 +77,18 @@ class Result:
             self.bans.append((event.time_us, event.details))
 
 
-def read(path: Path) -> list[AccessRecord]:
-    """Return the HTTP requests of a log in chronological order."""
-    return [record for record in AccessLogs([str(path)]) if record.method]
+def read(path: Path) -> list[Request]:
+    """Return the requests of a log in chronological order."""
+    requests = []
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for found in filter(None, map(LINE.match, lines)):
+            moment = datetime.strptime(found["time"], "%d/%b/%Y:%H:%M:%S %z")
+            time_us = int(moment.timestamp()) * 1_000_000
+            requests.append(Request(time_us, found["client"], found["method"], found["target"]))
+    return sorted(requests, key=lambda request: request.time_us)
 
 
-async def replay(app: ASGIApp, limiter: Limiter, clock: LogClock, requests: Iterable[AccessRecord]) -> Result:
+async def replay(app: ASGIApp, limiter: Limiter, clock: LogClock, requests: Iterable[Request]) -> Result:
     """Send requests through an application, and check the wait of every request that a limit refuses."""
     result, statistics = Result(), Statistics.of(limiter)
     limiter.observe(result)
@@ -78,11 +96,10 @@ async def replay(app: ASGIApp, limiter: Limiter, clock: LogClock, requests: Iter
         if clock() // MINUTE_US != request.time_us // MINUTE_US:
             await statistics.publish()  # which happens by itself where time passes
         clock.now_us, result.latest = request.time_us, None
-        await app(scope_of(request), receive, ignore)
-        if result.latest is None or not result.latest.decisions:  # nothing is decided with SLIDEGATE_ENABLED=0
-            result.clients[request.client]["admitted"] += 1
-            continue
-        decision = result.latest.decisions[-1]
+        await send(app, request)
+        # With SLIDEGATE_ENABLED=0 nothing is decided.
+        decisions = result.latest.decisions if result.latest else ()
+        decision = decisions[-1] if decisions else Decision(True, Reason.EXEMPT)
         if decision.binding is not None and not decision.allowed:
             result.limited[decision.binding.rule, str(decision.binding.limit)][request.client] += 1
             if await is_exact(limiter, clock, decision):
@@ -97,7 +114,7 @@ def word(decision: Decision) -> str:
     """Return the outcome of a request in a word."""
     if decision.allowed:
         return "admitted"
-    return WORDS.get(decision.reason, "limited")
+    return {Reason.BLOCKED: "blocked", Reason.BANNED: "banned"}.get(decision.reason, "limited")
 
 
 async def is_exact(limiter: Limiter, clock: LogClock, refusal: Decision) -> bool:
@@ -119,10 +136,28 @@ async def admits(limiter: Limiter, refusal: Decision) -> bool:
     return all(decision.allowed for decision in asked)
 
 
-async def receive() -> Message:
-    """Receive the body of a request, which is empty."""
-    return {"type": "http.request", "body": b"", "more_body": False}
+async def send(app: ASGIApp, request: Request) -> None:
+    """Send one request without a body, as a server passes it to the application."""
+    path, _, query = request.target.partition("?")
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": request.method,
+        "scheme": "http",
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "query_string": query.encode(),
+        "root_path": "",
+        "headers": [(b"host", b"demo.example")],
+        "client": (request.client, 50_000),
+        "server": ("127.0.0.1", 8000),
+    }
 
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
 
-async def ignore(message: Message) -> None:
-    """Send a message of a response to nobody."""
+    async def ignore(message: Message) -> None:
+        pass
+
+    await app(scope, receive, ignore)
