@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Route
 
 from slidegate import Limiter, RateLimitMiddleware, Rule
 from slidegate.prometheus import PrometheusMetrics
@@ -34,9 +34,9 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
 
 
-app = Starlette(routes=[Route("/", hello), Mount("/metrics", metrics.app)], lifespan=lifespan)
+app = Starlette(routes=[Route("/", hello), Route("/metrics", metrics.app)], lifespan=lifespan)
 app.add_middleware(
     RateLimitMiddleware,
     limiter=limiter,
-    rules=[Rule("/metrics/{rest:path}", exempt=True), Rule("*", "100/minute", name="visitors")],
+    rules=[Rule("/metrics", exempt=True), Rule("*", "100/minute", name="visitors")],
 )

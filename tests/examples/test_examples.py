@@ -130,10 +130,10 @@ def test_two_workers_share_counts_and_metrics(tmp_path: Path) -> None:
         settings = {"REDIS_URL": redis.url, "REDIS_DEADLINE": "30s", "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
         with subprocess.Popen([sys.executable, "-m", *words], cwd=HERE, env={**os.environ, **settings}) as process:
             try:
-                until(lambda: ask(f"{url}/metrics/"), "the application starts")
+                until(lambda: ask(f"{url}/metrics"), "the application starts")
                 with ThreadPoolExecutor(8) as pool:
                     answers = [*pool.map(ask, [url] * 150)]
-                scraped = ask(f"{url}/metrics/")
+                scraped = ask(f"{url}/metrics")
             finally:
                 process.send_signal(signal.SIGTERM)
     statuses = Counter(answer.status_code for answer in answers if answer is not None)

@@ -338,6 +338,8 @@ OF_ALERTS = [alert["expr"] for alert in ALERTS]
 GROUPED = re.compile(r"\bby \(([^)]*)\)")
 MATCHED = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 METRIC = re.compile(r"slidegate_\w+")
+OF_TARGETS = {"job", "instance"}
+"""The labels that Prometheus adds."""
 WITHOUT_SAMPLES = {"unavailable"}
 """Values that need a failing store."""
 
@@ -369,10 +371,25 @@ async def test_an_expression_has_labels_and_values_that_exist_and_reads_counters
         has_range = re.match(r"(\{[^}]*\})?\[(\$__rate_interval|10m)\]", expression.partition(name)[2]) is not None
         assert is_counter == has_range, name
     grouped = {label for labels in GROUPED.findall(expression) for label in labels.split(", ")}
-    assert grouped <= series[metric].keys()
+    assert grouped - OF_TARGETS <= series[metric].keys()
     for label, _, pattern in MATCHED.findall(expression):
-        for value in pattern.split("|"):
+        for value in pattern.split("|") if label not in OF_TARGETS else ():
             assert value in series[metric][label] | WITHOUT_SAMPLES, f"{metric} has no {label}={value}"
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_every_panel_shows_the_chosen_services_and_instances(expression: str) -> None:
+    chosen = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+    assert chosen == {"datasource"} | OF_TARGETS
+    for name in METRIC.findall(expression):
+        assert f'{name}{{job=~"$job",instance=~"$instance"' in expression
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: str(alert["alert"]))
+def test_an_alert_judges_each_service_by_itself_and_names_it(alert: dict[str, Any]) -> None:
+    """The traffic of one does not hide that limits refuse another."""
+    assert alert["expr"].count(" by (job) (") == len(METRIC.findall(alert["expr"]))
+    assert "{{ $labels.job }}" in alert["annotations"]["summary"]
 
 
 def test_every_metric_is_on_the_dashboard_and_legends_name_labels(series: dict[str, dict[str, set[str]]]) -> None:

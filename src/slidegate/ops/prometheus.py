@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, make_asgi_app
 from prometheus_client.multiprocess import MultiProcessCollector
+from starlette.types import Receive, Scope, Send
 
 from ..core.errors import ConfigurationError, quoted
 from ..events import Outcome, Passed
@@ -29,6 +30,16 @@ PART: Final = 128
 """How many outcomes are counted in one step, which takes less than a millisecond: one alone would take longer."""
 
 
+class _Served:
+    """Serves a registry. An object, because a route takes a function for an endpoint and not for an application."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._app: Any = make_asgi_app(registry)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
 class PrometheusMetrics(LimiterMetrics):
     """The metrics of one limiter for Prometheus.
 
@@ -39,7 +50,7 @@ class PrometheusMetrics(LimiterMetrics):
 
     Attributes:
         registry: The registry.
-        app: An ASGI application that serves the metrics: ``app.mount("/metrics", metrics.app)``.
+        app: An ASGI application that serves the metrics, as a route or mounted: ``Route("/metrics", metrics.app)``.
 
     Raises:
         ConfigurationError: An argument is invalid, or the registry (in multi-process mode: the process) already has
@@ -67,7 +78,7 @@ class PrometheusMetrics(LimiterMetrics):
         self._counting_pending = Lock()
         self._part = 1 if self._directory else PART
         self._begin()
-        self.app: Final = make_asgi_app(self._scraped())
+        self.app: Final = _Served(self._scraped())
 
     def close(self) -> None:
         """Stop counting and unregister the metrics. A second call does nothing."""
