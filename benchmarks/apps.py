@@ -36,7 +36,7 @@ from slidegate import BanPolicy, Limiter, Networks, RateLimit, RateLimitMiddlewa
 from slidegate.ops.statistics import Statistics
 from slidegate.prometheus import PrometheusMetrics
 
-from .traffic import TEMPLATES, Traffic, client_of
+from .traffic import PROXY, TEMPLATES, Traffic, client_of
 
 PROXIES: Final = ["10.0.0.0/8", "127.0.0.0/8"]
 NETWORKS: Final = [str(network) for network in islice(IPv4Network("198.18.0.0/15").subnets(new_prefix=26), 0, 2_000, 2)]
@@ -56,7 +56,8 @@ class Allowed(NamedTuple):
 
 
 USUAL: Final = Traffic()
-PROXIED: Final = Traffic(proxied=True)
+PROXIED: Final = Traffic(proxy=PROXY)
+ON_UNIX_SOCKET: Final = Traffic(proxy="")
 NEW_PATHS: Final = Traffic(new_paths=True)
 BUSY: Final = Traffic(clients=10_000, paths=1_000)
 KEYS: Final = Traffic(keys=100_000)
@@ -111,6 +112,14 @@ def five_rules(limits: str) -> list[Rule]:
 def rule_of_each(limits: str) -> list[Rule]:
     """Return a rule for each of the ten routes."""
     return [Rule(template, limits) for template in TEMPLATES]
+
+
+def with_shadow(limits: str) -> list[Rule]:
+    return [Rule("*", limits), Rule("*", limits, name="tried", shadow=True)]
+
+
+def waiting_beside_count_denied(limits: str) -> list[Rule]:
+    return [Rule("*", limits, wait="200ms"), Rule("*", limits, name="strict", count_denied=True)]
 
 
 def with_prometheus(limiter: Limiter) -> PrometheusMetrics:
@@ -243,6 +252,12 @@ def arrangements() -> dict[str, App]:
         "header key, 100,000 values": behind_ours(KEYS, **one_rule(key=header("X-API-Key"))),
         "count_if": behind_ours(**one_rule(count_if=lambda status: status == 200)),
         "concurrency": behind_ours(**one_rule(concurrency=100)),
+        "key function": behind_ours(**one_rule(key=lambda request: request.client.host)),
+        "condition": behind_ours(**one_rule(when=lambda request: True)),
+        "shadow": behind_ours(rules=with_shadow),
+        "idle wait": behind_ours(**one_rule(wait="200ms")),
+        "wait beside count_denied": behind_ours(rules=waiting_beside_count_denied),
+        "Unix socket": behind_ours(ON_UNIX_SOCKET, client=client_ip(trusted=["unix"])),
         "ten rules": behind_ours(rules=rule_of_each),
         "10,000 clients, 1,000 paths": behind_ours(BUSY),
         "two windows": behind_ours(limits="{0}; {0.amount}/day"),

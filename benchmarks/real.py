@@ -49,6 +49,8 @@ TABLES: Final = {
         with_traffic("header key, 100,000 values", "100,000 values"),
         to_peer("count_if", "≤1.7; ≤1.0"),
         to_peer("concurrency", "≤3; ≤1.8"),
+        *(to_peer(name) for name in ("key function", "condition", "shadow", "idle wait", "wait beside count_denied")),
+        to_peer("Unix socket"),
         to_peer("ten rules"),
         with_traffic("10,000 clients, 1,000 paths", "10,000 clients"),
         Row(PEER, BARE),

@@ -57,8 +57,8 @@ def client_of(number: int) -> str:
     return f"203.0.113.{number}" if number < 256 else f"100.64.{number // 256}.{number % 256}"
 
 
-def scope_of(path: str, client: str, *headers: tuple[bytes, bytes]) -> Scope:
-    """Return the scope of a GET request, in which every object is new."""
+def scope_of(path: str, peer: str, *headers: tuple[bytes, bytes]) -> Scope:
+    """Return the scope of a GET request, in which every object is new; without a peer on a Unix socket."""
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -70,8 +70,8 @@ def scope_of(path: str, client: str, *headers: tuple[bytes, bytes]) -> Scope:
         "query_string": b"",
         "root_path": "",
         "headers": [*HEADERS, *headers],
-        "client": (client, 4711),
-        "server": ("127.0.0.1", 80),
+        "client": (peer, 4711) if peer else None,
+        "server": ("127.0.0.1", 80) if peer else ("/run/app.sock", None),
     }
 
 
@@ -83,20 +83,23 @@ class Traffic(NamedTuple):
         paths: The number of paths.
         keys: The number of values of X-API-Key, of which each client has its share; without the field if 0.
         new_paths: Whether every path is requested only once.
-        proxied: Whether requests come through a proxy.
+        proxy: The peer of all requests, whose clients a header field names; empty for a Unix socket, None for no proxy.
     """
 
     clients: int = 256
     paths: int = 10_000
     keys: int = 0
     new_paths: bool = False
-    proxied: bool = False
+    proxy: str | None = None
 
     def scope(self, path: int, client: str, key: int = 0) -> Scope:
         """Return the scope of one request."""
-        fields = [(b"x-forwarded-for", client.encode())] if self.proxied else []
-        fields += [(b"x-api-key", b"key-%d" % key)] if self.keys else []
-        return scope_of(path_of(path), PROXY if self.proxied else client, *fields)
+        fields = []
+        if self.keys:
+            fields.append((b"x-api-key", b"key-%d" % key))
+        if self.proxy is None:
+            return scope_of(path_of(path), client, *fields)
+        return scope_of(path_of(path), self.proxy, (b"x-forwarded-for", client.encode()), *fields)
 
     def warm_up(self) -> Iterator[Scope]:
         """Yield requests of every client to every route, and for every path."""
