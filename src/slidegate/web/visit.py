@@ -40,12 +40,14 @@ class BrokenWait(NamedTuple):
     """A wait that ended before the request had its turn.
 
     Attributes:
+        policy: The policy of the middleware in which it waited.
         refusal: What is recorded as the decision about the request.
         has_left: Whether the client has left. Else the wait was cancelled, which ends the request, unless a timeout
             within the application has done so.
         status: The status that was sent before; 0 if there was none.
     """
 
+    policy: object
     refusal: Decision
     has_left: bool
     status: Any
@@ -196,7 +198,8 @@ class Visit(Record):
     def __init__(self, policy: Any, scope: Scope, receive: Receive, send: Send, client: Client, plan: Plan) -> None:
         outer: Record | None = scope.get(KEY)
         if outer is not None:
-            self._join(outer, policy, plan)
+            self._join(outer)
+            self._exempt_by(policy, plan)
         self.policy = policy
         self.scope: Any = scope
         self.channel = receive
@@ -206,26 +209,24 @@ class Visit(Record):
         self.effects = plan.effects
         scope[KEY] = self
 
-    def _join(self, last: Record, policy: object, plan: Plan) -> None:
+    def _join(self, last: Record) -> None:
         """Join the visits of the middlewares around this one, which share a list of decisions.
 
         Args:
             last: The latest visit of the request, or what is left of it.
-            policy: The policy of this visit.
-            plan: Its plan.
         """
         outer = last.active()
         if outer is None:  # the scope is used again, by a retry outside of all middlewares: a new request
             return
         if outer.shared is None:
             outer.shared = [(outer.policy, decision) for decision in outer.own]
-        forgotten = [decision for other, decision in outer.shared if other is policy]
-        if forgotten:  # a retry within another middleware, which is a new request for this one
-            outer.shared[:] = [decided for decided in outer.shared if decided[0] is not policy]
+        around = [one.policy for one in outer.with_outer()]
+        standing = [decided for decided in outer.shared if decided[0] in around]
+        if len(standing) < len(outer.shared):  # a retry or a fallback within, which is a new request for this one
+            outer.shared[:] = standing
             for one in outer.visits():
-                one.forget(policy, forgotten)
+                one.forget_within(around)
         self.outer, self.shared, self.is_plain = outer, outer.shared, False
-        self._exempt_by(policy, plan)
 
     def leave(self) -> None:
         """End the visit. The scope keeps what is known, and no channel, as those of a server refer to the scope."""
@@ -250,16 +251,15 @@ class Visit(Record):
             if isinstance(one, Visit):
                 yield one
 
-    def forget(self, policy: object, decisions: Sequence[Decision]) -> None:
-        """Forget what a middleware within has noted of an earlier use of the scope.
+    def forget_within(self, around: Sequence[object]) -> None:
+        """Forget what middlewares within have noted of an earlier use of the scope.
 
         Args:
-            policy: The policy of the middleware.
-            decisions: What it has decided.
+            around: The policies of the middlewares that are not within.
         """
-        self.shadowed = tuple([one for one in self.shadowed if one[0] is not policy])
-        self.exempted = tuple([one for one in self.exempted if one is not policy])
-        if self.broken_wait is not None and self.broken_wait.refusal in decisions:
+        self.shadowed = tuple([one for one in self.shadowed if one[0] in around])
+        self.exempted = tuple([one for one in self.exempted if one in around])
+        if self.broken_wait is not None and self.broken_wait.policy not in around:
             self.broken_wait = None
 
     def _exempt_by(self, policy: object, plan: Plan) -> None:
@@ -284,7 +284,7 @@ class Visit(Record):
         """Note, here and around, that a wait has ended before the request had its turn."""
         for one in self.visits():
             if not one.has_left:
-                one.broken_wait = BrokenWait(refusal, has_left, one.status)
+                one.broken_wait = BrokenWait(self.policy, refusal, has_left, one.status)
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
