@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..core.errors import ConfigurationError, quoted
 from ..findings.report import Finding
 from ..limiter import Limiter
-from ..web.broken import FailsAtStartup, end_start
+from ..web.broken import FailsAtStartup, fail_startup
 from ..web.middleware import RateLimitMiddleware
 from ..web.policy import build
 from .config import ConfigReader
@@ -102,7 +102,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request to the active middleware."""
         if self.error is not None:
-            await end_start(self.error, scope, receive, send)
+            await fail_startup(self.error, scope, receive, send)
         if scope["type"] != "lifespan":
             self.check_if_due()
         await self.app(scope, receive, send)

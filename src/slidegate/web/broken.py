@@ -44,7 +44,7 @@ class FailsAtStartup(BuiltOnce):
             setattr(cls, "__init__", _keeping(vars(cls)["__init__"]))  # noqa: B010 - mypy refuses the assignment
 
 
-async def end_start(error: Exception, scope: Scope, receive: Receive, send: Send) -> NoReturn:
+async def fail_startup(error: Exception, scope: Scope, receive: Receive, send: Send) -> NoReturn:
     """Raise an error; in a lifespan, report it to the server as a failed start-up first.
 
     Starlette's own lifespan also raises after the report, and its test client waits forever if the application returns.

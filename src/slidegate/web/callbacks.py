@@ -123,7 +123,7 @@ class UserCallbacks:
     def __init__(self) -> None:
         self._throttle = Throttle()
 
-    async def is_true(self, rule: Rule, request: HTTPConnection, client_key: str) -> bool | None:
+    async def truth_of(self, rule: Rule, request: HTTPConnection, client_key: str) -> bool | None:
         """Return whether the condition of a rule is true; True without a condition, None if the condition fails."""
         when = rule.matching.when
         if when is None:

@@ -113,7 +113,7 @@ class Counting:
 
     # -- conditions and shadow rules -----------------------------------------------------------------------------------
 
-    async def evaluated(self, visit: Visit, plan: Plan, at_endpoint: HTTPConnection | None = None) -> Plan:
+    async def narrow(self, visit: Visit, plan: Plan, at_endpoint: HTTPConnection | None = None) -> Plan:
         """Return the plan of a request after evaluating the conditions of its rules in order, each function once.
 
         Limits apply generously and exemptions strictly: if a condition fails, a limit or a block applies, but `exempt`
@@ -127,7 +127,7 @@ class Counting:
         for bound, ends in plan.met:
             when, action = bound.rule.matching.when, bound.rule.action
             if id(when) not in answers:
-                answers[id(when)] = await self._calls.is_true(bound.rule, request, visit.client.key)
+                answers[id(when)] = await self._calls.truth_of(bound.rule, request, visit.client.key)
             answer = answers[id(when)]
             if answer is False:
                 continue

@@ -7,17 +7,13 @@ header fields that every refusal must have.
 
 from __future__ import annotations
 
-import inspect
 import re
-import sys
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from copy import copy
-from functools import cached_property, wraps
+from functools import cached_property
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
 
-from starlette._utils import is_async_callable
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException, WebSocketException
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
@@ -29,20 +25,20 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..core.exceeded import RateLimitExceeded
 from ..core.logs import logger
 from ..core.memo import remember
-from ..findings.decorated import remember_decorated
 from ..findings.requests import about_peer_within
-from ..limiter.engine import Engine
 from .client_ip import ClientAddress, peer_of
 from .clients import record_of
+from .decorators import decorated
 from .default_limits import EXEMPT_MARK
 from .effects import ReportRefusal
+from .endpoint_names import label_of_endpoint, place_of, spelled
 from .keys import parts_of, path_parameters
 from .plan import Plan
 from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, takes_answer
-from .routes import found_at_name, labels_of
+from .routes import labels_of
 from .rule_set import RuleSet, method_of
 from .rule_values import Condition, CostFunction, CountIf, Limits, LimitsFunction
-from .rules import MAX_LABEL, Rule, printable
+from .rules import Rule
 from .visit import UNCOUNTED, Record, Visit, active_visit_of
 
 if TYPE_CHECKING:
@@ -58,13 +54,6 @@ _SIZE: Final = re.compile("([0-9]{1,12}) ?(B|KB|MB|GB|)", re.IGNORECASE)
 _UNITS: Final = {"": 1, "B": 1, "KB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
 _MOST_BODY: Final = 10**12
 _NOTHING_COUNTED: Final = (Reason.EXEMPT, *UNCOUNTED)
-_LABEL_START: Final = 24
-"""How much of the start of a label stays that is too long."""
-_CALLED_DIRECTLY: Final = (
-    "RateLimit: %r was called without a request, so the call is not counted; a framework has to give it the Request"
-)
-_CONNECTION: Final = "slidegate_connection"
-"""The parameter by which FastAPI gives the request to a decorated function."""
 
 
 class EndpointRefusal(RateLimitExceeded, HTTPException):
@@ -194,7 +183,7 @@ class RateLimit:
         vars(self)["__signature__"] = Signature([parameter])
 
     def __repr__(self) -> str:
-        return f"<RateLimit {_spelled(self.rule)}>"
+        return f"<RateLimit {spelled(self.rule)}>"
 
     @overload
     def __call__(self, connection: HTTPConnection) -> Coroutine[Any, Any, None]: ...
@@ -205,7 +194,7 @@ class RateLimit:
     def __call__(self, connection: Any) -> Any:
         """Check a request, as a FastAPI dependency, or decorate an endpoint."""
         if callable(connection) or not hasattr(connection, "scope"):  # faster than `isinstance` of `HTTPConnection`
-            return _decorated(self, connection)
+            return decorated(self.check, connection)
         return self.check(connection)
 
     @staticmethod
@@ -241,7 +230,7 @@ class RateLimit:
             ConfigurationError: There is no middleware around the endpoint.
         """
         visit = active_visit_of(connection, "RateLimit")
-        if visit is None or not visit.is_counted:
+        if visit is None or not visit.is_enforced:
             return
         scope, policy = connection.scope, visit.policy
         matching = self.rule.matching
@@ -251,13 +240,13 @@ class RateLimit:
             policy.findings.report(about_peer_within(policy.address, peer_of(visit.scope), scope, visit.client.key))
         plan = self._plan(policy.rules, scope, endpoint or scope.get("endpoint") or self)
         if plan.is_conditional:
-            plan = await policy.counting.evaluated(visit, plan, connection)
+            plan = await policy.counting.narrow(visit, plan, connection)
         decision = await policy.counting.count(visit, plan, connection)
         if decision.allowed:
             # What counts nothing is no decision, but for one after a refusal that the application has caught.
             is_by_limit = decision.reason not in _NOTHING_COUNTED
             if is_by_limit or visit.refusal is not None:
-                visit.record(decision)
+                visit.add_decision(decision)
             if is_by_limit:
                 visit.effects = [*visit.effects, *plan.effects]
             await policy.counting.observe(visit, plan.shadows, connection)
@@ -271,7 +260,7 @@ class RateLimit:
             RateLimitExceeded: The refusal; `WebSocketException` for a websocket that gets no answer.
         """
         policy = visit.policy
-        visit.record(decision)
+        visit.add_decision(decision)
         if policy.signals.by_refusal:
             await policy.signals.at_refusal(visit, decision, scope)
         is_websocket = scope["type"] == "websocket"
@@ -303,37 +292,11 @@ class RateLimit:
         rule = copy(self.rule)
         if rule.name is not None:
             return rule, rule.identity
-        rule.label = _label_of(function, scope)
-        where, is_named = _place_of(function)
+        rule.label = label_of_endpoint(function, scope)
+        where, is_named = place_of(function)
         if not is_named:  # others may have this module and name, too: the route tells them apart
             where = f"{where} {min(labels_of(scope), default=getattr(route, 'path', ''))}"
-        return rule, rule.identity_of(f"{where} {_spelled(rule)}")
-
-
-def _label_of(endpoint: Any, scope: Scope) -> str:
-    """Return what a limit without a name is called: by its route, as clients read the name and need no module.
-
-    Equal names would be changed together by an operator: a method of a class, which shares its route with others, adds
-    its name, and of a path that is too long the end stays.
-    """
-    words = ["endpoint"]
-    route = min(labels_of(scope), default="")
-    if route:
-        words.append(route)
-    function = inspect.unwrap(endpoint)
-    of_route: Any = scope.get("endpoint")
-    if not route or function is not inspect.unwrap(of_route):
-        *_, name = _named(function).__qualname__.rpartition("<locals>.")
-        words.append(name)
-    return _shortened(printable(" ".join(words)))
-
-
-def _shortened(label: str) -> str:
-    """Return a label, without its middle if it is too long."""
-    if len(label) <= MAX_LABEL:
-        return label
-    end = MAX_LABEL - _LABEL_START - len("...")
-    return f"{label[:_LABEL_START]}...{label[-end:]}"
+        return rule, rule.identity_of(f"{where} {spelled(rule)}")
 
 
 def _report_parameters(rule: Rule, scope: Scope) -> None:
@@ -382,40 +345,6 @@ def _bytes_of(max_body: int | str) -> int:
     return size
 
 
-def _spelled(rule: Rule) -> str:
-    """Return the limits of a rule as text; those of a function by its name, with the place if that is not unique."""
-    function = rule.charging.limits_function
-    if function is None:
-        return "; ".join(map(str, rule.charging.all_limits))
-    where, is_named = _place_of(function)
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if is_named or code is None:
-        return f"by {where}"
-    # Two lambdas in one line. Python 3.12 knows no column of one that returns a constant, -X no_debug_ranges of none.
-    columns = [column for *_, column, _ in code.co_positions() if column is not None]
-    words = [*code.co_names, *(each for each in code.co_consts if isinstance(each, str))]
-    return f"by {where} in line {code.co_firstlineno}:{max(columns, default=0)} {' '.join(words)}"
-
-
-def _place_of(endpoint: Any) -> tuple[str, bool]:
-    """Return the module and the name of an endpoint, and whether that name leads to it.
-
-    It does not for a function that another one makes, for a partial or an instance, nor where a later definition has
-    replaced the function.
-    """
-    function = inspect.unwrap(endpoint)
-    kind = _named(function)
-    there = found_at_name(kind)
-    return f"{kind.__module__}.{kind.__qualname__}", there is not None and inspect.unwrap(there) is function
-
-
-def _named(function: Any) -> Any:
-    """Return what has the name of an endpoint: its function, or the class of a partial or an instance."""
-    if hasattr(function, "__qualname__"):
-        return function
-    return type(function)
-
-
 def _closing(decision: Decision, *, is_accepted: bool) -> WebSocketException:
     """Return the exception that closes a websocket without an answer: it is accepted, or its server can send none."""
     if decision.reason is Reason.BANNED:
@@ -451,87 +380,13 @@ async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
         raise error
     decision = error.decision
     # The fields list no limits of functions and of outbound calls, which raise `RateLimitExceeded` as well.
-    is_listed = isinstance(error, EndpointRefusal)
+    names_limits = isinstance(error, EndpointRefusal)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         refusals: Refusals = record.policy.refusals
         if isinstance(record, Visit):
-            await refusals.send_through(record, decision, receive, send, is_listed=is_listed)
+            await refusals.send_through(record, decision, receive, send, names_limits=names_limits)
         else:  # of a class below the middlewares of a route, which have ended
-            await refusals.send(record.resumed(scope, receive, send), decision, is_listed=is_listed)
+            await refusals.send(record.resumed(scope, receive, send), decision, names_limits=names_limits)
 
     return answer
-
-
-# -- decorators --------------------------------------------------------------------------------------------------------
-
-
-def _decorated(limit: RateLimit, endpoint: Any) -> Any:
-    """Return an endpoint that checks `limit` and then calls the function `endpoint`.
-
-    Raises:
-        ConfigurationError: `endpoint` cannot be decorated.
-    """
-    _check_function(endpoint)
-    remember_decorated(endpoint, sys._getframe(2))  # the frame with the "@": this one is called by `RateLimit.__call__`
-    shown, own = _signature(endpoint)
-    is_async = is_async_callable(endpoint)
-    called_directly: list[Any] = []
-
-    @wraps(endpoint)
-    async def limited(*args: Any, **options: Any) -> Any:
-        if own is None:
-            connection = options.pop(_CONNECTION, None)
-        else:
-            connection = options.get(own)
-        if connection is None:
-            connection = next((one for one in (*args, *options.values()) if isinstance(one, HTTPConnection)), None)
-        if connection is not None:
-            await limit.check(connection, endpoint)
-        elif Engine.counting and endpoint not in called_directly:
-            called_directly.append(endpoint)
-            logger.warning(_CALLED_DIRECTLY, inspect.unwrap(endpoint).__name__)
-        if is_async:
-            return await endpoint(*args, **options)
-        answer = await run_in_threadpool(endpoint, *args, **options)
-        if inspect.isawaitable(answer):
-            return await answer
-        return answer
-
-    vars(limited)["__signature__"] = shown
-    return limited
-
-
-def _check_function(endpoint: Any) -> None:
-    """Check that a limit can be put around an endpoint.
-
-    Raises:
-        ConfigurationError: It is no function, or one that has answered before it runs.
-    """
-    if not callable(endpoint) or inspect.isclass(endpoint):
-        raise ConfigurationError(
-            'RateLimit: expected a function to limit, for example @RateLimit("5/second") above '
-            f"async def page(request), or a method of a class such as HTTPEndpoint, not {quoted(endpoint)}; for a "
-            "class or an application write middleware=[Middleware(RateLimitMiddleware, ...)] at its route"
-        )
-    core = inspect.unwrap(endpoint)
-    if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):
-        raise ConfigurationError(
-            f"RateLimit: {core.__name__!r} is a generator, whose response starts before it runs; "
-            "write dependencies=[Depends(RateLimit(...))] at its route"
-        )
-
-
-def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:
-    """Return the signature for FastAPI, and the endpoint's own `HTTPConnection` parameter, if it has one."""
-    try:
-        found = inspect.signature(endpoint, eval_str=True)
-    except NameError:
-        # An annotation that exists only for type checkers. FastAPI handles it, too.
-        found = inspect.signature(endpoint)
-    parameters = list(found.parameters.values())
-    own = next((parameter.name for parameter in parameters if parameter.annotation is HTTPConnection), None)
-    if own is None:
-        place = sum(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters)
-        parameters.insert(place, Parameter(_CONNECTION, Parameter.KEYWORD_ONLY, annotation=HTTPConnection))
-    return found.replace(parameters=parameters), own

@@ -24,7 +24,7 @@ from ..findings.report import Finding
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit
 from ..limiter.published import PublishedRule
-from .broken import FailsAtStartup, end_start
+from .broken import FailsAtStartup, fail_startup
 from .client_ip import ClientAddress
 from .headers import HeaderStyles
 from .keys import Key, KeyFunction
@@ -260,7 +260,7 @@ class RateLimitMiddleware(FailsAtStartup):
             # 1. The allowlist and the blocklist. They are free, so they come first.
             decision = client.verdict
             if plan.is_conditional:
-                plan = await policy.counting.evaluated(visit, plan)
+                plan = await policy.counting.narrow(visit, plan)
                 visit.follow(plan)
             # 2. Honeypots, before anything is counted. There are none for a client on a list, whose verdict stays.
             if plan.strikes:
@@ -272,7 +272,7 @@ class RateLimitMiddleware(FailsAtStartup):
                     decision = answer if isinstance(answer, Decision) else await answer
                 else:
                     decision = await policy.counting.count(visit, plan)
-            visit.own = (decision,)  # as `Visit.record` does for a first decision; a call would cost each request
+            visit.own = (decision,)  # as `Visit.add_decision` does for a first decision; a call would cost each request
             if visit.shared is not None:
                 visit.shared.append((policy, decision))
             if decision.allowed:
@@ -331,7 +331,7 @@ class RateLimitMiddleware(FailsAtStartup):
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on what is not decided: a lifespan, or a request while the middleware is switched off."""
         if self.error is not None:
-            await end_start(self.error, scope, receive, send)  # raises
+            await fail_startup(self.error, scope, receive, send)  # raises
         if scope["type"] == "lifespan":
             if self._enabled:
                 self.limiter.engine.begin()
@@ -343,7 +343,7 @@ class RateLimitMiddleware(FailsAtStartup):
         policy = self.policy
         # What the application may call finds a client and a decision.
         visit = Visit(policy, scope, receive, send, policy.clients.of(scope), policy.rules.no_rules)
-        visit.record(DISABLED)
+        visit.add_decision(DISABLED)
         try:
             await self.app(scope, receive, send)
         finally:

@@ -120,18 +120,18 @@ class Refusals:
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
-    async def send(self, visit: Visit, decision: Decision, *, is_listed: bool = True) -> None:
+    async def send(self, visit: Visit, decision: Decision, *, names_limits: bool = True) -> None:
         """Answer a request that its middleware refuses.
 
         Args:
             visit: The request in the middleware.
             decision: The refusal.
-            is_listed: See `answer`.
+            names_limits: See `answer`.
         """
         rendered: Rendered | None = None
         if decision is visit.own[0]:  # not that of a limit at an endpoint, which another handler answers
             rendered = visit.plan.rendered
-        answer = self.answer(decision, rendered, is_listed=is_listed)
+        answer = self.answer(decision, rendered, names_limits=names_limits)
         if visit.scope["type"] == "websocket":
             await _refuse_websocket(visit.scope, visit.send, answer)
             return
@@ -145,7 +145,7 @@ class Refusals:
         await visit.send_on(_body(visit.scope, answer))
 
     async def send_through(
-        self, visit: Visit, decision: Decision, receive: Receive, send: Send, *, is_listed: bool = True
+        self, visit: Visit, decision: Decision, receive: Receive, send: Send, *, names_limits: bool = True
     ) -> None:
         """Answer a request that a limit at its endpoint refuses, through what is between endpoint and middleware.
 
@@ -154,9 +154,9 @@ class Refusals:
             decision: The refusal.
             receive: The receive channel of the application's exception handler.
             send: Its send channel.
-            is_listed: See `answer`.
+            names_limits: See `answer`.
         """
-        answer = self.answer(decision, is_listed=is_listed)
+        answer = self.answer(decision, names_limits=names_limits)
         if visit.scope["type"] == "websocket":
             await _refuse_websocket(visit.scope, send, answer)
             return
@@ -185,14 +185,14 @@ class Refusals:
                 raise
         return bool(visit.status)
 
-    def answer(self, decision: Decision, rendered: Rendered | None = None, *, is_listed: bool = True) -> Answer:
+    def answer(self, decision: Decision, rendered: Rendered | None = None, *, names_limits: bool = True) -> Answer:
         """Return the default answer to a refused request.
 
         Args:
             decision: The refusal.
             rendered: What all answers with its checks have in common, if that is known.
-            is_listed: Whether its limits stand in the header fields. Those of a limited function do not, and have the
-                names of modules; so the answer does not name them.
+            names_limits: Whether its limits stand in the header fields. Those of a limited function do not, and have
+                the names of modules; so the answer does not name them.
         """
         if not decision.readings:
             return self._without_limit(decision)
@@ -201,13 +201,13 @@ class Refusals:
         waits_s: list[int] = []
         for _, _, _, wait_us in decision.readings:
             waits_s.append(ceil_s(wait_us) if wait_us > 0 else wait_us)  # 0 for room, below for a permit or for ever
-        known = rendered, is_listed, decision.at_least_us, *waits_s
+        known = rendered, names_limits, decision.at_least_us, *waits_s
         answer = self._answers.get(known)
         if answer is None:
             limits = zip(rendered.names, rendered.limits, waits_s, strict=True)
             violated = [(name, limit) for name, limit, wait_s in limits if wait_s]
             names: tuple[str, ...] = ()
-            if is_listed:
+            if names_limits:
                 names = tuple([name for name, _ in violated])
             said = _too_much([limit for _, limit in violated], too_large=decision.reason is Reason.TOO_LARGE)
             answer = remember(self._answers, known, _answer(_QUOTA, 429, said, decision.retry_after, names))

@@ -136,14 +136,14 @@ class Record:
         return counted[-1] if counted else last
 
     @property
-    def is_counted(self) -> bool:
-        """Whether ban policies and limits at endpoints concern the request: it is on no list, and nothing is off."""
+    def is_enforced(self) -> bool:
+        """Whether ban policies and limits at endpoints are enforced: the client is on no list, and nothing is off."""
         return self.client.verdict is None and not (self.own and self.own[0].reason is Reason.DISABLED)
 
     @property
     def may_be_struck(self) -> bool:
         """Whether ban policies strike for the request."""
-        return not self.plan.is_exempt and self.is_counted
+        return not self.plan.is_exempt and self.is_enforced
 
 
 class Visit(Record):
@@ -294,7 +294,7 @@ class Visit(Record):
             return self
         return super().active()
 
-    def record(self, decision: Decision) -> None:
+    def add_decision(self, decision: Decision) -> None:
         """Record a decision of this middleware."""
         if self.own:
             self._take_back(self.own[-1])

@@ -213,7 +213,7 @@ class _Waiter:
             raise
         except BaseException:  # a cancellation
             visit.break_wait(refusal, has_left=False)
-            visit.record(refusal)
+            visit.add_decision(refusal)
             raise
         if not channel.is_gone():
             return decision

@@ -1,0 +1,104 @@
+"""`@RateLimit` above a function: the endpoint that checks a request first, as frameworks inspect and call it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from inspect import Parameter, Signature
+from typing import Any, Final, TypeAlias
+
+from starlette._utils import is_async_callable
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import HTTPConnection
+
+from ..core.errors import ConfigurationError, quoted
+from ..core.logs import logger
+from ..findings.decorated import remember_decorated
+from ..limiter.engine import Engine
+
+Check: TypeAlias = Callable[[HTTPConnection, object], Awaitable[None]]
+
+_CALLED_DIRECTLY: Final = (
+    "RateLimit: %r was called without a request, so the call is not counted; a framework has to give it the Request"
+)
+_CONNECTION: Final = "slidegate_connection"
+"""The parameter by which FastAPI gives the request to a decorated function."""
+
+
+def decorated(check: Check, endpoint: Any) -> Any:
+    """Return an endpoint that checks its request and then calls the function `endpoint`.
+
+    Args:
+        check: Charges a request; raises if that is refused.
+        endpoint: A function that is or will be the endpoint of a route.
+
+    Raises:
+        ConfigurationError: `endpoint` cannot be decorated.
+    """
+    _check_function(endpoint)
+    remember_decorated(
+        endpoint, sys._getframe(2)
+    )  # the frame with the "@": this function is called by `RateLimit.__call__`
+    shown, own = _signature(endpoint)
+    is_async = is_async_callable(endpoint)
+    called_directly: list[Any] = []
+
+    @wraps(endpoint)
+    async def limited(*args: Any, **options: Any) -> Any:
+        if own is None:
+            connection = options.pop(_CONNECTION, None)
+        else:
+            connection = options.get(own)
+        if connection is None:
+            connection = next((one for one in (*args, *options.values()) if isinstance(one, HTTPConnection)), None)
+        if connection is not None:
+            await check(connection, endpoint)
+        elif Engine.counting and endpoint not in called_directly:
+            called_directly.append(endpoint)
+            logger.warning(_CALLED_DIRECTLY, inspect.unwrap(endpoint).__name__)
+        if is_async:
+            return await endpoint(*args, **options)
+        answer = await run_in_threadpool(endpoint, *args, **options)
+        if inspect.isawaitable(answer):
+            return await answer
+        return answer
+
+    vars(limited)["__signature__"] = shown
+    return limited
+
+
+def _check_function(endpoint: Any) -> None:
+    """Check that a limit can be put around an endpoint.
+
+    Raises:
+        ConfigurationError: It is no function, or one that has answered before it runs.
+    """
+    if not callable(endpoint) or inspect.isclass(endpoint):
+        raise ConfigurationError(
+            'RateLimit: expected a function to limit, for example @RateLimit("5/second") above '
+            f"async def page(request), or a method of a class such as HTTPEndpoint, not {quoted(endpoint)}; for a "
+            "class or an application write middleware=[Middleware(RateLimitMiddleware, ...)] at its route"
+        )
+    core = inspect.unwrap(endpoint)
+    if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):
+        raise ConfigurationError(
+            f"RateLimit: {core.__name__!r} is a generator, whose response starts before it runs; "
+            "write dependencies=[Depends(RateLimit(...))] at its route"
+        )
+
+
+def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:
+    """Return the signature for FastAPI, and the endpoint's own `HTTPConnection` parameter, if it has one."""
+    try:
+        found = inspect.signature(endpoint, eval_str=True)
+    except NameError:
+        # An annotation that exists only for type checkers. FastAPI handles it, too.
+        found = inspect.signature(endpoint)
+    parameters = list(found.parameters.values())
+    own = next((parameter.name for parameter in parameters if parameter.annotation is HTTPConnection), None)
+    if own is None:
+        place = sum(parameter.kind is not Parameter.VAR_KEYWORD for parameter in parameters)
+        parameters.insert(place, Parameter(_CONNECTION, Parameter.KEYWORD_ONLY, annotation=HTTPConnection))
+    return found.replace(parameters=parameters), own

@@ -1,0 +1,74 @@
+"""The names of limits at endpoints that have none: of their counts, which stay over restarts, and for display."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Final
+
+from starlette.types import Scope
+
+from .routes import found_at_name, labels_of
+from .rules import MAX_LABEL, Rule, printable
+
+_LABEL_START: Final = 24
+"""How much of the start of a label stays that is too long."""
+
+
+def label_of_endpoint(endpoint: Any, scope: Scope) -> str:
+    """Return what a limit without a name is called: by its route, as clients read the name and need no module.
+
+    Equal names would be changed together by an operator: a method of a class, which shares its route with others, adds
+    its name, and of a path that is too long the end stays.
+    """
+    words = ["endpoint"]
+    route = min(labels_of(scope), default="")
+    if route:
+        words.append(route)
+    function = inspect.unwrap(endpoint)
+    of_route: Any = scope.get("endpoint")
+    if not route or function is not inspect.unwrap(of_route):
+        *_, name = _named(function).__qualname__.rpartition("<locals>.")
+        words.append(name)
+    return _shortened(printable(" ".join(words)))
+
+
+def _shortened(label: str) -> str:
+    """Return a label, without its middle if it is too long."""
+    if len(label) <= MAX_LABEL:
+        return label
+    end = MAX_LABEL - _LABEL_START - len("...")
+    return f"{label[:_LABEL_START]}...{label[-end:]}"
+
+
+def spelled(rule: Rule) -> str:
+    """Return the limits of a rule as text; those of a function by its name, with the place if that is not unique."""
+    function = rule.charging.limits_function
+    if function is None:
+        return "; ".join(map(str, rule.charging.all_limits))
+    where, is_named = place_of(function)
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if is_named or code is None:
+        return f"by {where}"
+    # Two lambdas in one line. Python 3.12 knows no column of one that returns a constant, -X no_debug_ranges of none.
+    columns = [column for *_, column, _ in code.co_positions() if column is not None]
+    words = [*code.co_names, *(each for each in code.co_consts if isinstance(each, str))]
+    return f"by {where} in line {code.co_firstlineno}:{max(columns, default=0)} {' '.join(words)}"
+
+
+def place_of(endpoint: Any) -> tuple[str, bool]:
+    """Return the module and the name of an endpoint, and whether that name leads to it.
+
+    It does not for a function that another one makes, for a partial or an instance, nor where a later definition has
+    replaced the function.
+    """
+    function = inspect.unwrap(endpoint)
+    kind = _named(function)
+    there = found_at_name(kind)
+    return f"{kind.__module__}.{kind.__qualname__}", there is not None and inspect.unwrap(there) is function
+
+
+def _named(function: Any) -> Any:
+    """Return what has the name of an endpoint: its function, or the class of a partial or an instance."""
+    if hasattr(function, "__qualname__"):
+        return function
+    return type(function)
