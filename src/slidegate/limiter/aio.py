@@ -113,6 +113,7 @@ def in_background(work: Coroutine[Any, Any, object]) -> asyncio.Future[Any] | No
         return None
     task = _begun(_ended(work))
     task.add_done_callback(_log_failure)
+    task.add_done_callback(lambda _: work.close())  # a loop that ends may cancel the task before its first step
     return task
 
 
