@@ -218,10 +218,10 @@ async def test_the_server_chooses_the_period_of_a_worker_whose_clock_is_off(serv
     noon_us = MIDNIGHT_US + 12 * HOUR_US
     async with store_at(server, clock=FakeClock(noon_us)) as store:
         for left, off_us in ((4, 0), (3, 20 * HOUR_US), (2, -20 * HOUR_US)):
-            store.packing._unix_us = lambda off_us=off_us: noon_us + off_us
+            store.parts.packing._unix_us = lambda off_us=off_us: noon_us + off_us
             decision = await hit(store)
             assert (decision.remaining, decision.reset_after_us) == (left, 12 * HOUR_US)
-        store.packing._unix_us = lambda: noon_us - 60 * HOUR_US
+        store.parts.packing._unix_us = lambda: noon_us - 60 * HOUR_US
         with pytest.raises(StoreUnavailable, match="behind the server's by more than a period"):
             await hit(store)
 

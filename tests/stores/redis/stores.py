@@ -60,7 +60,7 @@ async def hit(
 
 async def struck(store: RedisStore, policy: BanPolicy, key: str) -> int:
     """Return how many strikes a key has in Redis."""
-    fields = await store.batcher().command(store.packing.names_of(key)[1:], b"read_rows")
+    fields = await store.batcher().command(store.parts.packing.names_of(key)[1:], b"read_rows")
     packed = dict(zip(fields[::2], fields[1::2], strict=True)).get(strikes_field(policy), b"")
     units: int = unpack_from("<I", packed, 8)[0] if packed else 0
     return units

@@ -373,7 +373,7 @@ async def test_what_is_left_of_a_permanent_ban_that_is_lifted_ends_as_if_there_h
                 made = await settle(store.charge(((limited, "user:eve", cost),)))
             if moment == "before":
                 await store.bans.ban("user:eve", None, "", "ann")
-        assert server.command("PTTL", store.packing.name_of("user:eve")) > 10**12
+        assert server.command("PTTL", store.parts.packing.name_of("user:eve")) > 10**12
         await PERMANENT[how](store)
         await store.bans.unban("user:eve", "ann")
         names = server.command("KEYS", f"{{{store._prefix}}}:[wsb]*")

@@ -156,8 +156,8 @@ class TestDeclaredKeys(AtServer, RandomContract, StatsContract):
 
     def make_store(self, clock: FakeClock) -> RedisStore:
         store = super().make_store(clock)
-        source = WATCHED + store.script.source
-        store.script = Script(source, hashlib.sha1(source).hexdigest().encode())
+        source = WATCHED + store.parts.script.source
+        store.parts.script = Script(source, hashlib.sha1(source).hexdigest().encode())
         return store
 
 
@@ -465,7 +465,7 @@ async def test_with_a_secret_nobody_finds_an_address_in_the_names_of_keys(server
         assert without not in keyed
         for hidden in (limiter(secret=secret), limiter(secret=other_secret)):
             store: Any = hidden.store
-            assert store.packing.name_of("203.0.113.7") != without
+            assert store.parts.packing.name_of("203.0.113.7") != without
 
 
 def test_limiters_of_one_store_have_one_secret(server: RedisServer) -> None:

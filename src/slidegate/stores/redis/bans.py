@@ -1,46 +1,37 @@
-"""The bans of a Redis store: the commands of users, the refusal of requests, and polling for changes.
+"""The bans of a Redis store: the commands of users, and strikes.
 
-The ban of a key is beside its windows, see ``lua/banned.lua``, and the windows script
-reads the bans of a request's keys when it decides the request. Strikes are charged by the same script, to windows of
-their own. Only when one is full, a second call puts the ban, unless another worker was faster.
-
-The bans of networks are a short list. Every worker keeps a copy, polls its version once a second, and reads it again
-when the version has changed. A sorted set of all banned keys, by end, counts and lists the bans.
-
-The poll also returns the identity of the data, called its life. It changes when Redis has lost its data; a worker then
-reports how many bans it knew of. Once a minute it looks whether Redis evicts keys, and so limits and bans.
+The ban of a key is beside its windows, see ``lua/banned.lua``, and the windows script reads the bans of a request's
+keys when it decides the request. Strikes are charged by the same script, to windows of their own. Only when one is
+full, a second call puts the ban, unless another worker was faster. A sorted set of all banned keys, by end, counts and
+lists the bans. The bans of networks are in the `store_news`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.bans.events import banned, bans_full, shadow_banned, unbanned
-from ...core.bans.networks import MAX_NETWORKS, BannedNetworks, too_many_networks
+from ...core.bans.networks import MAX_NETWORKS, too_many_networks
 from ...core.bans.policy import BanPolicy
 from ...core.bans.rows import ExportedBan, from_rows
 from ...core.bans.strikes import Level, next_ban
-from ...core.errors import StoreUnavailable
 from ...core.events import Event
 from ...core.logs import Throttle
 from ...core.store import COMMAND_DEADLINE_S, BanStore
 from ..ban_book import LOG_EVERY_US
 from ..shared import in_steps
+from .batch import Batcher
 from .clock import monotonic_us
-from .script import PEEK, Packed, command, level_field, pack_ban, pack_level, strikes_field, unpack_ban, unpack_level
-
-if TYPE_CHECKING:
-    from .store import RedisStore
+from .parts import Parts
+from .script import PEEK, level_field, pack_ban, pack_level, strikes_field, unpack_ban, unpack_level
 
 CHUNK: Final = 100
 """How many bans are read or written in one step, which blocks an event loop, or Redis, for about a millisecond."""
-LOOK_EVERY_US: Final = 60_000_000
-"""How often to look whether Redis evicts keys: somebody may change that while it runs."""
 _MADE, _FULL = 1, 2
 
 
@@ -48,38 +39,31 @@ class RedisBans(BanStore):
     """Bans for all hosts; made by `RedisStore`.
 
     Args:
-        store: The store.
-
-    Attributes:
-        networks: The bans of networks, as last read from Redis.
-        version: The version of `networks`; they are read again when Redis reports another one, and the first time.
-        life: The identity of the data; empty until Redis has reported it.
+        parts: The parts of the store.
+        batcher: Returns the batcher of the running event loop.
+        tell: Emits an event.
+        max_bans: The most bans in force.
     """
 
-    def __init__(self, store: RedisStore) -> None:
-        self._packing, meta = store.packing, store.packing.meta
-        self.networks = BannedNetworks()
-        self._rows: dict[bytes, Ban] = {}
-        self._look_us = 0
-        """When it is looked next whether Redis evicts keys (monotonic)."""
-        self._policy = b""
-        """Which keys Redis evicts when it is full, as it has said last."""
-        self._store = store
-        self._batcher = store.batcher
-        self._tell = store.observers.tell
-        self._names = meta, meta + b":index", meta + b":networks"
+    def __init__(
+        self, parts: Parts, batcher: Callable[[], Batcher], tell: Callable[[Event], None], max_bans: int
+    ) -> None:
+        self._packing = parts.packing
+        self._time = parts.time
+        self._refusals = parts.refusals
+        self._news = parts.news
+        self._batcher = batcher
+        self._tell = tell
+        self._max_bans = max_bans
         self._throttle = Throttle(LOG_EVERY_US)
-        self.version = b"?"
-        self._count = 0
-        self.life = b""
 
     # -- commands of users ------------------------------------------------------------------------------------------
 
     async def find(self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S) -> Ban | None:
         """Return the longest-lasting ban in force on any of `subjects`; None if there is none. Changes nothing."""
         keys = dict.fromkeys(subject for subject in subjects if isinstance(subject, str))
-        _, own = await asyncio.gather(self.hear(), self._of_keys(keys))  # in one call
-        return longest([*own, *self.of_networks(subjects)])
+        _, own = await asyncio.gather(self._batcher().hear(), self._of_keys(keys))  # in one call
+        return longest([*own, *self._news.of_networks(subjects)])
 
     async def strike(
         self, policy: BanPolicy, key: str, weight: int, reason: str, deadline_s: float = COMMAND_DEADLINE_S
@@ -89,9 +73,9 @@ class RedisBans(BanStore):
         If the connection breaks, the strikes may be lost.
         """
         batcher = self._batcher()
-        if not self.life:  # nothing is known of networks yet
-            await self.hear()
-        if self.of_networks((key,)):
+        if not self._news.life:  # nothing is known of networks yet
+            await self._batcher().hear()
+        if self._news.of_networks((key,)):
             return None
 
         def read(answer: Any, now_us: int) -> Any:
@@ -116,14 +100,14 @@ class RedisBans(BanStore):
         """
         key, row = made.key, b"" if policy.shadow else pack_ban(made)
         fields = strikes_field(policy), level_field(policy)
-        args = key.encode(), row, *fields, before, pack_level(after), self._store.max_bans
-        names = *self._names, *self._packing.names_of(key)
+        args = key.encode(), row, *fields, before, pack_level(after), self._max_bans
+        names = *self._news.names, *self._packing.names_of(key)
         result = await self._batcher().command(names, b"put_next", *args)
         if result == _MADE:
-            self._store.refusals.ban(key)
+            self._refusals.ban(key)
             self._tell((shadow_banned if policy.shadow else banned)(made))
         elif result == _FULL and self._throttle.left_out("bans_full", monotonic_us()) is not None:
-            self._tell(bans_full(self._store.max_bans, key))
+            self._tell(bans_full(self._max_bans, key))
         return made if result == _MADE and not policy.shadow else None
 
     async def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
@@ -136,7 +120,7 @@ class RedisBans(BanStore):
 
     async def unban(self, key: str, by: str) -> bool:
         """Lift the ban of exactly this key, and delete its strikes and levels; False if it had none of these."""
-        names = *self._names, *self._packing.names_of(key)
+        names = *self._news.names, *self._packing.names_of(key)
 
         def read(answer: Any, now_us: int) -> tuple[Ban | None, bool, bool]:
             own, network, remembered = answer
@@ -145,18 +129,18 @@ class RedisBans(BanStore):
 
         args = b"unban", key.encode(), os.urandom(8)
         ban, was_network, was_remembered = await self._batcher().command(names, *args, read=read)
-        self._store.refusals.change_all()
+        self._refusals.change_all()
         if was_network:
-            await self.hear()
+            await self._batcher().hear()
         if ban is not None:
             self._tell(unbanned(ban, by))
         return bool(ban or was_remembered)
 
     async def active(self) -> list[Ban]:
         """Return the bans in force."""
-        await self.hear()
-        now_us = self._store.time.now_us()
-        found = [ban for ban in self.networks.bans.values() if not ban.is_over(now_us)]
+        await self._batcher().hear()
+        now_us = self._time.now_us()
+        found = [ban for ban in self._news.networks.bans.values() if not ban.is_over(now_us)]
         async for some in in_steps(await self._banned_keys(), CHUNK):
             found += await self._of_keys(some)
         return found
@@ -171,14 +155,14 @@ class RedisBans(BanStore):
             keys.update(dict.fromkeys(key.decode() for key in page))
             return following
 
-        cursor = await self._batcher().command(self._names, b"keys", 0, read=read)
+        cursor = await self._batcher().command(self._news.names, b"keys", 0, read=read)
         while cursor != b"0":
-            cursor = await self._batcher().command(self._names, b"keys", cursor, read=read)
+            cursor = await self._batcher().command(self._news.names, b"keys", cursor, read=read)
         return [*keys]
 
     def count(self) -> int:
         """Return how many banned keys Redis last reported: those in force, and some that have ended since."""
-        return self._count
+        return self._news.count
 
     async def load(self, rows: Sequence[ExportedBan]) -> int:
         """Import rows of `core.bans.rows`; of two that replace each other the longer one is kept."""
@@ -188,72 +172,6 @@ class RedisBans(BanStore):
             await self._put(some)
         return len(bans)
 
-    # -- news --------------------------------------------------------------------------------------------------------
-
-    def hear(self) -> Awaitable[int]:
-        """Poll for changes: the number of bans, the bans of networks, and the identity of the data."""
-        return self._batcher().hear()
-
-    def news(self) -> Packed:
-        """Pack the poll."""
-        begins = os.urandom(8).hex().encode() if self._store.create else b""
-        now_us = monotonic_us()
-        looks = not self.life or now_us >= self._look_us
-        if looks:
-            self._look_us = now_us + LOOK_EVERY_US
-        return command(self._names, b"news", begins, int(looks), self.version, self._packing.naming)
-
-    def apply_news(self, answer: Sequence[Any], now_us: int) -> None:
-        """Take in the answer to the poll.
-
-        Raises:
-            StoreUnavailable: The store begins nothing, and Redis has no slidegate data, or names that others make.
-        """
-        count, life, policy, version, rows, naming = answer
-        before, self.life = self.life, b""
-        if not self._store.create:
-            self._check_data(life, naming)
-        self.life = life
-        if policy:
-            self._tell_of_eviction(policy)
-        known, self._count = self._count, count
-        if before not in (b"", life):
-            message = f"Redis lost its data: counts restart from zero; {known} known bans were lost"
-            self._tell(Event("store_reset", message, {"bans": known}))
-        if version != self.version:
-            self._take_networks(rows[1::2])
-            self.version = version
-            self._store.refusals.change_all()
-
-    def _check_data(self, life: bytes, naming: bytes) -> None:
-        """Check that there is data of workers, whose names of keys this store would make, too."""
-        name = self._names[0].decode()
-        if not life:
-            raise StoreUnavailable(
-                f"redis: no slidegate data under {name}; the first worker creates it; check the database and the prefix"
-            )
-        if naming not in (b"", self._packing.naming):
-            raise StoreUnavailable(
-                f"redis: the workers of {name} have another secret, or readable=True, and so other names for keys; set "
-                "SLIDEGATE_SECRET, or the options of the address, to those of the application"
-            )
-
-    def _tell_of_eviction(self, policy: bytes) -> None:
-        """Tell that Redis evicts keys when it is full, once until that is another policy."""
-        before, self._policy = self._policy, policy
-        if policy in (before, b"noeviction"):
-            return
-        evicts = f"Redis evicts keys when it is full (maxmemory-policy {policy.decode()})"
-        message = f"{evicts}, so limits and bans are lost; set maxmemory-policy noeviction"
-        self._tell(Event("store_evicts", message, {"policy": policy.decode()}))
-
-    def _take_networks(self, rows: Sequence[bytes]) -> None:
-        """Replace the bans of networks; of a thousand, only those are unpacked that are new."""
-        before, bans = self._rows, dict[bytes, Ban]()
-        for row in rows:
-            bans[row] = before.get(row) or unpack_ban(row)
-        self._rows, self.networks = bans, BannedNetworks(bans.values())
-
     # -- commands for Redis ------------------------------------------------------------------------------------------
 
     async def _put(self, bans: Sequence[Ban], replaces: bool = False) -> None:
@@ -262,38 +180,27 @@ class RedisBans(BanStore):
         Raises:
             ConfigurationError: Too many networks are banned.
         """
-        names, now_us = [*self._names], self._store.time.now_us()
+        names, now_us = [*self._news.names], self._time.now_us()
         args: list[bytes | int] = [os.urandom(8), int(replaces)]
         networks = {ban.key for ban in bans if ban.network() is not None}
         if networks:
-            await self.hear()
-            known = {key for key, ban in self.networks.bans.items() if not ban.is_over(now_us)}
+            await self._batcher().hear()
+            known = {key for key, ban in self._news.networks.bans.items() if not ban.is_over(now_us)}
             if len(known | networks) > MAX_NETWORKS:
                 raise too_many_networks(min(networks - known))
         for ban in bans:
             names.append(self._packing.name_of(ban.key))
             args += [ban.key.encode(), pack_ban(ban), int(ban.network() is not None)]
         await self._batcher().command(names, b"put", *args)
-        self._store.refusals.change_all()
+        self._refusals.change_all()
         if networks:
-            await self.hear()
+            await self._batcher().hear()
 
     def _of_keys(self, keys: Iterable[str]) -> asyncio.Future[list[Ban]]:
         """Return the bans in force of some keys, read in one call: those that would refuse a question about them."""
         batcher = self._batcher()
         pack = partial(self._packing.question, PEEK, (), keys, batcher.permits)
         return batcher.request(pack, lambda answer, now_us: [*map(unpack_ban, answer[1:])])
-
-    def of_networks(self, subjects: Iterable[BanSubject]) -> list[Ban]:
-        """Return the bans of networks in force that this worker knows and that refuse some of `subjects`."""
-        networks = self.networks
-        if not networks.bans:
-            return []
-        found: list[Ban] = []
-        for one in subjects:
-            found += networks.of(one)
-        now_us = self._store.time.now_us()
-        return [ban for ban in found if not ban.is_over(now_us)]
 
 
 def _networks_first(rows: Sequence[ExportedBan], now_us: int) -> list[Ban]:

@@ -20,20 +20,20 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from struct import Struct
 from time import monotonic, monotonic_ns
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from redis.exceptions import NoScriptError, ResponseError
 
+from ...core.decision import Decision
 from ...core.errors import StoreError, StoreUnavailable
+from ...core.reservation import Reservation
 from ..leases import HeldPermits
 from ..shared import in_steps
 from .errors import CLOSED, refusal, store_error, unexpected
 from .line import KeysApart, Line, open_line
-from .requests import AGAIN, Call, Command, Read, Request
-from .script import FAILED, PEEK, Packed, command, renewal
-
-if TYPE_CHECKING:
-    from .store import RedisStore
+from .parts import Parts
+from .requests import AGAIN, Asked, Call, Command, Question, Read, Request
+from .script import CHANGED, FAILED, PEEK, Packed, command, renewal
 
 _HEAD: Final = Struct("<q?")
 """The server's time, and whether the call has stored anything."""
@@ -52,17 +52,17 @@ class Batcher:
 
     Args:
         loop: The loop.
-        store: The store.
+        parts: The parts of the store.
 
     Attributes:
         permits: The permits of the loop. It is a worker of its own, because it sends one call with permits after
             another: when one is packed, the answers to all before it are known, so that it has the true count.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, store: RedisStore) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, parts: Parts) -> None:
         self.loop = loop
-        self._store = store
-        self.permits = HeldPermits(store.lease_us, self.renew_permits)
+        self._parts = parts
+        self.permits = HeldPermits(parts.lease_us, self.renew_permits)
         self._permits_lock = asyncio.Lock()
         self._queue: deque[Request] = deque()
         self._is_waking = False
@@ -74,13 +74,13 @@ class Batcher:
         """From when on the news are too old (monotonic)."""
         self._wants_news = False
         """Whether the next call asks for news, however old they are."""
-        self._news = Command(_nobody(loop), store.bans.news, store.bans.apply_news)
+        self._news = Command(_nobody(loop), parts.news.pack, parts.news.read)
 
     def add(self, request: Request) -> None:
         """Queue a request to be sent at the end of this loop iteration; fail it if the queue is full or closed."""
         queue = self._queue
-        if self._store.closed or len(queue) >= self._store.max_waiting:
-            why = CLOSED if self._store.closed else f"redis: {len(queue)} requests are already queued"
+        if self._parts.is_closed or len(queue) >= self._parts.max_waiting:
+            why = CLOSED if self._parts.is_closed else f"redis: {len(queue)} requests are already queued"
             request.future.set_exception(StoreUnavailable(why))
             return
         queue.append(request)
@@ -107,8 +107,31 @@ class Batcher:
 
     def server_us(self) -> asyncio.Future[int]:
         """Return the server's time, in microseconds."""
-        pack = partial(self._store.packing.question, PEEK, (), (), self.permits)
+        pack = partial(self._parts.packing.question, PEEK, (), (), self.permits)
         return self.request(pack, lambda answer, now_us: now_us)
+
+    def ask(self, what: int, question: Question) -> asyncio.Future[Decision]:
+        """Send a hit, a peek or a charge."""
+        future: asyncio.Future[Decision] = self.loop.create_future()
+        refund = self.refund_in_background
+        self.add(Asked(future, self._parts, self.permits, refund, what, question, question.has_permits))
+        return future
+
+    def refund(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:
+        """Refund what was charged; the result is False if nothing of it is left."""
+        refusals, checks = self._parts.refusals, [one.check for one in reservations]
+
+        def read(answer: bytes, now_us: int) -> bool:
+            refusals.change(checks)
+            return answer[0] == CHANGED
+
+        refusals.change(checks)
+        has_permits = any(bucket.is_permit for bucket, _, _ in checks)
+        return self.request(partial(self._parts.packing.refund, reservations), read, has_permits)
+
+    def refund_in_background(self, reservations: Sequence[Reservation]) -> None:
+        """Refund what nobody awaits any more, with the next call; if that fails, it stays charged."""
+        self.refund(reservations).add_done_callback(_retrieve_exception)
 
     def hear(self) -> asyncio.Future[int]:
         """Ask for news with the next call; the answer comes after them."""
@@ -134,7 +157,7 @@ class Batcher:
                 raise unexpected(names)
             return following, names
         except BaseException as error:
-            if self._store.closed:
+            if self._parts.is_closed:
                 raise StoreUnavailable(CLOSED) from error
             if not isinstance(error, Exception):
                 raise
@@ -183,8 +206,8 @@ class Batcher:
 
     def _start(self) -> None:
         """Start the tasks that send; their lines connect with the first commands."""
-        store, self._is_waking = self._store, True
-        self._lines = [open_line(store.open_client, store.packing.meta) for _ in range(store.connections)]
+        parts, self._is_waking = self._parts, True
+        self._lines = [open_line(parts.open_client, parts.packing.meta) for _ in range(parts.connections)]
         for line in self._lines:
             for _ in range(line.depth):
                 self._tasks.add(self.loop.create_task(self._send(line)))
@@ -217,7 +240,7 @@ class Batcher:
         if queue:  # for another task
             self._wake()
         try:
-            if is_split or not self._store.bans.life:
+            if is_split or not self._parts.news.life:
                 await self._hear_alone(line)
             if has_permits:
                 async with self._permits_lock:
@@ -237,7 +260,7 @@ class Batcher:
             self._queue.extendleft(reversed(requests))  # nothing was done; now each goes alone
             return None
         failed: StoreError = StoreUnavailable(CLOSED)
-        if isinstance(error, Exception) and not self._store.closed:
+        if isinstance(error, Exception) and not self._parts.is_closed:
             failed = store_error(error)
         self._fail(requests, failed)
         return failed
@@ -248,7 +271,7 @@ class Batcher:
         Raises:
             StoreError: Nothing is known of the data: who is banned, or whether a store that only reads has any.
         """
-        life = self._store.bans.life
+        life = self._parts.news.life
         if life and not self._wants_news and monotonic_ns() < self._news_ns:
             return
         self._wants_news = True
@@ -272,18 +295,18 @@ class Batcher:
 
     async def _ask(self, line: Line, requests: Sequence[Request]) -> StoreError | None:
         """Make one script call, and deliver its answers; return an error of one of them."""
-        store, sent_ns = self._store, monotonic_ns()
+        parts, sent_ns = self._parts, monotonic_ns()
         call = self._packed(requests, sent_ns)
         if not call.requests:
             return None
-        keys = call.names or [store.packing.meta]
-        args = len(keys), *keys, store.time.for_script(), b"".join(call.packed), *call.args
+        keys = call.names or [parts.packing.meta]
+        args = len(keys), *keys, parts.time.for_script(), b"".join(call.packed), *call.args
         try:
-            said = await line.ask("EVALSHA", store.script.name, *args)
+            said = await line.ask("EVALSHA", parts.script.name, *args)
         except ResponseError as error:
             if not isinstance(error, NoScriptError) and "evalsha" not in str(error).lower():
                 raise
-            said = await line.ask("EVAL", store.script.source, *args)  # it does not know the script, or forbids EVALSHA
+            said = await line.ask("EVAL", parts.script.source, *args)  # it does not know the script, or forbids EVALSHA
         return self._deliver(call, said, sent_ns)
 
     def _packed(self, requests: Iterable[Request], now_ns: int) -> Call:
@@ -311,15 +334,15 @@ class Batcher:
         Raises:
             StoreUnavailable: There is not one answer for each request.
         """
-        store, failed = self._store, None
+        parts, failed = self._parts, None
         is_awaited = call.requests == [self._news]  # which nobody awaits
         try:
             now_us, has_stored = _HEAD.unpack(said[0])
             answered = [*zip(call.requests, said[1:], strict=True)]
         except Exception:
             raise unexpected(said) from None
-        store.time.saw(now_us)
-        store.writes += has_stored
+        parts.time.saw(now_us)
+        parts.writes += has_stored
         for request, answer in answered:
             future = request.future
             is_awaited = is_awaited or not future.done()
@@ -337,7 +360,7 @@ class Batcher:
                 failed = error if isinstance(error, StoreError) else unexpected(answer, "request")
                 self._fail((request,), failed)
         if not is_awaited:
-            for took in store.late:
+            for took in parts.late:
                 took((monotonic_ns() - sent_ns) // 1_000)
         return failed
 
@@ -347,3 +370,9 @@ def _nobody(loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
     future = loop.create_future()
     future.set_result(None)
     return future
+
+
+def _retrieve_exception(future: asyncio.Future[Any]) -> None:
+    """Mark the exception of a future that is never awaited as retrieved, so that asyncio does not log it."""
+    if not future.cancelled():
+        future.exception()

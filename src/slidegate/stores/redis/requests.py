@@ -6,20 +6,18 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.bans.networks import BannedNetworks
 from ...core.buckets import Check
 from ...core.decision import Decision, Reason, refused_by_ban
 from ...core.limits import Limit
+from ...core.reservation import Reservation
 from ...core.ring import Ring, Terms
 from ..leases import HeldPermits
+from .parts import Parts
 from .script import BANNED, CHARGE, HIT, OK, PEEK, UNSETTLED, Packed, Packing, decision_of, unpack_ban
-
-if TYPE_CHECKING:
-    from .store import RedisStore
-
 
 Read: TypeAlias = Callable[[Any, int], Any]
 """Returns a result, given the answer of the script, which is no failure, and the server's time in microseconds."""
@@ -121,8 +119,9 @@ class Asked:
 
     Attributes:
         future: Receives the decision.
-        store: The store.
+        parts: The parts of the store.
         permits: The permits of the event loop.
+        refund: Refunds what nobody awaits, with the next call.
         what: The operation.
         question: What is asked; no ban refuses a charge.
         has_permits: See `Command`.
@@ -132,8 +131,9 @@ class Asked:
     """
 
     future: asyncio.Future[Decision]
-    store: RedisStore
+    parts: Parts
     permits: HeldPermits
+    refund: Callable[[Sequence[Reservation]], None]
     what: int
     question: Question
     has_permits: bool
@@ -144,8 +144,8 @@ class Asked:
     def pack(self) -> Packed:
         """See `Command`. A question that a banned network refuses is only a peek: the key's own ban may last longer."""
         self.sent_ns = monotonic_ns()
-        what, question, packing = self.what, self.question, self.store.packing
-        self.networks = self.store.bans.networks
+        what, question, packing = self.what, self.question, self.parts.packing
+        self.networks = self.parts.news.networks
         if self.networks.bans:
             self._look_at_networks()
         if what == HIT and not self.by_network:
@@ -160,7 +160,7 @@ class Asked:
         A hit that was charged is refunded if nobody awaits it any more, or if a network has been banned since it was
         packed. If the ban that made it a peek has been lifted since, it is asked again.
         """
-        decision, refusals = self._decision(answer, now_us), self.store.refusals
+        decision, refusals = self._decision(answer, now_us), self.parts.refusals
         if decision is None:
             return AGAIN
         if decision.reason is Reason.BANNED:
@@ -170,25 +170,25 @@ class Asked:
         elif self.what == HIT and decision.reason is Reason.LIMITED and answer[0] != UNSETTLED:
             refusals.record(decision, self.sent_ns, self.question.refusing)
         if self.what == HIT and decision.allowed and self.future.done():
-            self._refund(decision)
+            self.refund(decision.begin_refund())
         return decision
 
     def _look_at_networks(self) -> None:
         """Find the bans of networks that refuse the question, as this worker knows them now."""
-        bans = self.store.bans
-        self.networks, self.by_network = bans.networks, ()
+        news = self.parts.news
+        self.networks, self.by_network = news.networks, ()
         if self.networks.bans and self.what != CHARGE:
-            self.by_network = bans.of_networks(self.question.refusing)
+            self.by_network = news.of_networks(self.question.refusing)
 
     def _decision(self, answer: Any, now_us: int) -> Decision | None:
         """Return the decision; of two bans the longer one refuses. None if the answer is of no use after the news."""
-        if self.networks is not self.store.bans.networks:
+        if self.networks is not self.parts.news.networks:
             was_refused = bool(self.by_network)
             self._look_at_networks()
             if was_refused and not self.by_network:
                 return None
             if self.by_network and not was_refused and self.what == HIT and answer[0] == OK:
-                self._refund(self._unpacked(answer, now_us))
+                self.refund(self._unpacked(answer, now_us).begin_refund())
         own = answer[1:] if answer[0] == BANNED else ()
         if not self.by_network and not own:
             return self._unpacked(answer, now_us)
@@ -202,11 +202,8 @@ class Asked:
         """Return what the limits say."""
         decision = decision_of(answer, self.what, self.question.checks, now_us)
         if self.has_permits and decision.reservations:
-            self.permits.hold(decision, self.store.packing.permits_row)
+            self.permits.hold(decision, self.parts.packing.permits_row)
         return decision
-
-    def _refund(self, decision: Decision) -> None:
-        self.store.refund_in_background(decision.begin_refund())
 
 
 Request: TypeAlias = Command | Asked

@@ -6,15 +6,13 @@ The commands are in ``lua/bans.lua``. A hash expires by its TTL; each row starts
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ...core.store import COMMAND_DEADLINE_S, SharedRow, SharedRows
 from ..shared import in_steps
-
-if TYPE_CHECKING:
-    from .store import RedisStore
+from .batch import Batcher
 
 AT_ONCE: Final = 32
 """How many hashes are read in one call, so that requests of clients are sent in between."""
@@ -25,22 +23,23 @@ class RedisRows(SharedRows):
     """Writes and reads the rows of all workers.
 
     Args:
-        store: The store.
+        batcher: Returns the batcher of the running event loop.
+        prefix: The start of the names of all rows.
     """
 
-    def __init__(self, store: RedisStore) -> None:
-        self._store = store
-        self._prefix = store.packing.meta + b":rows:"
+    def __init__(self, batcher: Callable[[], Batcher], prefix: bytes) -> None:
+        self._batcher = batcher
+        self._prefix = prefix
 
     def time(self) -> Awaitable[int]:
         """See `SharedRows`."""
-        return self._store.batcher().server_us()
+        return self._batcher().server_us()
 
     def write(self, worker: bytes, row: SharedRow, deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[None]:
         """See `SharedRows`."""
         names = (self._key(row.kind, row.number),)
         args = b"write_row", worker, row.value, row.kept_us
-        return self._store.batcher().command(names, *args, read=lambda answer, now_us: None)
+        return self._batcher().command(names, *args, read=lambda answer, now_us: None)
 
     def read(
         self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
@@ -59,7 +58,7 @@ class RedisRows(SharedRows):
             rows = zip(fields[::2], fields[1::2], strict=True)
             return [(number, worker, row[END_BYTES:]) for worker, row in rows]
 
-        return self._store.batcher().command((self._key(kind, number),), b"read_rows", read=read)
+        return self._batcher().command((self._key(kind, number),), b"read_rows", read=read)
 
     def _key(self, kind: str, number: int) -> bytes:
         return b"%s%s:%d" % (self._prefix, kind.encode(), number)

@@ -4,8 +4,15 @@ Each counted key is a hash, with a field for each rule and window. One script ca
 one iteration of an event loop, using the server's time.
 
 All keys of a store are in one slot of a cluster, so that a question is one script call on a server, behind Sentinel and
-on a cluster alike. The scripts are in ``lua/``. `script` packs requests for them, `batch` sends the requests, `clients`
-makes redis-py's clients, and `urls` parses addresses.
+on a cluster alike::
+
+    store -> batch -> requests, script -> line -> Redis -> lua/
+               ^                            |
+               +-- store_news, refusals <---+
+
+Each event loop has a `batch`, which packs `requests` by means of `script` and sends them over a `line`. `store_news`
+and `refusals` are what a worker remembers of the answers. `parts` are what all of these have in common. `clients` makes
+redis-py's clients, and `urls` parses addresses.
 """
 
 from __future__ import annotations
@@ -16,7 +23,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from redis.asyncio import Redis, RedisCluster
 
@@ -37,10 +44,12 @@ from .batch import Batcher
 from .clients import OwnClients
 from .clock import StoreTime
 from .errors import CLOSED
+from .parts import Parts
 from .refusals import Refusals
-from .requests import Asked, Question
+from .requests import Question
 from .rows import RedisRows
-from .script import CHANGED, CHARGE, HIT, INSPECT, KEY_LOCKING, PEEK, SCRIPT, Packing
+from .script import CHARGE, HIT, INSPECT, KEY_LOCKING, PEEK, SCRIPT, Packing
+from .store_news import StoreNews
 from .urls import Client, open_client
 
 DEFAULT_MAX_WAITING: Final = 10_000
@@ -79,7 +88,6 @@ class RedisStore(Store):
     """
 
     bans: RedisBans
-    writes: int
 
     def __init__(
         self,
@@ -101,23 +109,27 @@ class RedisStore(Store):
         super().__init__()
         given: Client = open_client(found) if isinstance(found, str) else found
         timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
+        time = StoreTime(clock)
+        packing, refusals = Packing(prefix, time.unix_us, readable=readable), Refusals(time)
+        news = StoreNews(packing, time, refusals, self.observers.tell, begins=create)
+        self.parts = Parts(
+            packing=packing,
+            script=KEY_LOCKING if key_locking else SCRIPT,
+            time=time,
+            refusals=refusals,
+            news=news,
+            open_client=OwnClients(given, timeout_s).open,
+            lease_us=permit_lease_us(permit_lease),
+            connections=connections,
+            max_waiting=max_waiting,
+        )
+        self.bans = RedisBans(self.parts, self.batcher, self.observers.tell, max_bans)
+        self.shared_rows = RedisRows(self.batcher, packing.meta + b":rows:")
         self._prefix = prefix
         self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}
-        self.open_client = OwnClients(given, timeout_s).open
-        self.max_waiting, self.max_bans, self.create = max_waiting, max_bans, create
-        self.connections = connections
-        self.script = KEY_LOCKING if key_locking else SCRIPT
-        self.lease_us = permit_lease_us(permit_lease)
-        self.time = StoreTime(clock)
-        self.packing = Packing(prefix, self.time.unix_us, readable=readable)
-        self.refusals = Refusals(self.time)
         self._questions: dict[object, Question] = {}
         self._named_by: bytes | None = None
         self._is_named = False
-        self.late: list[Callable[[int], None]] = []
-        self.writes = 0
-        self.bans = RedisBans(self)
-        self.shared_rows = RedisRows(self)
 
     def __repr__(self) -> str:
         return f"<RedisStore {quoted(self._prefix)}>"
@@ -126,8 +138,8 @@ class RedisStore(Store):
         """Close the connections of all event loops."""
         if self.closed:
             return
-        self.closed = True
-        self.refusals.change_all()
+        self.closed = self.parts.is_closed = True
+        self.parts.refusals.change_all()
         batchers, running = self._batchers.copy(), running_loop()
         self._batchers.clear()
         for loop, batcher in batchers.items():
@@ -149,7 +161,7 @@ class RedisStore(Store):
             )
         if not self._is_named:
             self._is_named, self._named_by = True, by
-            self.packing.name_keys(by)
+            self.parts.packing.name_keys(by)
             self._questions.clear()
 
     async def connect(self) -> None:
@@ -157,19 +169,24 @@ class RedisStore(Store):
         with suppress(StoreError):
             await self.batcher().server_us()
 
+    @property
+    def writes(self) -> int:
+        """How many calls have stored anything so far."""
+        return self.parts.writes
+
     def observe_late(self, took: Callable[[int], None]) -> None:
         """Call `took` with the microseconds of each answer that came when nobody awaited it any more."""
-        self.late.append(took)
+        self.parts.late.append(took)
 
     def hit(
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
     ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, atomically, and return the complete decision."""
         question = self._question(checks, subjects)
-        refusals = self.refusals
+        refusals = self.parts.refusals
         if refusals.cache and (refusal := refusals.find(question.checks, question.refusing)) is not None:
             return refusal
-        return self._send(HIT, question)
+        return self.batcher().ask(HIT, question)
 
     def _question(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Question:
         """Return a question, the same one for the same checks and the same object of subjects.
@@ -186,12 +203,12 @@ class RedisStore(Store):
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
     ) -> Awaitable[Decision]:
         """Return what `hit` would return now. Changes nothing."""
-        return self._send(PEEK, Question(checks, subjects))
+        return self.batcher().ask(PEEK, Question(checks, subjects))
 
     def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[Decision]:
         """Record every cost atomically, whatever the limits, and return what is left."""
-        self.refusals.change(checks)  # a refusal in flight was decided without these units
-        return self._send(CHARGE, Question(checks, ()))
+        self.parts.refusals.change(checks)  # a refusal in flight was decided without these units
+        return self.batcher().ask(CHARGE, Question(checks, ()))
 
     def refund(
         self, reservations: Sequence[Reservation], deadline_s: float = COMMAND_DEADLINE_S
@@ -206,19 +223,19 @@ class RedisStore(Store):
         for batcher in list(self._batchers.values()):
             if batcher.permits in holders and batcher is not here and batcher.loop.is_running():
                 # The event loop that has the permits sends one call with permits after another.
-                elsewhere = asyncio.run_coroutine_threadsafe(self._refund_here(reservations), batcher.loop)
+                elsewhere = asyncio.run_coroutine_threadsafe(_refund(batcher, reservations), batcher.loop)
                 return asyncio.wrap_future(elsewhere)
-        return self._refund(reservations)
+        return here.refund(reservations)
 
     def reset(self, key: str) -> Awaitable[bool]:
         """Forget the windows of `key` under every rule; False if there were none. Permits stay taken."""
 
         def read(answer: int, now_us: int) -> bool:
-            self.refusals.change_all()
+            self.parts.refusals.change_all()
             return answer > 0
 
-        self.refusals.change_all()
-        return self.batcher().command([self.packing.name_of(key)], b"reset", read=read)
+        self.parts.refusals.change_all()
+        return self.batcher().command([self.parts.packing.name_of(key)], b"reset", read=read)
 
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule; return whether there were any. Permits stay taken.
@@ -226,18 +243,18 @@ class RedisStore(Store):
         Keys are found by SCAN, so Redis keeps serving; units charged during the scan may remain.
         """
         cursor, has_forgotten = -1, False
-        self.refusals.change_all()
+        self.parts.refusals.change_all()
         while cursor != 0:
-            cursor, names = await self.batcher().scan(max(cursor, 0), self.packing.windows + b"*")
+            cursor, names = await self.batcher().scan(max(cursor, 0), self.parts.packing.windows + b"*")
             async for some in in_steps(names, RESET_AT_ONCE):
                 has_forgotten |= await self.batcher().command(some, b"reset") > 0
-        self.refusals.change_all()
+        self.parts.refusals.change_all()
         return has_forgotten
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
         """Return the windows of `key` under each limit of `buckets`. Changes nothing."""
         checks, batcher = [(bucket, key, 0) for bucket in buckets], self.batcher()
-        pack = partial(self.packing.question, INSPECT, checks, (), batcher.permits)
+        pack = partial(self.parts.packing.question, INSPECT, checks, (), batcher.permits)
         has_permits = any(bucket.is_permit for bucket in buckets)
         return batcher.request(pack, lambda answer, now_us: Snapshot(now_us, now_us, answer[1:]), has_permits)
 
@@ -249,47 +266,23 @@ class RedisStore(Store):
         """Renew the permits of the running event loop; the store does so automatically."""
         return self.batcher().renew_permits()
 
-    async def _refund_here(self, reservations: Sequence[Reservation]) -> bool:
-        return await self._refund(reservations)
-
-    def _refund(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:
-        checks = [one.check for one in reservations]
-
-        def read(answer: bytes, now_us: int) -> bool:
-            self.refusals.change(checks)
-            return answer[0] == CHANGED
-
-        self.refusals.change(checks)
-        has_permits = any(bucket.is_permit for bucket, _, _ in checks)
-        return self.batcher().request(partial(self.packing.refund, reservations), read, has_permits)
-
-    def refund_in_background(self, reservations: Sequence[Reservation]) -> None:
-        """Refund what nobody awaits any more, with the next call; if that fails, it stays charged."""
-        with suppress(StoreError):  # the store has been closed
-            self._refund(reservations).add_done_callback(_retrieve_exception)
-
-    def _send(self, what: int, question: Question) -> asyncio.Future[Decision]:
-        batcher = self.batcher()
-        future = batcher.loop.create_future()
-        batcher.add(Asked(future, self, batcher.permits, what, question, question.has_permits))
-        return future
-
     def batcher(self) -> Batcher:
         """Return the batcher of the running event loop."""
         if self.closed:
             raise StoreUnavailable(CLOSED)
-        loop = running_loop()
-        if loop is None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
             raise ConfigurationError(
                 "redis: RedisStore needs asyncio, and no asyncio event loop runs in this thread; under trio use "
                 "MemoryStore(), in a thread without a loop use limiter.sync"
-            )
+            ) from None
         batcher = self._batchers.get(loop)
         if batcher is None:
             for other in list(self._batchers):
                 if other.is_closed():
                     self._batchers.pop(other, None)
-            batcher = self._batchers[loop] = Batcher(loop, self)
+            batcher = self._batchers[loop] = Batcher(loop, self.parts)
         return batcher
 
 
@@ -312,7 +305,5 @@ def _check(
         )
 
 
-def _retrieve_exception(future: asyncio.Future[Any]) -> None:
-    """Mark the exception of a future that is never awaited as retrieved, so that asyncio does not log it."""
-    if not future.cancelled():
-        future.exception()
+async def _refund(batcher: Batcher, reservations: Sequence[Reservation]) -> bool:
+    return await batcher.refund(reservations)

@@ -95,9 +95,9 @@ local function answer(status, asks)
   return told
 end
 
--- Return what a hit would be told, and the asks that it would write: those that it charges, which are all, or those that
--- count refusals; and those that differ from what is stored.
-local function peek(asks)
+-- Charge asks here, but write nothing: return what a hit is told, and the asks that it writes, which are those that it
+-- charges, all or those that count refusals, and those that differ from what is stored.
+local function decide(asks)
   local status, changed = wait(asks), {}
   for _, ask in ipairs(asks) do
     local counts = status == OK or status ~= TOO_LARGE and ask.limit.count_denied
@@ -115,7 +115,7 @@ local function peek(asks)
 end
 
 local function hit(asks)
-  local told, changed = peek(asks)
+  local told, changed = decide(asks)
   save(changed)
   return told
 end
@@ -151,6 +151,11 @@ local function inspect(asks)
   return windows
 end
 
+-- Return what a hit would be told.
+local function peek(asks)
+  return (decide(asks))
+end
+
 local operations = { hit, peek, charge_all, refund, inspect }
 local COMMAND = 6
 local first_argument = 3
@@ -176,7 +181,7 @@ local function answer_to(what, many, bans, arguments, at)
   for place = 1, many do
     asks[place] = ask_at(at + 2 * bans + (place - 1) * ASK_BYTES)
   end
-  return (operations[what](asks))
+  return operations[what](asks)
 end
 
 local replies, next_at = { "" }, 1

@@ -1,0 +1,135 @@
+"""What a worker has to know besides its own requests, as Redis last said: the news, asked for once a second.
+
+The bans of networks are a short list, of which every worker keeps a copy. It reads the list again when Redis reports
+another version of it.
+
+The news have the identity of the data, called its life. It changes when Redis has lost its data; a worker then reports
+how many bans it knew of. Once a minute they say whether Redis evicts keys, and so limits and bans.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from ...core.bans.ban import Ban, BanSubject
+from ...core.bans.networks import BannedNetworks
+from ...core.errors import StoreUnavailable
+from ...core.events import Event
+from .clock import StoreTime, monotonic_us
+from .refusals import Refusals
+from .script import Packed, Packing, command, unpack_ban
+
+LOOK_EVERY_US: Final = 60_000_000
+"""How often to look whether Redis evicts keys: somebody may change that while it runs."""
+
+
+class StoreNews:
+    """The news of a store, of all its event loops.
+
+    Args:
+        packing: Packs the question for news.
+        time: The clock of the store.
+        refusals: The known refusals, which end where the bans of networks change.
+        tell: Emits an event.
+        begins: Whether data begins where there is none; if not, this is a tool, and that is an error.
+
+    Attributes:
+        names: The keys of what concerns all bans: the hash with life and version, the index, and the networks.
+        networks: The bans of networks.
+        life: The identity of the data; empty until Redis has said it.
+        count: The number of bans, some of which may have ended since.
+    """
+
+    def __init__(
+        self, packing: Packing, time: StoreTime, refusals: Refusals, tell: Callable[[Event], None], *, begins: bool
+    ) -> None:
+        self._packing = packing
+        self._time = time
+        self._refusals = refusals
+        self._tell = tell
+        self._begins = begins
+        self.names = packing.meta, packing.meta + b":index", packing.meta + b":networks"
+        self.networks = BannedNetworks()
+        self.life = b""
+        self.count = 0
+        self._version = b"?"
+        self._rows: dict[bytes, Ban] = {}
+        self._look_us = 0
+        """When it is looked next whether Redis evicts keys (monotonic)."""
+        self._policy = b""
+        """Which keys Redis evicts when it is full."""
+
+    def of_networks(self, subjects: Iterable[BanSubject]) -> list[Ban]:
+        """Return the bans of networks in force that refuse some of `subjects`."""
+        networks = self.networks
+        if not networks.bans:
+            return []
+        found: list[Ban] = []
+        for one in subjects:
+            found += networks.of(one)
+        now_us = self._time.now_us()
+        return [ban for ban in found if not ban.is_over(now_us)]
+
+    def pack(self) -> Packed:
+        """Pack the question for news."""
+        begins = b""
+        if self._begins:
+            begins = os.urandom(8).hex().encode()
+        now_us = monotonic_us()
+        looks = not self.life or now_us >= self._look_us
+        if looks:
+            self._look_us = now_us + LOOK_EVERY_US
+        return command(self.names, b"news", begins, int(looks), self._version, self._packing.naming)
+
+    def read(self, answer: Sequence[Any], now_us: int) -> None:
+        """Take in the answer.
+
+        Raises:
+            StoreUnavailable: This is a tool, and Redis has no slidegate data, or workers that make other names.
+        """
+        count, life, policy, version, rows, naming = answer
+        before, self.life = self.life, b""
+        if not self._begins:
+            self._check_data(life, naming)
+        self.life = life
+        if policy:
+            self._tell_of_eviction(policy)
+        known, self.count = self.count, count
+        if before not in (b"", life):
+            message = f"Redis lost its data: counts restart from zero; {known} known bans were lost"
+            self._tell(Event("store_reset", message, {"bans": known}))
+        if version != self._version:
+            self._take_networks(rows[1::2])
+            self._version = version
+            self._refusals.change_all()
+
+    def _check_data(self, life: bytes, naming: bytes) -> None:
+        """Check that there is data of workers, whose names of keys this store would make, too."""
+        name = self.names[0].decode()
+        if not life:
+            raise StoreUnavailable(
+                f"redis: no slidegate data under {name}; the first worker creates it; check the database and the prefix"
+            )
+        if naming not in (b"", self._packing.naming):
+            raise StoreUnavailable(
+                f"redis: the workers of {name} have another secret, or readable=True, and so other names for keys; set "
+                "SLIDEGATE_SECRET, or the options of the address, to those of the application"
+            )
+
+    def _tell_of_eviction(self, policy: bytes) -> None:
+        """Tell that Redis evicts keys when it is full, once until that is another policy."""
+        before, self._policy = self._policy, policy
+        if policy in (before, b"noeviction"):
+            return
+        evicts = f"Redis evicts keys when it is full (maxmemory-policy {policy.decode()})"
+        message = f"{evicts}, so limits and bans are lost; set maxmemory-policy noeviction"
+        self._tell(Event("store_evicts", message, {"policy": policy.decode()}))
+
+    def _take_networks(self, rows: Sequence[bytes]) -> None:
+        """Replace the bans of networks; of a thousand, only those are unpacked that are new."""
+        before, bans = self._rows, dict[bytes, Ban]()
+        for row in rows:
+            bans[row] = before.get(row) or unpack_ban(row)
+        self._rows, self.networks = bans, BannedNetworks(bans.values())
