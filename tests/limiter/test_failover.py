@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from examples.own_store.dict_store import DictStore
 from slidegate import BanPolicy, Decision, Limit, Limiter, MemoryStore, RateLimitMiddleware, StoreError, parse_limits
 from slidegate.core import Bucket, Concurrency, ConfigurationError, Event, Reason, StoreUnavailable
 from slidegate.limiter import breaker, failover
@@ -256,6 +257,22 @@ class Outages(OnALoop):
 
 
 TestOutages = pytest.mark.interpreted("a clock of a compiled class cannot be replaced")(Outages.TestCase)
+
+
+async def test_any_store_of_the_process_can_stand_in_for_one_that_fails() -> None:
+    clock = FakeClock(START_US)
+    store, local = SlowStore(clock, inline=True), DictStore(clock=clock)
+    standing_by: Any = failover.Failover(store, 50_000, "local", lambda event: None, local)
+    standing_by._clock = clock
+    store.error = StoreUnavailable("gone")
+    checks = ((BUCKETS["a", None], "ann", 1),)
+    decisions = [standing_by.hit(checks) for _ in range(AMOUNT + 1)]
+    assert [decision.allowed for decision in decisions] == [True] * AMOUNT + [False]
+    assert local.peek(checks).remaining == 0
+    assert await standing_by.refund(decisions[0].begin_refund())
+    store.error = None
+    clock.advance("1s")
+    assert standing_by.hit(checks).remaining == AMOUNT - 1, "the store decides alone"
 
 
 def test_an_outage_that_several_threads_find_at_once_is_reported_once_and_ends_with_a_probe() -> None:

@@ -13,12 +13,10 @@ So it uses `limiter.engine` directly. Nothing here is public: any release may ch
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import timedelta
-from itertools import count
-from typing import Any, ClassVar, Final, NoReturn, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from typing import Any, ClassVar, Final, NoReturn, TypeVar
+from weakref import WeakValueDictionary
 
 from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
@@ -28,28 +26,27 @@ from ..core.errors import ConfigurationError, closed
 from ..core.passwords import AnySecret
 from ..core.reservation import Reservation
 from ..core.store import COMMAND_DEADLINE_S, Clock, Connects, CountsPermits, NamesKeys, ReleasesPermits, Store
-from ..stores.forks import ProcessLock
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, SystemClock, system_us
-from .aio import answer_of, ended_by, finish, in_background, on_asyncio, to_the_end, within
+from .aio import answer_of, finish, in_background, on_asyncio, to_the_end, within
 from .callers import BucketCaller, Caller, Callers
 from .commands import OverrideCommands
-from .failover import Failover, OnError, check_failure_policy
+from .failover import Failover
+from .failure_policy import OnError, check_failure_policy
+from .hearing import Hearing, Hit
 from .history import History
 from .keys import Keys
-from .news import Age, News
+from .news import News
 from .observers import AnyObserver, ObserverHub
 from .operators import NetworkLookup
 from .overrides import Overrides
+from .owners import Owners
 from .portal import Portal
 from .queues import Queues
 from .rows import Rows
 from .workers import Workers
 
 T = TypeVar("T")
-
-Hit: TypeAlias = Callable[[Sequence[Check], Sequence[BanSubject]], Decision | Awaitable[Decision]]
-"""A function that charges every check or none, as `Store.hit` does, or that says what this would answer."""
 
 
 class Engine:
@@ -84,6 +81,7 @@ class Engine:
         workers: This worker, and what all have published.
         overrides: The limits that operators have changed temporarily.
         news: Asks the store for these.
+        hearing: Asks for news beside questions.
         history: What operators and commands have done lately.
         commands: The commands about overrides.
         portal: Runs coroutines for threads without an event loop.
@@ -120,7 +118,6 @@ class Engine:
         store.observe(self.emit)
         # A memory store never waits or fails.
         self.failover = None if memory is not None else Failover(store, *policy, self.emit)
-        self._deadline_s = policy[0] / 1_000_000
         self._releasing = store if self.failover is None and isinstance(store, ReleasesPermits) else None
         self.keys = Keys(secret)
         if isinstance(store, NamesKeys):
@@ -132,40 +129,25 @@ class Engine:
         self.workers = Workers(self.rows, self.callers, self.keys.fingerprint, self.unix_us, self.emit)
         self.overrides = Overrides(self.callers, self.unix_us, self._change_amounts, self.emit)
         self.news = News(self.rows, self.overrides, self.workers, self.now_us)
+        self.hearing = Hearing(
+            store.hit,
+            self.news,
+            self.failover,
+            self.refund,
+            policy[0] / 1_000_000,
+            answers_threads=store.answers_threads,
+        )
         self.history = History(self.rows, self.unix_us)
         self.commands = OverrideCommands(self.rows, self.news, self.overrides, self.workers, self.history, self.unix_us)
         self.portal = Portal()
-        self._owners: dict[str, WeakKeyDictionary[object, int]] = {}
-        self._lock = ProcessLock()
+        self._owners = Owners(are_alone=self.per_process)
         self.closed = False
         all_engines[id(self)] = self
         self.rebuild()
 
     def unique_id(self, rule: str, owner: object) -> str:
-        """Return an identity for counts without a name: `rule` for the first owner, ``rule#2`` for the next.
-
-        An owner that asks again gets the same one.
-
-        Args:
-            rule: What identifies them in one owner.
-            owner: The middleware that counts. An identity is free again when its owner is gone.
-
-        Raises:
-            ConfigurationError: There is another owner, and the store is shared: workers may create them in another
-                order, and would count in each other's windows.
-        """
-        with self._lock:  # threads may create middlewares at the same time
-            owners = self._owners.setdefault(rule, WeakKeyDictionary())
-            if owner not in owners and owners and not self.per_process:
-                shown = rule.partition(":")[0]
-                raise ConfigurationError(
-                    f"two middlewares of one limiter have limits without a name ({shown!r}), and workers may create "
-                    'them in another order; write RateLimitMiddleware(..., name="admin") for one of them, or '
-                    'Rule(..., name="api") if they are to count together'
-                )
-            taken = set(owners.values())
-            number = owners.setdefault(owner, next(number for number in count(1) if number not in taken))
-            return rule if number == 1 else f"{rule}#{number}"
+        """Return an identity for counts without a name; see `Owners.identity`."""
+        return self._owners.identity(rule, owner)
 
     def register(self, caller: Caller) -> None:
         """List a caller as long as it exists, and apply overrides to its limits."""
@@ -261,7 +243,7 @@ class Engine:
         """
         if self.closed or self.failover is None:
             self._refuse()
-        return self.failover.decide("hit", ())
+        return self.failover.stand_in.decide("hit", ())
 
     async def close(self) -> None:
         """Run `end`, and close the store, once. From then on all queries raise `StoreUnavailable`."""
@@ -325,10 +307,10 @@ class Engine:
             limits = bans = _Instead(lambda *_: Decision(True, Reason.DISABLED), lambda *_: None)
         elif self.closed:
             limits = bans = _Instead(self._refuse, self._refuse)
-        self._hit: Hit = limits.hit
         self.hit: Hit = limits.hit
-        if self.news.may_come and not self.closed:
-            self.hit = self._hit_with_news
+        self.hearing.question = limits.hit
+        if self.news.may_come and self.counting and not self.closed:
+            self.hit = self.hearing.hit
         self.peek: Hit = limits.peek
         self.charge: Callable[[Sequence[Check]], Decision | Awaitable[Decision]] = limits.charge
         self.find_ban: Callable[[Sequence[BanSubject]], Ban | Awaitable[Ban | None] | None] = bans.find
@@ -337,59 +319,15 @@ class Engine:
     def _refuse(self, *question: object) -> NoReturn:
         raise closed(f"the limiter on {self.store!r}")
 
-    # -- news --------------------------------------------------------------------------------------------------------
-
-    def _hit_with_news(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
-        """Answer as the store does, and ask for news in the same call if they are not fresh; see `news`."""
-        age = self.news.age()
-        if age is Age.FRESH:
-            return self._hit(checks, subjects)
-        reading = self._ask_for_news()
-        if reading is None or age is Age.AGING:
-            return self._hit(checks, subjects)
-        return self._hit_and_hold(reading, checks, subjects)
-
-    def _ask_for_news(self) -> asyncio.Future[object] | None:
-        """Ask for news; return what reads them, or None if they are here or cannot come now."""
-        if not self.counting:
-            return None
-        failover = self.failover
-        if failover is not None and failover.breaker.open_until_us:
-            self.news.put_off()
-            return None
-        if on_asyncio():
-            return self.news.ask()
-        if self.store.answers_threads:
-            self.news.ask_in_thread(self._deadline_s)
-        return None
-
-    async def _hit_and_hold(
-        self, reading: asyncio.Future[object], checks: Sequence[Check], subjects: Sequence[BanSubject]
-    ) -> Decision:
-        """Answer when the news have come, too; anew, if they change anything."""
-        until_s = time.monotonic() + self._deadline_s
-        decision = await answer_of(self._hit(checks, subjects))
-        try:
-            has_changed = await ended_by(reading, until_s)
-        except asyncio.CancelledError:
-            await self.refund(decision.begin_refund())
-            raise
-        if not has_changed:
-            return decision
-        await self.refund(decision.begin_refund())
-        return await answer_of(self._hit(checks, subjects))
-
     def ask_for_news(self) -> None:
-        """Ask for news, unless they are fresh, and wait for nothing: an application starts, or a middleware begins."""
-        if self.news.may_come and not self.closed and self.news.age() is not Age.FRESH:
-            self._ask_for_news()
+        """Ask for news, and wait for nothing: an application starts, or a middleware begins."""
+        if self.counting and not self.closed:
+            self.hearing.ask()
 
     async def hear(self) -> None:
         """Take in the news if they are old, before a request that asks the store nothing: it may be on again."""
-        if self.news.age() is Age.OLD:
-            reading = self._ask_for_news()
-            if reading is not None:
-                await ended_by(reading, time.monotonic() + self._deadline_s)
+        if self.counting and not self.closed:
+            await self.hearing.hear()
 
 
 all_engines: Final[WeakValueDictionary[int, Engine]] = WeakValueDictionary()

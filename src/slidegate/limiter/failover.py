@@ -3,7 +3,7 @@
 Every query has a deadline, which counts from the moment a request asks. If the store misses it or fails, `on_error`
 decides:
 
-* ``"local"``: a memory store of this process counts, by the same limits. When the shared store answers again, it
+* ``"local"``: a store of this process counts, by the same limits. When the shared store answers again, it
   decides alone::
 
       shared   answers ----| does not answer |---- answers and decides ---->
@@ -23,30 +23,24 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from inspect import isawaitable
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Check
-from ..core.decision import Decision, Reason
-from ..core.durations import parse_duration_us
-from ..core.errors import ConfigurationError, StoreUnavailable, closest, quoted
+from ..core.decision import Decision
+from ..core.errors import ConfigurationError
 from ..core.events import Event
 from ..core.reservation import Reservation
 from ..core.store import Clock, CountsWrites, ReportsLateAnswers, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import monotonic_us, system_us
 from .aio import to_the_end, within
-from .breaker import Breaker, Call
+from .breaker import Breaker, State
+from .calls import Call
+from .failure_policy import OnError
+from .stand_in import StandIn
 
-OnError: TypeAlias = Literal["local", "allow", "deny"]
-
-DEADLINE: Final = "50ms"
-ON_ERROR: Final = "local"
-MIN_RETRY_US: Final = 1_000_000
-SWEEP_EVERY_US: Final = 100_000
-"""How often, after an outage, the memory is reclaimed of some windows that this process has counted in."""
-_STRICTEST_FIRST: Final[tuple[OnError, ...]] = ("deny", "local", "allow")
 _UNANSWERED: Final[Any] = object()
 
 T = TypeVar("T")
@@ -60,15 +54,24 @@ class Failover:
         deadline_us: How long a query may take.
         on_error: What decides after that.
         emit: Receives the events ``store_failed``, ``store_recovered``, ``store_late`` and ``store_error``.
+        local: Counts in this process with ``"local"``; by default a new memory store.
 
     Attributes:
         on_error: What decides if the store does not answer.
         deadline_us: How long a query may take.
         breaker: Whether there is an outage.
-        local: Counts in this process. Its windows expire by themselves, so that several outages admit an amount once.
+        stand_in: Decides in its place.
+        local: The store of this process that it counts in.
     """
 
-    def __init__(self, store: Store, deadline_us: int, on_error: OnError, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        deadline_us: int,
+        on_error: OnError,
+        emit: Callable[[Event], None],
+        local: Store | None = None,
+    ) -> None:
         self._store = store
         self.deadline_us = deadline_us
         self.on_error: OnError = on_error
@@ -80,9 +83,11 @@ class Failover:
         self.breaker = Breaker(deadline_us, on_error, emit, lambda: self._clock(), writes)
         if isinstance(store, ReportsLateAnswers):
             store.observe_late(self.breaker.answered_late)
-        self.local = MemoryStore(clock=lambda: self._clock(), wall_clock=system_us)
-        self.local.observe(emit)
-        self._sweep_us = 0
+        if local is None:
+            local = MemoryStore(clock=lambda: self._clock(), wall_clock=system_us)
+        local.observe(emit)
+        self.stand_in = StandIn(local, on_error, self.breaker.pause_us, lambda: self._clock())
+        self.local = local
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
@@ -90,7 +95,7 @@ class Failover:
         """Charge every check or none; see `Store.hit`."""
         answer = self._begin(self._store.hit, checks, subjects, self._deadline_s)
         if answer is _UNANSWERED:
-            return self.decide("hit", checks, subjects)
+            return self.stand_in.decide("hit", checks, subjects)
         if not isinstance(answer, Decision):
             self._caches = not self._store.answers_threads
             return self._answer_later(answer, self.breaker.call(), checks, subjects)
@@ -109,17 +114,18 @@ class Failover:
             await self._refund_unawaited(answer)
             raise
         if decision is _UNANSWERED:
-            return self.decide("hit", checks, subjects)
+            return self.stand_in.decide("hit", checks, subjects)
         return decision
 
     async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Return what `hit` would return now."""
-        decide = partial(self.decide, "peek", checks, subjects)
+        decide = partial(self.stand_in.decide, "peek", checks, subjects)
         return await self._query(decide, self._store.peek, checks, subjects, self._deadline_s)
 
     async def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost, whatever the limits."""
-        return await self._query(partial(self.decide, "charge", checks), self._store.charge, checks, self._deadline_s)
+        decide = partial(self.stand_in.decide, "charge", checks)
+        return await self._query(decide, self._store.charge, checks, self._deadline_s)
 
     async def refund(self, reservations: Sequence[Reservation]) -> bool:
         """Refund what a decision charged, in the store that charged it; False if the store does not answer."""
@@ -134,12 +140,12 @@ class Failover:
             StoreUnavailable: The store did not answer, and `on_error` is ``"deny"``.
         """
         struck = policy, key, weight, reason
-        decide, ask = partial(self._strike_here, *struck), self._store.bans.strike
+        decide, ask = partial(self.stand_in.strike, *struck), self._store.bans.strike
         return await self._query(decide, ask, *struck, self._deadline_s)
 
     async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""
-        decide = partial(self.local.bans.find, subjects)
+        decide = partial(self.stand_in.find, subjects)
         return await self._query(decide, self._store.bans.find, subjects, self._deadline_s)
 
     # -- the store -----------------------------------------------------------------------------------------------------
@@ -153,7 +159,7 @@ class Failover:
 
     def _begin(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         """Query the store; return its answer, an awaitable of it, or `_UNANSWERED`."""
-        if self.breaker.open_until_us and not self.breaker.may_ask():
+        if self.breaker.state is not State.CLOSED and not self.breaker.may_ask():
             return _UNANSWERED
         try:
             return ask(*arguments)
@@ -192,58 +198,4 @@ class Failover:
 
     def _answered(self, call: Call | None) -> None:
         self.breaker.answered(call)
-        if self._sweep_us and self._sweep_us <= (now_us := self._clock()):
-            self.local.hit(())  # drops some of what has expired
-            self._sweep_us = now_us + SWEEP_EVERY_US if self.local.key_count() else 0
-
-    # -- answers in place of the store -------------------------------------------------------------------------------
-
-    def decide(
-        self, what: Literal["hit", "peek", "charge"], checks: Sequence[Check], subjects: Sequence[BanSubject] = ()
-    ) -> Decision:
-        """Decide instead of the store, by the strictest `on_error` of the rules."""
-        choices = {bucket.on_error or self.on_error for bucket, _, _ in checks} or {self.on_error}
-        choice = next(one for one in _STRICTEST_FIRST if one in choices)
-        if choice == "local":
-            self._sweep_us = 1
-            decision = self.local.charge(checks) if what == "charge" else getattr(self.local, what)(checks, subjects)
-            for reservation in decision.reservations:
-                reservation.store = self.local
-            return decision
-        wait_us = max(self.breaker.open_until_us - self._clock(), MIN_RETRY_US)
-        return Decision(choice == "allow" or what == "charge", Reason.UNAVAILABLE, checks=checks, at_least_us=wait_us)
-
-    def _strike_here(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
-        """Count a strike instead of the store."""
-        if self.on_error == "deny":
-            raise StoreUnavailable("the store did not answer a strike, so it is unknown whether it bans")
-        if self.on_error == "allow":
-            return None
-        self._sweep_us = 1
-        bans = self.local.bans
-        made: Any = bans.strike(policy, key, weight, reason)
-        earlier = None if made else bans.find((key,))
-        # Who strikes takes the time from since to until as what is left of a ban.
-        return earlier._replace(since_us=self.local.unix_us()) if earlier else made
-
-
-def check_failure_policy(deadline: Any, on_error: object) -> tuple[int, OnError]:
-    """Return a deadline in microseconds, and an `on_error`.
-
-    Raises:
-        ConfigurationError: One of them is invalid.
-    """
-    return parse_duration_us(deadline, "deadline", 1_000, 60_000_000, "50ms"), check_on_error(on_error)
-
-
-def check_on_error(on_error: object) -> OnError:
-    """Validate an `on_error`, and return it.
-
-    Raises:
-        ConfigurationError: It is not one of the three values.
-    """
-    for choice in _STRICTEST_FIRST:
-        if on_error == choice:
-            return choice
-    similar = closest(on_error, _STRICTEST_FIRST)
-    raise ConfigurationError(f'expected one of "local", "allow", "deny", not {quoted(on_error)}{similar}', "on_error")
+        self.stand_in.sweep()

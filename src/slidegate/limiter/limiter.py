@@ -26,7 +26,7 @@ from .aio import answer_of, answer_to_the_end, yielding_to_others
 from .callers import BucketCaller
 from .decorator import Limited, LimitedKey
 from .engine import Engine
-from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
+from .failure_policy import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .history import Action
 from .inspect import KeyView, inspect_key
 from .keys import AnyKey, KeyOf, Limits, keyed
@@ -448,7 +448,7 @@ class Limiter:
     @property
     def is_failing(self) -> bool:
         """Whether there is an outage of the store, so that `on_error` decides; always False for a memory store."""
-        return self.engine.failover is not None and self.engine.failover.breaker.open_until_us > 0
+        return self.engine.failover is not None and self.engine.failover.breaker.is_open
 
     @property
     def failures(self) -> int:

@@ -44,7 +44,7 @@ from .visit import UNCOUNTED, Record, Visit, active_visit_of
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from ..limiter.failover import OnError
+    from ..limiter.failure_policy import OnError
     from .keys import Key, KeyFunction
 
 _T = TypeVar("_T", bound=Callable[..., Any])

@@ -1,0 +1,103 @@
+"""Asks for news beside questions, and holds the answers of a worker that was idle until they have come; see `news`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
+from typing import TypeAlias
+
+from ..core.bans.ban import BanSubject
+from ..core.buckets import Check
+from ..core.decision import Decision
+from ..core.reservation import Reservation
+from .aio import answer_of, ended_by, on_asyncio
+from .failover import Failover
+from .news import Age, News
+
+Hit: TypeAlias = Callable[[Sequence[Check], Sequence[BanSubject]], Decision | Awaitable[Decision]]
+"""A function that charges every check or none, as `Store.hit` does, or that says what this would answer."""
+
+
+class Hearing:
+    """What a question does about news.
+
+    Args:
+        question: Asks the store, or what stands in its place while limits are off.
+        news: The news of this worker.
+        failover: Queries the store; None for one that cannot fail.
+        refund: Hands back what a decision has charged.
+        deadline_s: How long a question and its news may take together.
+        answers_threads: Whether the store answers threads without an event loop.
+    """
+
+    def __init__(
+        self,
+        question: Hit,
+        news: News,
+        failover: Failover | None,
+        refund: Callable[[Sequence[Reservation]], Awaitable[bool]],
+        deadline_s: float,
+        *,
+        answers_threads: bool,
+    ) -> None:
+        self.question = question
+        self._news = news
+        self._failover = failover
+        self._refund = refund
+        self._deadline_s = deadline_s
+        self._answers_threads = answers_threads
+
+    def hit(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | Awaitable[Decision]:
+        """Answer a question, and ask for news in the same call if they are not fresh.
+
+        Args:
+            checks: The question.
+            subjects: Further keys and addresses whose bans refuse it.
+        """
+        age = self._news.age()
+        if age is Age.FRESH:
+            return self.question(checks, subjects)
+        reading = self._begin()
+        if reading is None or age is Age.AGING:
+            return self.question(checks, subjects)
+        return self._hit_and_hold(reading, checks, subjects)
+
+    async def _hit_and_hold(
+        self, reading: asyncio.Future[object], checks: Sequence[Check], subjects: Sequence[BanSubject]
+    ) -> Decision:
+        """Answer when the news have come, too; anew, if they change anything."""
+        until_s = monotonic() + self._deadline_s
+        decision = await answer_of(self.question(checks, subjects))
+        try:
+            has_changed = await ended_by(reading, until_s)
+        except asyncio.CancelledError:
+            await self._refund(decision.begin_refund())
+            raise
+        if not has_changed:
+            return decision
+        await self._refund(decision.begin_refund())
+        return await answer_of(self.question(checks, subjects))
+
+    def ask(self) -> None:
+        """Ask for news unless they are fresh, and wait for nothing."""
+        if self._news.may_come and self._news.age() is not Age.FRESH:
+            self._begin()
+
+    async def hear(self) -> None:
+        """Take in the news if they are old."""
+        if self._news.age() is Age.OLD:
+            reading = self._begin()
+            if reading is not None:
+                await ended_by(reading, monotonic() + self._deadline_s)
+
+    def _begin(self) -> asyncio.Future[object] | None:
+        """Ask for news; return what reads them, or None if they are here, or cannot come now."""
+        if self._failover is not None and self._failover.breaker.is_open:
+            self._news.put_off()
+            return None
+        if on_asyncio():
+            return self._news.ask()
+        if self._answers_threads:
+            self._news.ask_in_thread(self._deadline_s)
+        return None
