@@ -244,7 +244,7 @@ async def write(store: Any, *written: SharedRow) -> None:
 
 async def entries(store: Any) -> Any:
     return await settle(
-        store._batcher.run(lambda own: own.rows.txn.stat(own.rows.dbs.stats)["entries"], needs_room=False)
+        store._batcher.run(lambda own: own.rows.txn.stat(own.rows.dbs.worker_rows)["entries"], needs_room=False)
     )
 
 

@@ -66,13 +66,18 @@ class LmdbBanRows:
         """Store a ban, given its fields, as `put_ban` does."""
         ban = read_by_name(Ban, fields)
         if ban.network() is not None:
-            before, after = self.networks(), self.networks().with_ban(ban, self._rows.unix_us())
-            self._keep_networks(after)
-            for ended in before.bans.keys() - after.bans.keys():
-                self._write(BANS, row_of(ended), None)
-                self._rows.noted.append(("ban", {"key": ended}))
+            self._add_network(ban)
         self._write(BANS, _row_of_ban(ban), fields)
         self._rows.noted.append(("ban", {"key": ban.key}))
+
+    def _add_network(self, ban: Ban) -> None:
+        """Add a network to those that are banned; those whose bans have ended make room for it."""
+        before = self.networks()
+        after = before.with_ban(ban, self._rows.unix_us())
+        self._keep_networks(after)
+        for ended in before.bans.keys() - after.bans.keys():
+            self._write(BANS, row_of(ended), None)
+            self._rows.noted.append(("ban", {"key": ended}))
 
     def remove_ban(self, ban: Ban) -> None:
         """See `BanRows`."""
@@ -98,12 +103,17 @@ class LmdbBanRows:
     def level(self, policy: str, key: str) -> Level | None:
         """See `BanRows`."""
         fields = self.fields_of_level(policy, key)
-        return None if fields is None else read_by_name(Level, fields)
+        if fields is None:
+            return None
+        return read_by_name(Level, fields)
 
     def fields_of_level(self, policy: str, key: str) -> Fields | None:
         """Return the fields of a level, those of later versions as well."""
         packed = self._txn.get(row_of(key, policy.encode()), None, self._dbs.levels)
-        return None if packed is None else json.loads(packed)
+        if packed is None:
+            return None
+        fields: Fields = json.loads(packed)
+        return fields
 
     def put_level(self, policy: str, key: str, level: Level) -> None:
         """See `BanRows`."""
@@ -119,7 +129,8 @@ class LmdbBanRows:
         rows = self._rows.starting_with(row_of(key), self._dbs.levels)
         for row, _ in rows:
             self._write(LEVELS, row, None)
-            self._rows.noted.append(("level", {"policy": row.rpartition(BETWEEN)[2].decode(), "key": key}))
+            _, _, policy = row.rpartition(BETWEEN)
+            self._rows.noted.append(("level", {"policy": policy.decode(), "key": key}))
         return [level_of(packed) for _, packed in rows]
 
     def level_count(self) -> int:
@@ -145,14 +156,17 @@ class LmdbBanRows:
         """Replace or delete a row and its end, which else would stay in the file until then."""
         database, index = getattr(self._dbs, kind), self._dbs.ban_ends
         old = self._txn.get(row, None, database)
-        if old is not None and (due_us := _due_us(kind, row, old)) is not None:
-            self._txn.delete(DUE.pack(due_us) + row, b"", index)
+        if old is not None:
+            old_end_us = _due_us(kind, row, old)
+            if old_end_us is not None:
+                self._txn.delete(DUE.pack(old_end_us) + row, b"", index)
         if new is None:
             self._txn.delete(row, b"", database)
             return
         self._txn.put(row, json.dumps(new, separators=(",", ":")).encode(), db=database)
-        if (due_us := new[_END[kind]]) is not None:
-            self._rows.recheck_at(index, due_us, row, kind)
+        end_us = new[_END[kind]]
+        if end_us is not None:
+            self._rows.recheck_at(index, end_us, row, kind)
 
     def _keep_networks(self, networks: BannedNetworks) -> None:
         version = os.urandom(_VERSION_BYTES)
@@ -165,7 +179,9 @@ class LmdbBanRows:
 
 
 def _row_of_ban(ban: Ban) -> bytes:
-    return ban.key.encode() if ban.network() is None else row_of(ban.key)
+    if ban.network() is None:
+        return ban.key.encode()
+    return row_of(ban.key)
 
 
 def ban_of(packed: bytes) -> Ban:

@@ -71,9 +71,10 @@ _KINDS: Final = (*_NAMED_BY, "reset_all", "compacted")
 
 def name_of(kind: str, fields: Fields) -> Name:
     """Return the name of the row that a line is about."""
-    name = kind, *(fields[field] for field in _NAMED_BY[kind])
-    is_network = kind == "ban" and Ban._make(map(fields.get, Ban._fields)).network() is not None
-    return (*name, "network") if is_network else name
+    name = (kind, *[fields[field] for field in _NAMED_BY[kind]])
+    if kind == "ban" and Ban._make(map(fields.get, Ban._fields)).network() is not None:
+        return (*name, "network")
+    return name
 
 
 def is_over(kind: str, fields: Fields, unix_us: int) -> bool:

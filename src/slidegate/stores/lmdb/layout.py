@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.store import Clock
 
-LAYOUT: Final = 20
+LAYOUT: Final = 21
 """The version of the file. It increases whenever the bytes or the meaning of any row change."""
 NETWORKS: Final = b"networks"
 """The key of the list of banned networks, which begins with random bytes that differ after each change."""
@@ -42,7 +42,7 @@ class Databases(NamedTuple):
     strikes: Any
     bans: Any
     levels: Any
-    stats: Any
+    worker_rows: Any
     ends: Any
     ban_ends: Any
     cell_key: bytes
@@ -116,10 +116,14 @@ class Rows:
                 cursor.delete()
             database = getattr(self.dbs, kind)
             stored = self.txn.get(row, None, database)
-            moment_us = None if stored is None else due_us(kind, row, stored)
-            if moment_us is not None and moment_us > now_us:
+            if stored is None:
+                continue
+            moment_us = due_us(kind, row, stored)
+            if moment_us is None:
+                continue
+            if moment_us > now_us:
                 self.recheck_at(index, moment_us, row, kind)
-            elif moment_us is not None:
+            else:
                 self.txn.delete(row, b"", database)
         return True
 

@@ -1,6 +1,6 @@
 """Rows that the workers of a host keep for each other, in an LMDB environment.
 
-    stats   kind 0x00 number worker    the time until which it is kept, and its value
+    worker_rows   kind 0x00 number worker    the time until which it is kept, and its value
 
 They expire as windows do, see `ends` in `windows`.
 """
@@ -17,7 +17,7 @@ from .batching import Batcher
 from .counts import Room
 from .layout import DUE
 from .transaction import Transaction, Transactions
-from .windows import STATS
+from .windows import WORKER_ROWS
 
 ALWAYS: Final = 4_096
 """So many bytes are written as a window is; more only while the file is not full."""
@@ -52,15 +52,17 @@ class LmdbRows(SharedRows):
         return self._batcher.run(self._write, worker, row, deadline_s=deadline_s)
 
     def _write(self, transaction: Transaction, worker: bytes, row: SharedRow) -> None:
-        rows, counts, size = transaction.rows, self._transactions.env.counts, len(row.value)
-        txn, dbs = rows.txn, rows.dbs
-        key, until_us = _key(row.kind, row.number) + worker, rows.now_us + row.kept_us
+        counts, size = self._transactions.env.counts, len(row.value)
         if size > ALWAYS and counts.room is not Room.PLENTY:
             full = f"{counts.path} is full; raise max_map_size"
             raise StoreUnavailable(f"lmdb: no room for {size:,} bytes of rows: {full}")
-        if txn.get(key, None, dbs.stats) is None:
-            rows.recheck_at(dbs.ends, until_us, key, STATS)
-        txn.put(key, DUE.pack(until_us) + row.value, db=dbs.stats)
+        rows = transaction.rows
+        txn, dbs = rows.txn, rows.dbs
+        key = _key(row.kind, row.number) + worker
+        until_us = rows.now_us + row.kept_us
+        if txn.get(key, None, dbs.worker_rows) is None:
+            rows.recheck_at(dbs.ends, until_us, key, WORKER_ROWS)
+        txn.put(key, DUE.pack(until_us) + row.value, db=dbs.worker_rows)
         counts.check(txn)  # it may be larger than many windows
 
     def read(
@@ -72,17 +74,20 @@ class LmdbRows(SharedRows):
 
 def _delete(transaction: Transaction, worker: bytes, row: SharedRow) -> None:
     rows = transaction.rows
-    rows.txn.delete(_key(row.kind, row.number) + worker, b"", rows.dbs.stats)
+    rows.txn.delete(_key(row.kind, row.number) + worker, b"", rows.dbs.worker_rows)
 
 
 def _read_rows(transaction: Transaction, kind: str, first: int, last: int) -> Found:
-    rows, end, name = [], _key(kind, last + 1), len(kind) + 1
-    with transaction.rows.txn.cursor(transaction.rows.dbs.stats) as cursor:
+    rows: Found = []
+    end = _key(kind, last + 1)
+    number_at = len(kind) + 1
+    worker_at = number_at + DUE.size
+    with transaction.rows.txn.cursor(transaction.rows.dbs.worker_rows) as cursor:
         found = cursor.iternext() if cursor.set_range(_key(kind, first)) else ()
         for key, value in takewhile(lambda row: row[0] < end, found):
             if DUE.unpack_from(value)[0] > transaction.rows.now_us:
-                (number,) = DUE.unpack_from(key, name)
-                rows.append((number, key[name + DUE.size :], value[DUE.size :]))
+                (number,) = DUE.unpack_from(key, number_at)
+                rows.append((number, key[worker_at:], value[DUE.size :]))
     return rows
 
 

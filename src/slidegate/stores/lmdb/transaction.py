@@ -105,7 +105,9 @@ class Transactions:
             raise
         if self.env.journal.is_unsynced:
             self.env.journal.keep_up(self.terms.unix_us, self.env.wait_behind_gate)
-        if transaction.events or transaction.windows.shares or self.env.pending_events or self.env.counts.room:
+        has_events = transaction.events or self.env.pending_events
+        shares_cells = transaction.windows.shares or self.env.counts.room is not Room.PLENTY
+        if has_events or shares_cells:
             self._report(transaction)
         return transaction.answers
 
@@ -167,7 +169,8 @@ class Transaction:
 
     def run(self, txn: Any) -> Noted:
         """Do the jobs, and what is due; return the changes that survive a restart of the machine."""
-        process, terms, counts, jobs = self._process, self._process.terms, self._process.env.counts, self._jobs
+        process, jobs = self._process, self._jobs
+        terms, counts = process.terms, process.env.counts
         may_grow = False
         for _, _, needs_room in jobs:
             may_grow = may_grow or needs_room
@@ -216,14 +219,18 @@ class Transaction:
 
     def refund(self, reservations: Sequence[Reservation]) -> bool:
         """Refund charges; return False if all of them have expired or were refunded before."""
-        units = []
+        of_windows: list[Reservation] = []
+        had_permits = False
         for charge in reservations:
-            if charge.check[0].is_permit:  # which nobody has any more
-                self.windows.renew(self._permits_row(*charge.check[:2]))
+            bucket, key, _ = charge.check
+            if bucket.is_permit:  # the worker has counted it no longer since the refund began
+                self.windows.renew(self._permits_row(bucket, key))
+                had_permits = True
             else:
-                units.append(charge)
-        refs = self._find([charge.check for charge in units], create=False)
-        return refund_all(units, refs, self.rows.now_us) or len(units) < len(reservations)
+                of_windows.append(charge)
+        refs = self._find([charge.check for charge in of_windows], create=False)
+        has_refunded = refund_all(of_windows, refs, self.rows.now_us)
+        return has_refunded or had_permits
 
     def reset(self, key: str) -> bool:
         """Forget the windows of a key; return whether it had spent units."""
@@ -253,7 +260,8 @@ class Transaction:
             asked.add(key)
         for subject in asked:
             if isinstance(subject, str):
-                if (packed := get(subject.encode(), None, bans)) is not None:
+                packed = get(subject.encode(), None, bans)
+                if packed is not None:
                     found.append(ban_of(packed))
                 if "/" not in subject:  # it is no network
                     continue
@@ -262,12 +270,16 @@ class Transaction:
             return None  # most requests end here
         now_us = self.rows.unix_us()
         ban = longest(found, now_us)
-        return None if ban is None else refused_by_ban(ban, now_us, checks)
+        if ban is None:
+            return None
+        return refused_by_ban(ban, now_us, checks)
 
     def ban_of(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return the longest ban in force that refuses one of `subjects`."""
         refusal = self.refusal_by_ban((), subjects)
-        return None if refusal is None else refusal.ban
+        if refusal is None:
+            return None
+        return refusal.ban
 
     def change_bans(self, do: Callable[[BanBook, int], T]) -> T:
         """Apply a change; `do` is called with the book of bans and Unix time."""
@@ -319,7 +331,8 @@ class Transaction:
 
     def sweep(self, max_count: int) -> None:
         """Delete at most `max_count` expired rows of either index."""
-        more_windows, ends = self.windows.sweep(max_count), self.rows.txn.stat(self.rows.dbs.ban_ends)["entries"]
-        more_bans = ends and self.ban_rows.remove_expired(self.rows.unix_us(), max_count)
-        if not (more_windows or more_bans):
+        is_more = self.windows.sweep(max_count)
+        if self.rows.txn.stat(self.rows.dbs.ban_ends)["entries"]:
+            is_more = self.ban_rows.remove_expired(self.rows.unix_us(), max_count) or is_more
+        if not is_more:
             self._process.sweep_due_us = self.rows.now_us + SWEEP_PAUSE_US

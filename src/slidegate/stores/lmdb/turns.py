@@ -23,7 +23,7 @@ class Turns:
     Attributes:
         lock: Held by the thread whose turn it is; no other thread can release it. It can be acquired again by a signal
             handler, which runs in the middle of what that thread does.
-        taken: How many turns there were.
+        taken: How many turns there were, by which those who wait see that others get ahead.
     """
 
     def __init__(self) -> None:

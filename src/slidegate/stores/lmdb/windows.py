@@ -45,7 +45,7 @@ WINDOWS: Final = "windows"
 CELLS: Final = "cells"
 STRIKES: Final = "strikes"
 PERMITS: Final = "permits"
-STATS: Final = "stats"
+WORKER_ROWS: Final = "worker_rows"
 RENEWED_AT_ONCE: Final = 64
 """The most rows of permits that are renewed in one transaction, which others wait for."""
 
@@ -77,7 +77,8 @@ Windows: TypeAlias = dict[bytes, bytes]
 
 
 _Loaded: TypeAlias = tuple[str, Windows, bytes, bytes, BoundLimit | None]
-"""The database of a window, its mapping, its row, its stored value (empty if it is new), and its limit."""
+"""The database of a window, its mapping, its row, its stored value (empty if it is new), and its limit; None for the
+permits of a key, which are the same for every limit."""
 
 
 class WindowRows:
@@ -153,14 +154,16 @@ class WindowRows:
         assert isinstance(limit, Concurrency), "only concurrency limits have permits"
         for due in self._held.due_rows(self._now_us, RENEWED_AT_ONCE):  # where no event loop renews them
             self.renew(due)
-        if self._permits(row)[2] != self._held.units(row):
+        _, _, written = self._permits(row)
+        if written != self._held.units(row):
             self.renew(row)
         return PermitCounter(limit, self._held.worker, self._now_us + self._held.lease_us), self.permits
 
     def renew(self, row: bytes) -> None:
         """Write how many permits of a row this process has, for a full lease from now."""
         until_us, units = self._now_us + self._held.lease_us, self._held.units(row)
-        self.permits[row] = self._permits(row)[0] + entry(self._held.worker, until_us, units)
+        others, _, _ = self._permits(row)
+        self.permits[row] = others + entry(self._held.worker, until_us, units)
         self._held.renewed(row, self._now_us)
 
     def _permits(self, row: bytes) -> tuple[bytes, int, int]:
@@ -241,7 +244,9 @@ class WindowRows:
 
     def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:
         """See `StrikeWindows`."""
-        digest = b"" if bucket is None else digest_of(bucket.name, *bucket.limits[0].same_window)
+        digest = b""
+        if bucket is not None:
+            digest = digest_of(bucket.name, *bucket.limits[0].same_window)
         rows = self._rows.starting_with(row_of(key, digest), self._dbs.strikes)
         for row, _ in rows:
             self._txn.delete(row, b"", self._dbs.strikes)
@@ -250,7 +255,8 @@ class WindowRows:
 
     def count(self) -> int:
         """Return how many windows there are, without cells."""
-        return sum(self._txn.stat(database)["entries"] for database in (self._dbs.windows, self._dbs.strikes))
+        windows, strikes = self._txn.stat(self._dbs.windows), self._txn.stat(self._dbs.strikes)
+        return int(windows["entries"] + strikes["entries"])
 
     def sweep(self, max_count: int) -> bool:
         """Check at most `max_count` rows that are due, and delete those that have expired; return whether more are."""
@@ -258,7 +264,7 @@ class WindowRows:
 
     def _due_us(self, kind: str, row: bytes, stored: bytes) -> int:
         """Return when a row may have expired."""
-        if kind == STATS:
+        if kind == WORKER_ROWS:
             return int(DUE.unpack_from(stored)[0])
         due_us = self._expires_us(kind, stored)
         if row in self.own:  # else a refused key could find others' units in its cell, and wait longer than promised
