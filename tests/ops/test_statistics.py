@@ -437,11 +437,11 @@ def test_what_clients_choose_is_bounded(statistics: Statistics) -> None:
 async def test_others_run_while_thousands_are_counted(statistics: Statistics, monkeypatch: pytest.MonkeyPatch) -> None:
     counted, count = [0], Tally.count
 
-    def count_some(counts: Tally, requests: Iterable[Passed | Outcome]) -> None:
+    def count_some(counts: Tally, requests: Iterable[Passed | Outcome]) -> list[Outcome]:
         assert statistics._counting.locked(), "threads count meanwhile"
         some = [*requests]
         counted[-1] += len(some)
-        count(counts, some)
+        return count(counts, some)
 
     monkeypatch.setattr(Tally, "count", count_some)
     for number in range(10_000):

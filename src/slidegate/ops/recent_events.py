@@ -7,13 +7,13 @@ query of a request, which may be secret: a refusal names the template of its rou
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
 from ..core import Decision
 from ..core.logs import escaped, written
-from ..events import Event, Outcome, Passed
+from ..events import Event, Outcome
 
 MAX_EVENTS: Final = 100
 MAX_REFUSALS: Final = 50
@@ -44,12 +44,11 @@ class RecentEvents:
             self._events.append(event)
         self.has_news = True
 
-    def add_refusals(self, requests: Iterable[Passed | Outcome]) -> None:
-        """Note those requests that were refused."""
-        for request in requests:
-            if isinstance(request, Outcome) and request.ended == "refused":
-                self._refusals.append(request)
-                self.has_news = True
+    def add_refusals(self, refusals: Sequence[Outcome]) -> None:
+        """Note refused requests."""
+        if refusals:
+            self._refusals.extend(refusals)
+            self.has_news = True
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the events and refusals for the row of this worker, by the names of `LoggedEvent`."""

@@ -101,14 +101,17 @@ class Statistics(Observer):
     def forget(self) -> None:
         """Begin anew with nothing counted, as another worker."""
         self._pending = deque[Passed | Outcome]()
+        # How many requests may be pending before something is to be done: none until a write is due.
+        self._room = 0
         self._counting = Lock()
         self._tally = Tally(self._limiter.key_for(everyone.identity))
         self._current: dict[SliceName, Slice] = {}
         self._unwritten: dict[SliceName, Slice] = {}
         self._events = RecentEvents()
+        # The event loop in which a write is due, and the latest write.
         self._due_in: asyncio.AbstractEventLoop | None = None
         self._writing: asyncio.Task[None] | None = None
-        self._room = 0
+        # By how much the store's clock is ahead of that of this process.
         self._ahead_s = 0.0
 
     # -- counting ------------------------------------------------------------------------------------------------------
@@ -129,10 +132,9 @@ class Statistics(Observer):
     def _count(self) -> None:
         """Count some of the pending requests."""
         with self._counting:
-            requests = [self._pending.popleft() for _ in range(min(PART, len(self._pending)))]
             was_full = self._tally.is_full
-            self._tally.count(requests)
-            self._events.add_refusals(requests)
+            requests = [self._pending.popleft() for _ in range(min(PART, len(self._pending)))]
+            self._events.add_refusals(self._tally.count(requests))
             is_full = self._tally.is_full
         if is_full and not was_full:
             message = f"{MAX_SERIES} combinations of rules and routes are counted; further ones count as {OTHERS[1]}"
@@ -141,16 +143,16 @@ class Statistics(Observer):
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def _write_soon(self) -> None:
-        """Write within five seconds, unless that is due already. Until then, requests have room to wait."""
+        """Write within five seconds, unless that is due already. Until then, requests need not ask for it."""
+        if self._due_in is None or self._due_in.is_closed():
+            try:
+                self._due_in = asyncio.get_running_loop()
+            except RuntimeError:  # no event loop of asyncio runs in this thread
+                return
+            self._set_timer(self._due_in)
         self._room = PART - 1
-        if self._due_in is not None and not self._due_in.is_closed():
-            return
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # no event loop of asyncio runs in this thread
-            self._room = 0
-            return
-        self._due_in = loop
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
         # In the middle of a slice, so that each slice gets one write of each worker.
         wait_s = EVERY_S - (monotonic() + self._ahead_s - EVERY_S / 2) % EVERY_S
         loop.call_later(wait_s, self._write_now, loop, context=Context())  # not that of the request
@@ -194,25 +196,18 @@ class Statistics(Observer):
         """Add the tally to the slices that are current now."""
         current: dict[SliceName, Slice] = {}
         with self._counting:
+            of_clients = {CLIENTS: self._tally.clients, KEYS: self._tally.keys}
             for kind, (step_us, _) in STEPS.items():
-                counted = self._counted(kind)
                 name = kind, now_us // step_us
-                slice_ = self._current.get(name)
-                if slice_ is not None:
-                    current[name] = slice_
+                known = self._current.get(name)
+                counted: Slice = of_clients.get(kind, self._tally.series)
                 if counted:
-                    # A copy: a call that is writing the slice sees that there is more to write.
-                    current[name] = self._unwritten[name] = slice_.copied() if slice_ else type(counted)()
-                    current[name].add(counted)
+                    # A new object: a call that is writing the slice sees that there is more to write.
+                    known = self._unwritten[name] = counted.added_to(known)
+                if known is not None:
+                    current[name] = known
             self._current = current
             self._tally.begin_anew()
-
-    def _counted(self, kind: str) -> Slice:
-        if kind == CLIENTS:
-            return self._tally.clients
-        if kind == KEYS:
-            return self._tally.keys
-        return self._tally.series
 
     async def _write(self) -> None:
         """Write the rows that have changed."""

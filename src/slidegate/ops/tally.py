@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from ipaddress import ip_network
 from operator import attrgetter
@@ -44,11 +44,8 @@ _FIELDS: Final = tuple(one.name for one in fields(ClientTraffic))
 class Slice(Protocol):
     """What is counted in one slice."""
 
-    def add(self, other: Any) -> None:
-        """Add what was counted since."""
-
-    def copied(self) -> Self:
-        """Return another object with the same counts."""
+    def added_to(self, before: Any) -> Self:
+        """Return the sum of this and what was counted before, if anything was: another object."""
 
     def packed(self) -> bytes:
         """Return the row of the slice."""
@@ -61,14 +58,12 @@ class Series(dict[SeriesName, Traffic]):
         """Return the traffic of a combination, which is added if it is missing."""
         return self.get(name) or self.setdefault(name, Traffic())
 
-    def add(self, other: Series) -> None:
-        """Add what was counted since."""
-        for name, traffic in other.items():
-            self.of(name).add(traffic)
-
-    def copied(self) -> Series:
-        """Return another object with the same counts."""
-        return Series(self)
+    def added_to(self, before: Series | None) -> Series:
+        """See `Slice.added_to`."""
+        together = Series(before or {})
+        for name, traffic in self.items():
+            together.of(name).add(traffic)
+        return together
 
     def packed(self) -> bytes:
         """Return the row of a slice."""
@@ -104,19 +99,17 @@ class Clients(dict[str, ClientTraffic]):
         """Return the traffic of a client, which is added if it is missing."""
         return self.get(key) or self.setdefault(key, ClientTraffic(key))
 
-    def add(self, other: Clients) -> None:
-        """Add what was counted since."""
-        for key, traffic in other.items():
-            self.of(key).add(traffic)
-        self.latest.update(other.latest)
-        self.forget_rare()
-
-    def copied(self) -> Clients:
-        """Return another object with the same counts."""
-        copy = Clients()
-        copy.update(self)
-        copy.latest.update(self.latest)
-        return copy
+    def added_to(self, before: Clients | None) -> Clients:
+        """See `Slice.added_to`."""
+        together = Clients()
+        if before is not None:
+            together.update(before)
+            together.latest.update(before.latest)
+        for key, traffic in self.items():
+            together.of(key).add(traffic)
+        together.latest.update(self.latest)
+        together.forget_rare()
+        return together
 
     def forget_rare(self) -> None:
         """If there are too many, forget those that are neither among the busiest nor among the most refused."""
@@ -145,6 +138,7 @@ class Clients(dict[str, ClientTraffic]):
         """Return the row of a slice."""
         lines: list[Any] = []
         for one in self._leading(TOP_CLIENTS):
+            # A refusal is described when it is counted, an ordinary request only here.
             if not one.refused and one.key in self.latest:
                 _, checks, one.route, _ = self.latest[one.key]
                 one.rule, one.limits = _counted(one.key, checks)
@@ -184,13 +178,16 @@ class Tally:
         self.clients = Clients()
         self.keys = Clients()
 
-    def count(self, requests: Iterable[Passed | Outcome]) -> None:
-        """Count requests, the ordinary ones of the same rules and route together."""
+    def count(self, requests: Iterable[Passed | Outcome]) -> list[Outcome]:
+        """Count requests, the ordinary ones of the same rules and route together; return those that were refused."""
+        refused: list[Outcome] = []
         times_us = defaultdict[tuple[tuple[Bucket, ...], str], list[int]](list)
         clients, latest = self.clients, self.clients.latest
         for request in requests:
             if isinstance(request, Outcome):
                 self._count_outcome(request)
+                if request.ended == "refused":
+                    refused.append(request)
                 continue
             client, checks, route, time_us = request
             one = clients.get(client)
@@ -207,12 +204,17 @@ class Tally:
             if has_keys:
                 self._count_keys(request)
             times_us[tuple(buckets), route].append(time_us)
-        for (group, route), times in times_us.items():
-            traffic = self._traffic(self._rules_of(group), route)
-            traffic.passed += len(times)
-            traffic.times.count_all(times)
+        self._add_times(times_us)
         clients.forget_rare()
         self.keys.forget_rare()
+        return refused
+
+    def _add_times(self, times_us: Mapping[tuple[tuple[Bucket, ...], str], Sequence[int]]) -> None:
+        """Count ordinary requests, given their durations, by the buckets that counted them and by route."""
+        for (buckets, route), times in times_us.items():
+            traffic = self._traffic(self._rules_of(buckets), route)
+            traffic.passed += len(times)
+            traffic.times.count_all(times)
 
     def _count_keys(self, request: Passed) -> None:
         client, checks, _, _ = request
