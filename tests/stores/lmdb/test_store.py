@@ -30,6 +30,7 @@ from slidegate import ConfigurationError, Decision, Limiter, Quota, StoreError, 
 from slidegate.core import Ban, Bucket, Concurrency, Reason, SharedRow, StoreTimeout, StoreUnavailable
 from slidegate.core.bans.rows import to_rows
 from slidegate.stores.lmdb import LmdbStore, journal, opening
+from slidegate.stores.lmdb.bans import STEP
 from slidegate.stores.lmdb.batching import LOOK_EVERY
 from slidegate.stores.lmdb.transaction import Transactions
 from slidegate.testing import FakeClock, RecordingObserver
@@ -395,6 +396,25 @@ async def test_an_import_that_ends_half_way_goes_on_when_it_is_repeated(ban_stor
     written = ban_store.bans.count()
     assert 0 < written < 400
     assert await limiter.import_bans(export(400)) == ban_store.bans.count() == 400
+
+
+async def test_a_list_of_bans_is_made_in_steps_between_which_others_run(
+    ban_store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await settle(ban_store.bans.load([json.loads(line) for line in export(1_000)]))
+    is_over, seen, turn = Ban.is_over, Counter[int](), 0
+
+    def counted(ban: Ban, now_us: int) -> bool:
+        seen[turn] += 1
+        return is_over(ban, now_us)
+
+    monkeypatch.setattr(Ban, "is_over", counted)
+    listing = asyncio.ensure_future(settle(ban_store.bans.active()))
+    while not listing.done():
+        await asyncio.sleep(0)
+        turn += 1
+    assert len(await listing) == sum(seen.values()) == 1_000
+    assert max(seen.values()) <= STEP
 
 
 def test_without_an_event_loop_many_bans_are_imported_too(ban_store: Any, clock: FakeClock) -> None:

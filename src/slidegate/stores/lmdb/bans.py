@@ -21,8 +21,8 @@ from .transaction import Transaction, Transactions
 
 T = TypeVar("T")
 
-STEP: Final = 200
-"""How many rows are read in one transaction, which blocks an event loop for a millisecond or two."""
+STEP: Final = 100
+"""How many rows are read in one transaction, which blocks an event loop for about a millisecond."""
 LOAD_STEP: Final = 100
 """How many bans of an import are written in one transaction, which blocks other writers for a few milliseconds."""
 LOAD_PAUSE_S: Final = 2 * PAUSE_S
@@ -76,13 +76,17 @@ class LmdbBans(BookBans):
     async def _active(self) -> list[Ban]:
         """Return the bans in force, read in parts, each in its own transaction."""
         bans: list[Ban] = []
-        first = b""
-        while rows := await self._batcher.ask(rows_from, first, needs_room=False):
-            bans += [ban_of(packed) for _, packed in rows]
-            first = rows[-1][0] + b"\0"
+        rows = await self._batcher.ask(rows_from, b"", needs_room=False)
+        while rows:
+            now_us = self._unix_us()
+            for _, packed in rows:
+                ban = ban_of(packed)
+                if not ban.is_over(now_us):
+                    bans.append(ban)
             await pause()
-        now_us = self._unix_us()
-        return [ban for ban in bans if not ban.is_over(now_us)]
+            last, _ = rows[-1]
+            rows = await self._batcher.ask(rows_from, last + b"\0", needs_room=False)
+        return bans
 
     async def _load(self, bans: list[Ban]) -> int:
         async for some in in_steps(bans, LOAD_STEP):
@@ -110,4 +114,6 @@ def _count(transaction: Transaction) -> int:
 def rows_from(transaction: Transaction, first: bytes) -> list[tuple[bytes, bytes]]:
     """Return up to `STEP` rows of bans, from `first` on, and their values."""
     with transaction.rows.txn.cursor(transaction.rows.dbs.bans) as cursor:
-        return list(islice(cursor.iternext() if cursor.set_range(first) else (), STEP))
+        if not cursor.set_range(first):
+            return []
+        return list(islice(cursor.iternext(), STEP))
