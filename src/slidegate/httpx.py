@@ -87,7 +87,16 @@ class TurnTimeout(SlidegateError, httpx.PoolTimeout):
 
 
 class _Steps(NamedTuple):
-    """The functions of httpx and of the limiter that one transport awaits and the other calls."""
+    """The functions of httpx and of the limiter that one transport awaits and the other calls.
+
+    Attributes:
+        send: Sends a request.
+        discard: Closes a response that is not returned.
+        charge: Charges limits when they have room, by entering a limited block, whose end does nothing.
+        peek: Looks whether a key has room.
+        ban: Pauses a key.
+        sleep: Waits.
+    """
 
     send: Callable[..., Any]
     discard: Callable[..., Any]
@@ -133,7 +142,7 @@ class _Limited:
         """Use a transport, by default one of httpx; return the steps of a request."""
 
     async def _call(self, step: Callable[..., Any], *arguments: Any, within_s: float | None = None, **more: Any) -> Any:
-        """Do a step; with `within_s`, shielded until then."""
+        """Do a step; with `within_s`, to its end or until then, though the caller is cancelled."""
         with anyio.fail_after(within_s, shield=within_s is not None):
             return await step(*arguments, **more)
 
@@ -155,7 +164,7 @@ class _Limited:
                 if not (retries and is_paused and _may_repeat(request, response)):
                     return response
                 await self._wait_for_room(key, until_s)
-            except TurnTimeout:
+            except TurnTimeout:  # the pause is longer than a request may wait
                 return response
             except BaseException:
                 await self._call(self._steps.discard, response, within_s=inf)
@@ -190,8 +199,10 @@ class _Limited:
         if response.status_code not in self._statuses:
             return False
         pause_us = read_pause_us(response.status_code, response.headers, time.time())
-        if not pause_us:
-            return pause_us is not None
+        if pause_us is None:
+            return False
+        if pause_us == 0:  # it may be sent again at once
+            return True
         if pause_us > LONGEST_PAUSE_US:
             self._tell("pause_ignored", key, pause_us, "it is longer than an hour")
             return False
@@ -248,8 +259,8 @@ class LimitedTransport(_Limited, httpx.AsyncBaseTransport):
     """
 
     def _use(self, transport: Any) -> _Steps:
+        self._transport: httpx.AsyncBaseTransport = httpx.AsyncHTTPTransport() if transport is None else transport
         expect("transport", transport, httpx.AsyncBaseTransport, "httpx.AsyncHTTPTransport()")
-        self._transport = transport or httpx.AsyncHTTPTransport()
         return _Steps(
             send=self._transport.handle_async_request,
             discard=httpx.Response.aclose,
@@ -283,8 +294,8 @@ class SyncLimitedTransport(_Limited, httpx.BaseTransport):
     """
 
     def _use(self, transport: Any) -> _Steps:
+        self._transport: httpx.BaseTransport = httpx.HTTPTransport() if transport is None else transport
         expect("transport", transport, httpx.BaseTransport, "httpx.HTTPTransport()")
-        self._transport = transport or httpx.HTTPTransport()
         return _Steps(
             send=self._transport.handle_request,
             discard=httpx.Response.close,
