@@ -12,12 +12,14 @@ from typing import Final
 
 from starlette.types import Scope
 
+from ..core.buckets import wire_names
 from ..core.errors import ConfigurationError
 from ..core.memo import remember
+from ..limiter.named_limits import NamedLimit
 from .bound_rule import BoundRule
 from .keys import Key, KeyFunction
 from .paths import is_ambiguous
-from .routes import is_by_path, reach, visible_app
+from .routes import is_by_path, mounted_routes, reach, visible_app
 from .rule_values import Limits, LimitsFunction
 from .rules import Rule, label_of
 
@@ -63,6 +65,7 @@ class DefaultLimits:
         self._bind = bind
         self._bound: dict[str, BoundRule] = {}
         self._is_by_path: bool | None = None
+        self._labels: list[str] | None = None
 
     def find(self, scope: Scope) -> tuple[list[BoundRule], bool]:
         """Return the limits of a request, none if its endpoint is exempt.
@@ -84,6 +87,23 @@ class DefaultLimits:
         else:
             bound = []
         return bound, self._is_by_path
+
+    def labels_of(self, app: object) -> list[str]:
+        """Return the labels of the routes of an application that have these limits, and that of paths without one."""
+        if self._labels is None:
+            labels = {_NO_ROUTE: None}
+            for route in mounted_routes(app):
+                if EXEMPT_MARK not in getattr(route.endpoint, "__dict__", ()):
+                    labels[route.label] = None
+            self._labels = [*labels]
+        return self._labels
+
+    def limits_of(self, name: str) -> list[NamedLimit]:
+        """Return the limits of a route as they are configured, whether a request has met them or not."""
+        label, limits = label_of([f"per-route {name}"]), self.rule.charging.limits
+        changeable = self.rule.charging.limits_function is None
+        names = wire_names(label, limits, ())
+        return [NamedLimit(*one, label, changeable) for one in zip(names, limits, limits, strict=True)]
 
     def of(self, name: str = _NO_ROUTE) -> BoundRule:
         """Return the limits of a route; by default those of all requests that match no known route."""

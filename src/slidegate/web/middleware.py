@@ -227,7 +227,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def published(self) -> Iterable[PublishedRule]:
         """Return what other workers, and tools, may know of its rules."""
-        return published_rules(self.policy)
+        return published_rules(self.policy, self.routed_app)
 
     def begin_anew(self) -> None:
         """Treat the next request like the first one: after a fork, a switch, or a change of an amount."""
