@@ -754,6 +754,17 @@ async def test_what_a_class_of_connections_raises_is_told_and_tried_again(
             assert await hits() == {"ok"}
 
 
+@pytest.mark.usefixtures("nothing_goes_wrong_that_nobody_deals_with")
+async def test_a_client_that_cannot_be_made_is_told_and_tried_again(server: RedisServer) -> None:
+    async with store_at(server) as store:
+        make, store.parts.open_client = store.parts.open_client, Mock(side_effect=TypeError("in a mood"))
+        for ask in (lambda: hit(store), store.reset_all, lambda: store.bans.find(("user:ann",))) * 2:
+            found = await asyncio.gather(*(outcome(ask) for _ in range(3)))
+            assert [str(one) for one in found] == ["redis: TypeError: in a mood"] * 3
+        store.parts.open_client = make
+        assert await hit(store)
+
+
 @pytest.mark.parametrize("kind", ["server", "sentinel", "cluster"])
 def test_a_class_of_connections_that_cannot_be_made_is_refused_where_it_is_given(
     kind: str, monkeypatch: pytest.MonkeyPatch

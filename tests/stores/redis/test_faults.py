@@ -615,6 +615,7 @@ async def test_requests_of_one_turn_are_decided_while_their_keys_are_on_two_node
                 for name in moved[: len(keys) // 2]:
                     owner.command("MIGRATE", "127.0.0.1", target.port, name, 0, 5_000)
                 await asyncio.sleep(batch.NEWS_NS / 1e9)  # so that news are due
+                assert (await hit(store, keys[0], "10/hour", 0)).remaining == 9
                 for spent in (2, 3):
                     answers = await asyncio.gather(*(hit(store, key, "10/hour") for key in [*keys, "new"]))
                     assert [10 - answer.remaining for answer in answers] == [spent] * len(keys) + [spent - 1]

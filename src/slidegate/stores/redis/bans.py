@@ -74,20 +74,23 @@ class RedisBans(BanStore):
         """
         batcher = self._batcher()
         if not self._news.life:  # nothing is known of networks yet
-            await self._batcher().hear()
+            await batcher.hear()
         if self._news.of_networks((key,)):
             return None
 
         def read(answer: Any, now_us: int) -> Any:
             units, level = answer
-            is_full = units >= policy.after.amount
-            return (level, *next_ban(policy, key, reason, unpack_level(level), now_us)) if is_full else None
+            if units < policy.after.amount:
+                return None
+            return level, *next_ban(policy, key, reason, unpack_level(level), now_us)
 
         (limit,) = policy.strikes.limits
         packed = self._packing.limit(policy.strikes, limit, key)
         args = b"strike", packed, level_field(policy), int(policy.shadow), weight
         due = await batcher.command(self._packing.names_of(key), *args, read=read)
-        return due and await self._ban_next(policy, *due)
+        if due is None:
+            return None
+        return await self._ban_next(policy, *due)
 
     async def _ban_next(self, policy: BanPolicy, before: bytes, made: Ban, after: Level) -> Ban | None:
         """Ban a key whose window of strikes is full; return None if another worker was faster, or there is no room.
@@ -98,22 +101,31 @@ class RedisBans(BanStore):
             made: The ban.
             after: The level that the ban leaves.
         """
-        key, row = made.key, b"" if policy.shadow else pack_ban(made)
+        key, row = made.key, b""
+        if not policy.shadow:
+            row = pack_ban(made)
         fields = strikes_field(policy), level_field(policy)
         args = key.encode(), row, *fields, before, pack_level(after), self._max_bans
         names = *self._news.names, *self._packing.names_of(key)
         result = await self._batcher().command(names, b"put_next", *args)
-        if result == _MADE:
-            self._refusals.ban(key)
-            self._tell((shadow_banned if policy.shadow else banned)(made))
-        elif result == _FULL and self._throttle.left_out("bans_full", monotonic_us()) is not None:
+        if result == _FULL and self._throttle.left_out("bans_full", monotonic_us()) is not None:
             self._tell(bans_full(self._max_bans, key))
-        return made if result == _MADE and not policy.shadow else None
+        if result != _MADE:
+            return None
+        self._refusals.ban(key)
+        if policy.shadow:
+            self._tell(shadow_banned(made))
+            return None
+        self._tell(banned(made))
+        return made
 
     async def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
         """Ban a key manually, permanently if `length_us` is None; replaces a ban of the key."""
         now_us = await self._batcher().server_us()
-        made = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us)
+        until_us = None
+        if length_us is not None:
+            until_us = now_us + length_us
+        made = Ban(key, reason, by, 0, now_us, until_us)
         await self._put([made], replaces=True)
         self._tell(banned(made))
         return made

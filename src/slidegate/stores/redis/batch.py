@@ -79,9 +79,11 @@ class Batcher:
     def add(self, request: Request) -> None:
         """Queue a request to be sent at the end of this loop iteration; fail it if the queue is full or closed."""
         queue = self._queue
-        if self._parts.is_closed or len(queue) >= self._parts.max_waiting:
-            why = CLOSED if self._parts.is_closed else f"redis: {len(queue)} requests are already queued"
-            request.future.set_exception(StoreUnavailable(why))
+        if self._parts.is_closed:
+            request.future.set_exception(StoreUnavailable(CLOSED))
+            return
+        if len(queue) >= self._parts.max_waiting:
+            request.future.set_exception(StoreUnavailable(f"redis: {len(queue)} requests are already queued"))
             return
         queue.append(request)
         if not self._is_waking:
@@ -206,8 +208,9 @@ class Batcher:
 
     def _start(self) -> None:
         """Start the tasks that send; their lines connect with the first commands."""
-        parts, self._is_waking = self._parts, True
+        parts = self._parts
         self._lines = [open_line(parts.open_client, parts.packing.meta) for _ in range(parts.connections)]
+        self._is_waking = True
         for line in self._lines:
             for _ in range(line.depth):
                 self._tasks.add(self.loop.create_task(self._send(line)))
@@ -232,8 +235,9 @@ class Batcher:
     async def _serve(self, line: Line) -> None:
         """Send the requests of a call, and give each its answer or an error."""
         queue, requests, has_permits = self._queue, list[Request](), False
-        is_split = monotonic() < line.split_until_s
-        most = 1 if is_split else MAX_IN_CALL
+        is_split, most = monotonic() < line.split_until_s, MAX_IN_CALL
+        if is_split:  # keys of two requests may be on two nodes
+            most = 1
         while queue and len(requests) < most:
             requests.append(queue.popleft())
             has_permits = has_permits or requests[-1].has_permits
@@ -248,15 +252,21 @@ class Batcher:
             else:
                 failed = await self._ask(line, requests)
         except BaseException as error:
-            failed = self._failed(requests, error)
+            failed = self._failed(requests, error, is_alone=is_split)
             if not isinstance(error, Exception):
                 raise
         if failed is not None and failed.concerns != "request":  # a new connection may lead to a healthy server
             await line.renew()
 
-    def _failed(self, requests: Sequence[Request], error: BaseException) -> StoreError | None:
-        """Deal with the error of a call, and return it as one of a store."""
-        if isinstance(error, KeysApart) and len(requests) > 1:
+    def _failed(self, requests: Sequence[Request], error: BaseException, *, is_alone: bool) -> StoreError | None:
+        """Deal with the error of a call, and return it as one of a store; None if its requests are sent again.
+
+        Args:
+            requests: Its requests.
+            error: The error.
+            is_alone: Whether it had the keys of one request alone.
+        """
+        if isinstance(error, KeysApart) and not is_alone:
             self._queue.extendleft(reversed(requests))  # nothing was done; now each goes alone
             return None
         failed: StoreError = StoreUnavailable(CLOSED)

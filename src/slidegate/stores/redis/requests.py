@@ -145,7 +145,7 @@ class Asked:
         """See `Command`. A question that a banned network refuses is only a peek: the key's own ban may last longer."""
         self.sent_ns = monotonic_ns()
         what, question, packing = self.what, self.question, self.parts.packing
-        self.networks = self.parts.news.networks
+        self.networks, self.by_network = self.parts.news.networks, ()
         if self.networks.bans:
             self._look_at_networks()
         if what == HIT and not self.by_network:
@@ -185,17 +185,23 @@ class Asked:
         if self.networks is not self.parts.news.networks:
             was_refused = bool(self.by_network)
             self._look_at_networks()
-            if was_refused and not self.by_network:
+            is_refused = bool(self.by_network)
+            # A ban has been lifted: what was asked was no hit, and is asked again as one.
+            if was_refused and not is_refused:
                 return None
-            if self.by_network and not was_refused and self.what == HIT and answer[0] == OK:
+            # A network has been banned: what was charged before this was known is refunded.
+            if is_refused and not was_refused and self.what == HIT and answer[0] == OK:
                 self.refund(self._unpacked(answer, now_us).begin_refund())
-        own = answer[1:] if answer[0] == BANNED else ()
+        own: Sequence[bytes] = ()
+        if answer[0] == BANNED:
+            own = answer[1:]
         if not self.by_network and not own:
             return self._unpacked(answer, now_us)
         ban = longest([*self.by_network, *map(unpack_ban, own)])
         assert ban is not None, "there is one"
-        # That of a network may have ended since the question was packed.
-        decided_us = now_us if ban.until_us is None else min(now_us, ban.until_us - 1)
+        decided_us = now_us
+        if ban.until_us is not None:  # that of a network may have ended since the question was packed
+            decided_us = min(now_us, ban.until_us - 1)
         return refused_by_ban(ban, decided_us, self.question.checks)
 
     def _unpacked(self, answer: bytes, now_us: int) -> Decision:
