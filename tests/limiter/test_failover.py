@@ -19,7 +19,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from examples.own_store.dict_store import DictStore
 from slidegate import BanPolicy, Decision, Limit, Limiter, MemoryStore, RateLimitMiddleware, StoreError, parse_limits
 from slidegate.core import Bucket, Concurrency, ConfigurationError, Event, Reason, StoreUnavailable
-from slidegate.limiter import breaker, failover
+from slidegate.limiter import breaker, calls, failover
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.shared import DEFAULT_MAX_KEYS
 from slidegate.testing import FakeClock, RecordingObserver
@@ -51,7 +51,7 @@ class Setup:
     async def fail(self) -> None:
         """Let the store fail until that is an outage."""
         self.store.error = StoreUnavailable("gone")
-        for _ in range(breaker.FAILURES_TO_OPEN):
+        for _ in range(calls.FAILURES_TO_OPEN):
             await self.hit("1000000/minute")
         assert self.limiter.is_failing
 

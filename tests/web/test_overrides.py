@@ -196,7 +196,7 @@ async def test_no_request_of_an_idle_worker_is_decided_as_before_a_change(
     for name in ("AGING_US", "OLD_US"):
         monkeypatch.setattr(news, name, 0)  # as if a second had passed since every request
     operator, worker = another(), another()
-    app = guarded(worker, Rule("*", "5/minute", key=everyone, name="api"))
+    app = guarded(worker, Rule("/free", exempt=True), Rule("*", "5/minute", key=everyone, name="api"))
     assert await statuses(app, 1) == [200]
     await operator.override("api", "2/minute", "1h")
     assert await statuses(app, 2) == [200, 429]
@@ -208,6 +208,10 @@ async def test_no_request_of_an_idle_worker_is_decided_as_before_a_change(
     assert await statuses(app, 3) == [200, 200, 429]
     assert await operator.restore("api")
     assert await statuses(app, 2) == [200, 429]
+    await operator.ban("203.0.113.9", "1h")
+    assert await statuses(app, 1, "/free", client=("203.0.113.9", 1)) == [403]
+    await operator.override("*", "off", "1h")
+    assert await statuses(app, 1, "/free", client=("203.0.113.9", 1)) == [200]
 
 
 @pytest.mark.parametrize("is_late", [False, True])

@@ -31,10 +31,8 @@ from ..core.events import Event
 from ..core.store import Clock
 from ..stores.forks import InChild, ProcessLock
 from ..stores.shared import running_loop
-from .calls import FAILURES_TO_OPEN, MIN_CALLS, SECOND_US, Call, LatestCalls
+from .calls import Call, LatestCalls
 from .outage_reports import OutageReports
-
-__all__ = ["FAILURES_TO_OPEN", "MIN_CALLS", "OPEN_US", "SECOND_US", "Breaker", "State"]
 
 OPEN_US: Final = 1_000_000
 """The pause before a probe."""

@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Any, ClassVar, Final, NoReturn, TypeVar
 from weakref import WeakValueDictionary
 
-from ..core.bans.ban import Ban, BanSubject
+from ..core.bans.ban import Ban
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Check
 from ..core.decision import Decision, Reason
@@ -33,7 +33,7 @@ from .callers import BucketCaller, Caller, Callers
 from .commands import OverrideCommands
 from .failover import Failover
 from .failure_policy import OnError, check_failure_policy
-from .hearing import Hearing, Hit
+from .hearing import FindBan, Hearing, Hit
 from .history import History
 from .keys import Keys
 from .news import News
@@ -131,6 +131,7 @@ class Engine:
         self.news = News(self.rows, self.overrides, self.workers, self.now_us)
         self.hearing = Hearing(
             store.hit,
+            store.bans.find,
             self.news,
             self.failover,
             self.refund,
@@ -309,12 +310,13 @@ class Engine:
             limits = bans = _Instead(self._refuse, self._refuse)
         self.hit: Hit = limits.hit
         self.hearing.question = limits.hit
-        if self.news.may_come and self.counting and not self.closed:
-            self.hit = self.hearing.hit
         self.peek: Hit = limits.peek
         self.charge: Callable[[Sequence[Check]], Decision | Awaitable[Decision]] = limits.charge
-        self.find_ban: Callable[[Sequence[BanSubject]], Ban | Awaitable[Ban | None] | None] = bans.find
+        self.find_ban: FindBan = bans.find
+        self.hearing.ban_question = bans.find
         self.strike: Callable[[BanPolicy, str, int, str], Ban | Awaitable[Ban | None] | None] = bans.strike
+        if self.news.may_come and self.counting and not self.closed:
+            self.hit, self.find_ban = self.hearing.hit, self.hearing.find_ban
 
     def _refuse(self, *question: object) -> NoReturn:
         raise closed(f"the limiter on {self.store!r}")

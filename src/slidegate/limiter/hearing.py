@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import TypeAlias
 
-from ..core.bans.ban import BanSubject
+from ..core.bans.ban import Ban, BanSubject
 from ..core.buckets import Check
 from ..core.decision import Decision
 from ..core.reservation import Reservation
@@ -17,6 +17,8 @@ from .news import Age, News
 
 Hit: TypeAlias = Callable[[Sequence[Check], Sequence[BanSubject]], Decision | Awaitable[Decision]]
 """A function that charges every check or none, as `Store.hit` does, or that says what this would answer."""
+FindBan: TypeAlias = Callable[[Sequence[BanSubject]], Ban | Awaitable[Ban | None] | None]
+"""A function that returns the ban that refuses some subjects, as `BanStore.find` does."""
 
 
 class Hearing:
@@ -24,6 +26,7 @@ class Hearing:
 
     Args:
         question: Asks the store, or what stands in its place while limits are off.
+        ban_question: Asks it for a ban.
         news: The news of this worker.
         failover: Queries the store; None for one that cannot fail.
         refund: Hands back what a decision has charged.
@@ -34,6 +37,7 @@ class Hearing:
     def __init__(
         self,
         question: Hit,
+        ban_question: FindBan,
         news: News,
         failover: Failover | None,
         refund: Callable[[Sequence[Reservation]], Awaitable[bool]],
@@ -42,6 +46,7 @@ class Hearing:
         answers_threads: bool,
     ) -> None:
         self.question = question
+        self.ban_question = ban_question
         self._news = news
         self._failover = failover
         self._refund = refund
@@ -78,6 +83,22 @@ class Hearing:
             return decision
         await self._refund(decision.begin_refund())
         return await answer_of(self.question(checks, subjects))
+
+    def find_ban(self, subjects: Sequence[BanSubject]) -> Ban | Awaitable[Ban | None] | None:
+        """Return the ban that refuses an exempt request; none if the news say that limits are off."""
+        age = self._news.age()
+        if age is not Age.FRESH:
+            reading = self._begin()
+            if reading is not None and age is Age.OLD:
+                return self._find_and_hold(reading, subjects)
+        return self.ban_question(subjects)
+
+    async def _find_and_hold(self, reading: asyncio.Future[object], subjects: Sequence[BanSubject]) -> Ban | None:
+        until_s = monotonic() + self._deadline_s
+        ban = await answer_of(self.ban_question(subjects))
+        if await ended_by(reading, until_s):
+            return await answer_of(self.ban_question(subjects))
+        return ban
 
     def ask(self) -> None:
         """Ask for news unless they are fresh, and wait for nothing."""

@@ -74,7 +74,7 @@ class News:
         self._overrides = overrides
         self._workers = workers
         self._now_us = now_us
-        self._asked_us = -OLD_US
+        self._tried_us = -OLD_US  # when the last attempt to hear them has ended, or began in a thread
         self._known: dict[bytes, Override | None] = {}
         self._throttle = Throttle(_LOG_EVERY_S)
 
@@ -85,7 +85,7 @@ class News:
 
     def age(self) -> Age:
         """Return how old the news are."""
-        age_us = self._now_us() - self._asked_us
+        age_us = self._now_us() - self._tried_us
         if age_us < AGING_US:
             return Age.FRESH
         return Age.AGING if age_us < OLD_US else Age.OLD
@@ -107,6 +107,7 @@ class News:
         except Exception as error:
             self._failed(error)
             return None
+        # Of a store that answers at once, the news are here before the question, unless there is much to parse.
         if not isawaitable(answer) and self._count_unknown(answer) <= AT_ONCE:
             self._take(number, [self._parsed(row) for row in answer])
             self._has_heard()
@@ -131,7 +132,7 @@ class News:
         Args:
             deadline_s: The deadline of the question that follows.
         """
-        self._asked_us = self._now_us()  # no other thread asks meanwhile
+        self._tried_us = self._now_us()  # no other thread asks meanwhile
         with suppress(StopIteration):  # it never suspends: such a store answers at once
             self._ask_and_write(min(deadline_s / PARTS, DEADLINE_S)).send(None)
 
@@ -145,7 +146,7 @@ class News:
 
     def put_off(self) -> None:
         """Ask nothing for half a second, because the store is known to fail."""
-        self._asked_us = self._now_us()
+        self._tried_us = self._now_us()
         self._overrides.drop_ended()
 
     # -- for commands --------------------------------------------------------------------------------------------------
@@ -192,7 +193,7 @@ class News:
 
     def _has_heard(self) -> None:
         """Record that the news are fresh, and write what this worker has to say beside them."""
-        self._asked_us = self._now_us()
+        self._tried_us = self._now_us()
         if self._workers.is_due():
             self._writing = in_background(self._write())
 

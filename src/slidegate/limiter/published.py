@@ -44,7 +44,7 @@ class PublishedRule:
         rule: The label of the rule.
         key: The kind of key that it reads: ``address``, ``everyone``, ``user``, ``header:X-API-Key``, several with
             ``+`` between them, or ``function``.
-        action: ``limit``, ``block``, ``exempt``, ``final``, ``honeypot``, or ``ban`` for a policy of bans.
+        action: ``limit``, ``block``, ``exempt``, ``honeypot``, or ``ban`` for a policy of bans.
         shadow: Whether it reports and never refuses.
         by_function: Whether a function of the application's returns the limit, which is the fallback then.
         order: Its place among the rules of its middleware.

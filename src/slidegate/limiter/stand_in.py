@@ -97,7 +97,7 @@ class StandIn:
 
     def _use(self) -> None:
         self._used_us = self._clock()
-        self._sweep_us = 1
+        self._sweep_us = 1  # with the next answer of the store
 
     def sweep(self) -> None:
         """Drop some of what has expired, for a while after an outage: an empty question does that."""

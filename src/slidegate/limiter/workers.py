@@ -17,7 +17,7 @@ from typing import Final
 
 from ..core.errors import StoreError
 from ..core.events import Event
-from ..core.logs import Throttle
+from ..core.logs import Throttle, logger
 from ..core.memo import remember
 from ..core.store import COMMAND_DEADLINE_S, Clock, SharedRow
 from .aio import let_others_run, yielding_to_others
@@ -100,9 +100,11 @@ class Workers:
         head, parts = await self._text()
         digest = digest_of(head, parts)
         if not await self._rows.read(RULES, digest, digest, deadline_s):
-            # The head comes last: who finds it finds the parts.
-            for number, value in [*enumerate(parts, start=1), (0, head)]:
-                await self._rows.write(NOBODY, SharedRow(RULES, digest + number, value, TEXT_KEPT_US), deadline_s)
+            # The head comes last, and expires first: who finds it finds the parts.
+            for number, part in enumerate(parts, start=1):
+                kept_us = TEXT_KEPT_US + KEPT_US
+                await self._rows.write(NOBODY, SharedRow(RULES, digest + number, part, kept_us), deadline_s)
+            await self._rows.write(NOBODY, SharedRow(RULES, digest, head, TEXT_KEPT_US), deadline_s)
         self._secrets[digest] = self._fingerprint
         row = SharedRow(WORKERS, 0, LIFE.pack(digest, self._unix_us()), KEPT_US)
         await self._rows.write(self._rows.worker, row, deadline_s)
@@ -122,6 +124,8 @@ class Workers:
         rules: set[PublishedRule] = set()
         async for rule in yielding_to_others(self._published(), PART):
             rules.add(rule)
+        if len(rules) > MOST_RULES and self._throttle.left_out("many", monotonic()) is not None:
+            logger.warning("of %d rules and limits, other workers and tools see the first %d", len(rules), MOST_RULES)
         return sorted(rules, key=_IN_ORDER)[:MOST_RULES]
 
     def _published(self) -> Iterator[PublishedRule]:
@@ -138,7 +142,7 @@ class Workers:
             secret = self._secrets[digest]
             if secret is not None and secret != self._fingerprint:
                 differing += count
-        if differing and self._throttle.left_out(None, monotonic()) is not None:
+        if differing and self._throttle.left_out("secret", monotonic()) is not None:
             message = (
                 f"{differing} of {living.total()} other workers on this store have another secret, so their digests of "
                 "API keys and similar values differ; set the same SLIDEGATE_SECRET, or secret=, for all"
@@ -199,16 +203,19 @@ class Workers:
             secret, parts = read_head(heads[0].value)
         except (ValueError, IndexError):  # of a later version; or it is gone, and will be written again
             return Publication(workers, NO_RULES, is_readable=False)
-        text = self._texts.get(digest)
+        text = self._texts.get(digest) or await self._read_text(digest, parts)
         if text is None:
-            text = await self._read_text(digest, parts)
-            remember(self._texts, digest, text, _MEMO)
+            return Publication(workers, NO_RULES, is_readable=False)
+        remember(self._texts, digest, text, _MEMO)
         return Publication(workers, text, secret == self._fingerprint)
 
-    async def _read_text(self, digest: int, parts: int) -> PublishedRules:
+    async def _read_text(self, digest: int, parts: int) -> PublishedRules | None:
+        """Return the rules of a text; None if a part is gone."""
         rules: list[PublishedRule] = []
         for number in range(digest + 1, digest + 1 + parts):
-            for row in await self._rows.read(RULES, number, number):
-                rules += rules_in(row.value)
+            rows = await self._rows.read(RULES, number, number)
+            if not rows:
+                return None
+            rules += rules_in(rows[0].value)
             await let_others_run()
         return PublishedRules(rules)
