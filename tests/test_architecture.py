@@ -34,6 +34,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "dashboard": ({"ops"}, set()),
     "events": ({"core", "findings", "limiter"}, set()),
     "httpx": ({"core", "limiter", "_pauses"}, {"anyio", "httpx"}),
+    "openapi": ({"core", "files", "findings", "limiter", "web"}, {"starlette"}),
     "_pauses": (set(), set()),
     "otel": ({"ops"}, set()),
     "prometheus": ({"ops"}, set()),

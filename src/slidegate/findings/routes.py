@@ -64,12 +64,12 @@ def _remedy(app: object, path: str, known: Sequence[str]) -> str:
 def _is_met(app: object, path: str, known: Sequence[str]) -> bool:
     """Return whether a route may take a path: the routers decide, or if it has parameters, the paths of the routes."""
     if "{" in path:
-        return any(_may_meet(path, other) for other in known)
+        return any(may_meet(path, other) for other in known)
     scope = {"path": root_of(app) + path, "method": "GET", "headers": [], "root_path": ""}
     return any(reach(app, {**scope, "type": kind}) is not None for kind in ("http", "websocket"))
 
 
-def _may_meet(path: str, other: str) -> bool:
+def may_meet(path: str, other: str) -> bool:
     """Return whether a request may match two paths, compared segment by segment."""
     for own, theirs in zip_longest(path.split("/"), other.split("/"), fillvalue=""):
         if ":path}" in own + theirs:
@@ -120,7 +120,7 @@ def _methods_taken(paths: Sequence[str], routes: Sequence[MountedRoute]) -> froz
     """Return the methods of the routes that requests to some paths may reach."""
     taken: set[str] = set()
     for route in routes:
-        if not any(_may_meet(path, route.path) for path in paths):
+        if not any(may_meet(path, route.path) for path in paths):
             continue
         if route.methods is None:  # an endpoint of all methods, or an application whose routes cannot be read
             return frozenset(_USUAL_METHODS)

@@ -17,9 +17,12 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
 from ..findings.decorated import remember_decorated
 from ..limiter.engine import Engine
+from .rules import Rule
 
 Check: TypeAlias = Callable[[HTTPConnection, object], Awaitable[None]]
 
+LIMITS_MARK: Final = "__slidegate_limits__"
+"""The attribute with the rules of the limits around an endpoint, from the outside in; `functools.wraps` copies it."""
 _CALLED_DIRECTLY: Final = (
     "RateLimit: %r was called without a request, so the call is not counted; a framework has to give it the Request"
 )
@@ -27,12 +30,13 @@ _CONNECTION: Final = "slidegate_connection"
 """The parameter by which FastAPI gives the request to a decorated function."""
 
 
-def decorated(check: Check, endpoint: Any) -> Any:
+def decorated(check: Check, endpoint: Any, rule: Rule) -> Any:
     """Return an endpoint that checks its request and then calls the function `endpoint`.
 
     Args:
         check: Charges a request; raises if that is refused.
         endpoint: A function that is or will be the endpoint of a route.
+        rule: What the check charges.
 
     Raises:
         ConfigurationError: `endpoint` cannot be decorated.
@@ -66,6 +70,7 @@ def decorated(check: Check, endpoint: Any) -> Any:
         return answer
 
     vars(limited)["__signature__"] = shown
+    vars(limited)[LIMITS_MARK] = (rule, *getattr(endpoint, LIMITS_MARK, ()))
     return limited
 
 

@@ -194,7 +194,7 @@ class RateLimit:
     def __call__(self, connection: Any) -> Any:
         """Check a request, as a FastAPI dependency, or decorate an endpoint."""
         if callable(connection) or not hasattr(connection, "scope"):  # faster than `isinstance` of `HTTPConnection`
-            return decorated(self.check, connection)
+            return decorated(self.check, connection, self.rule)
         return self.check(connection)
 
     @staticmethod

@@ -139,17 +139,20 @@ class Headers:
             -Reset (Unix seconds), both in a tuple, or None for no fields.
         unix_us: Returns Unix time in microseconds.
 
+    Attributes:
+        styles: The styles; one that is None for no fields.
+
     Raises:
         ConfigurationError: There is no such style.
     """
 
     def __init__(self, style: HeaderStyles | None, unix_us: Clock) -> None:
         self._unix_us = unix_us
-        self._styles: Sequence[Any] = (style,)
+        self.styles: Sequence[Any] = (style,)
         if isinstance(style, (list, tuple)):
-            self._styles = style
-        are_known = style is None or all(one in ("draft", "legacy") for one in self._styles)
-        if not self._styles or not are_known:
+            self.styles = style
+        are_known = style is None or all(one in ("draft", "legacy") for one in self.styles)
+        if not self.styles or not are_known:
             expected = 'expected "draft", "legacy", a list of both, or None ("none" in a file)'
             raise ConfigurationError(f"{expected}, not {quoted(style)}", "headers")
         self._rendered: dict[object, Rendered] = {}
@@ -172,8 +175,8 @@ class Headers:
         return found
 
     def _made(self, buckets: Sequence[Bucket], taken: Sequence[str]) -> Rendered:
-        if {*self._styles} != {"draft"}:  # with those of the legacy style, or with none
-            return _InStyles(buckets, taken, self._styles, self._unix_us)
+        if {*self.styles} != {"draft"}:  # with those of the legacy style, or with none
+            return _InStyles(buckets, taken, self.styles, self._unix_us)
         # Nearly every answer has the draft's fields alone, so they are written in as few steps as their number allows.
         limits = sum([len(bucket.limits) for bucket in buckets])
         if limits == 1:

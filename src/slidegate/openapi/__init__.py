@@ -1,0 +1,62 @@
+"""OpenAPI: which limits each operation of a FastAPI application has, and what a refused request gets.
+
+All this is read from the options of the middlewares and from the routes. Nothing is built, so that middlewares can
+still be added.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.errors import ConfigurationError, quoted
+from .around import Application, applications, guards_around
+from .operations import operations
+from .writer import Writer
+
+__all__ = ["document_limits"]
+
+
+def document_limits(app: Any, *, response: Any = None, names: bool = False, keys: bool = False) -> None:
+    """Add the limits of each operation to the OpenAPI document of a FastAPI application.
+
+    An operation to which a limit applies gets a 429, and ``x-ratelimit`` with these limits as they are configured. It
+    gets a 403 if a ban policy or a blocklist may refuse it, and a 503 if ``on_error="deny"`` may. Responses that the
+    application describes itself stay as they are. Rules that block, shadow rules and honeypots are not published.
+
+    Call it when the application is complete: FastAPI applications that are mounted by then are documented too, each
+    in its own document. A document is made once; ``app.openapi_schema = None`` makes it anew, for example after a
+    configuration file has changed.
+
+    Args:
+        app: The application.
+        response: The pydantic model of what `on_refused`, or an exception handler of your own, answers. Without it
+            such a response has no body in the document.
+        names: Whether to publish the names of rules.
+        keys: Whether to publish what limits count by: ``address``, ``header:x-api-key``.
+
+    Raises:
+        ConfigurationError: `app` is no FastAPI application, and contains none.
+    """
+    found = [*applications(app, "", ())]
+    if not found:
+        raise ConfigurationError(f"document_limits: expected a FastAPI application, not {quoted(app)}", "app")
+    for one in found:
+        _document(one, response, names=names, keys=keys)
+
+
+def _document(application: Application, response: Any, *, names: bool, keys: bool) -> None:
+    """Let an application add its limits to its document."""
+    generate = application.app.openapi
+    described: list[object] = []
+
+    def openapi() -> Any:
+        document = generate()
+        if not any(document is one for one in described):
+            described[:] = [document]
+            writer = Writer(application.app, document, response, names=names, keys=keys)
+            guards = [*guards_around(application)]
+            for operation, its_part in operations(application, document):
+                writer.add(its_part, guards, operation)
+        return document
+
+    application.app.openapi = openapi

@@ -1,0 +1,172 @@
+"""The operations of an application, and the rules that apply to them.
+
+A middleware decides for one request, this file for all requests of an operation at once: the rules in order, up to one
+that certainly ends the list; then `default_limits`; then the limits at the endpoint. Paths are those that clients
+write: an exempt operation has no limits, though one of its odd spellings may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, Final, NamedTuple
+
+from starlette.routing import PARAM_REGEX
+
+from ..findings.routes import may_meet
+from ..web.decorators import LIMITS_MARK
+from ..web.default_limits import EXEMPT_MARK
+from ..web.endpoints import RateLimit
+from ..web.routes import attribute_of, reach, root_of, routes_of
+from ..web.rules import Rule
+from .around import Application, Guard
+
+_PROBES: Final = {"": "~", "str": "~", "int": "918273645", "float": "9182.73645", "uuid": "0" * 32, "path": "~/~"}
+"""For each type of path parameters a value that hardly any path of a rule spells out, and that as few other types take
+as possible."""
+
+
+class Operation(NamedTuple):
+    """An operation: the requests to a route with one method.
+
+    Attributes:
+        route: The route.
+        path: Its full path, in Starlette's syntax.
+        method: The method.
+    """
+
+    route: Any
+    path: str
+    method: str
+
+
+def operations(application: Application, document: Mapping[str, Any]) -> Iterator[tuple[Operation, Any]]:
+    """Yield the operations of an application, each with what its document says of it."""
+    for route in routes_of(application.app) or ():
+        described = document.get("paths", {}).get(attribute_of(route, "path_format"), {})
+        if not hasattr(route, "dependant") or not attribute_of(route, "include_in_schema"):
+            continue
+        path = application.path + (attribute_of(route, "path") or route.path_format)
+        for method in sorted(attribute_of(route, "methods") or ()):
+            if method.lower() in described:
+                yield Operation(route, path, method), described[method.lower()]
+
+
+class Applying(NamedTuple):
+    """The rules of one middleware that may count requests of an operation.
+
+    Attributes:
+        rules: The rules.
+        is_blocked: Whether another rule refuses all requests.
+    """
+
+    rules: Sequence[Rule]
+    is_blocked: bool
+
+
+def applying(guard: Guard, operation: Operation) -> Applying:
+    """Return the rules of a middleware that apply to an operation."""
+    found: set[Rule] = set()
+    is_blocked = True
+    for path in _samples(guard, operation):
+        met = _met(guard, operation, path)
+        if met is not None:
+            is_blocked = False
+            found.update(met)
+    return Applying([rule for rule in (*guard.rules, guard.default_rule) if rule in found], is_blocked)
+
+
+def _met(guard: Guard, operation: Operation, path: str) -> list[Rule] | None:
+    """Return the limits of a request to a path; None if a rule blocks it."""
+    found: list[Rule] = []
+    for rule in guard.rules:
+        matching, action = rule.matching, rule.action
+        if not matching.allows("http", operation.method):
+            continue
+        if matching.rule_paths and not any(one.takes(path) for one in matching.rule_paths):
+            continue
+        is_certain = matching.when is None
+        if action.blocks and is_certain:
+            return None  # who is blocked is not counted by the rules before, either
+        if rule.counts and not action.is_shadow:
+            found.append(rule)
+        if action.is_final and is_certain and _is_exactly(rule, operation.method, path):
+            return found
+    is_exempt = EXEMPT_MARK in getattr(operation.route.endpoint, "__dict__", ())
+    if guard.default_rule is not None and not is_exempt:
+        found.append(guard.default_rule)
+    return found
+
+
+def _is_exactly(rule: Rule, method: str, path: str) -> bool:
+    """Return whether a rule matches a request exactly, as what exempts or ends the list must."""
+    matching = rule.matching
+    if matching.methods is not None and method not in matching.methods:
+        return False
+    return not matching.rule_paths or any(one.is_exactly(path) for one in matching.rule_paths)
+
+
+# -- paths -------------------------------------------------------------------------------------------------------------
+
+
+def _samples(guard: Guard, operation: Operation) -> list[str]:
+    """Return paths of requests to an operation, of each kind that the rules of a middleware tell apart."""
+    template = operation.path.removeprefix(guard.path)
+    if "{" not in template:
+        return [template]
+    usual = _filled(template)
+    samples = {usual: True}
+    if ":path}" in template:
+        samples[PARAM_REGEX.sub("", template)] = True
+    for rule in guard.rules:
+        for one in rule.matching.rule_paths:
+            if may_meet(one.path, template):
+                samples[_filled(_in_both(template, one.path))] = True
+    # Another route may take some of them first.
+    return [path for path in samples if _reaches(guard, operation, path, template)] or [usual]
+
+
+def _filled(template: str) -> str:
+    """Return a path with values in the place of its parameters."""
+    return PARAM_REGEX.sub(lambda found: _PROBES.get((found[2] or "").removeprefix(":"), "~"), template)
+
+
+def _in_both(template: str, other: str) -> str:
+    """Return a path, perhaps with parameters, whose requests match two paths that may meet."""
+    segments, others = template.split("/"), other.split("/")
+    found: list[str] = []
+    for index, (own, theirs) in enumerate(zip_longest(segments, others, fillvalue="")):
+        if ":path}" in theirs:
+            return "/".join([*found, *segments[index:]])
+        if ":path}" in own:
+            return "/".join([*found, *others[index:]])
+        # What has no parameter is narrower than what has one, and one with a type than one without.
+        if "{" not in own or ("{" in theirs and ":" not in theirs):
+            found.append(own)
+        else:
+            found.append(theirs)
+    return "/".join(found)
+
+
+def _reaches(guard: Guard, operation: Operation, path: str, template: str) -> bool:
+    """Return whether a request to a path reaches an operation, as the routers decide."""
+    asked = {"type": "http", "path": root_of(guard.app) + path, "method": operation.method}
+    reached = reach(guard.app, {**asked, "headers": [], "root_path": ""})
+    return reached is not None and reached.path == template and reached.endpoint is operation.route.endpoint
+
+
+# -- at the endpoint ---------------------------------------------------------------------------------------------------
+
+
+def at_endpoint(operation: Operation) -> list[Rule]:
+    """Return the limits at an endpoint: those of dependencies and decorators that refuse."""
+    waiting, found = [operation.route.dependant], []
+    while waiting:
+        one = waiting.pop(0)
+        waiting.extend(one.dependencies)
+        if isinstance(one.call, RateLimit):
+            found.append(one.call.rule)
+    found.extend(getattr(operation.route.endpoint, LIMITS_MARK, ()))
+    distinct = {id(rule): rule for rule in found}.values()
+    applies = [rule.matching.allows("http", operation.method) and not rule.action.is_shadow for rule in distinct]
+    return [rule for rule, does_apply in zip(distinct, applies, strict=True) if does_apply]

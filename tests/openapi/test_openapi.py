@@ -1,0 +1,414 @@
+"""The OpenAPI document says of each operation which limits apply to it, and how it is refused, and nothing else."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import APIRouter, Depends, FastAPI, Response
+from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import JSONResponse
+from starlette.routing import Mount
+
+from examples.demo.app import make_app
+from slidegate import (
+    BanPolicy,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimit,
+    RateLimitExceeded,
+    RateLimitMiddleware,
+    Rule,
+    everyone,
+    header,
+    rate_limit_exceeded,
+)
+from slidegate.core import ConfigurationError
+from slidegate.openapi import document_limits
+from slidegate.testing import FakeClock
+
+from ..asgi import Answer, call
+
+
+def site(**options: Any) -> FastAPI:
+    """Return an application with some routes behind a middleware with these options."""
+    app = FastAPI()
+    app.add_middleware(RateLimitMiddleware, **options)
+    router = APIRouter(prefix="/api", dependencies=[Depends(RateLimit("40/minute", methods=["POST"]))])
+
+    @app.get("/health")
+    @RateLimit.exempt
+    async def health() -> str:
+        return "ok"
+
+    @app.get("/items/special")
+    async def special() -> str:
+        return "ok"
+
+    @app.get("/items/{item}")
+    @app.post("/items/{item}")
+    async def item(item: str) -> str:
+        return item
+
+    @router.get("/search", dependencies=[Depends(RateLimit("3/second", name="search"))])
+    @router.post("/search")
+    async def search() -> str:
+        return "ok"
+
+    @router.get("/decorated")
+    @RateLimit("7/10s", key=everyone)
+    @RateLimit("70/hour", unit="tokens")
+    async def decorated() -> str:
+        return "ok"
+
+    @router.get("/files/{path:path}")
+    async def file(path: str) -> str:
+        return path
+
+    app.include_router(router)
+    return app
+
+
+def documented(app: Any, **options: Any) -> dict[str, Any]:
+    """Return the operations of the document: ``GET /items/{item}`` and what stands there."""
+    document_limits(app, **options)
+    return operations(app)
+
+
+def operations(app: Any) -> dict[str, Any]:
+    paths = app.openapi()["paths"]
+    return {f"{method.upper()} {path}": told for path, methods in paths.items() for method, told in methods.items()}
+
+
+def limits(told: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the limits of each operation that has any."""
+    return {
+        name: [one for rule in each["x-ratelimit"] for one in rule["limits"]]
+        for name, each in told.items()
+        if "x-ratelimit" in each
+    }
+
+
+def refusals(told: dict[str, Any]) -> set[str]:
+    return {"403", "429", "503"} & told["responses"].keys()
+
+
+# -- which limits ------------------------------------------------------------------------------------------------------
+
+
+def test_each_operation_has_the_limits_of_its_own_rules_and_endpoint() -> None:
+    told = documented(
+        site(rules=[Rule("/items/{n}", "5/minute", methods=["POST"]), Rule("/api/{rest:path}", "9/hour")])
+    )
+    assert limits(told) == {
+        "POST /items/{item}": ["5/1m"],
+        "GET /api/search": ["9/1h", "3/1s"],
+        "POST /api/search": ["9/1h", "40/1m"],
+        "GET /api/decorated": ["9/1h", "7/10s", "70/1h"],
+        "GET /api/files/{path}": ["9/1h"],
+    }
+    assert {name for name, each in told.items() if refusals(each)} == {*limits(told)}
+
+
+def test_what_is_exempt_final_or_blocked_ends_the_list() -> None:
+    rules = [
+        Rule("/health", exempt=True),
+        Rule("/items/special", block=True),
+        Rule("/items/{n:int}", "1/minute", final=True),
+        Rule("/api/{rest:path}", "2/minute", final=True, methods=["GET"]),
+        Rule("*", "3/minute", final=True, when=lambda request: False, name="some"),
+        Rule("*", "4/minute"),
+    ]
+    assert limits(documented(site(rules=rules))) == {
+        "GET /items/{item}": ["1/1m", "3/1m", "4/1m"],
+        "POST /items/{item}": ["1/1m", "3/1m", "4/1m"],
+        "GET /api/search": ["2/1m", "3/1s"],
+        "POST /api/search": ["3/1m", "4/1m", "40/1m"],
+        "GET /api/decorated": ["2/1m", "7/10s", "70/1h"],
+        "GET /api/files/{path}": ["2/1m"],
+    }
+
+
+def test_one_path_of_many_counts_only_at_the_route_that_takes_it() -> None:
+    told = documented(site(rules=[Rule("/items/special", "1/minute"), Rule("/items/other", "2/minute")]))
+    assert limits(told)["GET /items/special"] == ["1/1m"]
+    assert limits(told)["GET /items/{item}"] == ["2/1m"]
+
+
+def test_default_limits_are_those_of_each_route_but_exempt_ones() -> None:
+    told = limits(documented(site(default_limits="6/minute; 60/hour")))
+    assert "GET /health" not in told
+    assert told["GET /items/special"] == ["6/1m", "60/1h"]
+    assert told["GET /api/search"] == ["6/1m", "60/1h", "3/1s"]
+
+
+def test_shadow_rules_and_disabled_middlewares_are_not_published() -> None:
+    assert "GET /health" not in limits(documented(site(rules=[Rule("*", "6/minute", shadow=True)])))
+    app = FastAPI()
+    app.add_middleware(RateLimitMiddleware, limits="5/minute", enabled=False)
+    app.get("/")(lambda: "ok")
+    assert limits(documented(app)) == {}
+
+
+def test_a_limit_at_an_endpoint_without_a_middleware_is_none() -> None:
+    app = FastAPI()
+    app.get("/", dependencies=[Depends(RateLimit("5/minute"))])(lambda: "ok")
+    assert limits(documented(app)) == {}
+
+
+def test_a_configuration_file_says_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "slidegate.toml"
+    path.write_text('default_limits = "6/minute"\nstore = "redis://127.0.0.1:1"\non_error = "deny"\nheaders = "none"\n')
+    app = FastAPI()
+    app.add_middleware(RateLimitMiddleware.from_file, path=path)
+    app.get("/")(lambda: "ok")
+    (told,) = documented(app).values()
+    assert told["x-ratelimit"] == [{"limits": ["6/1m"]}]
+    assert refusals(told) == {"429", "503"}
+    assert [*told["responses"]["429"]["headers"]] == ["Retry-After"]
+
+
+def test_a_mounted_application_has_the_limits_around_it_in_its_own_document() -> None:
+    inner = site(rules=[Rule("/items/{n}", "1/minute")])
+    outer = FastAPI()
+    outer.add_middleware(RateLimitMiddleware, rules=[Rule("/v1/items/{n}", "2/minute"), Rule("/items/{n}", "3/minute")])
+    outer.mount("/v1", inner)
+    document_limits(outer)
+    assert limits(operations(inner))["GET /items/{item}"] == ["2/1m", "1/1m"]
+    assert operations(outer) == {}
+    mounted = site(rules=[])
+    around = [Middleware(RateLimitMiddleware, limits="4/minute", headers=("draft", "legacy"))]
+    document_limits(Starlette(routes=[Mount("/v2", mounted, middleware=around)]))
+    assert limits(operations(mounted))["GET /health"] == ["4/1m"]
+    assert "X-RateLimit-Reset" in operations(mounted)["GET /health"]["responses"]["429"]["headers"]
+
+
+def test_nothing_is_built() -> None:
+    app = site(limits="5/minute")
+    documented(app)
+    app.add_middleware(RateLimitMiddleware, limits="50/hour")
+    assert app.middleware_stack is None
+    app.openapi_schema = None
+    assert limits(operations(app))["GET /health"] == ["50/1h", "5/1m"]
+
+
+# -- how they are shown ------------------------------------------------------------------------------------------------
+
+
+def test_limits_alone_are_published_unless_names_and_keys_are_asked_for() -> None:
+    def tier(request: Any) -> str:
+        return "5/minute"
+
+    rules = [Rule("*", tier, name="tier"), Rule("*", "9/hour", key=header("X-API-Key"), when=lambda request: True)]
+    by_tier, hourly = {"limits": [], "by_request": True}, {"limits": ["9/1h"], "conditional": True}
+    assert documented(site(rules=rules))["GET /health"]["x-ratelimit"] == [by_tier, hourly]
+    told = documented(site(rules=rules), names=True, keys=True)
+    assert told["GET /health"]["x-ratelimit"] == [
+        {**by_tier, "name": "tier", "key": "address"},
+        {**hourly, "key": "header:x-api-key"},
+    ]
+    assert {"limits": ["70/1h"], "unit": "tokens", "key": "address"} in told["GET /api/decorated"]["x-ratelimit"]
+    assert told["GET /api/search"]["x-ratelimit"][-1]["name"] == "search"
+
+
+def test_bans_and_lists_add_a_403_everywhere_and_no_limit() -> None:
+    bans = BanPolicy(after="3/minute", duration="1h", signals={"/.env": 1})
+    for options in ({"bans": bans}, {"blocklist": Networks(["192.0.2.0/24"])}):
+        told = documented(site(rules=[], **options))
+        assert "x-ratelimit" not in told["GET /health"]
+        assert refusals(told["GET /health"]) == {"403"}
+        assert "/.env" not in json.dumps(told)
+    assert (
+        refusals(
+            documented(site(rules=[], bans=BanPolicy(after="3/minute", duration="1h", shadow=True)))["GET /health"]
+        )
+        == set()
+    )
+
+
+@pytest.mark.parametrize(
+    ("of_limiter", "of_rule", "expected"),
+    [("deny", None, True), ("deny", "allow", False), ("local", None, False), ("local", "deny", True)],
+)
+def test_a_503_is_where_deny_can_refuse(of_limiter: Any, of_rule: Any, expected: bool) -> None:
+    limiter = Limiter.from_url("redis://127.0.0.1:1", on_error=of_limiter)
+    told = documented(site(rules=[Rule("/health", "5/minute", on_error=of_rule)], limiter=limiter))
+    assert refusals(told["GET /health"]) == ({"429", "503"} if expected else {"429"})
+    assert refusals(told["GET /items/special"]) == set()
+
+
+def test_a_memory_store_cannot_fail() -> None:
+    assert refusals(documented(site(rules=[Rule("*", "5/minute", on_error="deny")]))["GET /health"]) == {"429"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ("draft", ["Retry-After", "RateLimit", "RateLimit-Policy"]),
+        (["legacy"], ["Retry-After", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"]),
+        (None, ["Retry-After"]),
+    ],
+)
+def test_fields_are_those_of_the_middleware(headers: Any, expected: list[str]) -> None:
+    told = documented(site(limits="5/minute", headers=headers))
+    assert [*told["GET /health"]["responses"]["429"]["headers"]] == expected
+
+
+class SlowDown(BaseModel):
+    """What an application answers."""
+
+    class Hint(BaseModel):
+        seconds: int
+
+    error: str
+    hint: Hint
+
+
+async def own_answer(request: Any, error: Any) -> Response:
+    return JSONResponse({"error": "slow down", "hint": {"seconds": 1}}, 429)
+
+
+def content(app: FastAPI, name: str, **options: Any) -> Any:
+    return [*documented(app, **options)[name]["responses"]["429"].get("content", ())]
+
+
+def test_the_body_of_another_answer_is_the_users_to_describe() -> None:
+    assert content(site(limits="5/minute"), "GET /health") == ["application/problem+json"]
+    assert content(site(limits="5/minute", on_refused=own_answer), "GET /health") == []
+    app = site(limits="5/minute", on_refused=own_answer)
+    assert content(app, "GET /health", response=SlowDown) == ["application/json"]
+    assert "Hint" in app.openapi()["components"]["schemas"]
+    handled = site(limits="5/minute")
+    handled.add_exception_handler(RateLimitExceeded, rate_limit_exceeded)
+    assert content(handled, "GET /api/search") == ["application/problem+json"]
+    assert content(site(rules=[]), "GET /api/search") == ["application/json"]
+    handled = site(rules=[])
+    handled.add_exception_handler(RateLimitExceeded, own_answer)
+    assert content(handled, "GET /api/search") == []
+
+
+def test_what_the_application_says_itself_stays() -> None:
+    app = FastAPI(responses={429: {"description": "ours"}})
+    app.add_middleware(RateLimitMiddleware, limits="5/minute")
+    app.get("/")(lambda: "ok")
+    (told,) = documented(app).values()
+    assert told["responses"]["429"] == {"description": "ours"}
+    assert told["x-ratelimit"] == [{"limits": ["5/1m"]}]
+
+
+def test_only_an_application_with_a_document_can_be_documented() -> None:
+    with pytest.raises(ConfigurationError, match="expected a FastAPI application"):
+        document_limits(Starlette())
+
+
+def test_the_document_is_served_and_made_once() -> None:
+    app = site(limits="500/minute")
+    document_limits(app)
+    document_limits(app)
+    with TestClient(app) as client:
+        first, second = client.get("/openapi.json").json(), client.get("/openapi.json").json()
+    assert first == second
+    assert first["paths"]["/health"]["get"]["x-ratelimit"] == [{"limits": ["500/1m"]}]
+
+
+# -- the document and the application, in both directions --------------------------------------------------------------
+
+
+PATHS = [
+    "*",
+    "/health",
+    "/items/special",
+    "/items/{item}",
+    "/items/other",
+    "/items/{n:int}",
+    "/api/{rest:path}",
+    "/api/search",
+    "/api/files/{p:path}",
+    "/api/{one}",
+]
+MOST = 3
+"""The largest amount of a limit."""
+METHODS = [None, ["GET"], ["POST"]]
+VALUES = {"{item}": ["~", "7", "other", "special"], "{path}": ["", "a", "a/b"]}
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> list[Rule]:
+    found = []
+    for number in range(draw(st.integers(0, 5))):
+        options: dict[str, Any] = draw(
+            st.sampled_from([{}, {}, {"final": True}, {"shadow": True}, {"exempt": True}, {"block": True}])
+        )
+        amount = None if options.keys() & {"exempt", "block"} else f"{draw(st.integers(1, MOST))}/hour"
+        path, methods = draw(st.sampled_from(PATHS)), draw(st.sampled_from(METHODS))
+        found.append(Rule(path, amount, methods=methods, name=amount and f"r{number}", **options))
+    return found
+
+
+def spelled(name: str) -> Iterator[str]:
+    """Yield paths by which requests reach an operation."""
+    method, _, path = name.partition(" ")
+    for parameter, values in VALUES.items():
+        if parameter in path:
+            paths = [path.replace(parameter, value) for value in values]
+            yield from [one for one in paths if (method, one) != ("GET", "/items/special")]  # of another operation
+            return
+    yield path
+
+
+async def answers(app: FastAPI, name: str) -> list[Answer]:
+    """Return the answers of an operation to one request more than each limit admits, at each of its paths."""
+    method = name.partition(" ")[0]
+    return [await call(app, one, method) for one in spelled(name) for _ in range(MOST + 1)]
+
+
+@given(rules(), st.sampled_from([None, f"{MOST}/hour"]))
+async def test_an_operation_has_a_429_if_and_only_if_it_can_get_one(given_rules: list[Rule], defaults: Any) -> None:
+    clock = FakeClock()
+    app = site(rules=given_rules, default_limits=defaults, limiter=Limiter(MemoryStore(clock=clock)))
+    told = documented(app)
+    blocked = {403} if any(rule.action.blocks for rule in given_rules) else set()
+    for name in told.keys() - {"POST /api/search", "GET /api/decorated"}:
+        got = {answer.status for answer in await answers(app, name)}
+        assert (429 in got) == ("429" in told[name]["responses"]), (name, given_rules)
+        assert got - blocked <= {int(status) for status in told[name]["responses"]}
+        clock.advance("1d")
+
+
+async def test_every_response_of_the_demo_is_documented_and_every_documented_one_can_be_got() -> None:
+    clock = FakeClock()
+    limiter = Limiter(MemoryStore(clock=clock))
+    app = make_app(limiter)
+    document_limits(app)
+    told = operations(app)
+    assert refusals(told["GET /health"]) == {"403"}, "which is exempt"
+    for number, name in enumerate(told):
+        method, _, path = name.partition(" ")
+        peer = (f"203.0.113.{number + 1}", 1)
+        got = [await call(app, path.replace("{slug}", "fair-queues"), method, client=peer) for _ in range(250)]
+        await limiter.ban(peer[0], "1h")
+        got.append(await call(app, path, method, client=peer))
+        for answer in got:
+            response = told[name]["responses"].get(str(answer.status))
+            if answer.status == 401:  # of the application
+                continue
+            assert response is not None, (name, answer.status)
+            if answer.status in (403, 429):
+                check(answer, response)
+        assert {str(answer.status) for answer in got} & {"403", "429", "503"} == refusals(told[name]), name
+
+
+def check(answer: Answer, response: dict[str, Any]) -> None:
+    """Check that an answer has the fields and the body that its document describes."""
+    missing = {name.lower() for name in response["headers"]} - answer.headers.keys()
+    assert missing == set()
+    schema = response["content"][answer.headers["content-type"]]["schema"]
+    Draft202012Validator(schema).validate(json.loads(answer.body))
