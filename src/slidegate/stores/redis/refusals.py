@@ -83,19 +83,27 @@ class Refusals:
             sent_ns: When the question was sent (monotonic).
             subjects: The keys and addresses whose bans refuse the question.
         """
-        by_ban = decision.reason is Reason.BANNED
-        checks = tuple(decision.checks)
-        if self._has_changed(subjects if by_ban else chain(subjects, _windows(checks)), sent_ns):
+        subject: Hashable = tuple(subjects)
+        changes: list[Hashable] = [*subjects]
+        amounts: list[int] = []
+        lasts_us = TRUST_US
+        if decision.reason is not Reason.BANNED:  # until units leave
+            checks = tuple(decision.checks)
+            subject, amounts = checks, _amounts(checks)
+            changes += _windows(checks)
+            leaves_us = min(
+                leaves_us for spent, leaves_us, *_ in decision.readings if spent and leaves_us
+            )  # no permits
+            lasts_us = min(lasts_us, leaves_us - decision.now_us)
+        elif decision.retry_after_us is not None:  # until the ban ends
+            lasts_us = min(lasts_us, decision.retry_after_us)
+        if self._has_changed(changes, sent_ns):
             return
-        lasts_us = TRUST_US if decision.retry_after_us is None else decision.retry_after_us
-        if not by_ban:
-            leaves_us = min(reading[1] for reading in decision.readings if reading[0] and reading[1])  # no permits
-            lasts_us = leaves_us - decision.now_us
-        is_real, now_us = self._time.is_real, decision.now_us
-        sent_us, came_us = (sent_ns // 1_000, self._time.local_us()) if is_real else (now_us, now_us)
-        ends_us, self._latest_us = sent_us + min(lasts_us, TRUST_US), came_us
-        known = KnownRefusal(decision, sent_ns, came_us, ends_us, () if by_ban else _amounts(checks))
-        remember(self.cache, tuple(subjects) if by_ban else checks, known)
+        sent_us = came_us = decision.now_us  # by the clock of a test, which stands still meanwhile
+        if self._time.is_real:
+            sent_us, came_us = sent_ns // 1_000, self._time.local_us()
+        self._latest_us = came_us
+        remember(self.cache, subject, KnownRefusal(decision, sent_ns, came_us, sent_us + lasts_us, amounts))
 
     def change(self, checks: Iterable[Check]) -> None:
         """Repeat no refusal of windows that change now, also none that is still on its way."""
@@ -103,11 +111,13 @@ class Refusals:
         for bucket, key, _ in checks:
             changed_ns[bucket.name, key] = now_ns
         if len(changed_ns) > MEMO_SIZE:
-            self.change_all()  # as if all had changed now
+            self.change_all()  # as if all had changed now; the same below
 
     def ban(self, key: str) -> None:
         """Repeat no refusal of a key that is banned now: the ban may last longer."""
         self._changed_ns[key] = monotonic_ns()
+        if len(self._changed_ns) > MEMO_SIZE:
+            self.change_all()
 
     def change_all(self) -> None:
         """Repeat no refusal that was asked for before now."""
