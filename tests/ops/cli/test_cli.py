@@ -306,10 +306,7 @@ def since_now(found: re.Match[str]) -> str:
 
 
 def snapshot(directory: Path) -> dict[str, object]:
-    """Return the files with their lengths, and the blocks that they have at their start.
-
-    A map is 1 GiB long, and nearly empty.
-    """
+    """Return when files were written, how long they are, and the blocks that they have at their start."""
     found = dict[str, object]()
     for file in filter(Path.is_file, directory.rglob("*")):
         with file.open("rb") as opened:

@@ -36,7 +36,7 @@ class Room(IntEnum):
     NO_WINDOWS = 1
     """New keys share cells."""
     NO_CELLS = 2
-    """And not all of them have one: nobody counts them."""
+    """A key whose cell does not exist yet is not counted: `on_error` decides."""
     NO_CHANGES = 3
     """All changes fail but those that delete or hand back."""
 
