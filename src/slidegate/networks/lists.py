@@ -1,6 +1,6 @@
 """Networks in files: blocklists and allowlists that are read again while the application serves.
 
-A file has one address or network per line; text after ``#`` or ``;`` is a comment.
+A file has one address or network per line; text after ``#`` or ``;`` is a comment. JSON is read by `crawlers`.
 A changed file replaces all networks of a list in a single assignment, so a lookup never sees a partial list. A file
 with an error changes nothing.
 
@@ -14,9 +14,10 @@ from __future__ import annotations
 import io
 import json
 import os
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ..core import networks as core
 from ..core.addresses import parse_network
@@ -27,14 +28,26 @@ from ..core.networks import ADDRESSES
 from ..core.passwords import without_passwords
 from ..files.watcher import FollowedFile, read_whole
 
+if TYPE_CHECKING:
+    from ..web.keys import KeyCondition
+
 MAX_BYTES: Final = 32 << 20
 """The maximum size of a file: enough for more than a million networks, and it bounds the memory for reading."""
 _EVERYBODY: Final = {4: "the IPv4 addresses", 6: "2000::/3, the allocated IPv6 addresses"}
 _WIDEST: Final[Mapping[str, Mapping[int, int]]] = {
     "blocklist": {version: -(-addresses * 9 // 10) for version, addresses in ADDRESSES.items()},
     "allowlist": {4: 1 << 32 - 4, 6: 1 << 128 - 4},
+    "has_client()": {4: 1 << 32 - 4, 6: 1 << 128 - 4},
 }
 """How many addresses are too many for a list from a file, by what it is for and by version."""
+_EFFECTS: Final = {
+    "blocklist": "refuse nearly everybody",
+    "allowlist": "exempt very many from all limits",
+    "has_client()": "take very many for whom it lists",
+}
+"""What such a list would do."""
+_OPTIONS: Final = ("blocklist", "allowlist")
+"""What of these are options of a configuration file."""
 
 
 class Networks(core.Networks):
@@ -53,8 +66,13 @@ class Networks(core.Networks):
     """The file from which the networks are read; None for copies."""
 
     @classmethod
-    def from_file(cls, path: str | PathLike[str], *, wide: bool = False, private: bool = False) -> Networks:
+    def from_file(
+        cls, path: str | PathLike[str], *, wide: bool = False, private: bool = False, service: str | None = None
+    ) -> Networks:
         """Read a file of networks, which a `RateLimitMiddleware` with this blocklist or allowlist reads again.
+
+        It has one network a line, or is the JSON in which Google, Bing, Apple, OpenAI, Perplexity, DuckDuckGo and AWS
+        publish theirs.
 
         Requests trigger a look at the file at most once a second; a thread then reads a changed file, once its size and
         times were equal at two looks. A file that is missing, unreadable or empty changes nothing. To empty a list,
@@ -66,13 +84,29 @@ class Networks(core.Networks):
                 an allowlist as many addresses as a /4. By default it is an error, and changes nothing.
             private: As a blocklist, also refuse loopback, private, shared and link-local addresses, and trusted
                 proxies. By default these are left out, which the event ``list_spared`` reports.
+            service: The service whose networks are taken from a file that names services, as AWS's does. It is required
+                there, because anybody can rent an address of EC2.
 
         Raises:
             ConfigurationError: The file or a line of it is invalid.
         """
         if not isinstance(path, (str, PathLike)) or not os.path.basename(path):
             raise ConfigurationError(f'expected a file, for example "drop.netset", not {quoted(path)}', "path")
-        return ListFile(os.fspath(path), wide=wide, private=private).networks
+        return ListFile(os.fspath(path), wide=wide, private=private, service=service).networks
+
+    def has_client(self) -> KeyCondition:
+        """Return a condition for `Rule(when=...)`: the client's whole address is in one of these networks.
+
+        A file of networks is read again when it changes, as for a list.
+
+        Raises:
+            ConfigurationError: The file has as many addresses as a /4, without ``wide=True``.
+        """
+        from .crawlers import client_is_in  # here, as few applications need it
+
+        if self.file is not None:
+            self.file.serve_as("has_client()")
+        return client_is_in(self)
 
     def find(self, version: int, value: int) -> str | None:
         """Return the name of the file, else ``""``, if a parsed address is in one of the networks; None if not."""
@@ -87,6 +121,7 @@ class ListFile(FollowedFile):
         path: The file.
         wide: Whether it may cover nearly everybody.
         private: Whether it may refuse private addresses and trusted proxies.
+        service: The service whose networks are taken from a file that names services.
         role: What it is, if that is known: a key of `_WIDEST`.
 
     Attributes:
@@ -97,10 +132,13 @@ class ListFile(FollowedFile):
         ConfigurationError: It cannot be read, a line is invalid, or it covers nearly everybody.
     """
 
-    def __init__(self, path: str, *, wide: bool = False, private: bool = False, role: str = "") -> None:
+    def __init__(
+        self, path: str, *, wide: bool = False, private: bool = False, service: str | None = None, role: str = ""
+    ) -> None:
         super().__init__(path, os.path.splitext(os.path.basename(path))[0])
         self.private = check_flag("private", private)
         self._is_wide = check_flag("wide", wide)
+        self._service = service
         self._roles = {role} if role else set[str]()
         self.networks = self.read()
         object.__setattr__(self.networks, "file", self)
@@ -109,7 +147,7 @@ class ListFile(FollowedFile):
         """Let a middleware use the file, from now on.
 
         Args:
-            role: ``"blocklist"`` or ``"allowlist"``.
+            role: ``"blocklist"``, ``"allowlist"`` or ``"has_client()"``.
 
         Raises:
             ConfigurationError: It covers nearly everybody.
@@ -119,7 +157,7 @@ class ListFile(FollowedFile):
 
     def read(self) -> Networks:
         """Return the networks in the file; an error in a line names the line."""
-        networks = Networks.of_ranges(_ranges(self.path))
+        networks = Networks.of_ranges(_ranges(self.path, self._service))
         for role in sorted(self._roles):
             self._check_width(networks, role)
         return networks
@@ -132,11 +170,12 @@ class ListFile(FollowedFile):
                 continue
             percent = 100 * covered // ADDRESSES[version]
             name = json.dumps(os.path.basename(self.path))
-            does = "refuse nearly everybody" if role == "blocklist" else "exempt very many from all limits"
+            written = f"Networks.from_file({name}, wide=True)"
+            if role in _OPTIONS:
+                written += f", in slidegate.toml {role} = {{ path = {name}, wide = true }}"
             raise ConfigurationError(
-                f"{self.path}: covers {percent} % of {_EVERYBODY[version]}, so it would {does}; correct the file, or "
-                f"if you mean that, write Networks.from_file({name}, wide=True), in slidegate.toml {role} = "
-                f"{{ path = {name}, wide = true }}",
+                f"{self.path}: covers {percent} % of {_EVERYBODY[version]}, so it would {_EFFECTS[role]}; correct the "
+                f"file, or if you mean that, write {written}",
                 role,
             )
 
@@ -154,11 +193,21 @@ def read_entries(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
             yield number, entry
 
 
-def _ranges(path: str) -> Iterator[tuple[int, int, int]]:
+def _ranges(path: str, service: str | None) -> Iterator[tuple[int, int, int]]:
     """Read a file, and yield its networks as (4 or 6, first address, last address)."""
     content = read_whole(path, MAX_BYTES, "path")
     if problem := utf_8_needed(content):
         raise ConfigurationError(f"cannot read {without_passwords(str(path))}: {problem}", "path")
+    if content.removeprefix(BOM_UTF8).lstrip().startswith(b"{"):
+        from .crawlers import published_ranges  # here, as few applications need it
+
+        try:
+            yield from published_ranges(content.removeprefix(BOM_UTF8), service)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: {error.text}", error.option) from None
+        return
+    if service is not None:
+        raise ConfigurationError(f"{path}: names no services; leave service out", "service")
     for number, entry in read_entries(io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", "replace")):
         try:
             found = parse_network(entry)

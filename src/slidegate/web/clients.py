@@ -48,6 +48,14 @@ class Client:
     verdict: Decision | None
     located: Mapping[Key, str] | None = None
 
+    @property
+    def address(self) -> Address | None:
+        """Its whole address; None if it has none."""
+        for subject in self.subjects:
+            if isinstance(subject, tuple):
+                return subject
+        return None
+
     def beside(self, scope: Scope) -> Scope:
         """Return a later scope of its request for keys, which read from it everything but addresses.
 
