@@ -22,7 +22,7 @@ import pytest
 
 from slidegate import Decision
 from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.lmdb.gate import GATE
+from slidegate.stores.lmdb.gate import GATE, Gate
 from slidegate.testing import FakeClock
 
 from ...remote_stores import RemoteStore
@@ -154,6 +154,11 @@ def gate_held(store: Any) -> Iterator[int]:
     fcntl.flock(gate, fcntl.LOCK_EX)
     yield gate
     os.close(gate)
+
+
+def leave(gate: Gate) -> None:
+    """Leave a gate, as a transaction does at its end."""
+    fcntl.flock(gate.file, fcntl.LOCK_UN)
 
 
 def counts_file(path: str | Path) -> Path:

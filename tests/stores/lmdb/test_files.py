@@ -47,6 +47,7 @@ from .processes import (
     fork_in_c,
     gate_held,
     in_another_process,
+    leave,
     mounted,
     on_a_disk,
     outcome,
@@ -543,18 +544,18 @@ def test_refusals_count_whole_while_one_stands_in_the_gate_and_little_where_many
 
     assert one.enter()
     assert [refused_after(0.3), refused_after(0.3), refused_after(0.1)] == pytest.approx([0.0, 0.3, 0.4])
-    one.leave()
+    leave(one)
     assert other.enter()
     assert refused_after(0.3) == pytest.approx(0.405)
-    other.leave()
+    leave(other)
     assert one.enter()
-    one.leave()
+    leave(one)
     assert other.enter()
     assert [refused_after(0.001), refused_after(0.3)] == pytest.approx([0.406, 0.706])
-    other.leave()
+    leave(other)
     assert here.enter()
     assert here.refused_s == 0.0
-    here.leave()
+    leave(here)
     assert one.enter()
     assert refused_after(0.3) == 0.0, "it was open until now, as far as anybody knows"
 
@@ -645,7 +646,7 @@ def test_a_child_stays_before_the_gate_of_its_parent_and_takes_permits_of_its_ow
     assert store._env.gate.enter()
     pid, reading = actor(work, way)
     assert os.read(reading, 5) == b"waits"
-    store._env.gate.leave()
+    leave(store._env.gate)
     assert outcome(pid, reading) == (b"", 0)
     assert not store.hit(permits), "those of the child are taken until their lease ends"
     assert store.refund(mine.begin_refund()) is True

@@ -20,6 +20,7 @@ child, or whoever comes after an error with which LMDB could not go on::
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 import time
@@ -131,14 +132,14 @@ class Environment:
                     self._append(txn, noted)
             return True
         except BaseException:  # a signal handler may raise, too
-            if noted:
-                self._undo(noted)
+            self._undo(noted)
             raise
         finally:
-            try:  # here and not in a function, which a signal handler could end before it begins
+            try:  # here and not in functions, which a signal handler could end before they begin
                 if self._inside == thread:
                     self._inside = 0
-                    self.gate.leave()
+                    if self.gate.is_open:
+                        fcntl.flock(self.gate.file, fcntl.LOCK_UN)
             finally:
                 try:  # noqa: SIM105 - for the same reason
                     TURNS.lock.release()
@@ -174,7 +175,7 @@ class Environment:
     def _undo(self, noted: Noted) -> None:
         """Append what is stored, after lines of a transaction that could not be committed."""
         with suppress(lmdb.Error, OSError):
-            if self._is_in_place():
+            if noted and self._is_in_place():
                 with self.counts.lmdb.begin() as txn:
                     self.journal.append(lines_as_stored(txn, self.counts.dbs, noted))
 

@@ -43,6 +43,7 @@ class Gate:
         create: Whether to create the files if there are none; who does not is a tool, and none of those who live.
 
     Attributes:
+        file: The descriptor of the gate; whoever has entered leaves by unlocking it.
         is_open: Whether the files are open.
         refused_at_s: When this process was refused last, by the monotonic clock; 0 if it has entered since.
         refused_s: For how long others have stood in the gate, one or several in turn, since this process entered.
@@ -51,7 +52,7 @@ class Gate:
     def __init__(self, path: Path, *, create: bool) -> None:
         self._path = path
         self._create = create
-        self._gate = self._users = -1
+        self.file = self._users = -1
         self._entries: mmap | None = None
         self._own_number = 0
         self._last_number = 0
@@ -66,16 +67,16 @@ class Gate:
             StoreUnavailable: They do not exist, and nothing may be created.
         """
         self.close()  # the first file, where the second one could not be opened
-        self._gate = self._opened(GATE, _OURS + bytes(_NUMBER.size))
+        self.file = self._opened(GATE, _OURS + bytes(_NUMBER.size))
         self._users = self._opened(USERS, b"")
-        self._entries = mmap(self._gate, _GATE_BYTES)
+        self._entries = mmap(self.file, _GATE_BYTES)
         self._own_number = int.from_bytes(os.urandom(7), "big")
         self.is_open = True
 
     def enter(self) -> bool:
         """Enter without waiting; return False if another process is inside."""
         try:
-            fcntl.flock(self._gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.count_refusal()
             return False
@@ -104,11 +105,6 @@ class Gate:
         """Return whether the last try of this process was in vain."""
         return self.refused_at_s > 0.0
 
-    def leave(self) -> None:
-        """Leave."""
-        if self.is_open:
-            fcntl.flock(self._gate, fcntl.LOCK_UN)
-
     def is_alone(self) -> bool:
         """Return whether no process lives, inside the gate; `join` afterwards."""
         return not self._lives and _locked(self._users, fcntl.LOCK_EX)
@@ -120,11 +116,11 @@ class Gate:
 
     def is_in_place(self) -> bool:
         """Return whether both files are still those at their paths."""
-        return is_file_at(self._gate, self._path / GATE) and is_file_at(self._users, self._path / USERS)
+        return is_file_at(self.file, self._path / GATE) and is_file_at(self._users, self._path / USERS)
 
     def identity(self) -> bytes:
         """Return bytes that differ for each file that has been the gate."""
-        status = os.fstat(self._gate)
+        status = os.fstat(self.file)
         return b"%d:%d:" % (status.st_dev, status.st_ino)
 
     def close(self) -> None:
@@ -132,10 +128,10 @@ class Gate:
         if self._entries is not None:
             self._entries.close()
             self._entries = None
-        for file in (self._gate, self._users):
+        for file in (self.file, self._users):
             if file >= 0:
                 os.close(file)
-        self._gate = self._users = -1
+        self.file = self._users = -1
         self.is_open = self._lives = False
 
     def _opened(self, name: str, content: bytes) -> int:
