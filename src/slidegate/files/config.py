@@ -87,11 +87,22 @@ def about(key: str | int) -> Iterator[None]:
     try:
         yield
     except ConfigurationError as error:
-        located = f"[{key}]" if isinstance(key, int) else key if _BARE.fullmatch(key) else quoted(key)
+        located = _place_of(key)
         text, inner = str(error), ""
         if isinstance(error, LocatedError) or error.option.isidentifier():
-            text, inner = error.text, error.option if error.option.startswith("[") else f".{error.option}"
+            text, inner = error.text, error.option
+            if not inner.startswith("["):
+                inner = f".{inner}"
         raise LocatedError(text, f"{located}{inner}") from error.__cause__
+
+
+def _place_of(key: str | int) -> str:
+    """Return a key, or the index of a table, as it stands in the path of a key."""
+    if isinstance(key, int):
+        return f"[{key}]"
+    if _BARE.fullmatch(key):
+        return key
+    return quoted(key)
 
 
 class ConfigReader:
@@ -118,12 +129,12 @@ class ConfigReader:
             "allowlist": lambda given: self._list(given, "allowlist"),
             "key": self._key,
             "client": lambda table: self._made(client_ip, table),
-            "trusted": lambda given: self._list(given) if isinstance(given, str) else given,
+            "trusted": self._trusted,
             "rules": self._rules,
             "bans": self._policies,
             "messages": lambda table: self._made(MessageLimits, table),
-            "headers": lambda style: None if style == "none" else style,
-            "networks": lambda names: [names] if isinstance(names, str) else check_list("", names, f"files, {_MMDB}"),
+            "headers": _header_style,
+            "networks": _file_names,
             "network": self._network_file,
             "combine": lambda parts: [self._key_or_client(part) for part in check_list("", parts, _PARTS)],
             "mcp_tool": lambda tools: check_list("", tools, 'a list of tools such as ["search"]'),
@@ -153,7 +164,9 @@ class ConfigReader:
         is_clear = error.option in self._code or str(error).startswith(
             f"cannot read {without_passwords(str(self._path))}: "
         )
-        return ConfigurationError(str(error) if is_clear else f"{self._path}: {error}")
+        if is_clear:
+            return ConfigurationError(str(error))
+        return ConfigurationError(f"{self._path}: {error}")
 
     def limiter(self, address: str) -> Limiter:
         """Return the limiter that the file describes; call `options` before.
@@ -168,7 +181,9 @@ class ConfigReader:
         store, names, where = options.pop("store"), options.pop("networks"), "store"
         if store is None and STORE_VARIABLE in os.environ:
             store, where = os.environ[STORE_VARIABLE] or None, f"the environment variable {STORE_VARIABLE}"
-        url = address or ("memory://" if store is None else store)
+        url = address or store
+        if not address and store is None:
+            url = "memory://"
         try:
             with about("networks"):
                 networks = [Network(self._network_file(name)) for name in names]
@@ -183,10 +198,7 @@ class ConfigReader:
     def _options(self, data: dict[str, Any]) -> dict[str, Any]:
         for name in data:
             if name not in OPTIONS:
-                table = next((table for table, call in _TABLES.items() if name in signature(call).parameters), "")
-                raise ConfigurationError(
-                    f"unknown option {quoted(name)}; write it below {table}" if table else unknown_option(name, OPTIONS)
-                )
+                raise ConfigurationError(_unknown_at_the_top(name))
             if name in OF_LIMITER and "limiter" in self._code:
                 raise ConfigurationError(
                     f"the limiter given in code has its own; remove {name}, or limiter= in code", name
@@ -195,17 +207,20 @@ class ConfigReader:
             raise ConfigurationError('expected limits = "100/minute", or rules, or default_limits')
         options: dict[str, Any] = {}
         self._has_key = "key" in data
-        for name in [name for name in OPTIONS if name in data]:
-            options[name] = self._read(name, data[name])
-            if name == "client":
+        for name in OPTIONS:  # in this order, as later ones need the client
+            if name in data:
+                options[name] = self._read(name, data[name])
+            if name == "client" and name in data:
                 self._client = options[name]
         self.of_limiter = {name: options.pop(name, default) for name, default in OF_LIMITER.items()}
         return options
 
     def _read(self, name: str, value: Any) -> Any:
         """Return an argument from the value of a key, which is written alike in every table."""
+        if name not in self._readers:
+            return value
         with about(name):
-            return self._readers[name](value) if name in self._readers else value
+            return self._readers[name](value)
 
     def _made(self, call: Callable[..., T], table: object, first: str = "", **fixed: Any) -> T:
         """Call a class or function with the keys of a table as its arguments, and with some that are fixed.
@@ -214,9 +229,12 @@ class ConfigReader:
         """
         if not isinstance(table, dict):
             raise ConfigurationError(f"expected a table, not {quoted(table)}")
-        absent = *OF_FUNCTIONS, *fixed
-        parameters = {name: one for name, one in signature(call).parameters.items() if name not in absent}
-        names = [first, *[*parameters][1:]] if first else [*parameters]
+        parameters = {**signature(call).parameters}
+        for name in (*OF_FUNCTIONS, *fixed):
+            parameters.pop(name, None)
+        names = [*parameters]
+        if first:
+            names[0] = first
         for name in table:
             if name not in names:
                 if name in OPTIONS:
@@ -226,7 +244,9 @@ class ConfigReader:
         for name, parameter in zip(names, parameters.values(), strict=True):
             if parameter.default is Parameter.empty and name not in options:
                 raise ConfigurationError("is missing", name)
-        return call(*[options.pop(first)] if first else (), **options, **fixed)
+        if first:
+            return call(options.pop(first), **options, **fixed)
+        return call(**options, **fixed)
 
     def _at(self, place: str | int, call: Callable[..., T], table: object, **fixed: Any) -> T:
         """Call a class with a table among others, whose errors say which one it is."""
@@ -235,9 +255,13 @@ class ConfigReader:
 
     def _rules(self, tables: object) -> list[Rule]:
         listed = check_list("", tables, "tables [[rules]]")
-        rules = [(self._at(number, Rule, table), table) for number, table in enumerate(listed)]
-        # "client" is no key, but here it has to replace the file's.
-        return [rule.keyed(self._client) if "key" in table and self._has_key else rule for rule, table in rules]
+        rules: list[Rule] = []
+        for number, table in enumerate(listed):
+            rule = self._at(number, Rule, table)
+            if "key" in table and self._has_key:  # "client" is no key, but here it has to replace the file's
+                rule = rule.keyed(self._client)
+            rules.append(rule)
+        return rules
 
     def _policies(self, tables: object) -> list[BanPolicy]:
         if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
@@ -248,7 +272,9 @@ class ConfigReader:
         """Return limits as code has them: a table is a quota."""
         if isinstance(given, dict):
             return self._made(Quota, given, "quota")
-        return [self._limits(one) for one in given] if isinstance(given, list) else given
+        if isinstance(given, list):
+            return [self._limits(one) for one in given]
+        return given
 
     # -- keys and conditions -------------------------------------------------------------------------------------------
 
@@ -268,9 +294,13 @@ class ConfigReader:
 
     def _condition(self, given: Any) -> keys.KeyCondition:
         """Return the condition of a rule: is_in of mcp_tool or network."""
-        table = {**given} if isinstance(given, dict) else {}
+        table: dict[str, Any] = {}
+        if isinstance(given, dict):
+            table.update(given)
         values = table.pop("is_in", None)
-        key: Any = self._key(table) if table and values is not None else None
+        key: Any = None
+        if table and values is not None:
+            key = self._key(table)
         if not hasattr(key, "is_in"):
             expected = 'mcp_tool or network with is_in, for example { network = "x.mmdb", is_in = ["NL"] }'
             raise ConfigurationError(f"expected {expected}, not {quoted(given)}")
@@ -290,6 +320,12 @@ class ConfigReader:
         except ConfigurationError as error:  # the name of the file is the whole value, without a table
             self.unread = name, before
             raise ConfigurationError(error.text) from error.__cause__
+
+    def _trusted(self, given: object) -> object:
+        """Return trusted proxies as code has them: the name of a file stands for its networks."""
+        if isinstance(given, str):
+            return self._list(given)
+        return given
 
     def _list(self, given: object, role: str = "") -> Networks:
         """Return networks that are written in the configuration, or those of a file.
@@ -318,6 +354,28 @@ class ConfigReader:
         if known not in self._opened:
             self._opened[known] = self._open(NetworkFile, path, f"a file, {_MMDB}")
         return self._opened[known]
+
+
+def _unknown_at_the_top(name: str) -> str:
+    """Return what is wrong with an unknown key at the top of a file, which may belong below a table."""
+    for table, call in _TABLES.items():
+        if name in signature(call).parameters:
+            return f"unknown option {quoted(name)}; write it below {table}"
+    return unknown_option(name, OPTIONS)
+
+
+def _header_style(style: object) -> object:
+    """Return the style of header fields as code has it."""
+    if style == "none":
+        return None
+    return style
+
+
+def _file_names(names: object) -> list[Any]:
+    """Return the names of files; one may stand without a list."""
+    if isinstance(names, str):
+        return [names]
+    return check_list("", names, f"files, {_MMDB}")
 
 
 def _parsed(content: bytes) -> dict[str, Any]:

@@ -69,8 +69,9 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         path: str | PathLike[str],
         **options: Unpack[FileOptions],
     ) -> None:
-        for other in [option for option in options if option not in FileOptions.__annotations__]:
-            raise ConfigurationError(f"from_file: write {other} into the file, not beside it")
+        others = options.keys() - FileOptions.__annotations__.keys()
+        if others:
+            raise ConfigurationError(f"from_file: write {min(others)} into the file, not beside it")
         if not isinstance(path, (str, PathLike)):
             raise ConfigurationError(
                 f'from_file: expected the path of a file, for example "slidegate.toml", not {quoted(path)}'
@@ -87,7 +88,9 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
             self._code["limiter"] = limiter
         reader = ConfigReader(self.file, self._code)
         first = reader.options()
-        self.limiter = reader.limiter(options.get("store", "")) if limiter is None else limiter
+        if limiter is None:
+            limiter = reader.limiter(options.get("store", ""))
+        self.limiter = limiter
         self._of_limiter = reader.of_limiter
         self.app = self._made(reader, first)
         self.limiter.engine.register(self.app)

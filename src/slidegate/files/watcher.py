@@ -102,7 +102,9 @@ class FollowedFile:
         self.name = name
         self.version = self._versions()  # from before it is read
         self.generation = 0
-        self._details = {"list": name, "path": path} if name else {"path": path}
+        self._details = {"path": path}
+        if name:
+            self._details = {"list": name, "path": path}
         self._observers = Observers()
         self._seen = self.version
         self._checking: dict[int, Thread] = {}
@@ -172,7 +174,9 @@ class FollowedFile:
         self.generation += 1  # now, so that nothing cached for this generation comes from the old content
         self.version = now, None  # last: a child that is forked before this reads the file again
         details = {**self._details, "count": count}
-        level = logging.WARNING if self.name and not count else logging.INFO
+        level = logging.INFO
+        if self.name and not count:  # a list that is empty now
+            level = logging.WARNING
         self._report(level, Event(f"{self.kind}_reloaded", self.reloaded.format(**values), details))
 
     def _report(self, level: int, event: Event) -> None:

@@ -111,7 +111,9 @@ class Networks(core.Networks):
     def find(self, version: int, value: int) -> str | None:
         """Return the name of the file, else ``""``, if a parsed address is in one of the networks; None if not."""
         found = super().find(version, value)
-        return found if found is None or self.file is None else self.file.name
+        if found is None or self.file is None:
+            return found
+        return self.file.name
 
 
 class ListFile(FollowedFile):
@@ -139,7 +141,9 @@ class ListFile(FollowedFile):
         self.private = check_flag("private", private)
         self._is_wide = check_flag("wide", wide)
         self._service = service
-        self._roles = {role} if role else set[str]()
+        self._roles = set[str]()
+        if role:
+            self._roles.add(role)
         self.networks = self.read()
         object.__setattr__(self.networks, "file", self)
 

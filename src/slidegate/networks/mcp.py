@@ -47,7 +47,9 @@ class McpTool(Key):
     def find(self, scope: Scope, limiter: Limiter, client_key: str) -> str:
         """Return the key of a request: of a named tool, of all clients of older revisions, or of all others."""
         tool = _tool_of(scope)
-        return limiter.key_for(f"mcp_tool:{tool if tool == _OLDER or tool in self.names else _OTHERS}")
+        if tool != _OLDER and tool not in self.names:
+            tool = _OTHERS
+        return limiter.key_for(f"mcp_tool:{tool}")
 
     def is_in(self, *names: str) -> KeyCondition:
         """Return a condition for `Rule(when=...)`: the request calls one of these tools.
@@ -72,7 +74,9 @@ class McpTool(Key):
 
         def is_true(scope: Scope, client_key: str) -> bool | None:
             tool = _tool_of(scope)
-            return None if tool is None or tool == _OLDER else tool in wanted
+            if tool is None or tool == _OLDER:
+                return None
+            return tool in wanted
 
         return KeyCondition(f"{self.identity} {sorted(wanted)}", is_true)
 
@@ -85,7 +89,9 @@ class McpTool(Key):
 
         def is_true(scope: Scope, client_key: str) -> bool | None:
             tool = _tool_of(scope)
-            return None if tool is None else tool == _OLDER
+            if tool is None:
+                return None
+            return tool == _OLDER
 
         return KeyCondition(f"{self.identity} older", is_true)
 
@@ -110,7 +116,9 @@ def _tool_of(scope: Scope) -> str | None:
     if not method or (method == b"tools/call" and not tool):
         return None
     name = _decoded(tool or b"")
-    return name if name is None or method == b"tools/call" else ""
+    if name is not None and method != b"tools/call":
+        return ""
+    return name
 
 
 def _decoded(value: bytes) -> str | None:
@@ -120,7 +128,9 @@ def _decoded(value: bytes) -> str | None:
         if encoded is None:
             return value.decode("ascii")
         text = b64decode(encoded[1], validate=True)
-        return text.decode() if b64encode(text) == encoded[1] else None
+        if b64encode(text) != encoded[1]:  # another spelling of the same text
+            return None
+        return text.decode()
     except ValueError:
         return None
 

@@ -192,13 +192,17 @@ def _place(record: Any) -> Place:
     country = record.get("country") or record.get("country_code") or record.get("registered_country")
     if isinstance(country, dict):
         country = country.get("iso_code")
-    return Place(_number(asn), country.upper() if isinstance(country, str) and len(country) == 2 else "")
+    if not isinstance(country, str) or len(country) != 2:
+        country = ""
+    return Place(_number(asn), country.upper())
 
 
 def _number(asn: Any) -> int | None:
     """Return the number of an operator, also given as text, ``AS64500`` or ``64500``; None if it is invalid."""
     found = re.fullmatch("(?:AS)?([0-9]{1,10})", str(asn), re.IGNORECASE | re.ASCII)
-    return int(found[1]) or None if found else None
+    if found is None:
+        return None
+    return int(found[1]) or None
 
 
 def _problem_of(content: bytes) -> str:
