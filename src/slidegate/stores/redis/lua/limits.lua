@@ -3,6 +3,7 @@
 local LIMIT_BYTES = 39
 local COUNT_DENIED, QUOTA, PERMITS = 1, 2, 4 -- modes; the first two may be combined
 local PERIOD_KEPT_US = 3600000000
+local WINDOW_KEPT_US = 4000 -- slices are whole microseconds, of which there are at most 3,600
 local WINDOW, PERMIT_ROW = "w", "p" -- the start of the fields of windows and of permits; quotas have none
 local ENDS_BYTES = 8 -- of the end with which the value of a window starts, and each row of bans, strikes, levels and stats
 
@@ -24,9 +25,13 @@ local function end_of_value(field, value)
   return ends
 end
 
--- Return how long a value is kept after its end: a quota, until the clock of no worker can be behind it.
+-- Return how long a value is kept after its end: a quota, until the clock of no worker can be behind it; a window, because
+-- units leave some microseconds later where its amount has crossed the resolution since they were spent.
 local function kept_after_end(field)
-  return #field == FIELD_BYTES and PERIOD_KEPT_US or 0
+  if #field == FIELD_BYTES then
+    return PERIOD_KEPT_US
+  end
+  return sub(field, 1, 1) == WINDOW and WINDOW_KEPT_US or 0
 end
 
 -- Unpack a limit: the field, the amount, three numbers, the resolution and the modes.
