@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import zipfile
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import NamedTuple
@@ -110,6 +111,12 @@ def test_the_source_distribution_holds_the_files_of_the_checkout_and_no_other(bu
     held = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
     assert held - {"PKG-INFO"} == {name for name in names if (dev.ROOT / name).is_file()}
     assert os.access(root / ".ci" / "run", os.X_OK)
+
+
+def test_the_wheel_holds_the_skill_where_agents_look_for_it(built: Built) -> None:
+    with zipfile.ZipFile(built.wheel) as archive:
+        held = archive.read("slidegate/.agents/skills/slidegate/SKILL.md").decode()
+    assert held.startswith("---\nname: slidegate\ndescription: ")
 
 
 def install(home: Path, *what: str) -> None:

@@ -77,9 +77,9 @@ def leads_somewhere(page: Path, target: str) -> bool:
     return not anchor or (file.suffix == ".md" and anchor in anchors(file)) or anchor in {"only-light", "only-dark"}
 
 
-SKILL = ROOT / "docs" / "SKILL.md"
+SKILL = ROOT / "src" / "slidegate" / ".agents" / "skills" / "slidegate" / "SKILL.md"
 """People copy it to where their coding agent looks for skills; so it links to nothing."""
-SITE = sorted({*(ROOT / "docs").rglob("*.md")} - {SKILL})
+SITE = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", SKILL, *SITE]
 OTHERS = [
     *(page for page in sorted(ROOT.glob("*.md")) if page not in PAGES),
