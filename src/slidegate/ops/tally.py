@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from ipaddress import ip_network
 from operator import attrgetter
@@ -168,7 +167,6 @@ class Tally:
     def __init__(self, everyone: str) -> None:
         self._everyone = everyone
         self._names = set[SeriesName]()
-        self._rules: dict[tuple[Bucket, ...], tuple[str, ...]] = {}
         self.is_full = False
         self.begin_anew()
 
@@ -177,11 +175,12 @@ class Tally:
         self.series = Series()
         self.clients = Clients()
         self.keys = Clients()
+        # The traffic of ordinary requests by the buckets that counted them, which is faster than by their rules.
+        self._ordinary: dict[tuple[tuple[Bucket, ...], str], Traffic] = {}
 
     def count(self, requests: Iterable[Passed | Outcome]) -> list[Outcome]:
-        """Count requests, the ordinary ones of the same rules and route together; return those that were refused."""
+        """Count requests; return those that were refused."""
         refused: list[Outcome] = []
-        times_us = defaultdict[tuple[tuple[Bucket, ...], str], list[int]](list)
         clients, latest = self.clients, self.clients.latest
         for request in requests:
             if isinstance(request, Outcome):
@@ -203,18 +202,15 @@ class Tally:
                     has_keys = True
             if has_keys:
                 self._count_keys(request)
-            times_us[tuple(buckets), route].append(time_us)
-        self._add_times(times_us)
+            counted = tuple(buckets), route
+            traffic = self._ordinary.get(counted)
+            if traffic is None:
+                traffic = remember(self._ordinary, counted, self._traffic(rules_of(checks), route))
+            traffic.passed += 1
+            traffic.times.count_one(time_us)
         clients.forget_rare()
         self.keys.forget_rare()
         return refused
-
-    def _add_times(self, times_us: Mapping[tuple[tuple[Bucket, ...], str], Sequence[int]]) -> None:
-        """Count ordinary requests, given their durations, by the buckets that counted them and by route."""
-        for (buckets, route), times in times_us.items():
-            traffic = self._traffic(self._rules_of(buckets), route)
-            traffic.passed += len(times)
-            traffic.times.count_all(times)
 
     def _count_keys(self, request: Passed) -> None:
         client, checks, _, _ = request
@@ -229,7 +225,7 @@ class Tally:
         traffic = self._traffic(outcome.rules, route)
         traffic.count(outcome)
         if outcome.allowed:
-            traffic.times.count_all([outcome.duration_us])
+            traffic.times.count_one(outcome.duration_us)
         for rule in outcome.shadow_rules:
             self._traffic((rule,), "").shadow_refused += 1
         self._count_client(self.clients, outcome.client, outcome)
@@ -259,12 +255,6 @@ class Tally:
     def _keys_of(self, checks: Sequence[Check], client: str) -> set[str]:
         """Return the keys of some checks that stand neither for their client nor for everyone."""
         return {key for _, key, _ in checks} - {client, self._everyone}
-
-    def _rules_of(self, buckets: tuple[Bucket, ...]) -> tuple[str, ...]:
-        rules = self._rules.get(buckets)
-        if rules is None:
-            rules = remember(self._rules, buckets, rules_of([(bucket, "", 0) for bucket in buckets]))
-        return rules
 
     def _traffic(self, rules: tuple[str, ...], route: str) -> Traffic:
         """Return the traffic of some rules and a route; beyond `MAX_SERIES`, that of all others together."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -70,26 +69,23 @@ class ResponseTimes:
                 return _reads_as_us(bucket)
         return None
 
-    def count_all(self, times_us: Sequence[int]) -> None:
-        """Count times, one or more."""
-        self._lower_min_to(min(times_us))
-        self.sum_us += sum(times_us)
-        for time_us in times_us:
-            bucket = bisect_left(BOUNDS_US, time_us)
-            self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
+    def count_one(self, time_us: int) -> None:
+        """Count a time."""
+        if self.min_us is None or time_us < self.min_us:
+            self.min_us = time_us
+        self.sum_us += time_us
+        bucket = bisect_left(BOUNDS_US, time_us)
+        self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
 
     def add(self, other: ResponseTimes) -> None:
         """Add all times of another histogram."""
         if other.min_us is None:
             return
-        self._lower_min_to(other.min_us)
+        if self.min_us is None or other.min_us < self.min_us:
+            self.min_us = other.min_us
         self.sum_us += other.sum_us
         for bucket, times in other.buckets.items():
             self.buckets[bucket] = self.buckets.get(bucket, 0) + times
-
-    def _lower_min_to(self, time_us: int) -> None:
-        if self.min_us is None or time_us < self.min_us:
-            self.min_us = time_us
 
 
 def _reads_as_us(bucket: int) -> float:
