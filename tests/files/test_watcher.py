@@ -382,11 +382,14 @@ PLAIN = """\
 def test_what_means_more_than_an_address_never_becomes_one(files: FollowedFiles, texts: Callable[..., None]) -> None:
     def message(line: str) -> str:
         said = []
-        for number, before in ((1, ""), (2, "192.0.2.0/24\n")):
+        places = [(1, ""), (2, "192.0.2.0/24\n")]
+        if line.startswith("{"):  # at the start of a file it would be a document of published networks
+            del places[0]
+        for number, before in places:
             with pytest.raises(ConfigurationError) as caught:
                 Networks.from_file(files.write("blocked.netset", f"{before}{line}\n"))
             said.append(str(caught.value).removeprefix(f"{files.directory}/blocked.netset, line {number}: "))
-        assert said[0] == said[1]
+        assert said[0] == said[-1]
         return said[0]
 
     texts(Path(__file__).with_name("list_messages.txt"), "> ", message)

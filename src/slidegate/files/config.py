@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ..core.addresses import network_of
-from ..core.arguments import check_flag, check_list, check_whole, unknown_option
+from ..core.arguments import check_flag, check_list, check_whole, expect, unknown_option
 from ..core.bans.policy import BanPolicy
 from ..core.encodings import utf_8_needed
 from ..core.errors import ConfigurationError, closest, quoted
@@ -342,10 +342,13 @@ class ConfigReader:
             raise ConfigurationError(f"expected a list such as [{json.dumps(given)}], or a file, not {quoted(given)}")
         return self._list_file(given, role=role)
 
-    def _list_file(self, path: object, *, wide: bool = False, private: bool = False, role: str) -> Networks:
+    def _list_file(
+        self, path: object, *, wide: bool = False, private: bool = False, service: str | None = None, role: str
+    ) -> Networks:
         """Return the networks of a file beside the configuration."""
         is_wide, is_private = check_flag("wide", wide), check_flag("private", private)  # here, where errors name them
-        kind = partial(ListFile, wide=is_wide, private=is_private, role=role)
+        expect("service", service, str, '"ROUTE53_HEALTHCHECKS"')
+        kind = partial(ListFile, wide=is_wide, private=is_private, service=service, role=role)
         return self._open(kind, path, _NETSET).networks
 
     def _network_file(self, path: object) -> NetworkFile:
