@@ -1,6 +1,6 @@
 """A small site with articles, a search, a login and an export, limited per route.
 
-Serve it on its own with ``uvicorn examples.demo.app:app``.
+Serve it on its own with ``uvicorn examples.demo.app:app``; /docs and /openapi.json show the limits of each operation.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fastapi.security import HTTPBasic, HTTPBasicCredentials
 
 from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimitMiddleware, Rule, client_ip, everyone, header
 from slidegate.dashboard import Dashboard
+from slidegate.openapi import document_limits
 
 ARTICLES = {
     "sliding-windows": "Count what came in during the last minute, not during this one.",
@@ -105,6 +106,7 @@ def make_app(limiter: Limiter, trusted: Sequence[str] = (), token: str | None = 
     app.include_router(router)
     if token is not None:
         app.mount(DASHBOARD, Dashboard(limiter, token=token))
+    document_limits(app)
     return app
 
 
