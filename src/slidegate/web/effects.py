@@ -135,15 +135,16 @@ class ReportRefusal(Effect):
             self._refusals.report(visit, self._refusal, self._scope)
 
 
-class Report:
+class Report(Effect):
     """Reports the outcome of a request, in the outermost middleware of a limiter.
-
-    It is no effect: every request is reported while somebody observes requests, so it costs as little as possible.
 
     Args:
         engine: The engine of the limiter.
         routes: Determines the routes of requests.
     """
+
+    statuses = ()
+    ends = True
 
     def __init__(self, engine: Engine, routes: RouteLabels) -> None:
         self._engine = engine
@@ -158,11 +159,10 @@ class Report:
                 if outer.began_ns and outer.policy.limiter.engine is self._engine:
                     return
         visit.began_ns = self._clock.monotonic_ns()
-        visit.report = self
+        visit.effects = (self, *visit.effects)
 
     def end(self, visit: Visit, error: BaseException | None) -> None:
-        """Report a request: after the last byte of the response, or when the application returns or raises before."""
-        visit.report = None
+        """See `Effect.end`."""
         observers = self._observers
         duration_us = (self._clock.monotonic_ns() - visit.began_ns) // 1_000
         route = self._routes.label(visit.scope)

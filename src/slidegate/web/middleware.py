@@ -287,7 +287,7 @@ class RateLimitMiddleware(FailsAtStartup):
                     await policy.signals.at_refusal(visit, decision, scope)
                 policy.refusals.report(visit, decision, scope)
                 await policy.refusals.send(visit, decision)
-            if visit.effects or visit.report is not None:
+            if visit.effects:
                 await visit.end(None)
         except BaseException as error:
             visit.is_within = self._is_within

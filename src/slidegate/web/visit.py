@@ -179,8 +179,6 @@ class Visit(Record):
     """Whether an application around the middleware answers exceptions; set before `end` is called with one."""
     began_ns = 0
     """When the request arrived, by `Engine.clock`, if its outcome is reported."""
-    report: Any = None
-    """The `Report` that reports its outcome; None once that is done, and if nobody observes requests."""
     observed: tuple[Sequence[Check], ...] = ()
     """What shadow rules have charged."""
     shadowed: tuple[tuple[object, str], ...] = ()
@@ -323,7 +321,7 @@ class Visit(Record):
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of the response. Not a coroutine function: most messages need no await of their own."""
         if self.status:
-            if (self.report or self.effects) and _is_last(message):
+            if self.effects and _is_last(message):
                 return self._end_with(message)
             return self.send_on(message)
         kind = message["type"]
@@ -399,13 +397,10 @@ class Visit(Record):
         """Send the last message, and end. What the application does afterwards has no part in the response."""
         await self.send_on(message)
         self.is_complete = True
-        if self.effects:
-            await self.end(None)
-        elif self.report is not None:  # as `end` does; a call would cost each observed request
-            self.report.end(self, None)
+        await self.end(None)
 
     async def end(self, error: BaseException | None) -> None:
-        """Report the outcome, and let the remaining effects happen: the response is complete, or the application ended.
+        """Let the remaining effects happen: the response is complete, or the application has returned or raised.
 
         Args:
             error: What the application has raised.
@@ -414,8 +409,6 @@ class Visit(Record):
             if error is not None and is_failure(error) and not self.status:
                 await self._happen_at_start(self.answered(error) or FAILED)  # the server will answer so
         finally:
-            if self.report is not None:
-                self.report.end(self, error)
             effects, self.effects = self.effects, ()
             for effect in effects:
                 waiting = effect.end(self, error)
