@@ -459,6 +459,7 @@ class Terminal:
 PLAYED = [
     *((name, "lmdb") for name in ("bans", "limits", "explain", "processes")),
     *(pytest.param(name, "redis", marks=needs_redis) for name in ("bans", "limits", "explain", "check")),
+    pytest.param("secrets", "lmdb", marks=pytest.mark.all),
     pytest.param("workers", "lmdb", marks=pytest.mark.all),
     pytest.param("workers", "redis", marks=[pytest.mark.all, needs_redis]),
     *((name, "") for name in ("usage", "no_stores", "simulate")),

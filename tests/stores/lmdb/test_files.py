@@ -183,7 +183,7 @@ IN_LITTLE_MEMORY = """
     assert "is on tmpfs, in memory" in told[0].message, told
     reasons = {limiter.sync.hit(f"user:{number:>050}", "5/hour").reason.value for number in range(20_000)}
     assert reasons == {"ok", "unavailable"}, reasons
-    print({event.kind for event in told} - {"store_doubtful", "map_full", "store_late", "store_failed"})
+    print({event.kind for event in told} - {"store_doubtful", "map_full", "store_late", "store_failed", "store_error"})
 """
 
 
