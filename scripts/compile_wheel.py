@@ -3,14 +3,12 @@
 Without that variable it does nothing, and the wheel is pure. With it, mypyc compiles the files listed in pyproject.toml
 (`[tool.hatch.build.hooks.custom]`) to extension modules, which the wheel contains next to their source. Python prefers
 them on import. Nothing is written into the checkout, where extension modules would silently replace the source.
-One module is compiled from a different file, see `REPLACED`.
 
 ``python -m scripts.compile_wheel`` builds that wheel into build/compiled, and unpacks it there into lib.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -25,18 +23,11 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "slidegate"
 BUILT = ROOT / "build" / "compiled"
-REPLACED = {PACKAGE / "core" / "packing.py": ROOT / "scripts" / "compiled_packing.py"}
-"""Modules compiled from a different file, which calls `librt`: only mypyc can call that fast."""
 
 
 def chosen(config: dict[str, Any]) -> list[Path]:
-    """Return the files to compile: those that `compile` in pyproject.toml lists, without those in `keep`."""
-
-    def files_of(names: list[str]) -> set[Path]:
-        paths = [PACKAGE / name for name in names]
-        return {file for path in paths for file in ([path] if path.suffix else path.rglob("*.py"))}
-
-    return sorted(files_of(config["compile"]) - files_of(config["keep"]))
+    """Return the files to compile: those that `compile` in pyproject.toml lists."""
+    return [PACKAGE / name for name in config["compile"]]
 
 
 class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -61,8 +52,6 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
         modules = compile_to(Path(self._made.name), chosen(self.config))
         build_data["force_include"].update({str(path): name for path, name in modules.items()})
         build_data["pure_python"], build_data["infer_tag"] = False, True
-        # The extension modules require librt in the version they were compiled with, or newer.
-        build_data["dependencies"].append(f"librt>={importlib.metadata.version('librt')}")
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove the temporary directory."""
@@ -80,8 +69,6 @@ def compile_to(made: Path, files: list[Path]) -> dict[Path, str]:
     # Strict type checking is done elsewhere; a build must not fail because of a missing stub.
     options = ("--config-file=", "--ignore-missing-imports", f"--cache-dir={made / 'cache'}")
     shutil.copytree(PACKAGE, made / "src" / PACKAGE.name)
-    for file, other in REPLACED.items():
-        shutil.copy(other, made / "src" / file.relative_to(PACKAGE.parent))
     # mypyc and setuptools derive module names from paths relative to the current directory.
     with chdir(made / "src"):
         paths = [str(file.relative_to(PACKAGE.parent)) for file in files]

@@ -1,7 +1,4 @@
-"""Packing and unpacking of the bytes of a ring, see `ring`.
-
-In a compiled wheel, `scripts/compiled_packing.py` replaces this module: the same functions without `struct`.
-"""
+"""Packing and unpacking of the bytes of a ring, see `ring`."""
 
 from __future__ import annotations
 
