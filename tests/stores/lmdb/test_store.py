@@ -149,7 +149,7 @@ def test_who_asks_within_a_transaction_as_a_signal_handler_may_leaves_its_gate_c
     def clock() -> int:
         if asks.pop() if asks else False:
             with pytest.raises(StoreTimeout):
-                store.hit(CHECKS)
+                store.hit(CHECKS, (), 0.02)
             with (store._env.path / "gate").open() as gate, pytest.raises(BlockingIOError):
                 fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return 10**15
