@@ -477,6 +477,23 @@ def test_limiters_of_one_store_have_one_secret(server: RedisServer) -> None:
             Limiter(store, secret=other)
 
 
+async def test_a_reset_whose_caller_leaves_takes_no_answer_from_requests_before_it(server: RedisServer) -> None:
+    """It searches over the same connection, and waits for its turn to read."""
+    async with store_at(server) as store:
+        await hit(store, "ann", bucket("5/hour"))
+        server.pause()
+        asking = asyncio.ensure_future(hit(store, "ann", bucket("5/hour")))
+        await turns()
+        resetting = asyncio.ensure_future(store.reset_all())
+        await turns()
+        resetting.cancel()
+        await turns()
+        server.resume()
+        assert (await asking).remaining == 3
+        with pytest.raises(asyncio.CancelledError):
+            await resetting
+
+
 def field_count(server: RedisServer, store: RedisStore) -> int:
     count: int = server.command("HLEN", f"{{{store._prefix}}}:w:ann")
     return count

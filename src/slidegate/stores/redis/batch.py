@@ -154,7 +154,9 @@ class Batcher:
             search = self.loop.create_task(self._lines[0].scan(cursor, pattern, SCANNED))
             self._tasks.add(search)
             search.add_done_callback(self._tasks.discard)
-            following, names = await search
+            search.add_done_callback(_retrieve_exception)
+            # It goes on when its caller is cancelled, as requests do: others wait for their answers behind it.
+            following, names = await asyncio.shield(search)
             if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
                 raise unexpected(names)
             return following, names

@@ -115,7 +115,8 @@ class ServerLine(Line):
             await self._discard(connection)
             raise
         finally:
-            answered.set_result(None)
+            if not answered.done():  # a task that is cancelled cancels the future that it awaits
+                answered.set_result(None)
 
     async def scan(self, cursor: int, pattern: bytes, many: int) -> tuple[int, list[bytes]]:
         """See `Line`."""
