@@ -15,7 +15,6 @@ from ..core.arguments import check_whole
 from ..core.errors import ConfigurationError, quoted
 from ..core.store import COMMAND_DEADLINE_S, Clock, SharedRow, SharedRows
 from ..stores.forks import InChild
-from .aio import answer_of
 
 MAX_BYTES: Final = 1 << 20
 NOBODY: Final = bytes(8)
@@ -104,7 +103,7 @@ class Rows:
 
 
 async def _awaited(answer: Awaitable[Iterable[Any]]) -> list[Row]:
-    return _rows(await answer_of(answer))
+    return _rows(await answer)
 
 
 def _rows(found: Iterable[Any]) -> list[Row]:
@@ -134,7 +133,7 @@ class _OwnRows(SharedRows):
         """See `SharedRows`."""
         now_us = self.time()
         self.rows[row.kind, row.number, worker] = row.value, now_us + row.kept_us
-        for name, (_, until_us) in list(self.rows.items()):  # a copy: threads may write at the same time
+        for name, (_, until_us) in self.rows.copy().items():  # threads may write at the same time
             if until_us <= now_us:
                 self.rows.pop(name, None)
 
@@ -145,6 +144,6 @@ class _OwnRows(SharedRows):
         now_us = self.time()
         return [
             (number, worker, value)
-            for (own, number, worker), (value, until_us) in list(self.rows.items())
+            for (own, number, worker), (value, until_us) in self.rows.copy().items()
             if own == kind and first <= number <= last and until_us > now_us
         ]

@@ -211,7 +211,7 @@ class Statistics(Observer):
 
     async def _write(self) -> None:
         """Write the rows that have changed."""
-        for name, slice_ in list(self._unwritten.items()):
+        for name, slice_ in self._unwritten.copy().items():  # more may be counted meanwhile
             kind, number = name
             step_us, kept = STEPS[kind]
             await self._limiter.keep_row(kind, number, slice_.packed(), (kept + 1) * step_us)
