@@ -39,7 +39,10 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
         windows[key], state = counter.spend(windows[key], now_us, cost)
         states.append(state)
         if state[3]:
-            refused = TOO_LARGE if state[3] == NEVER else refused or LIMITED
+            if state[3] == NEVER:
+                refused = TOO_LARGE
+            elif refused is None:
+                refused = LIMITED
     if refused is None:
         return Decision(True, OK, now_us, checks, states, None)
     if len(states) > 1:

@@ -144,15 +144,19 @@ class Decision:
     @property
     def reservations(self) -> Sequence[Reservation]:
         """What is still charged, one for each check in order; empty if nothing was charged."""
+        return self._reserve()
+
+    @reservations.setter
+    def reservations(self, reservations: Sequence[Reservation]) -> None:
+        self._reservations = reservations
+
+    def _reserve(self) -> Sequence[Reservation]:
+        """Return what is still charged; it is made once, by the marks that the readings have then."""
         if self._reservations is None:
             # The newest units of each window are those that this question charged.
             marks = [mark for _, _, mark, _ in self.readings]
             self._reservations = reserved(self.checks, marks, self._units_charged())
         return self._reservations
-
-    @reservations.setter
-    def reservations(self, reservations: Sequence[Reservation]) -> None:
-        self._reservations = reservations
 
     def _units_charged(self) -> list[int]:
         """Return the cost under each limit, and 0 where its permit was released."""
@@ -203,8 +207,7 @@ class Decision:
         """
         if not self.readings or not charged.readings:
             return
-        # They are made of the marks of the readings, which are replaced here.
-        self.reservations = self.reservations
+        self._reserve()  # by the marks of the readings, which are replaced here
         own_first, own_last = _readings_of(self.checks, index)
         first, last = _readings_of(charged.checks, at)
         later = charged.readings_as_of(self.now_us)[first:last]

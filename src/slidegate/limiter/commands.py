@@ -7,11 +7,10 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Final
 
-from ..core.arguments import check_name
 from ..core.store import Clock, SharedRow
 from .aio import let_others_run, yielding_to_others
 from .history import Action, History
-from .named_limits import MAX_NAME, unknown
+from .named_limits import check_limit_name, unknown
 from .news import LIMITS, News
 from .overrides import ALL, Override, Overrides, checked, value_of
 from .published import Publication
@@ -65,7 +64,7 @@ class OverrideCommands:
     async def unset(self, name: str, by: str) -> bool:
         """End the override of a limit; False if it has none."""
         if name != ALL:
-            check_name(name, "limit name", MAX_NAME)
+            check_limit_name(name)
         await self._news.refresh()
         override = self._overrides.in_force.get(name)
         if override is None:

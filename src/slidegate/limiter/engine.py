@@ -105,7 +105,7 @@ class Engine:
     ) -> None:
         self.store = store
         self.networks = networks
-        policy = check_failure_policy(deadline, on_error)
+        deadline_us, choice = check_failure_policy(deadline, on_error)
         memory = store if isinstance(store, MemoryStore) else None
         self.per_process = memory is not None
         self.unix_us: Clock = system_us if memory is None else memory.unix_us
@@ -117,7 +117,7 @@ class Engine:
         self.emit = self.observers.emit
         store.observe(self.emit)
         # A memory store never waits or fails.
-        self.failover = None if memory is not None else Failover(store, *policy, self.emit)
+        self.failover = None if memory is not None else Failover(store, deadline_us, choice, self.emit)
         self._releasing = store if self.failover is None and isinstance(store, ReleasesPermits) else None
         self.keys = Keys(secret)
         if isinstance(store, NamesKeys):
@@ -130,12 +130,10 @@ class Engine:
         self.overrides = Overrides(self.callers, self.unix_us, self._change_amounts, self.emit)
         self.news = News(self.rows, self.overrides, self.workers, self.now_us)
         self.hearing = Hearing(
-            store.hit,
-            store.bans.find,
             self.news,
             self.failover,
             self.refund,
-            policy[0] / 1_000_000,
+            deadline_us / 1_000_000,
             answers_threads=store.answers_threads,
         )
         self.history = History(self.rows, self.unix_us)

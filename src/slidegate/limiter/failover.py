@@ -78,16 +78,17 @@ class Failover:
         self._deadline_s = deadline_us / 1_000_000
         self._caches = False
         self._clock: Clock = monotonic_us
-        counting = store if isinstance(store, CountsWrites) else None
-        writes = (lambda: None) if counting is None else lambda: counting.writes
-        self.breaker = Breaker(deadline_us, on_error, emit, lambda: self._clock(), writes)
+        self.breaker = Breaker(deadline_us, on_error, emit, self._now_us, _writes_of(store))
         if isinstance(store, ReportsLateAnswers):
             store.observe_late(self.breaker.answered_late)
         if local is None:
-            local = MemoryStore(clock=lambda: self._clock(), wall_clock=system_us)
+            local = MemoryStore(clock=self._now_us, wall_clock=system_us)
         local.observe(emit)
-        self.stand_in = StandIn(local, on_error, self.breaker.pause_us, lambda: self._clock())
+        self.stand_in = StandIn(local, on_error, self.breaker.pause_us, self._now_us)
         self.local = local
+
+    def _now_us(self) -> int:
+        return self._clock()  # as it is by then: a test may replace it
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
@@ -199,3 +200,10 @@ class Failover:
     def _answered(self, call: Call | None) -> None:
         self.breaker.answered(call)
         self.stand_in.sweep()
+
+
+def _writes_of(store: Store) -> Callable[[], int | None]:
+    """Return what counts the writes of a store; see `CountsWrites`."""
+    if isinstance(store, CountsWrites):
+        return lambda: store.writes
+    return lambda: None

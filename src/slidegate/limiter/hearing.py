@@ -25,19 +25,19 @@ class Hearing:
     """What a question does about news.
 
     Args:
-        question: Asks the store, or what stands in its place while limits are off.
-        ban_question: Asks it for a ban.
         news: The news of this worker.
         failover: Queries the store; None for one that cannot fail.
         refund: Hands back what a decision has charged.
         deadline_s: How long a question and its news may take together.
         answers_threads: Whether the store answers threads without an event loop.
+
+    Attributes:
+        question: Asks the store, or what stands in its place while limits are off; `Engine.rebuild` sets it.
+        ban_question: Asks it for a ban; set there, too.
     """
 
     def __init__(
         self,
-        question: Hit,
-        ban_question: FindBan,
         news: News,
         failover: Failover | None,
         refund: Callable[[Sequence[Reservation]], Awaitable[bool]],
@@ -45,8 +45,8 @@ class Hearing:
         *,
         answers_threads: bool,
     ) -> None:
-        self.question = question
-        self.ban_question = ban_question
+        self.question: Hit
+        self.ban_question: FindBan
         self._news = news
         self._failover = failover
         self._refund = refund

@@ -114,11 +114,11 @@ def _action_in(value: bytes) -> Action | None:
     try:
         said = json.loads(value)
         texts = {name: said[name] for name in _TEXTS}
-        times = said["at_us"], said["until_us"]
+        at_us, until_us = said["at_us"], said["until_us"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     if not all(isinstance(text, str) for text in texts.values()):
         return None
-    if not isinstance(times[0], int) or not isinstance(times[1], int | None):
+    if not isinstance(at_us, int) or not isinstance(until_us, int | None):
         return None
-    return Action(**texts, at_us=times[0], until_us=times[1])
+    return Action(**texts, at_us=at_us, until_us=until_us)

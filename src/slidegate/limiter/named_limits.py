@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+from ..core.arguments import check_name
 from ..core.buckets import Bucket
 from ..core.concurrency import Concurrency
 from ..core.errors import ConfigurationError, closest, quoted
@@ -15,7 +16,7 @@ from ..core.limit_texts import parse_limits
 from ..core.limits import AnyLimit, Limit
 from ..core.quotas import Quota
 
-MAX_NAME: Final = 128
+_MAX_NAME: Final = 128
 """A name of header fields has what follows a rule's name of 64 characters: its window, or a number."""
 _LISTED: Final = 10
 """How many names an error lists."""
@@ -57,7 +58,7 @@ class NamedLimit:
             )
         amount, window = _parts_of(text)
         if not self._has_window(window, text):
-            example = f"{max(self.configured.amount // 2, 1)}{window_of(self.configured)}"
+            example = self.with_amount(max(self.configured.amount // 2, 1))
             raise ConfigurationError(
                 f"limit {self.name!r}: in the code it is {written(self.configured)!r}, and its amount alone can "
                 f"change; write for example '{example}', not {quoted(text)}"
@@ -88,6 +89,15 @@ def named(bucket: Bucket, *, changeable: bool = True) -> list[NamedLimit]:
     """Return the limits of a bucket by their names."""
     limits = zip(bucket.names, bucket.limits, bucket.configured, strict=True)
     return [NamedLimit(*one, bucket.label, changeable, bucket.shadow) for one in limits]
+
+
+def check_limit_name(name: object) -> None:
+    """Check that a text can be the name of a limit in header fields.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    check_name(name, "limit name", _MAX_NAME)
 
 
 def parse_one(text: object) -> AnyLimit:

@@ -63,7 +63,8 @@ class OutageReports:
         if not is_late:
             self._emit(self._failure("store_error", what, error))
             return
-        (late, of), median_us = calls.late_of(), calls.median_us()
+        late, of = calls.late_of()
+        median_us = calls.median_us()
         message = f"{late} of the last {of} calls ({late / max(of, 1):.1%}) got {self.late}"
         if median_us is not None:
             message += f"; the median answer took {shown(median_us)}"

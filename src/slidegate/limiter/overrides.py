@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
-from ..core.arguments import check_name
 from ..core.errors import ConfigurationError, quoted
 from ..core.events import Event
 from ..core.store import Clock
 from ..stores.forks import ProcessLock
 from .callers import Callers
-from .named_limits import MAX_NAME, NamedLimit, parse_one, written
+from .named_limits import NamedLimit, check_limit_name, parse_one, written
 
 ALL: Final = "*"
 """The name that stands for all limits, of all workers."""
@@ -74,7 +73,7 @@ def checked(name: str, limit: str) -> str:
         if limit != OFF:
             raise ConfigurationError(f'limit "*": it stands for all limits and can only be "off", not {quoted(limit)}')
         return OFF
-    check_name(name, "limit name", MAX_NAME)
+    check_limit_name(name)
     return written(parse_one(limit))
 
 

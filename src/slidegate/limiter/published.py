@@ -81,7 +81,6 @@ class PublishedRules:
         rules: The rules, in order.
         limits: The limits as configured in code, by their names in header fields: ``{"api": "50/1m"}``.
         changeable: The names of limits that `Limiter.override` can change.
-        keys: The kinds of keys that rules and ban policies read.
     """
 
     def __init__(self, rules: Iterable[PublishedRule]) -> None:
@@ -92,7 +91,6 @@ class PublishedRules:
                 self._by_name.setdefault(rule.name, []).append(rule)
         self.limits = {name: having[0].limit for name, having in self._by_name.items()}
         self.changeable = {rule.name for rule in self.rules if rule.limit and not rule.by_function}
-        self.keys = frozenset(rule.key for rule in self.rules if rule.key)
 
     def having(self, name: str) -> Sequence[PublishedRule]:
         """Return the rules with a limit of this name."""

@@ -151,10 +151,24 @@ class Workers:
 
     async def _secret_of(self, digest: int, deadline_s: float) -> str | None:
         """Return the fingerprint of the secret of a text; None if it is gone, or of a later version."""
-        with suppress(ValueError):
-            for row in await self._rows.read(RULES, digest, digest, deadline_s):
-                return read_head(row.value)[0]
-        return None
+        head = await self._head(digest, deadline_s)
+        if head is None:
+            return None
+        secret, _ = head
+        return secret
+
+    async def _head(self, digest: int, deadline_s: float = COMMAND_DEADLINE_S) -> tuple[str, int] | None:
+        """Return the fingerprint of the secret and the number of parts of a text, as they stand at its head.
+
+        None if it is gone, and will be written again, or if it is of a later version.
+        """
+        heads = await self._rows.read(RULES, digest, digest, deadline_s)
+        if not heads:
+            return None
+        try:
+            return read_head(heads[0].value)
+        except ValueError:
+            return None
 
     async def end(self, deadline_s: float) -> None:
         """Delete the row of this worker, if it has written one; if the store does not answer, it expires."""
@@ -198,11 +212,10 @@ class Workers:
 
     async def _publication(self, digest: int, workers: int) -> Publication:
         """Return what some workers have published, whose text is read part by part."""
-        heads = await self._rows.read(RULES, digest, digest)
-        try:
-            secret, parts = read_head(heads[0].value)
-        except (ValueError, IndexError):  # of a later version; or it is gone, and will be written again
+        head = await self._head(digest)
+        if head is None:
             return Publication(workers, NO_RULES, is_readable=False)
+        secret, parts = head
         text = self._texts.get(digest) or await self._read_text(digest, parts)
         if text is None:
             return Publication(workers, NO_RULES, is_readable=False)

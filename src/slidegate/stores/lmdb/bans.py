@@ -16,7 +16,7 @@ from ...core.store import COMMAND_DEADLINE_S
 from ..ban_book import BanBook, BookBans
 from ..shared import in_steps, pause
 from .ban_rows import ban_of
-from .batching import PAUSE_S, Batcher, answer_of
+from .batching import PAUSE_S, Batcher, run_unless_on_loop
 from .transaction import Transaction, Transactions
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class LmdbBans(BookBans):
         self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S
     ) -> Ban | Awaitable[Ban | None] | None:
         """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
-        return self._batcher.run(Transaction.ban_of, subjects, needs_room=False, deadline_s=deadline_s)
+        return self._batcher.run(Transaction.find_ban, subjects, needs_room=False, deadline_s=deadline_s)
 
     def load(self, rows: Sequence[ExportedBan]) -> int | Awaitable[int]:
         """Import rows of `core.bans.rows`; of two that replace each other the longer one is kept.
@@ -57,7 +57,7 @@ class LmdbBans(BookBans):
         another import adds the rest.
         """
         self._store.expect_open()
-        return answer_of(self._load(from_rows(rows, self._unix_us())))
+        return run_unless_on_loop(self._load(from_rows(rows, self._unix_us())))
 
     def count(self) -> int:
         """Return how many bans are stored: those in force, and some that have recently expired.
@@ -71,7 +71,7 @@ class LmdbBans(BookBans):
 
     def active(self) -> list[Ban] | Awaitable[list[Ban]]:
         """Return the bans in force."""
-        return answer_of(self._active())
+        return run_unless_on_loop(self._active())
 
     async def _active(self) -> list[Ban]:
         """Return the bans in force, read in parts, each in its own transaction."""

@@ -97,7 +97,7 @@ class Batcher:
         return answer
 
     async def ask(self, do: Callable[..., Any], *args: Any, needs_room: bool = True) -> Any:
-        """Run a job, and wait for its answer, within a coroutine for `answer_of`."""
+        """Run a job, and wait for its answer, within a coroutine for `run_unless_on_loop`."""
         answer = self.run(do, *args, needs_room=needs_room)
         return await answer if isawaitable(answer) else answer
 
@@ -216,7 +216,7 @@ def _too_long(timeout_s: float) -> StoreTimeout:
     return StoreTimeout(f"lmdb: another process has held the files for {timeout_s:g} s; is it stopped?")
 
 
-def answer_of(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
+def run_unless_on_loop(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
     """Return a coroutine on an event loop, so that other tasks run in between; without one, its result.
 
     It suspends for nothing else, so it needs no loop of its own: `asyncio.run` would take the thread's one away.

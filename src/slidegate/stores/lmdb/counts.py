@@ -48,6 +48,7 @@ class Counts:
         path: Its path.
         environment: LMDB's environment.
         file: A descriptor of the file, to take disk space and to find that it was replaced.
+        takes_space: Whether the file takes its disk space when it is made.
 
     Attributes:
         check_from: The id of the transaction in which `check` has to be called next.
@@ -57,10 +58,12 @@ class Counts:
         path: The argument.
         room: What there is no room for.
         size: The size of the map, in bytes.
+        takes_space: The argument.
     """
 
-    def __init__(self, path: Path, environment: Any, file: int) -> None:
+    def __init__(self, path: Path, environment: Any, file: int, *, takes_space: bool) -> None:
         self.path = path
+        self.takes_space = takes_space
         self.lmdb = environment
         self.dbs: Databases
         self._file = file

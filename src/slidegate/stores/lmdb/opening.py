@@ -159,7 +159,7 @@ def _go_on(choice: Choice, gate: Gate, options: Options) -> Counts:
         size = max(options.max_map_size, bytes_before)
     counts = _mapped(choice.path, size, options)
     try:
-        if choice.is_ours and takes_space(choice.path):
+        if choice.is_ours and counts.takes_space:
             _take_space(counts, bytes_before)
         counts.dbs = _databases(counts, create=False)
         ready = _read_ready(counts, writes=choice.is_ours)
@@ -185,7 +185,7 @@ def _begin_anew(path: Path, gate: Gate, options: Options, journal: Journal) -> C
     counts = None
     try:
         counts = _mapped(path, options.max_map_size or NEW_MAP_SIZE, options)
-        if takes_space(path):  # LMDB takes a file of zeros for a foreign one, so only now
+        if counts.takes_space:  # LMDB takes a file of zeros for a foreign one, so only now
             _take_space(counts, 0)
         counts.dbs = _databases(counts, create=True)
         _fill(counts, gate, rows)
@@ -199,7 +199,7 @@ def _begin_anew(path: Path, gate: Gate, options: Options, journal: Journal) -> C
 
 def _mapped(path: Path, size: int, options: Options) -> Counts:
     """Map a file, of which a descriptor is kept beside LMDB's."""
-    is_of_a_worker = options.create  # else it is of a tool, which leaves no trace where it only reads
+    has_space = options.create and takes_space(path)  # a tool leaves no trace where it only reads
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         environment: Any = lmdb.open(
@@ -212,12 +212,12 @@ def _mapped(path: Path, size: int, options: Options) -> Counts:
             lock=False,  # everything happens behind the gate
             sync=False,  # what has to survive a crash of the machine is in the journal
             metasync=False,
-            writemap=is_of_a_worker and takes_space(path),
+            writemap=has_space,
         )
     except BaseException:
         os.close(file)
         raise
-    return Counts(path, environment, file)
+    return Counts(path, environment, file, takes_space=has_space)
 
 
 def _take_space(counts: Counts, bytes_before: int) -> None:

@@ -44,7 +44,7 @@ from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, in_steps
 from ..system_clock import system_us
 from .bans import LmdbBans
-from .batching import Batcher, answer_of
+from .batching import Batcher, run_unless_on_loop
 from .layout import boot_us
 from .opening import Options
 from .registry import close_environment, open_environment
@@ -186,7 +186,7 @@ class LmdbStore(Store):
         rows = self._permits.rows()
         if len(rows) <= RENEWED_AT_ONCE:
             return self._batcher.run(Transaction.renew, rows, needs_room=False)
-        return answer_of(self._renew(rows))
+        return run_unless_on_loop(self._renew(rows))
 
     async def _renew(self, rows: list[bytes]) -> None:
         async for some in in_steps(rows, RENEWED_AT_ONCE):

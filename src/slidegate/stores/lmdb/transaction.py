@@ -113,14 +113,14 @@ class Transactions:
 
     def _report(self, transaction: Transaction) -> None:
         """Emit the events of a committed transaction."""
-        now_us, room = transaction.rows.now_us, self.env.counts.room
+        now_us = transaction.rows.now_us
         self.env.pending_events.extend(transaction.events)
-        has_room = room is Room.PLENTY
-        if transaction.windows.shares and has_room and self.throttle.left_out("keys_shared", now_us) is not None:
+        if self.env.counts.room is not Room.PLENTY:
+            self._report_full(now_us)
+            return
+        if transaction.windows.shares and self.throttle.left_out("keys_shared", now_us) is not None:
             self.env.pending_events.append(keys_shared(self.terms.max_keys))
         self.tell()
-        if not has_room:
-            self._report_full(now_us)
 
     def tell(self) -> None:
         """Emit the pending events."""
@@ -274,7 +274,7 @@ class Transaction:
             return None
         return refused_by_ban(ban, now_us, checks)
 
-    def ban_of(self, subjects: Sequence[BanSubject]) -> Ban | None:
+    def find_ban(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return the longest ban in force that refuses one of `subjects`."""
         refusal = self.refusal_by_ban((), subjects)
         if refusal is None:

@@ -82,7 +82,8 @@ class RedisBans(BanStore):
             units, level = answer
             if units < policy.after.amount:
                 return None
-            return level, *next_ban(policy, key, reason, unpack_level(level), now_us)
+            made, after = next_ban(policy, key, reason, unpack_level(level), now_us)
+            return level, made, after
 
         (limit,) = policy.strikes.limits
         packed = self._packing.limit(policy.strikes, limit, key)
@@ -90,7 +91,8 @@ class RedisBans(BanStore):
         due = await batcher.command(self._packing.names_of(key), *args, read=read)
         if due is None:
             return None
-        return await self._ban_next(policy, *due)
+        before, made, after = due
+        return await self._ban_next(policy, before, made, after)
 
     async def _ban_next(self, policy: BanPolicy, before: bytes, made: Ban, after: Level) -> Ban | None:
         """Ban a key whose window of strikes is full; return None if another worker was faster, or there is no room.
@@ -167,10 +169,11 @@ class RedisBans(BanStore):
             keys.update(dict.fromkeys(key.decode() for key in page))
             return following
 
-        cursor = await self._batcher().command(self._news.names, b"keys", 0, read=read)
-        while cursor != b"0":
+        cursor = b"0"
+        while True:
             cursor = await self._batcher().command(self._news.names, b"keys", cursor, read=read)
-        return [*keys]
+            if cursor == b"0":
+                return [*keys]
 
     def count(self) -> int:
         """Return how many banned keys Redis last reported: those in force, and some that have ended since."""

@@ -116,7 +116,7 @@ class Batcher:
         """Send a hit, a peek or a charge."""
         future: asyncio.Future[Decision] = self.loop.create_future()
         refund = self.refund_in_background
-        self.add(Asked(future, self._parts, self.permits, refund, what, question, question.has_permits))
+        self.add(Asked(future, self._parts, self.permits, refund, what, question))
         return future
 
     def refund(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:

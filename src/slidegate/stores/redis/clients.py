@@ -263,16 +263,17 @@ class _Masters:
         asking, began_s, left_s = [*waiting], monotonic(), self._timeout_s
         failed: BaseException | None = None
         try:
-            while waiting and left_s > 0:
+            while waiting:
                 done, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done:  # the others hang
+                    break
                 for answer in done:
                     failed = answer.exception()
                     if failed is None:
                         return answer.result()
                     if not isinstance(failed, (RedisError, OSError)):
                         raise failed
-                passed_s = monotonic() - began_s
-                left_s = max(SLOWER * passed_s, LATER_S) if done else 0.0
+                left_s = max(SLOWER * (monotonic() - began_s), LATER_S)
         finally:
             for task in asking:
                 task.cancel()

@@ -43,4 +43,4 @@ class StoreTime:
     def saw(self, now_us: int) -> None:
         """Record the server's time, in an answer received now."""
         if self.is_real:
-            self._ahead_us = now_us - monotonic_ns() // 1_000
+            self._ahead_us = now_us - monotonic_us()

@@ -91,10 +91,9 @@ class Refusals:
             checks = tuple(decision.checks)
             subject, amounts = checks, _amounts(checks)
             changes += _windows(checks)
-            leaves_us = min(
-                leaves_us for spent, leaves_us, *_ in decision.readings if spent and leaves_us
-            )  # no permits
-            lasts_us = min(lasts_us, leaves_us - decision.now_us)
+            for spent, leaves_us, _, _ in decision.readings:
+                if spent and leaves_us:  # permits leave at no known time
+                    lasts_us = min(lasts_us, leaves_us - decision.now_us)
         elif decision.retry_after_us is not None:  # until the ban ends
             lasts_us = min(lasts_us, decision.retry_after_us)
         if self._has_changed(changes, sent_ns):

@@ -124,7 +124,6 @@ class Asked:
         refund: Refunds what nobody awaits, with the next call.
         what: The operation.
         question: What is asked; no ban refuses a charge.
-        has_permits: See `Command`.
         networks: The bans of networks by which it was packed.
         by_network: Those of them that refuse it.
         sent_ns: When it was packed (monotonic), in nanoseconds.
@@ -136,18 +135,20 @@ class Asked:
     refund: Callable[[Sequence[Reservation]], None]
     what: int
     question: Question
-    has_permits: bool
     networks: BannedNetworks | None = None
     by_network: Sequence[Ban] = ()
     sent_ns: int = 0
+
+    @property
+    def has_permits(self) -> bool:
+        """See `Command`."""
+        return self.question.has_permits
 
     def pack(self) -> Packed:
         """See `Command`. A question that a banned network refuses is only a peek: the key's own ban may last longer."""
         self.sent_ns = monotonic_ns()
         what, question, packing = self.what, self.question, self.parts.packing
-        self.networks, self.by_network = self.parts.news.networks, ()
-        if self.networks.bans:
-            self._look_at_networks()
+        self._look_at_networks()
         if what == HIT and not self.by_network:
             return question.pack(packing, self.permits)
         if what == CHARGE:

@@ -13,10 +13,10 @@ from typing import Final
 from ...core.store import COMMAND_DEADLINE_S, SharedRow, SharedRows
 from ..shared import in_steps
 from .batch import Batcher
+from .script import END
 
 AT_ONCE: Final = 32
 """How many hashes are read in one call, so that requests of clients are sent in between."""
-END_BYTES: Final = 8
 
 
 class RedisRows(SharedRows):
@@ -56,7 +56,7 @@ class RedisRows(SharedRows):
     def _read(self, kind: str, number: int) -> Awaitable[list[tuple[int, bytes, bytes]]]:
         def read(fields: list[bytes], now_us: int) -> list[tuple[int, bytes, bytes]]:
             rows = zip(fields[::2], fields[1::2], strict=True)
-            return [(number, worker, row[END_BYTES:]) for worker, row in rows]
+            return [(number, worker, row[END.size :]) for worker, row in rows]
 
         return self._batcher().command((self._key(kind, number),), b"read_rows", read=read)
 

@@ -58,7 +58,7 @@ _PLAN: Final = Struct("<8sIqqqHB")
 _PERMITS_PLAN: Final = Struct(f"<8sI{WORKER_BYTES}sqqHB")
 _STATE: Final = Struct("<Qqqq")
 _COUNTED: Final = Struct("<I")
-_END: Final = Struct("<q")
+END: Final = Struct("<q")
 """The end of a ban, with which its row begins."""
 _FOR_EVER: Final = -1
 _LEVEL: Final = Struct("<qqI")
@@ -169,7 +169,10 @@ class Packing:
             held: The permits of the worker that asks.
         """
         names: dict[bytes, int] = {}
-        bans = {names.setdefault(self.name_of(key), len(names)) for key in subjects if isinstance(key, str)}
+        bans: set[int] = set()
+        for subject in subjects:
+            if isinstance(subject, str):
+                bans.add(names.setdefault(self.name_of(subject), len(names)))
         asks = []
         for bucket, key, cost in checks:
             ask = _ASK.pack(names.setdefault(self.name_of(key), len(names)), 0, min(cost, MAX_UNITS))
@@ -285,7 +288,7 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
 def pack_ban(ban: Ban) -> bytes:
     """Pack a ban."""
     end_us = _FOR_EVER if ban.until_us is None else max(ban.until_us, 0)
-    return _END.pack(end_us) + json.dumps(ban._asdict(), separators=(",", ":")).encode()
+    return END.pack(end_us) + json.dumps(ban._asdict(), separators=(",", ":")).encode()
 
 
 def unpack_ban(packed: bytes) -> Ban:
@@ -295,7 +298,7 @@ def unpack_ban(packed: bytes) -> Ban:
         ValueError: The bytes are not a ban.
         KeyError: A field is missing.
     """
-    return read_by_name(Ban, json.loads(packed[_END.size :]))
+    return read_by_name(Ban, json.loads(packed[END.size :]))
 
 
 def pack_level(level: Level) -> bytes:

@@ -242,12 +242,14 @@ class RedisStore(Store):
 
         Keys are found by SCAN, so Redis keeps serving; units charged during the scan may remain.
         """
-        cursor, has_forgotten = -1, False
+        cursor, has_forgotten = 0, False
         self.parts.refusals.change_all()
-        while cursor != 0:
-            cursor, names = await self.batcher().scan(max(cursor, 0), self.parts.packing.windows + b"*")
+        while True:
+            cursor, names = await self.batcher().scan(cursor, self.parts.packing.windows + b"*")
             async for some in in_steps(names, RESET_AT_ONCE):
                 has_forgotten |= await self.batcher().command(some, b"reset") > 0
+            if cursor == 0:
+                break
         self.parts.refusals.change_all()
         return has_forgotten
 

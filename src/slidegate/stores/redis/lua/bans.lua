@@ -54,7 +54,8 @@ local function reset(name)
   local found, fields = 0, redis.call("HGETALL", name)
   for at = 1, #fields, 2 do
     local field = fields[at]
-    if #field == FIELD_BYTES or #field == 1 + FIELD_BYTES and sub(field, 1, 1) == WINDOW then
+    local kind = kind_of(field)
+    if kind == QUOTA_ROW or kind == WINDOW then
       found = end_of_value(field, fields[at + 1]) > now and 1 or found
       delete("HDEL", name, field)
     end
@@ -203,8 +204,8 @@ function commands.put_next(key, row, strikes, level, before, after, most)
 end
 
 -- Lift the ban of a key, whose windows and strikes are the last keys, and delete its strikes and levels; `version` names
--- the new version of the network list. Return the rows of its own ban and of that of a network, and the number of strikes
--- and levels that had not expired.
+-- the new version of the network list. Return the rows of its own ban and of that of a network, and a number above 0 if it
+-- had strikes or levels that had not expired.
 function commands.unban(key, version)
   local windows, struck = key_at(FIRST), key_at(FIRST + 1)
   local ban, of_network = ban_in_force(windows), redis.call("HGET", key_at(NETWORKS), key)

@@ -4,20 +4,26 @@ local LIMIT_BYTES = 39
 local COUNT_DENIED, QUOTA, PERMITS = 1, 2, 4 -- modes; the first two may be combined
 local PERIOD_KEPT_US = 3600000000
 local WINDOW_KEPT_US = 4000 -- slices are whole microseconds, of which there are at most 3,600
-local WINDOW, PERMIT_ROW = "w", "p" -- the start of the fields of windows and of permits; quotas have none
-local ENDS_BYTES = 8 -- of the end with which the value of a window starts, and each row of bans, strikes, levels and stats
+local QUOTA_ROW, WINDOW, PERMIT_ROW = "quota", "w", "p" -- the start of the fields of windows and of permits; quotas have none
+local ENDS_BYTES = 8 -- of the end with which the value of a window starts, and each row of bans, strikes, levels and workers
+
+-- Return what a field in a hash of windows has: QUOTA_ROW, WINDOW or PERMIT_ROW; another text for any other field.
+local function kind_of(field)
+  if #field == FIELD_BYTES then
+    return QUOTA_ROW
+  end
+  return #field == 1 + FIELD_BYTES and sub(field, 1, 1) or ""
+end
 
 -- Return when a value in a hash of windows ends: the last unit of a window or of a quota leaves, the last permit is free. It
 -- ends at 0 if it is none of these, or damaged.
 local function end_of_value(field, value)
-  local kind = sub(field, 1, 1)
-  if #field == FIELD_BYTES then
-    return #value >= HEAD_BYTES and (select(3, unpack_from(HEAD, value))) or 0
-  elseif #field == 1 + FIELD_BYTES and kind == WINDOW then
-    return #value >= ENDS_BYTES and (unpack_from("<i8", value)) or 0
-  end
-  local ends = 0
-  if #field == 1 + FIELD_BYTES and kind == PERMIT_ROW then
+  local kind, ends = kind_of(field), 0
+  if kind == QUOTA_ROW and #value >= HEAD_BYTES then
+    ends = select(3, unpack_from(HEAD, value))
+  elseif kind == WINDOW and #value >= ENDS_BYTES then
+    ends = unpack_from("<i8", value)
+  elseif kind == PERMIT_ROW then
     for at = 1, #value - PERMIT_BYTES + 1, PERMIT_BYTES do
       ends = max(ends, (select(2, unpack_from(PERMIT, value, at))))
     end
@@ -28,10 +34,11 @@ end
 -- Return how long a value is kept after its end: a quota, until the clock of no worker can be behind it; a window, because
 -- units leave some microseconds later where its amount has crossed the resolution since they were spent.
 local function kept_after_end(field)
-  if #field == FIELD_BYTES then
+  local kind = kind_of(field)
+  if kind == QUOTA_ROW then
     return PERIOD_KEPT_US
   end
-  return sub(field, 1, 1) == WINDOW and WINDOW_KEPT_US or 0
+  return kind == WINDOW and WINDOW_KEPT_US or 0
 end
 
 -- Unpack a limit: the field, the amount, three numbers, the resolution and the modes.
