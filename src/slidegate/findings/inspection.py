@@ -65,7 +65,7 @@ class Inspection:
         self._report_some(routes.about_decorators(mounted))
         self._report(routes.about_cors_within(policy, app))
         self._report(routes.about_unknown_application(policy, routed_app))
-        self._report_some(routes.about_unmet_paths(given, routed_app))
+        self._report_some(routes.about_unmet_paths(given, routed_app, mounted))
 
     def _report_some(self, found: Iterator[Finding]) -> None:
         """Report findings of one kind, as many as are read."""

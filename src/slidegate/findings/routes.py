@@ -13,7 +13,7 @@ from starlette.routing import PARAM_REGEX, compile_path
 
 from ..core.errors import closest
 from ..web.policy import Policy
-from ..web.routes import MountedRoute, attribute_of, layers, mounted_routes, reach, root_of, routes_of
+from ..web.routes import MountedRoute, attribute_of, layers, reach, root_of, routes_of
 from ..web.rules import Rule
 from .decorated import is_bare, wrapped_by
 from .report import Finding
@@ -36,11 +36,11 @@ def about_unknown_application(policy: Policy, app: object) -> Iterator[Finding]:
 # -- paths -------------------------------------------------------------------------------------------------------------
 
 
-def about_unmet_paths(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
+def about_unmet_paths(rules: Sequence[Rule], app: object, routes: Sequence[MountedRoute]) -> Iterator[Finding]:
     """Yield the findings about paths of rules that no route meets. Rules that block are meant for scanners."""
     if routes_of(app) is None:
         return
-    known = [route.path for route in mounted_routes(app)]
+    known = [route.path for route in routes]
     for rule in rules:
         if rule.action.blocks:
             continue

@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 MAX_BYTES: Final = 32 << 20
 """The maximum size of a file: enough for more than a million networks, and it bounds the memory for reading."""
 _EVERYBODY: Final = {4: "the IPv4 addresses", 6: "2000::/3, the allocated IPv6 addresses"}
+_A_SLASH_4: Final = {4: 1 << 28, 6: 1 << 124}
 _WIDEST: Final[Mapping[str, Mapping[int, int]]] = {
     "blocklist": {version: -(-addresses * 9 // 10) for version, addresses in ADDRESSES.items()},
-    "allowlist": {4: 1 << 32 - 4, 6: 1 << 128 - 4},
-    "has_client()": {4: 1 << 32 - 4, 6: 1 << 128 - 4},
+    "allowlist": _A_SLASH_4,
+    "has_client()": _A_SLASH_4,
 }
 """How many addresses are too many for a list from a file, by what it is for and by version."""
 _EFFECTS: Final = {

@@ -47,16 +47,17 @@ def document_limits(app: Any, *, response: Any = None, names: bool = False, keys
 def _document(application: Application, response: Any, *, names: bool, keys: bool) -> None:
     """Let an application add its limits to its document."""
     generate = application.app.openapi
-    described: list[object] = []
+    described: object = None
 
     def openapi() -> Any:
+        nonlocal described
         document = generate()
-        if not any(document is one for one in described):
-            described[:] = [document]
+        if document is not described:
             writer = Writer(application.app, document, response, names=names, keys=keys)
             guards = [*guards_around(application)]
             for operation, its_part in operations(application, document):
                 writer.add(its_part, guards, operation)
+            described = document  # last: what has failed midway is described again
         return document
 
     application.app.openapi = openapi

@@ -18,6 +18,7 @@ from ..web.decorators import LIMITS_MARK
 from ..web.default_limits import EXEMPT_MARK
 from ..web.endpoints import RateLimit
 from ..web.routes import attribute_of, reach, root_of, routes_of
+from ..web.rule_set import is_exact
 from ..web.rules import Rule
 from .around import Application, Guard
 
@@ -90,20 +91,14 @@ def _met(guard: Guard, operation: Operation, path: str) -> list[Rule] | None:
             return None  # who is blocked is not counted by the rules before, either
         if rule.counts and not action.is_shadow:
             found.append(rule)
-        if action.is_final and is_certain and _is_exactly(rule, operation.method, path):
+        if not action.is_final or not is_certain:
+            continue
+        if is_exact(matching.methods, matching.rule_paths, operation.method, (path,)):
             return found
     is_exempt = EXEMPT_MARK in getattr(operation.route.endpoint, "__dict__", ())
     if guard.default_rule is not None and not is_exempt:
         found.append(guard.default_rule)
     return found
-
-
-def _is_exactly(rule: Rule, method: str, path: str) -> bool:
-    """Return whether a rule matches a request exactly, as what exempts or ends the list must."""
-    matching = rule.matching
-    if matching.methods is not None and method not in matching.methods:
-        return False
-    return not matching.rule_paths or any(one.is_exactly(path) for one in matching.rule_paths)
 
 
 # -- paths -------------------------------------------------------------------------------------------------------------
@@ -168,5 +163,5 @@ def at_endpoint(operation: Operation) -> list[Rule]:
             found.append(one.call.rule)
     found.extend(getattr(operation.route.endpoint, LIMITS_MARK, ()))
     distinct = {id(rule): rule for rule in found}.values()
-    applies = [rule.matching.allows("http", operation.method) and not rule.action.is_shadow for rule in distinct]
-    return [rule for rule, does_apply in zip(distinct, applies, strict=True) if does_apply]
+    refusing = [rule for rule in distinct if not rule.action.is_shadow]
+    return [rule for rule in refusing if rule.matching.allows("http", operation.method)]

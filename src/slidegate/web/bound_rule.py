@@ -119,7 +119,7 @@ class BoundRule:
     def checks(self, scope: Scope, client_key: str) -> list[Check]:
         """Return the checks of a request; only if the rule calls no function."""
         key = client_key
-        if self.key is not None:
+        if self.key is not None:  # as `key_of` asks; a call, and a comprehension, would cost each request at endpoints
             key = self.key_of(scope, client_key)
         checks: list[Check] = []
         for bucket, cost in self.charges:

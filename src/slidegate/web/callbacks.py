@@ -46,8 +46,10 @@ async def _no_body() -> NoReturn:
     )
 
 
-def request_of(scope: Scope) -> HTTPConnection:
-    """Return the request for the user's functions; its body cannot be read."""
+def request_of(scope: Scope, at_endpoint: HTTPConnection | None = None) -> HTTPConnection:
+    """Return the request for the user's functions: that at the endpoint, if it is there, else one without its body."""
+    if at_endpoint is not None:
+        return at_endpoint
     if scope["type"] == "http":
         return Request(scope, _no_body)
     return HTTPConnection(scope)

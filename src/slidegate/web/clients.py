@@ -84,9 +84,6 @@ class AnyClients(Protocol):
     def of(self, scope: Scope) -> Client:
         """Return the client of a request."""
 
-    def forget(self) -> None:
-        """Determine all clients anew, because a list has changed."""
-
     def has_lost_peer(self, scope: Scope) -> bool:
         """Return whether the peer of a request is unknown because its connection was reset."""
 
@@ -212,7 +209,7 @@ class FollowingClients:
         files: The files.
     """
 
-    def __init__(self, clients: AnyClients, files: Sequence[FollowedFile]) -> None:
+    def __init__(self, clients: Clients, files: Sequence[FollowedFile]) -> None:
         self._clients = clients
         self._files = files
         self._read = 0
@@ -226,10 +223,6 @@ class FollowingClients:
             self._read = read
             self._clients.forget()
         return self._clients.of(scope)
-
-    def forget(self) -> None:
-        """See `Clients.forget`."""
-        self._clients.forget()
 
     def has_lost_peer(self, scope: Scope) -> bool:
         """See `Clients.has_lost_peer`."""
@@ -262,10 +255,6 @@ class KeyedClients:
         found = Client(client.key, client.subjects, client.verdict, located)
         found.subjects = self._with_keys(client.subjects, found.beside(scope), client.key)
         return found
-
-    def forget(self) -> None:
-        """See `Clients.forget`."""
-        self._clients.forget()
 
     def has_lost_peer(self, scope: Scope) -> bool:
         """See `Clients.has_lost_peer`."""

@@ -86,9 +86,7 @@ class Counting:
     async def _asked_checks(self, bound: BoundRule, visit: Visit, at_endpoint: HTTPConnection | None) -> list[Check]:
         """Return the checks of a rule, calling its functions; none if one of them excepts the request."""
         rule, charging, ask = bound.rule, bound.rule.charging, self._calls.ask
-        request = at_endpoint
-        if request is None:
-            request = request_of(visit.scope)
+        request = request_of(visit.scope, at_endpoint)
         bucket, cost = bound.bucket, charging.cost
         if charging.limits_function is not None:
             bucket = await ask(rule, request, "limits", charging.limits_function, bound.with_limits, bucket)
@@ -119,9 +117,7 @@ class Counting:
         Limits apply generously and exemptions strictly: if a condition fails, a limit or a block applies, but `exempt`
         and `final` do not.
         """
-        request = at_endpoint
-        if request is None:
-            request = request_of(visit.scope)
+        request = request_of(visit.scope, at_endpoint)
         answers: dict[int, bool | None] = {}  # by identity, as not every callable is hashable; None for a failure
         met: list[Met] = []
         for bound, ends in plan.met:

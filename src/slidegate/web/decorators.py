@@ -42,9 +42,8 @@ def decorated(check: Check, endpoint: Any, rule: Rule) -> Any:
         ConfigurationError: `endpoint` cannot be decorated.
     """
     _check_function(endpoint)
-    remember_decorated(
-        endpoint, sys._getframe(2)
-    )  # the frame with the "@": this function is called by `RateLimit.__call__`
+    caller = sys._getframe(2)  # the one with the "@": this function is called by `RateLimit.__call__`
+    remember_decorated(endpoint, caller)
     shown, own = _signature(endpoint)
     is_async = is_async_callable(endpoint)
     called_directly: list[Any] = []

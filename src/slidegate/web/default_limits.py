@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from typing import Final
+from typing import Final, NamedTuple
 
 from starlette.types import Scope
 
@@ -26,6 +26,19 @@ from .rules import Rule, label_of
 EXEMPT_MARK: Final = "__slidegate_exempt__"
 """The attribute that marks an endpoint as exempt; `functools.wraps` copies it to a wrapper."""
 _NO_ROUTE: Final = "*"
+
+
+class FoundLimits(NamedTuple):
+    """The limits of the route of a request.
+
+    Attributes:
+        bound: The limits; none if the endpoint is exempt.
+        is_lasting: Whether all requests with its type, method, path and root have them: a route may be added later, or
+            look at other parts of a request.
+    """
+
+    bound: list[BoundRule]
+    is_lasting: bool
 
 
 class DefaultLimits:
@@ -67,26 +80,21 @@ class DefaultLimits:
         self._is_by_path: bool | None = None
         self._labels: list[str] | None = None
 
-    def find(self, scope: Scope) -> tuple[list[BoundRule], bool]:
-        """Return the limits of a request, none if its endpoint is exempt.
-
-        Returns:
-            The limits; and whether all requests with its type, method, path and root have them: a route may be added
-            later, or look at other parts of a request.
-        """
+    def find(self, scope: Scope) -> FoundLimits:
+        """Return the limits of a request, none if its endpoint is exempt."""
         app = visible_app(self._app, scope)
         if self._is_by_path is None:
             self._is_by_path = is_by_path(app)
         route = reach(app, scope)
         if route is None:
-            return [self.of()], False
+            return FoundLimits([self.of()], is_lasting=False)
         if EXEMPT_MARK not in getattr(route.endpoint, "__dict__", ()):
             bound = [self.of(route.label)]
         elif is_ambiguous(scope["path"]):  # it may lead to another endpoint, so it is not exempt
             bound = [self.of()]
         else:
             bound = []
-        return bound, self._is_by_path
+        return FoundLimits(bound, self._is_by_path)
 
     def labels_of(self, app: object) -> list[str]:
         """Return the labels of the routes of an application that have these limits, and that of paths without one."""

@@ -7,7 +7,7 @@ not affect the outcome. A request that never reaches its end is reported as canc
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 from starlette.types import Scope
@@ -43,16 +43,20 @@ class RefundUncounted(Effect):
 
     async def start(self, visit: Visit, status: Any) -> None:
         """See `Effect.start`."""
-        charged: list[tuple[Decision, int]] = []
-        for decision in visit.own:
-            if decision.allowed:
-                for index, (bucket, _, _) in enumerate(decision.checks):
-                    if bucket.by is self._rule:  # and not another of its name
-                        charged.append((decision, index))
+        charged = [*self._charged(visit)]
         if not charged or await self._calls.ask(self._rule, status, "count_if", self._count_if, bool, True):
             return
         for decision, index in charged:
             await self._engine.refund(decision.begin_refund(index))
+
+    def _charged(self, visit: Visit) -> Iterator[tuple[Decision, int]]:
+        """Yield the decisions that have charged the rule, each with the place of its check."""
+        for decision in visit.own:
+            if not decision.allowed:
+                continue
+            for index, (bucket, _, _) in enumerate(decision.checks):
+                if bucket.by is self._rule:  # and not another of its name
+                    yield decision, index
 
 
 class StrikeForStatus(Effect):

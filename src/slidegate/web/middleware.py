@@ -300,12 +300,11 @@ class RateLimitMiddleware(FailsAtStartup):
 
     def _is_decided(self, scope: Scope) -> bool:
         """Return whether a call is a request that is to be decided. Asked for each of the first, and after a switch."""
-        if self.error is not None:
+        if self.error is not None or not self._enabled:
             return False
         engine = self.limiter.engine
-        if self._enabled:
-            engine.ask_for_news()
-        if not (self._enabled and engine.counts):
+        engine.ask_for_news()
+        if not engine.counts:
             return False
         if self.routed_app is None:  # the first call, which may be the lifespan
             self.check_routes(visible_app(self.app, {"app": scope.get("app", self.app)}))

@@ -23,7 +23,7 @@ from .headers import Headers, HeaderStyles
 from .keys import Key, KeyFunction
 from .refusals import OnRefused, Refusals
 from .routes import RouteLabels
-from .rule_set import Names, RuleSet, all_rules
+from .rule_set import Honeypots, Names, RuleSet, all_rules
 from .rule_values import Limits, LimitsFunction
 from .rules import Rule, checked_key
 from .signals import Signals
@@ -112,9 +112,7 @@ def build(
         app: The application behind the middleware.
         owner: What owns the names of its unnamed limits, if that outlives the policy.
     """
-    prefix = ""
-    if name is not None:
-        prefix = f"{check_name(name, 'name')}:"
+    prefix = _prefix_of(name)
     expect("limiter", limiter, Limiter, 'Limiter.from_url("redis://localhost:6379/0")')
     expect("client", client, ClientAddress, "client_ip()")
     if limiter is None:
@@ -125,14 +123,15 @@ def build(
     listed = all_rules(limits, rules, key)
     engine, calls, routes = limiter.engine, UserCallbacks(), RouteLabels()
     writer = Headers(headers, engine.unix_us)
-    lists = {"blocklist": blocklist, "allowlist": allowlist}
-    for option, networks in lists.items():
-        expect(option, networks, Networks, 'Networks(["192.0.2.0/24"]) or Networks.from_file("blocked.netset")')
+    lists = _checked_lists({"blocklist": blocklist, "allowlist": allowlist})
     blocking: Blocklist | None = None
     if blocklist is not None:
         blocking = Blocklist(blocklist, client.networks, engine.emit)
     signals = Signals(limiter, client, allowlist, bans)
     names = Names(limiter, prefix, owner)
+    honeypots: Honeypots | None = None
+    if signals.on_request:
+        honeypots = signals.honeypots_at
     rule_set = RuleSet(
         listed,
         default_limits,
@@ -140,12 +139,12 @@ def build(
         app=app,
         limiter=limiter,
         names=names,
-        honeypots=signals.honeypots_at if signals.on_request else None,
+        honeypots=honeypots,
         effects_of=partial(effects_of, engine=engine, signals=signals, calls=calls),
         headers=writer,
     )
     files: list[FollowedFile] = [*_follow_lists(lists), *engine.networks]
-    expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
+    of_messages = _bucket_of(messages, names)
     return Policy(
         limiter=limiter,
         lists=lists,
@@ -158,11 +157,33 @@ def build(
         headers=writer,
         refusals=Refusals(engine, signals, writer, routes, calls, on_refused),
         report=Report(engine, routes),
-        messages=None if messages is None else Bucket(names.unique("messages:"), messages.limits),
+        messages=of_messages,
         names=names,
         files=files,
         findings=Findings(),
     )
+
+
+def _prefix_of(name: str | None) -> str:
+    """Return what stands in front of the names of the rules of a middleware, from its own name."""
+    if name is None:
+        return ""
+    return f"{check_name(name, 'name')}:"
+
+
+def _checked_lists(lists: Mapping[str, Networks | None]) -> Mapping[str, Networks | None]:
+    """Return the lists of a middleware, by option name, after checking that they are networks."""
+    for option, networks in lists.items():
+        expect(option, networks, Networks, 'Networks(["192.0.2.0/24"]) or Networks.from_file("blocked.netset")')
+    return lists
+
+
+def _bucket_of(messages: MessageLimits | None, names: Names) -> Bucket | None:
+    """Return the bucket that counts messages of websockets; None if they have no limits."""
+    expect("messages", messages, MessageLimits, 'MessageLimits("10/second")')
+    if messages is None:
+        return None
+    return Bucket(names.unique("messages:"), messages.limits)
 
 
 def _follow_lists(lists: Mapping[str, Networks | None]) -> list[ListFile]:
@@ -191,9 +212,10 @@ def _clients(
     one = Clients
     if address.trusted:
         one = ClientsBehindProxies
-    clients: AnyClients = one(address, blocklist, allowlist, signals.subjects_of, bool(signals.ban_policies))
+    own = one(address, blocklist, allowlist, signals.subjects_of, bool(signals.ban_policies))
+    clients: AnyClients = own
     if files:
-        clients = FollowingClients(clients, files)
+        clients = FollowingClients(own, files)
     if signals.keyed:
         clients = KeyedClients(clients, signals.with_keys, signals.addresses)
     return clients

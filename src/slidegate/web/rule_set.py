@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
 from starlette.types import Scope
@@ -23,6 +23,9 @@ from .paths import ANY_PATH, PathIndex, PathReader, RulePath, Texts
 from .plan import Effect, Met, Plan, Signal, Traits
 from .rule_values import Limits, LimitsFunction
 from .rules import Rule
+
+Honeypots: TypeAlias = Callable[[Texts], Sequence[Signal]]
+"""Returns the signals of ban policies for a path."""
 
 _A_PREFLIGHT: Final = "a preflight"
 """Stands for the method of a preflight where plans are remembered."""
@@ -91,7 +94,7 @@ class RuleSet:
         app: object,
         limiter: Limiter,
         names: Names,
-        honeypots: Callable[[Texts], Sequence[Signal]] | None,
+        honeypots: Honeypots | None,
         effects_of: Callable[[Plan], Sequence[Effect]],
         headers: Headers,
     ) -> None:
@@ -159,28 +162,29 @@ class RuleSet:
             plan = self._by_request.get(request)
             if plan is not None:
                 return plan
-            plan, is_lasting = self._plan_for(scope, is_preflight)
+            return self._new_plan(scope, is_preflight, request)
         except Exception as error:
             left_out = self._throttle.left_out(type(error), time.monotonic())
             if left_out is not None:
                 logger.exception("selecting rules failed; every limit counts the request (suppressed=%d)", left_out)
             return self._strictest_plan(scope, is_preflight)
-        if is_lasting:
-            remember(self._by_request, request, plan, MANY, PATH_BYTES)
-        return plan
 
-    def _plan_for(self, scope: Scope, is_preflight: bool) -> tuple[Plan, bool]:
-        """Return the plan of a request, and whether all requests with its type, method, path and root have it."""
+    def _new_plan(self, scope: Scope, is_preflight: bool, request: object) -> Plan:
+        """Return the plan of a request, and remember it if all with the same type, method, path and root have it."""
         texts = self._paths.texts(scope)
         met = self.met(scope, texts)
         is_lasting = True
         if self.defaults is not None and not _is_ended(met):
-            defaults, is_lasting = self.defaults.find(scope)
-            met += [Met(bound, False) for bound in defaults]
+            defaults = self.defaults.find(scope)
+            is_lasting = defaults.is_lasting
+            met += [Met(bound, False) for bound in defaults.bound]
         strikes: Sequence[Signal] = ()
         if self._honeypots is not None:
             strikes = self._honeypots(texts)
-        return self.plan_of(met, strikes, Traits(is_preflight)), is_lasting
+        plan = self.plan_of(met, strikes, Traits(is_preflight))
+        if is_lasting:
+            remember(self._by_request, request, plan, MANY, PATH_BYTES)
+        return plan
 
     def _strictest_plan(self, scope: Scope, is_preflight: bool) -> Plan:
         """Return the plan of a request whose path or route cannot be read: every limit, and no exemption."""
@@ -298,11 +302,16 @@ def _ends(bound: BoundRule, method: object, texts: Texts) -> bool:
     Limits and blocks match generously; what exempts or ends the list matches exactly this method, and every text of the
     path.
     """
-    action, methods, paths = bound.rule.action, bound.rule.matching.methods, bound.paths
+    action = bound.rule.action
     if not action.is_final:
         return False
     if action.blocks:
         return True
+    return is_exact(bound.rule.matching.methods, bound.paths, method, texts)
+
+
+def is_exact(methods: Collection[str] | None, paths: Sequence[RulePath], method: object, texts: Texts) -> bool:
+    """Return whether methods and paths of a rule, None and none for all, are exactly those of a request."""
     if methods is not None and not (isinstance(method, str) and method in methods):
         return False
     if not paths:

@@ -176,10 +176,10 @@ def checked_limits(
     Raises:
         ConfigurationError: They are invalid, or a fallback is given without a function.
     """
-    fallback = parse_limits(fallback_limits)
     if callable(limits):
-        return fallback, check_takes("limits", limits, "request")
+        return parse_limits(fallback_limits), check_takes("limits", limits, "request")
     if fallback_limits != DEFAULT_FALLBACK:
+        parse_limits(fallback_limits)  # what is wrong with it comes first
         raise ConfigurationError("requires a function as limits; add one, or remove it", "fallback_limits")
     if limits is None:
         return (), None

@@ -433,17 +433,10 @@ def is_failure(error: BaseException) -> bool:
 
 
 def active_visit_of(request: HTTPConnection, who: str) -> Visit | None:
-    """Return the visit of the innermost middleware that a request is in now.
-
-    Args:
-        request: The request, or the websocket.
-        who: The name of the calling function, for the error message.
-
-    Returns:
-        The visit; None without a middleware while limits are off, as in a test that calls an endpoint itself.
+    """Return the visit of the innermost middleware that a request is in now, as `record_of` returns its record.
 
     Raises:
-        ConfigurationError: There is no middleware around the endpoint, or `request` is no request.
+        ConfigurationError: As for `record_of`, or all middlewares around the endpoint have ended.
     """
     record: Record | None = record_of(request, who)
     if record is None:
