@@ -64,7 +64,7 @@ def loaded_by(code: str) -> set[str]:
 
 @pytest.mark.parametrize("module", ["slidegate", "slidegate.testing"])
 def test_importing_the_package_loads_nothing_optional_and_nothing_that_few_applications_need(module: str) -> None:
-    few = "stores.lmdb", "stores.redis", "web.config", "stores.open_store"
+    few = "stores.lmdb", "stores.redis", "files.config", "stores.open_store"
     others = "csv", "decimal", "difflib", "tomllib", "anyio.lowlevel", "starlette.middleware.cors"
     loaded = loaded_by(f"import {module}")
     assert {name.partition(".")[0] for name in loaded} & {*OPTIONAL.split()} == set()

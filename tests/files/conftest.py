@@ -1,3 +1,14 @@
-"""What these tests share with those of the middleware."""
+"""What tests of files share."""
 
-from ..web.conftest import _clock_of_files, directory, observer, opened_as  # noqa: F401 - fixtures
+from pathlib import Path
+
+import pytest
+
+from ..web.conftest import _clock_of_files  # noqa: F401 - a fixture
+from ..web.middlewares import FollowedFiles
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> FollowedFiles:
+    """Files that tests write and that middlewares follow."""
+    return FollowedFiles(tmp_path)

@@ -282,11 +282,6 @@ async def test_what_becomes_of_a_file_is_logged(kind: str, tmp_path: Path, caplo
 # -- networks in files: which one holds an address, how lines are read, and how a changed file takes over --------------
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> FollowedFiles:
-    return FollowedFiles(tmp_path)
-
-
 def following(files: FollowedFiles, networks: Networks) -> RateLimitMiddleware:
     limiter = Limiter(MemoryStore(), observers=[files.observer])
     return RateLimitMiddleware(hello, limits="900/hour", blocklist=networks, limiter=limiter)

@@ -1,6 +1,6 @@
 """What rules, layers and decorators do in their order is what the findings about it say.
 
-scenarios/findings.txt has examples of each message.
+tests/web/scenarios/findings.txt has examples of each message.
 """
 
 import asyncio

@@ -6,19 +6,13 @@ from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, Limiter, MemoryStore
+from slidegate import BanPolicy, Limiter
 from slidegate.core import SharedRow, StoreUnavailable
 from slidegate.limiter.history import HISTORY, MOST
 from slidegate.testing import FakeClock
 
-from ..ops.shared_rows import SharedRows
+from ..ops.shared_rows import SharedRows, limiter_on
 from ..stores.conftest import Opened
-
-
-def limiter_on(rows: SharedRows) -> Limiter:
-    store = MemoryStore(clock=rows.clock)
-    store.shared_rows = rows
-    return Limiter(store)
 
 
 @pytest.mark.parametrize("kind", ["memory", "lmdb", "redis"])

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimitExceeded
+from slidegate import ConfigurationError, Limiter, RateLimitExceeded
 from slidegate.core import Bucket, SharedRow, StoreUnavailable
 from slidegate.limiter import Override, news, workers
 from slidegate.limiter.named_limits import NamedLimit, parse_one
@@ -30,7 +30,7 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import RecordingObserver
 
 from ..contract.programs import SECOND_US
-from ..ops.shared_rows import SharedRows
+from ..ops.shared_rows import SharedRows, limiter_on
 from ..virtual_time import OnALoop, turns
 
 T = TypeVar("T")
@@ -70,9 +70,7 @@ class Worker:
 
     def __init__(self, rows: Rows, *names: str, secret: str | None = None) -> None:
         self.observer, self.named, self.secret = RecordingObserver(), list[NamedLimit](), secret
-        store = MemoryStore(clock=rows.clock)
-        store.shared_rows = rows
-        self.limiter = Limiter(store, observers=[self.observer], secret=secret)
+        self.limiter = limiter_on(rows, observers=[self.observer], secret=secret)
         self.changes = self.limiter.engine.overrides
         self.knows, self.began = dict[str, Override](), dict[str, int]()
         self.looks_us = self.writes_us = self.differs_us = self.reads = self.applied = self.differences = 0

@@ -1,3 +1,3 @@
-"""What these tests share with those of the middleware."""
+"""What these tests share with those of files."""
 
-from ..web.conftest import _clock_of_files, directory, observer, opened_as  # noqa: F401 - fixtures
+from ..files.conftest import _clock_of_files, files  # noqa: F401 - fixtures

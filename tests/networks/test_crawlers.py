@@ -19,11 +19,6 @@ FAKE = "203.0.113.9"
 NAMED = {"User-Agent": "Mozilla/5.0 (compatible; Googlebot/2.1; +http://www.google.com/bot.html)"}
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> FollowedFiles:
-    return FollowedFiles(tmp_path)
-
-
 # -- files -------------------------------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,6 @@
 """A list from a file refuses neither nearly everybody nor the machines around the application, unless that is meant."""
 
 import ipaddress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +17,6 @@ from ..web.middlewares import FollowedFiles
 ANY = {4: ipaddress.ip_network("0.0.0.0/0"), 6: ipaddress.ip_network("2000::/3")}
 """The addresses that clients can have."""
 SHARED_DIRECTORY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> FollowedFiles:
-    return FollowedFiles(tmp_path)
 
 
 # -- files that cover nearly everybody ---------------------------------------------------------------------------------

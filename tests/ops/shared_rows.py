@@ -1,5 +1,7 @@
 """The rows of several workers in one process, by a clock that tests set."""
 
+from typing import Any
+
 from slidegate import Limiter, MemoryStore, core
 from slidegate.core.errors import StoreUnavailable
 from slidegate.ops.statistics import Statistics
@@ -49,9 +51,14 @@ class SharedRows(core.SharedRows):
             raise StoreUnavailable("away")
 
 
-def worker_of(rows: SharedRows) -> tuple[Limiter, Statistics]:
-    """Return the limiter and the statistics of another worker."""
+def limiter_on(rows: SharedRows, **options: Any) -> Limiter:
+    """Return the limiter of another worker."""
     store = MemoryStore(clock=rows.clock)
     store.shared_rows = rows
-    limiter = Limiter(store)
+    return Limiter(store, **options)
+
+
+def worker_of(rows: SharedRows) -> tuple[Limiter, Statistics]:
+    """Return the limiter and the statistics of another worker."""
+    limiter = limiter_on(rows)
     return limiter, Statistics.of(limiter)

@@ -26,7 +26,7 @@ from slidegate.web.bound_rule import BoundRule
 
 from ..asgi import call, hello, page, statuses
 from ..hurry import at_once, hurried
-from ..ops.shared_rows import SharedRows
+from ..ops.shared_rows import SharedRows, limiter_on
 from ..redis_servers import needs_redis, until
 from ..stores.conftest import Opened
 from .middlewares import FollowedFiles, fields
@@ -239,11 +239,6 @@ async def test_rules_that_are_read_again_count_as_those_of_a_new_worker(first: s
     """Which changes apply depends on the limits in code, and these may come before or after the changes."""
     rows = SharedRows()
 
-    def limiter() -> Limiter:
-        store = MemoryStore(clock=rows.clock)
-        store.shared_rows = rows
-        return Limiter(store)
-
     async def policy(app: ASGIApp, of: Limiter) -> str:
         await of.engine.news.refresh()
         rows.clock.advance("1m")
@@ -253,7 +248,7 @@ async def test_rules_that_are_read_again_count_as_those_of_a_new_worker(first: s
         files = FollowedFiles(Path(directory))
         text = '[[rules]]\npath = "*"\nlimits = "{}"\nname = "api"\n'
         path = files.write("slidegate.toml", text.format(first))
-        of, script = limiter(), limiter()
+        of, script = limiter_on(rows), limiter_on(rows)
         app = RateLimitMiddleware.from_file(hello, path, limiter=of)
         for step in steps:
             if step in CHANGES:
@@ -262,7 +257,7 @@ async def test_rules_that_are_read_again_count_as_those_of_a_new_worker(first: s
             else:
                 files.write("slidegate.toml", text.format(step))
                 await files.visit(app)
-            starts = limiter()
+            starts = limiter_on(rows)
             again = await policy(app, of)
             assert again == await policy(RateLimitMiddleware.from_file(hello, path, limiter=starts), starts)
 

@@ -7,25 +7,19 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from slidegate import BanPolicy, Limiter, MemoryStore, MessageLimits, RateLimit, RateLimitMiddleware, Rule, header, user
+from slidegate import BanPolicy, MessageLimits, RateLimit, RateLimitMiddleware, Rule, header, user
 from slidegate.limiter import PublishedRule
 from slidegate.limiter.workers import RULES, WORKERS
 from slidegate.testing import FakeClock
 
 from ..asgi import hello, page, statuses
-from ..ops.shared_rows import SharedRows
+from ..ops.shared_rows import SharedRows, limiter_on
 from ..virtual_time import turns
 
 
 @RateLimit.exempt
 async def exempt(request: Any) -> Any:
     return await page(request)
-
-
-def limiter_on(rows: SharedRows) -> Limiter:
-    store = MemoryStore(clock=rows.clock)
-    store.shared_rows = rows
-    return Limiter(store)
 
 
 async def test_a_worker_publishes_labels_limits_keys_actions_and_order() -> None:

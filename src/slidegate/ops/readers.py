@@ -46,7 +46,7 @@ async def readers_of(limiter: Limiter, key: str) -> Readers:
     published = await limiter.published()
     if not published or not all(one.is_readable for one in published):
         return Readers(Reading.UNKNOWN, place)
-    reading = dict.fromkeys(_reading(published, _kind_of(key)))
+    reading = list(_reading(published, _kind_of(key)))
     if any(rule.action == "ban" for rule in reading):
         return Readers(Reading.READ, EVERYWHERE)
     if not reading:
@@ -54,27 +54,31 @@ async def readers_of(limiter: Limiter, key: str) -> Readers:
     return Readers(Reading.READ, Place(f"where {_shown(reading)} it", place.remedy))
 
 
-async def check_read(limiter: Limiter, key: str, how_anyway: str) -> Readers:
-    """Return who reads the kind of a key that somebody bans by hand.
+class UnreadKeyError(ConfigurationError):
+    """Nobody reads the kind of a key, so a ban of the key would refuse nothing."""
+
+
+def check_read(readers: Readers, key: str, how_anyway: str) -> None:
+    """Check that somebody may read the kind of a key that is banned by hand.
 
     Args:
-        limiter: The limiter.
+        readers: Who reads it.
         key: The key, in its canonical form.
         how_anyway: How to ban it anyway, for the message.
 
     Raises:
-        ConfigurationError: No rule and no ban policy of the workers reads it, so the ban would refuse nothing.
-        StoreError: The store does not answer.
+        UnreadKeyError: No rule and no ban policy of the workers reads it.
     """
-    readers = await readers_of(limiter, key)
-    if readers.reading is Reading.UNREAD:
-        remedy = readers.place.remedy.removesuffix("for every request").rstrip(", ")
-        raise ConfigurationError(
-            f"no rule and no ban policy of the workers reads {_kind_of(key)!a}, so this ban would refuse nothing; "
-            f"{remedy} in the application, or {how_anyway}",
-            "key",
-        )
-    return readers
+    if readers.reading is not Reading.UNREAD:
+        return
+    ways = how_anyway
+    remedy = readers.place.remedy.removesuffix("for every request").rstrip(", ")
+    if remedy:
+        ways = f"{remedy} in the application, or {how_anyway}"
+    raise UnreadKeyError(
+        f"no rule and no ban policy of the workers reads {_kind_of(key)!a}, so this ban would refuse nothing; {ways}",
+        "key",
+    )
 
 
 def _kind_of(key: str) -> str:

@@ -21,11 +21,13 @@ _BY_FUNCTION: Final = 'Rule("*", "600/minute", key=your_function) above the othe
 _S: Final = 1_000_000
 
 
-def row_of_ban(ban: Ban) -> dict[str, Any]:
-    """Return a ban, with where it holds."""
+def row_of_ban(ban: Ban, place: Place | None = None) -> dict[str, Any]:
+    """Return a ban, with where it holds; by default as far as its key alone tells."""
     until_at = None if ban.until is None else ban.until.timestamp()
     times = {"since_at": ban.since.timestamp(), "until_at": until_at}
-    return {**named(ban, "key", "reason", "by", "level"), **times, **place_of(ban.key)._asdict()}
+    if place is None:
+        place = place_of(ban.key)
+    return {**named(ban, "key", "reason", "by", "level"), **times, **place._asdict()}
 
 
 class Place(NamedTuple):

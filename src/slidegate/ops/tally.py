@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from ipaddress import ip_network
 from operator import attrgetter
 from typing import Any, Final, Protocol, Self, TypeAlias
@@ -135,14 +135,15 @@ class Clients(dict[str, ClientTraffic]):
 
     def packed(self) -> bytes:
         """Return the row of a slice."""
-        lines: list[Any] = []
-        for one in self._leading(TOP_CLIENTS):
-            # A refusal is described when it is counted, an ordinary request only here.
-            if not one.refused and one.key in self.latest:
-                _, checks, one.route, _ = self.latest[one.key]
-                one.rule, one.limits = _counted(one.key, checks)
-            lines.append(_written(one, _FIELDS))
-        return encoded(lines)
+        return encoded([_written(self._described(one), _FIELDS) for one in self._leading(TOP_CLIENTS)])
+
+    def _described(self, one: ClientTraffic) -> ClientTraffic:
+        """Return a client with what its latest request met; a refusal has been described when it was counted."""
+        if one.refused or one.key not in self.latest:
+            return one
+        _, checks, route, _ = self.latest[one.key]
+        rule, limits = _counted(one.key, checks)
+        return replace(one, route=route, rule=rule, limits=limits)
 
     def add_row(self, row: bytes) -> None:
         """Add what is in the row of a slice."""

@@ -67,11 +67,13 @@ async def add_ban(
     if value is not None:
         await _compare_secrets(limiter)
     name = limiter.key_for(target)
-    readers = await (readers_of(limiter, name) if anyway else check_read(limiter, name, "write --anyway"))
+    readers = await readers_of(limiter, name)
+    if not anyway:
+        check_read(readers, name, "write --anyway")
     ban = await limiter.ban(target, duration, reason=reason, by=by)
     if readers.reading is Reading.UNKNOWN:
         note("no worker has published its rules within a minute, so it is not known whether any reads such keys")
-    row = {**row_of_ban(ban), **readers.place._asdict()}
+    row = row_of_ban(ban, readers.place)
     holds = "" if readers.place == EVERYWHERE else f"; it holds {readers.place.sentence}"
     return [row], [f"banned: {row['key']} until {end_of(row)}{holds}"]
 

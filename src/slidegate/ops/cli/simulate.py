@@ -155,9 +155,10 @@ def _suggested_text(routes: Sequence[dict[str, Any]]) -> Iterator[str]:
     ]
     yield from ("", "What limits would have refused", *table(tuple(rows[0]), rows))
     yield from ("", "Numbers", *map(_separation_text, routes))
-    rules = [rule for route in routes if route["separation"] is not None for rule in _rule_of(route)]
-    if rules:
-        yield from ("", "For a configuration file. In shadow they refuse nobody, and report whom they would.", *rules)
+    separated = [route for route in routes if route["separation"] is not None]
+    lines = [line for route in separated for line in _rule_of(route)]
+    if lines:
+        yield from ("", "For a configuration file. In shadow they refuse nobody, and report whom they would.", *lines)
 
 
 def _separation_text(route: dict[str, Any]) -> str:

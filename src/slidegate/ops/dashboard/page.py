@@ -21,6 +21,7 @@ from starlette.responses import RedirectResponse, Response
 from ... import ConfigurationError, MemoryStore, StoreError, __version__
 from ...core import compiled
 from ...core.logs import escaped
+from ..readers import UnreadKeyError
 from ..rows import EVERYWHERE, check_key, key_of, place_of, span_of
 from . import charts
 from .charts import NOTHING
@@ -186,6 +187,7 @@ class Page:
                 form.pop("value", None)  # it may be a secret
             query = {"key": fields["key"]} if view == "clients" and "key" in fields and action != "find" else {}
             wrong = {"key": "", "name": "", **form, "text": problem.detail, "status": problem.status_code}
+            wrong["is_unread"] = isinstance(error, UnreadKeyError)
             return await self.show(view, query, wrong)
 
     def problem(self, path: str, problem: HTTPException) -> Response:

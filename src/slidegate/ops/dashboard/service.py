@@ -249,13 +249,12 @@ class Service:
         target = key_of(key, value)
         check_key(key)
         name = self.limiter.key_for(target)
-        if anyway:
-            readers = await readers_of(self.limiter, name)
-        else:
-            readers = await check_read(self.limiter, name, 'send anyway with the text "yes"')
+        readers = await readers_of(self.limiter, name)
+        if not anyway:
+            check_read(readers, name, 'send anyway with the text "yes"')
         ban = await self.limiter.ban(target, duration, reason=reason, by=by)
         self.forget()
-        return {**row_of_ban(ban), **readers.place._asdict()}
+        return row_of_ban(ban, readers.place)
 
     async def unban(self, key: str, *, by: str) -> dict[str, Any]:
         """Lift the ban of a key, and delete its strikes.

@@ -80,7 +80,8 @@ class Simulated:
         self.clients: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.rows: defaultdict[tuple[str, str], Row] = defaultdict(Row)
-        for rule in [rule for middleware in replay.middlewares for rule in middleware.rules]:
+        rules = [rule for middleware in replay.middlewares for rule in middleware.rules]
+        for rule in rules:
             if rule.counts and not rule.action.is_shadow:
                 self.rows[rule.action.kind, rule.label] = Row(0)
             elif rule.counts or rule.action.blocks:
