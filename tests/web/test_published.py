@@ -10,7 +10,7 @@ from starlette.routing import Route
 from slidegate import BanPolicy, MessageLimits, RateLimit, RateLimitMiddleware, Rule, header, user
 from slidegate.limiter import PublishedRule
 from slidegate.limiter.workers import RULES, WORKERS
-from slidegate.testing import FakeClock
+from slidegate.testing import FakeClock, RecordingObserver
 
 from ..asgi import hello, page, statuses
 from ..ops.shared_rows import SharedRows, limiter_on
@@ -89,6 +89,23 @@ async def test_a_text_that_is_gone_is_written_again_and_one_of_a_later_version_i
             rows.rows[name] = json.dumps({"version": 9}).encode(), until_us
     assert [one.is_readable for one in await tool.published()] == [False]
     assert (await tool.override("anything", "5/minute", "1h")).workers == 0, "nobody says that no worker has it"
+
+
+async def test_a_text_that_was_gone_when_it_was_asked_for_is_asked_for_again() -> None:
+    """What is not there is not remembered: it may be there the next time."""
+    rows = SharedRows(FakeClock())
+    told = RecordingObserver()
+    own, other = limiter_on(rows, secret="a" * 16, observers=[told]), limiter_on(rows, secret="b" * 16)
+    apps = [RateLimitMiddleware(hello, limits="5/minute", limiter=limiter) for limiter in (own, other)]
+    await other.engine.workers.write(1.0)
+    for name in [name for name in rows.rows if name[0] == RULES]:
+        del rows.rows[name]
+    await own.engine.workers.write(1.0)
+    assert told.kinds == [], "the rules of the other worker are not there"
+    await other.engine.workers.write(1.0)
+    await own.engine.workers.write(1.0)
+    assert told.kinds == ["secret_differs"]
+    assert [app.limiter for app in apps] == [own, other]
 
 
 @pytest.mark.parametrize("field", ["name", "limit", "rule", "key", "action", "shadow", "by_function", "order"])

@@ -5,6 +5,7 @@ SlidegateError
 │   └── InvalidKey                           a value that is not a valid key, address or network
 ├── StoreError                               a store could not answer; a `Limiter` then applies its `on_error`
 │   ├── StoreUnavailable                     it is broken, full, unreachable or closed
+│   │   └── StoreReadOnly                    it was opened for reading only, and a change was asked for
 │   └── StoreTimeout                         it did not answer in time
 └── RateLimitExceeded                        a call under `Limiter.limited`, or a request at an endpoint, was refused
 
@@ -67,6 +68,10 @@ class StoreError(SlidegateError):
 
 class StoreUnavailable(StoreError):
     """A store is broken, full, cannot be reached, or was closed."""
+
+
+class StoreReadOnly(StoreUnavailable):
+    """A change was asked for of a store that was opened for reading only: a mistake of the caller, and no outage."""
 
 
 class StoreTimeout(StoreError):

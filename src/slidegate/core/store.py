@@ -173,6 +173,8 @@ class Store:
 
     If not, `Limiter.sync` calls the store on an event loop of its own.
     """
+    is_read_only: bool = False
+    """Whether every change raises `StoreReadOnly`."""
 
     def __init__(self) -> None:
         # The check of an ABC without its metaclass: a compiled store would share the caches of ABCMeta with all other

@@ -29,7 +29,7 @@ from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Check
 from ..core.decision import Decision
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, StoreReadOnly
 from ..core.events import Event
 from ..core.reservation import Reservation
 from ..core.store import Clock, CountsWrites, ReportsLateAnswers, Store
@@ -164,7 +164,7 @@ class Failover:
             return _UNANSWERED
         try:
             return ask(*arguments)
-        except ConfigurationError:
+        except (ConfigurationError, StoreReadOnly):  # mistakes of the caller, and no failures of the store
             raise
         except Exception as error:
             self.breaker.failed(None, error)

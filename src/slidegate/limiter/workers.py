@@ -77,7 +77,7 @@ class Workers:
         self._unix_us = unix_us
         self._emit = emit
         self._written_by = NOBODY
-        self._secrets: dict[int, str | None] = {}
+        self._secrets: dict[int, str] = {}
         self._texts: dict[int, PublishedRules] = {}
         self._throttle = Throttle(_WARN_EVERY_S)
 
@@ -137,9 +137,7 @@ class Workers:
         living = await self._living(deadline_s)
         differing = 0
         for digest, count in living.items():
-            if digest not in self._secrets:
-                remember(self._secrets, digest, await self._secret_of(digest, deadline_s), _MEMO)
-            secret = self._secrets[digest]
+            secret = await self._secret_of(digest, deadline_s)
             if secret is not None and secret != self._fingerprint:
                 differing += count
         if differing and self._throttle.left_out("secret", monotonic()) is not None:
@@ -151,11 +149,14 @@ class Workers:
 
     async def _secret_of(self, digest: int, deadline_s: float) -> str | None:
         """Return the fingerprint of the secret of a text; None if it is gone, or of a later version."""
+        known = self._secrets.get(digest)
+        if known is not None:
+            return known
         head = await self._head(digest, deadline_s)
-        if head is None:
+        if head is None:  # and not remembered: its worker will write it again
             return None
         secret, _ = head
-        return secret
+        return remember(self._secrets, digest, secret, _MEMO)
 
     async def _head(self, digest: int, deadline_s: float = COMMAND_DEADLINE_S) -> tuple[str, int] | None:
         """Return the fingerprint of the secret and the number of parts of a text, as they stand at its head.

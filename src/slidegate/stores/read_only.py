@@ -1,4 +1,4 @@
-"""A store that is only looked at: every change raises `StoreUnavailable`. For tools, over any other store."""
+"""A store that is only looked at: every change raises `StoreReadOnly`. For tools, over any other store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from ..core.bans.ban import Ban, BanSubject
 from ..core.buckets import Bucket, Check
 from ..core.decision import Decision
-from ..core.errors import StoreUnavailable
+from ..core.errors import StoreReadOnly
 from ..core.events import EventListener
 from ..core.store import COMMAND_DEADLINE_S, BanStore, CountsPermits, NamesKeys, SharedRows, Snapshot, Store
 
@@ -19,6 +19,8 @@ class ReadOnlyStore(Store):
     Args:
         store: The store.
     """
+
+    is_read_only = True
 
     def __init__(self, store: Store) -> None:
         super().__init__()
@@ -115,5 +117,5 @@ class _ReadOnlyRows(SharedRows):
         raise _read_only(self._store)
 
 
-def _read_only(store: Store) -> StoreUnavailable:
-    return StoreUnavailable(f"{store!r} is open for reading only")
+def _read_only(store: Store) -> StoreReadOnly:
+    return StoreReadOnly(f"{store!r} is open for reading only")
