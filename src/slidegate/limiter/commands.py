@@ -55,10 +55,12 @@ class OverrideCommands:
         having = _having(published, name)
         if name != ALL:
             await _check_change(published, having, name, limit)
+        await self._news.refresh()
+        was = await _limit_before(having, name, text, self._overrides.in_force.get(name))
         now_us = self._unix_us()
-        made = Override(name, text, by, reason, now_us, now_us + length_us)
+        made = Override(name, text, by, reason, now_us, now_us + length_us, was=was)
         await self._write(made, length_us)
-        await self._history.add(Action("override", name, by, reason, text, now_us, made.until_us))
+        await self._history.add(Action("override", name, by, reason, text, now_us, made.until_us, was))
         return replace(made, workers=sum(one.workers for one in having))
 
     async def unset(self, name: str, by: str) -> bool:
@@ -70,7 +72,7 @@ class OverrideCommands:
         if override is None:
             return False
         await self._write(override, 0)
-        await self._history.add(Action("restore", name, by, at_us=self._unix_us()))
+        await self._history.add(Action("restore", name, by, at_us=self._unix_us(), was=override.limit))
         return True
 
     async def listed(self) -> list[Override]:
@@ -120,6 +122,31 @@ async def _check_change(published: Sequence[Publication], having: Sequence[Publi
             changeable = [rule for rule in rules if not rule.by_function]
             (changeable or rules)[-1].named().amount_in(limit)  # says why not
         await let_others_run()
+
+
+async def _limit_before(having: Sequence[Publication], name: str, text: str, earlier: Override | None) -> str:
+    """Return what applied until now, for people; see `Override.was`.
+
+    Args:
+        having: What those workers have published that have a limit of this name.
+        name: The name.
+        text: The limit that applies from now on, where it can.
+        earlier: The override of it that is in force.
+    """
+    found: dict[str, None] = {}
+    for one in having:
+        for rule in one.text.having(name):
+            limit = rule.named()
+            if not limit.takes(text):
+                continue
+            if earlier is not None and limit.takes(earlier.limit):
+                found[earlier.limit] = None
+            else:
+                found[rule.limit] = None
+        await let_others_run()
+    if not found and earlier is not None:
+        return earlier.limit
+    return " or ".join(found)
 
 
 def _applies(published: Publication, override: Override) -> bool:

@@ -35,6 +35,7 @@ class Action:
         kind: ``ban``, ``unban``, ``override`` or ``restore``.
         target: The key, or the name of the limit; ``*`` for all limits.
         limit: The limit that an override has set: ``50/1m``, or ``off``; empty for other actions.
+        was: The limit that applied before, as for `Override.was`; of a restore that of the override.
         by: The person or program.
         reason: The reason, for operators.
         at_us: When, in microseconds of Unix time.
@@ -48,6 +49,7 @@ class Action:
     limit: str = ""
     at_us: int = 0
     until_us: int | None = None
+    was: str = ""
 
     @property
     def at(self) -> datetime:
@@ -74,12 +76,14 @@ class History:
     def __init__(self, rows: Rows, unix_us: Clock) -> None:
         self._rows = rows
         self._unix_us = unix_us
-        self._written = 0
+        self._written = self._latest_us = 0
 
     async def add(self, action: Action) -> None:
         """Keep an action that was carried out. If the store fails now, the log has it: the action itself stands."""
         try:
-            name = self._unix_us().to_bytes(7) + os.urandom(1)
+            # Those of one process are in order, also within a microsecond.
+            self._latest_us = max(self._unix_us(), self._latest_us + 1)
+            name = self._latest_us.to_bytes(7) + os.urandom(1)
             await self._rows.write(name, SharedRow(HISTORY, 0, json.dumps(asdict(action)).encode(), KEPT_US))
             if not self._written % _TRIM_EVERY:
                 await self._trim()
@@ -114,8 +118,9 @@ def _action_in(value: bytes) -> Action | None:
     try:
         said = json.loads(value)
         texts = {name: said[name] for name in _TEXTS}
+        texts["was"] = said.get("was", "")
         at_us, until_us = said["at_us"], said["until_us"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     if not all(isinstance(text, str) for text in texts.values()):
         return None

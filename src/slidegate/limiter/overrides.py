@@ -42,6 +42,8 @@ class Override:
         since_us: When it was changed, in microseconds of Unix time.
         until_us: When it ends, in microseconds of Unix time.
         workers: How many workers apply it, each within a second; one that has the name with another window does not.
+        was: The limit that applied before: that in code, or of an earlier override; ``"60/1m or 90/1m"`` if workers
+            had different ones, empty if none had published its rules.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Override:
     since_us: int
     until_us: int
     workers: int = field(default=0, compare=False)
+    was: str = field(default="", compare=False)
 
     @property
     def since(self) -> datetime:
@@ -80,14 +83,15 @@ def checked(name: str, limit: str) -> str:
 def value_of(override: Override) -> bytes:
     """Return the value of its row."""
     said = asdict(override)
-    return json.dumps({name: said[name] for name in _FIELDS}).encode()
+    del said["workers"]
+    return json.dumps(said).encode()
 
 
 def override_in(value: bytes) -> Override | None:
     """Return the override of a row; None if it is of a kind that this version does not know."""
     try:
         said = json.loads(value)
-        found = Override(**{name: said[name] for name in _FIELDS})
+        found = Override(**{name: said[name] for name in _FIELDS}, was=str(said.get("was", "")))
         checked(found.name, found.limit)
     except _UNREADABLE:
         return None

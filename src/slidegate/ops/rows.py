@@ -78,8 +78,17 @@ def place_of(key: str) -> Place:
 
 def row_of_change(override: Any) -> dict[str, Any]:
     """Return the temporary change of a limit."""
-    texts = named(override, "name", "limit", "by", "reason", "workers")
+    texts = named(override, "name", "was", "limit", "by", "reason", "workers")
     return {**texts, "since_at": override.since.timestamp(), "until_at": override.until.timestamp()}
+
+
+def row_of_action(action: Any) -> dict[str, Any]:
+    """Return what an operator has done; see `Limiter.history`."""
+    until_at = None
+    if action.until is not None:
+        until_at = action.until.timestamp()
+    texts = named(action, "kind", "target", "was", "limit", "by", "reason")
+    return {**texts, "at": action.at.timestamp(), "until_at": until_at}
 
 
 def row_of_window(view: LimitState) -> dict[str, Any]:

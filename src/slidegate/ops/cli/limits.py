@@ -9,9 +9,9 @@ import click
 from ... import Limiter
 from ...core.errors import closest
 from ..rows import row_of_change
-from .main import Answer, asking, note, program, table, time_of, with_change
+from .main import Answer, asking, note, program, table, time_of, with_author, with_change
 
-_COLUMNS: Final = ("name", "limit", "until", "workers", "by", "reason")
+_COLUMNS: Final = ("name", "was", "limit", "until", "workers", "by", "reason")
 
 
 @program.group()
@@ -46,14 +46,16 @@ async def set_limit(limiter: Limiter, name: str, limit: str, duration: str, reas
     """Temporarily change the amount of the limit NAME to that of LIMIT, such as 50/minute.
 
     NAME is the name in response headers. A name that no worker has, or another window, is refused, and nothing
-    is changed. If no worker had a request within a minute, the name is not checked. A later change of the same limit
-    replaces an earlier one.
+    is changed. If no worker had a request within a minute, the name is not checked, and what applied before is not
+    known. A later change of the same limit replaces an earlier one; at the end the limit in code applies again.
 
     \b
     Example: slidegate limits set api 50/minute --for 2h --reason "the database is slow"
     """
     row = row_of_change(await limiter.override(name, limit, duration, reason=reason, by=by))
-    return [row], [f"changed: {row['name']} is {row['limit']} until {time_of(row['until_at'])}; {_having(row)}"]
+    was = f"from {row['was']} " if row["was"] else ""
+    times = f"in force from {time_of(row['since_at'])} until {time_of(row['until_at'])}"
+    return [row], [f"changed: {row['name']} {was}to {row['limit']}, {times}; {_having(row)}"]
 
 
 @limits.command("off")
@@ -74,7 +76,8 @@ async def switch_off(limiter: Limiter, duration: str, reason: str, by: str) -> A
 @limits.command("restore")
 @asking(writes=True)
 @click.argument("name")
-async def restore_limit(limiter: Limiter, name: str) -> Answer:
+@with_author
+async def restore_limit(limiter: Limiter, name: str, by: str) -> Answer:
     """Restore the limit NAME as configured in code; '*' switches all workers on again.
 
     If it is not changed, the exit code is 1.
@@ -82,7 +85,7 @@ async def restore_limit(limiter: Limiter, name: str) -> Answer:
     \b
     Example: slidegate limits restore api
     """
-    if not await limiter.restore(name):
+    if not await limiter.restore(name, by=by):
         changed = [one.name for one in await limiter.overrides()]
         raise click.ClickException(f"the limit {name} is not changed{closest(name, changed)}")
     return [{"restored": name}], [f"restored: {name}"]

@@ -222,8 +222,9 @@ class Page:
                 shown[name] = sorted(refused, key=lambda one: -one["refused"])
 
     async def _bans(self, shown: dict[str, Any], query: Mapping[str, str]) -> None:
-        shown.update(bans=None, events=[])
+        shown.update(bans=None, events=[], history=[])
         shown["bans"] = await self._service.read_bans(query.get("q", ""))
+        shown.update(await self._service.read_history())
         events = await self._service.events.get()
         shown["events"] = [one for one in events if one["kind"] not in ("refused", "shadow_refused")]
 
@@ -251,9 +252,11 @@ class Page:
             off=None,
             middlewares=middlewares,
             workers=[],
+            published={"groups": [], "rules": []},
             key_name=key_name,
         )
         shown.update(await self._service.read_limits())
+        shown["published"] = await self._service.read_rules()
         shown["workers"] = (await self._service.read_statistics())["workers"]
 
     def _limits_of_rules(self, *, shadow: bool = False) -> dict[str, list[str]]:

@@ -19,8 +19,19 @@ from starlette.exceptions import HTTPException
 from ... import ConfigurationError, Limiter, StoreError
 from ...core.errors import closest, quoted
 from ...core.logs import Throttle, logger
+from ..published_rules import compared
 from ..readers import check_read, readers_of
-from ..rows import check_key, key_of, keys_of, named, row_of_ban, row_of_change, row_of_window, windows_of
+from ..rows import (
+    check_key,
+    key_of,
+    keys_of,
+    named,
+    row_of_action,
+    row_of_ban,
+    row_of_change,
+    row_of_window,
+    windows_of,
+)
 from ..statistics import LoggedEvent, Ranking, Statistics, Traffic
 from ..traffic import COUNTS
 
@@ -152,6 +163,8 @@ class Service:
             ("GET", "limits"): self.read_limits,
             ("PUT", "limits"): self.change,
             ("DELETE", "limits"): self.restore,
+            ("GET", "history"): self.read_history,
+            ("GET", "rules"): self.read_rules,
         }
 
     async def call(self, method: str, name: str, fields: Mapping[str, Any], by: str) -> dict[str, Any]:
@@ -237,6 +250,14 @@ class Service:
             for one in limits
         ]
 
+    async def read_history(self) -> dict[str, Any]:
+        """Return the latest 200 bans and changes by hand and by commands, the last one first."""
+        return {"history": [row_of_action(one) for one in await self.limiter.history()]}
+
+    async def read_rules(self) -> dict[str, Any]:
+        """Return the rules that workers have published, once for equal workers, and which of them differ."""
+        return compared(await self.limiter.published())
+
     # -- change --------------------------------------------------------------------------------------------------------
 
     async def ban(
@@ -277,13 +298,13 @@ class Service:
             limit = limit if known is None else known.with_amount(limit.strip())
         return row_of_change(await self.limiter.override(name, limit, duration, reason=reason, by=by))
 
-    async def restore(self, name: str) -> dict[str, Any]:
+    async def restore(self, name: str, *, by: str) -> dict[str, Any]:
         """Give a limit its configured amount again.
 
         Raises:
             HTTPException: The limit is not changed.
         """
-        if not await self.limiter.restore(name):
+        if not await self.limiter.restore(name, by=by):
             raise HTTPException(404, f"{name!a} is not the name of a changed limit.")
         return {"name": name}
 

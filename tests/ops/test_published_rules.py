@@ -1,0 +1,69 @@
+"""The rules of all workers side by side: what each group enforces, and where they differ, as after half an upgrade."""
+
+from typing import Any
+
+import pytest
+
+from slidegate import BanPolicy, RateLimitMiddleware, Rule, header
+from slidegate.ops.published_rules import compared
+from slidegate.testing import FakeClock
+
+from ..asgi import hello
+from .shared_rows import SharedRows, limiter_on
+
+BASE = [Rule("*", "9/minute", name="api"), Rule("/login", "5/minute", name="login")]
+VERSIONS: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {
+    "the same": ({"rules": BASE}, {}),
+    "another amount": (
+        {"rules": [Rule("*", "8/minute", name="api"), BASE[1]]},
+        {"api": ["9/1m by address", "8/1m by address"]},
+    ),
+    "another key": (
+        {"rules": [BASE[0], Rule("/login", "5/minute", key=header("X-API-Key"), name="login")]},
+        {"login": ["5/1m by address", "5/1m by header:x-api-key"]},
+    ),
+    "in shadow": (
+        {"rules": [BASE[0], Rule("/login", "5/minute", shadow=True, name="login")]},
+        {"login": ["5/1m by address", "5/1m by address, in shadow"]},
+    ),
+    "a function": (
+        {"rules": [BASE[0], Rule("/login", lambda request: "5/minute", name="login")]},
+        {"login": ["5/1m by address", "limits of a function by address"]},
+    ),
+    "one rule less": ({"rules": BASE[:1]}, {"login": ["5/1m by address", ""]}),
+    "a policy more": ({"rules": BASE, "bans": BanPolicy(name="abuse")}, {"abuse": ["", "ban by address"]}),
+    "of another name": (
+        {"rules": BASE, "name": "outer"},
+        {
+            "api": ["9/1m by address", ""],
+            "login": ["5/1m by address", ""],
+            "outer:api": ["", "9/1m by address"],
+            "outer:login": ["", "5/1m by address"],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_groups_of_workers_are_compared_rule_by_rule(version: str) -> None:
+    options, differing = VERSIONS[version]
+    rows = SharedRows(FakeClock())
+    apps = [
+        RateLimitMiddleware(hello, limiter=limiter_on(rows), **each) for each in ({"rules": BASE}, options, options)
+    ]
+    for app in apps:
+        await app.limiter.engine.workers.write(1.0)
+    found = compared(await limiter_on(rows).published())
+    workers = sorted(one["workers"] for one in found["groups"])
+    assert workers == ([3] if version == "the same" else [1, 2])
+    first = [one["workers"] for one in found["groups"]] != [2, 1]
+    shown = {}
+    for row in found["rules"]:
+        if row["differs"]:
+            name = ":".join(filter(None, (row["middleware"], row["rule"])))
+            shown[name] = row["by_group"][:: 1 if first else -1]
+    assert shown == differing
+
+
+async def test_nobody_has_published_anything() -> None:
+    assert compared(await limiter_on(SharedRows(FakeClock())).published()) == {"groups": [], "rules": []}
