@@ -36,9 +36,12 @@ from slidegate.events import Event, Observer, Outcome, Passed
 from slidegate.limiter.rows import MAX_BYTES
 from slidegate.ops import recent_events, tally
 from slidegate.ops import statistics as module
-from slidegate.ops.statistics import EVERY_S, PART, ClientTraffic, Ranking, Statistics, Traffic
+from slidegate.ops.clients import MAX_CLIENTS, Client
+from slidegate.ops.encoding import decoded, encoded
+from slidegate.ops.statistics import EVERY_S, PART, Ranking, Statistics, Traffic
 from slidegate.ops.stats_rows import ALIVE_S, STEPS, WORKERS
-from slidegate.ops.tally import MAX_CLIENTS, MAX_SERIES, OTHER, Tally, decoded, encoded
+from slidegate.ops.tally import MAX_SERIES, OTHER, Tally
+from slidegate.ops.traffic import MAX_NAMES
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.windows.histogram import BUCKETS
 
@@ -427,7 +430,7 @@ def test_what_clients_choose_is_bounded(statistics: Statistics) -> None:
         if number % 1_700 == 0:
             asyncio.run(statistics.publish())
         for counted in (statistics._tally.clients, statistics._tally.keys):
-            assert len(counted.latest) <= len(counted) <= MAX_CLIENTS
+            assert len(counted) <= MAX_CLIENTS
         assert len(statistics._pending) < PART
     found = asyncio.run(statistics.read()).total
     assert (found.passed, found.refused) == (total * 2 // 3, total // 3)
@@ -649,9 +652,12 @@ async def test_the_largest_rows_fit(rows: SharedRows, statistics: Statistics) ->
         for step in range(BUCKETS):
             traffic.times.count_one(10 * 11**step // 10**step)
     for number in range(MAX_CLIENTS):
-        by = {f"{rule:02}{number:03}".ljust(64, "r"): 10**9 for rule in range(tally.MAX_REFUSERS)}
+        by = {f"{rule:02}{number:03}".ljust(64, "r"): 10**9 for rule in range(MAX_NAMES)}
+        routes = {f"GET /{rule}/{number}".ljust(256, "x"): 10**9 for rule in range(MAX_NAMES)}
         texts = unpackable_text()[:64], "; ".join(["1000000000/31d"] * 10), f"GET /{number}".ljust(256, "x")
-        client = ClientTraffic(unpackable_text()[:64], *[10**9 + number] * 5, by, START_US, START_US, *texts)
+        counts = [10**9 + number] * 5
+        client = Client(unpackable_text()[:64], *counts, by, START_US, START_US, *texts, by, routes)  # type: ignore[arg-type]
+        client.others = [2**32 - number - place for place in range(MAX_NAMES)]
         statistics._tally.clients[client.key] = client
     for number in range(2 * recent_events.MAX_EVENTS):
         details = {f"{number}-{name}": unpackable_text() for name in range(20)}

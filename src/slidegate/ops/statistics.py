@@ -32,6 +32,7 @@ from ..core.arguments import check_whole
 from ..core.errors import ConfigurationError, StoreError, quoted
 from ..core.logs import Throttle, logger
 from ..events import Event, Observer, Outcome, Passed
+from .encoding import encoded
 from .recent_events import RecentEvents
 from .stats_rows import (
     ALIVE_S,
@@ -48,7 +49,7 @@ from .stats_rows import (
     read_stats,
     steps_of,
 )
-from .tally import MAX_SERIES, OTHERS, Slice, Tally, encoded
+from .tally import MAX_SERIES, OTHERS, Slice, Tally
 from .traffic import ClientTraffic, LoggedEvent, Ranking, Stats, Traffic, Worker
 
 __all__ = ["ClientTraffic", "LoggedEvent", "Ranking", "Statistics", "Stats", "Traffic", "Worker"]
@@ -113,6 +114,8 @@ class Statistics(Observer):
         self._writing: asyncio.Task[None] | None = None
         # By how much the store's clock is ahead of that of this process.
         self._ahead_s = 0.0
+        self._began_s = monotonic()
+        self._from_us: int | None = None
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
@@ -233,7 +236,9 @@ class Statistics(Observer):
 
     async def _keep_worker(self, now_us: int, kept_s: float) -> None:
         """Write who this worker is, and when it wrote."""
-        row = {**own_name(), "at_us": now_us}
+        if self._from_us is None:
+            self._from_us = now_us - int((monotonic() - self._began_s) * 1_000_000)
+        row = {**own_name(), "at_us": now_us, "from_us": self._from_us}
         await self._limiter.keep_row(WORKERS, 0, encoded(row), int(kept_s * 1_000_000))
 
     async def end(self) -> None:

@@ -18,7 +18,9 @@ from anyio.lowlevel import checkpoint
 from .. import Limiter
 from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, quoted
-from .tally import Clients, Series, decoded
+from .clients import Clients
+from .encoding import decoded
+from .tally import Series
 from .traffic import LoggedEvent, Ranking, Stats, Traffic, Worker
 
 ALIVE_S: Final = 300.0
@@ -92,18 +94,29 @@ async def read_stats(limiter: Limiter, steps: Steps, rule: str | None, route: st
                 continue
             stats.add(number - first, rules, of_route, traffic)
         await pause()
-    stats.workers.extend(await _read_workers(limiter))
-    return stats
-
-
-async def _read_workers(limiter: Limiter) -> list[Worker]:
-    """Return the workers that have written in the last five minutes."""
     now_us = await limiter.now_us()
+    stats.workers.extend(await _read_workers(limiter, now_us))
+    return stats._replace(seen_us=now_us - _seen_from(stats, now_us))
+
+
+def _seen_from(stats: Stats, now_us: int) -> int:
+    """Return when the counts of a window begin: with it, or when the first worker began or the first request came."""
+    counting_s = max((worker.counting_s for worker in stats.workers), default=0)
+    from_us = max(now_us - int(counting_s * 1_000_000), stats.start_us)
+    for place, step in enumerate(stats.steps):
+        if step.passed or step.refused or step.unavailable:
+            return min(from_us, stats.start_us + place * stats.step_us)
+    return from_us
+
+
+async def _read_workers(limiter: Limiter, now_us: int) -> list[Worker]:
+    """Return the workers that have written in the last five minutes."""
     workers: list[Worker] = []
     for _, identity, value in await limiter.rows(WORKERS):
         row = decoded(value)
         age_s = max(now_us - row["at_us"], 0) / 1_000_000
-        workers.append(Worker(_name_of(row, identity), row["host"], row["pid"], age_s))
+        counting_s = max(now_us - row.get("from_us", now_us), 0) / 1_000_000
+        workers.append(Worker(_name_of(row, identity), row["host"], row["pid"], age_s, counting_s))
     return sorted(workers)
 
 

@@ -2,42 +2,33 @@
 
 Requests are counted many at a time. An ordinary one then costs two look-ups: the traffic of its rules and route, and
 its client. What rule and limits a client has met is named when a row is written, for the few clients that are in it.
-
-Rows are objects of JSON, read by name: a worker of a later version may write further fields. What is 0 or empty is left
-out.
 """
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, replace
 from ipaddress import ip_network
-from operator import attrgetter
 from typing import Any, Final, Protocol, Self, TypeAlias
 
 from ..core import Bucket, Check, Decision, Reason
 from ..core.memo import remember
 from ..events import Outcome, Passed
 from ..windows import ResponseTimes
+from .clients import Client, Clients, Met, text_of
+from .encoding import decoded, encoded, known_fields, named_fields
 from .metrics import OTHER, rules_of
-from .traffic import COUNTS, ClientTraffic, Ranking, Traffic
+from .traffic import COUNTS, MAX_NAMES, Traffic, add_to
 
 MAX_SERIES: Final = 200
-MAX_CLIENTS: Final = 1_000
-"""With more clients, those with the fewest requests and refusals are forgotten."""
-TOP_CLIENTS: Final = 100
-"""How many of the busiest clients, and how many of those that are refused most, are in a row."""
-MAX_REFUSERS: Final = 8
-"""By how many rules the refusals of one client are told apart."""
 NO_ROUTE: Final = "(no route)"
 
 SeriesName: TypeAlias = tuple[tuple[str, ...], str]
 """The rules that counted or refused some requests, and their route: empty for refusals before a route was found."""
 OTHERS: Final[SeriesName] = ((OTHER,), OTHER)
 """The name of requests beyond `MAX_SERIES` combinations of rules and route."""
-_FIELDS: Final = tuple(one.name for one in fields(ClientTraffic))
+_OF_PEOPLE: Final = ("user", "header", "cookie", "combined")
+"""The kinds of keys that each of several people behind one address has."""
 
 
 class Slice(Protocol):
@@ -71,85 +62,16 @@ class Series(dict[SeriesName, Traffic]):
             times = traffic.times
             line = {"rules": rules, "route": route, "sum_us": times.sum_us, "min_us": times.min_us}
             line["buckets"] = list(times.buckets.items())
-            lines.append(line | _written(traffic, COUNTS))
+            lines.append(line | named_fields(traffic, COUNTS))
         return encoded(lines)
 
     @staticmethod
     def unpacked(row: bytes) -> Iterator[tuple[SeriesName, Traffic]]:
         """Return what is in the row of a slice."""
         for line in decoded(row):
-            traffic = Traffic(**_read(line, COUNTS))
+            traffic = Traffic(**known_fields(line, COUNTS))
             traffic.times = ResponseTimes(line["sum_us"], line["min_us"], dict(line["buckets"]))
             yield (tuple(line["rules"]), line["route"]), traffic
-
-
-class Clients(dict[str, ClientTraffic]):
-    """The traffic of each client; or of each key of another kind.
-
-    Attributes:
-        latest: The latest ordinary request of each.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.latest: dict[str, Passed] = {}
-
-    def of(self, key: str) -> ClientTraffic:
-        """Return the traffic of a client, which is added if it is missing."""
-        return self.get(key) or self.setdefault(key, ClientTraffic(key))
-
-    def added_to(self, before: Clients | None) -> Clients:
-        """See `Slice.added_to`."""
-        together = Clients()
-        if before is not None:
-            together.update(before)
-            together.latest.update(before.latest)
-        for key, traffic in self.items():
-            together.of(key).add(traffic)
-        together.latest.update(self.latest)
-        together.forget_rare()
-        return together
-
-    def forget_rare(self) -> None:
-        """If there are too many, forget those that are neither among the busiest nor among the most refused."""
-        if len(self) <= MAX_CLIENTS:
-            return
-        kept = {one.key: one for one in self._leading(MAX_CLIENTS // 4)}
-        latest = {key: self.latest[key] for key in kept if key in self.latest}
-        self.clear()
-        self.update(kept)
-        self.latest = latest
-
-    def _leading(self, most: int) -> list[ClientTraffic]:
-        ranking = self.ranking(most)
-        busiest = {one.key for one in ranking.busiest}
-        return [*ranking.busiest, *(one for one in ranking.refused if one.key not in busiest)]
-
-    def ranking(self, most: int) -> Ranking:
-        """Return the busiest and those that are refused most."""
-        # Sorting is faster than `nlargest` for so many.
-        busiest = sorted(self.values(), key=attrgetter("requests"), reverse=True)
-        refused = [one for one in self.values() if one.refused]
-        refused.sort(key=attrgetter("refused"), reverse=True)
-        return Ranking(busiest[:most], refused[:most])
-
-    def packed(self) -> bytes:
-        """Return the row of a slice."""
-        return encoded([_written(self._described(one), _FIELDS) for one in self._leading(TOP_CLIENTS)])
-
-    def _described(self, one: ClientTraffic) -> ClientTraffic:
-        """Return a client with what its latest request met; a refusal has been described when it was counted."""
-        if one.refused or one.key not in self.latest:
-            return one
-        _, checks, route, _ = self.latest[one.key]
-        rule, limits = _counted(one.key, checks)
-        return replace(one, route=route, rule=rule, limits=limits)
-
-    def add_row(self, row: bytes) -> None:
-        """Add what is in the row of a slice."""
-        for line in decoded(row):
-            one = ClientTraffic(**_read(line, _FIELDS))
-            self.of(one.key).add(one)
 
 
 class Tally:
@@ -177,12 +99,12 @@ class Tally:
         self.clients = Clients()
         self.keys = Clients()
         # The traffic of ordinary requests by the buckets that counted them, which is faster than by their rules.
-        self._ordinary: dict[tuple[tuple[Bucket, ...], str], Traffic] = {}
+        self._ordinary: dict[Met, Traffic] = {}
 
     def count(self, requests: Iterable[Passed | Outcome]) -> list[Outcome]:
         """Count requests; return those that were refused."""
         refused: list[Outcome] = []
-        clients, latest = self.clients, self.clients.latest
+        clients = self.clients
         for request in requests:
             if isinstance(request, Outcome):
                 self._count_outcome(request)
@@ -194,7 +116,7 @@ class Tally:
             if one is None:
                 one = clients.of(client)
             one.passed += 1
-            latest[client] = request
+            one.latest = request
             buckets: list[Bucket] = []
             has_keys = False
             for bucket, key, _ in checks:
@@ -204,6 +126,8 @@ class Tally:
             if has_keys:
                 self._count_keys(request)
             counted = tuple(buckets), route
+            met = one.met
+            met[counted] = met.get(counted, 0) + 1
             traffic = self._ordinary.get(counted)
             if traffic is None:
                 traffic = remember(self._ordinary, counted, self._traffic(rules_of(checks), route))
@@ -214,10 +138,14 @@ class Tally:
         return refused
 
     def _count_keys(self, request: Passed) -> None:
-        client, checks, _, _ = request
+        client, checks, route, _ = request
+        met: Met = tuple(bucket for bucket, _, _ in checks), route
         for key in self._keys_of(checks, client):
-            self.keys.of(key).passed += 1
-            self.keys.latest[key] = request
+            one = self.keys.of(key)
+            one.passed += 1
+            one.latest = request
+            one.met[met] = one.met.get(met, 0) + 1
+            _note_other(self.clients.of(client), key)
 
     def _count_outcome(self, outcome: Outcome) -> None:
         route = outcome.route
@@ -229,27 +157,30 @@ class Tally:
             traffic.times.count_one(outcome.duration_us)
         for rule in outcome.shadow_rules:
             self._traffic((rule,), "").shadow_refused += 1
+        if not outcome.allowed and outcome.ended != "refused":  # it has left before it was decided
+            return
         self._count_client(self.clients, outcome.client, outcome)
         keys = _banned_keys(outcome)
         for decision in outcome.decisions:
             keys |= self._keys_of(decision.checks, outcome.client)
         for key in keys:
             self._count_client(self.keys, key, outcome)
+            _note_other(self.clients.of(outcome.client), key)
 
     def _count_client(self, clients: Clients, key: str, outcome: Outcome) -> None:
-        if not outcome.allowed and outcome.ended != "refused":  # it has left before it was decided
-            return
         one = clients.of(key)
         one.count(outcome)
         refusal = outcome.refusal
         if refusal is None:
             last = outcome.decisions[-1]
-            clients.latest[key] = outcome.client, last.checks, outcome.route, outcome.duration_us
+            one.latest = outcome.client, last.checks, outcome.route, outcome.duration_us
+            for label in outcome.rules:
+                add_to(one.counted_by, label, 1)
+            add_to(one.routes, outcome.route, 1)
         elif refusal.reason is not Reason.UNAVAILABLE:
             one.route = outcome.route
             one.rule, one.limits = _refused(refusal, outcome.rules)
-            if one.rule in one.refused_by or len(one.refused_by) < MAX_REFUSERS:
-                one.refused_by[one.rule] = one.refused_by.get(one.rule, 0) + 1
+            add_to(one.refused_by, one.rule, 1)
             one.refused_at_us = outcome.began_us + outcome.duration_us
             one.refused_since_us = one.refused_since_us or one.refused_at_us
 
@@ -270,6 +201,12 @@ class Tally:
         return self.series.of(name)
 
 
+def _note_other(client: Client, key: str) -> None:
+    """Note with which user, cookie or API key a client came."""
+    if len(client.others) < MAX_NAMES and key.startswith(_OF_PEOPLE):
+        client.add_other(zlib.crc32(key.encode(errors="replace")))
+
+
 def _banned_keys(outcome: Outcome) -> set[str]:
     """Return the key whose ban refused a request, if it stands for no address: bans of networks concern clients."""
     refusal = outcome.refusal
@@ -282,47 +219,11 @@ def _banned_keys(outcome: Outcome) -> set[str]:
     return set()
 
 
-def _counted(key: str, checks: Sequence[Check]) -> tuple[str, str]:
-    """Return the rule that counted a request by a key, and its limits; else the first rule that counted it."""
-    for bucket, counted, _ in checks:
-        if counted == key:
-            return bucket.label, _text_of(bucket)
-    if not checks:
-        return "", ""
-    return checks[0][0].label, _text_of(checks[0][0])
-
-
 def _refused(refusal: Decision, rules: Sequence[str]) -> tuple[str, str]:
     """Return the rule, the list or the maker of the ban that refused a request, and the limits of the rule."""
     if not rules:
         return refusal.by, ""
     for bucket, _, _ in refusal.checks:
         if bucket.label == rules[0]:
-            return rules[0], _text_of(bucket)
+            return rules[0], text_of(bucket)
     return rules[0], ""
-
-
-def _text_of(bucket: Bucket) -> str:
-    """Return the limits of a bucket, with the amounts that are in force."""
-    return "; ".join(map(str, bucket.limits))
-
-
-def _written(one: object, names: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of an object that are neither 0 nor empty."""
-    found = {name: getattr(one, name) for name in names}
-    return {name: value for name, value in found.items() if value}
-
-
-def _read(line: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the fields that are known, of those that were written."""
-    return {name: line[name] for name in names if name in line}
-
-
-def encoded(value: object) -> bytes:
-    """Return the row for a value of JSON."""
-    return zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 1)
-
-
-def decoded(row: bytes) -> Any:
-    """Return the value in a row."""
-    return json.loads(zlib.decompress(row))

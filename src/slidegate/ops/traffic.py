@@ -10,6 +10,9 @@ from ..core import Reason
 from ..events import Outcome
 from ..windows import ResponseTimes
 
+MAX_NAMES: Final = 8
+"""By how many rules, and by how many routes, the requests of one client are told apart."""
+
 
 @dataclass(slots=True)
 class Traffic:
@@ -88,12 +91,14 @@ class Worker(NamedTuple):
         host: The name of its host.
         pid: Its process ID.
         age_s: The time since it last wrote to the store, in seconds; an idle worker writes nothing.
+        counting_s: How long it has been counting, in seconds; 0 if it does not say.
     """
 
     name: str
     host: str
     pid: int
     age_s: float
+    counting_s: float = 0
 
 
 class Stats(NamedTuple):
@@ -109,6 +114,7 @@ class Stats(NamedTuple):
             before a route was found are not among them.
         steps: The counts of each step, oldest first; the last step is still running.
         workers: The workers that have written in the last five minutes.
+        seen_us: How much of that time was seen: from when the first of these workers began, or the first request came.
     """
 
     step_us: int
@@ -118,6 +124,7 @@ class Stats(NamedTuple):
     routes: dict[str, Traffic]
     steps: list[Traffic]
     workers: list[Worker]
+    seen_us: int = 0
 
     def add(self, step: int, rules: Sequence[str], route: str, traffic: Traffic) -> None:
         """Add what was counted in one step for some rules and a route."""
@@ -146,6 +153,10 @@ class ClientTraffic:
         rule: The rule of its latest refusal; of its latest request if none was refused.
         limits: The limits that this request met, with the amounts that were in force for it: ``"5/1m"``.
         route: The route of this request, for example ``GET /items/{id}``; ``(no route)`` if it was refused before.
+        counted_by: Its admitted requests by the rule that counted them, up to 8.
+        routes: Its admitted requests by route, up to 8.
+        others: Digests of the users, cookies and API keys with which it came, up to 8: with several it is the address
+            of several people.
     """
 
     key: str
@@ -160,6 +171,9 @@ class ClientTraffic:
     rule: str = ""
     limits: str = ""
     route: str = ""
+    counted_by: dict[str, int] = field(default_factory=dict)
+    routes: dict[str, int] = field(default_factory=dict)
+    others: list[int] = field(default_factory=list)
 
     @property
     def requests(self) -> int:
@@ -186,7 +200,24 @@ class ClientTraffic:
         self.blocked += other.blocked
         self.unavailable += other.unavailable
         for name, requests in other.refused_by.items():
-            self.refused_by[name] = self.refused_by.get(name, 0) + requests
+            add_to(self.refused_by, name, requests)
+        for name, requests in other.counted_by.items():
+            add_to(self.counted_by, name, requests)
+        for name, requests in other.routes.items():
+            add_to(self.routes, name, requests)
+        for digest in other.others:
+            self.add_other(digest)
+
+    def add_other(self, digest: int) -> None:
+        """Note the digest of a user, a cookie or an API key."""
+        if digest not in self.others and len(self.others) < MAX_NAMES:
+            self.others.append(digest)
+
+
+def add_to(counts: dict[str, int], name: str, requests: int) -> None:
+    """Add to the counts of one name; of further names than `MAX_NAMES` nothing is counted."""
+    if name in counts or len(counts) < MAX_NAMES:
+        counts[name] = counts.get(name, 0) + requests
 
 
 def _count_refusal(counts: Traffic | ClientTraffic, reason: Reason) -> None:

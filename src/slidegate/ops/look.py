@@ -1,0 +1,180 @@
+"""Looks at what the sentence about an incident is made of: statistics, the rules of all workers, bans and changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from time import time
+from typing import Any, Final, NamedTuple
+
+from .. import Limiter
+from ..events import Event
+from .incident import Outage, Seen
+from .rows import span_of
+from .statistics import Ranking, Statistics, Stats
+
+WINDOW: Final = "5m"
+MOST: Final = 100
+"""How many of the busiest and of the most refused clients are looked at."""
+MAX_BANNED: Final = 24
+"""How many of the most refused clients are looked up among the bans."""
+MAX_RULES: Final = 8
+"""For how many rules, those first that refuse most, a larger limit is proposed."""
+_MINUTE_US: Final = 60_000_000
+_CLIENT_SLICES: Final = 5
+
+
+class Recent(NamedTuple):
+    """The counts of the last five minutes.
+
+    Attributes:
+        stats: The requests.
+        clients: The clients.
+        keys: The keys of other kinds.
+    """
+
+    stats: Stats
+    clients: Ranking
+    keys: Ranking
+
+
+class Outages:
+    """Notes when the outage of the store began that this process sees: an observer of a limiter."""
+
+    refused_events = False
+
+    def __init__(self, limiter: Limiter) -> None:
+        self._limiter = limiter
+        self._since_us = 0
+        limiter.observe(self)
+
+    def event(self, event: Event, /) -> None:
+        """Note the begin or the end of an outage."""
+        if event.kind == "store_failed":
+            self._since_us = event.time_us
+        elif event.kind == "store_recovered":
+            self._since_us = 0
+
+    def current(self) -> Outage | None:
+        """Return the outage that there is now."""
+        if not self._limiter.is_failing:
+            return None
+        return Outage(self._since_us, self._limiter.on_error or "local")
+
+
+async def read_recent(statistics: Statistics) -> Recent:
+    """Return the counts of the last five minutes.
+
+    Raises:
+        StoreError: The store does not answer.
+    """
+    stats = await statistics.read(WINDOW)
+    return Recent(stats, await statistics.clients(MOST), await statistics.keys(MOST))
+
+
+def seen_nothing(limiter: Limiter, outage: Outage | None) -> Seen:
+    """Return what is known without an answer of the store."""
+    return Seen(outage=outage, is_shared=limiter.store.shared_rows is not None)
+
+
+async def look(limiter: Limiter, recent: Recent, outage: Outage | None) -> Seen:
+    """Return what was seen.
+
+    Args:
+        limiter: The limiter.
+        recent: The counts.
+        outage: The outage that there is.
+
+    Raises:
+        StoreError: The store does not answer.
+    """
+    stats, clients, keys = recent
+    published = await limiter.published()
+    off = next((one for one in await limiter.overrides() if one.name == "*"), None)
+    now_us = int(time() * 1_000_000)
+    from_us, is_cut = _time_of_clients(stats, now_us, await limiter.now_us())
+    return Seen(
+        total=stats.total,
+        rules=stats.rules,
+        clients=clients,
+        keys=keys,
+        from_us=from_us,
+        is_cut=is_cut,
+        span=span_of(min(stats.seen_us / 1_000_000, 300)),
+        kinds=_kinds(published),
+        larger=await _larger(limiter, recent),
+        limits=_texts(limiter),
+        banned=await _banned(limiter, recent),
+        outage=outage,
+        off_until=0 if off is None else off.until.timestamp(),
+        off_by="" if off is None else off.by,
+        is_shared=limiter.store.shared_rows is not None,
+        workers=sum(one.workers for one in published),
+        counted_workers=len(stats.workers),
+    )
+
+
+def _time_of_clients(stats: Stats, now_us: int, store_us: int) -> tuple[int, bool]:
+    """Return when the counts of clients begin, in Unix time, and whether there were requests in the minute before."""
+    first_us = (store_us // _MINUTE_US - _CLIENT_SLICES + 1) * _MINUTE_US
+    is_cut = False
+    for place, step in enumerate(stats.steps):
+        if stats.start_us + place * stats.step_us >= first_us + _MINUTE_US:
+            break
+        is_cut = is_cut or step.passed + step.refused > 0
+    return now_us - (store_us - first_us), is_cut
+
+
+def _kinds(published: Iterable[Any]) -> dict[str, str]:
+    """Return the kind of key that each rule reads; of a name that two rules have, nothing is known."""
+    found: dict[str, str] = {}
+    for rule in (rule for one in published for rule in one.text.rules):
+        if found.setdefault(rule.rule, rule.key) != rule.key:
+            found[rule.rule] = ""
+    return found
+
+
+def _texts(limiter: Limiter) -> dict[str, str]:
+    """Return the limits in force of each rule, if no function returns them."""
+    found: dict[str, list[str]] = {}
+    for one in limiter.limits():
+        if one.changeable:
+            found.setdefault(one.rule, []).append(str(one.limit))
+    return {rule: "; ".join(texts) for rule, texts in found.items()}
+
+
+async def _banned(limiter: Limiter, recent: Recent) -> frozenset[str]:
+    """Return those of the most refused clients and keys that are banned now."""
+    found = set()
+    for one in [*recent.clients.refused[:MAX_BANNED], *recent.keys.refused[:MAX_BANNED]]:
+        if await limiter.banned(one.key) is not None:
+            found.add(one.key)
+    return frozenset(found)
+
+
+async def _larger(limiter: Limiter, recent: Recent) -> dict[str, tuple[str, str]]:
+    """Return for each rule that refuses the name of its fullest limit, and twice that limit."""
+    refusing = [name for name, traffic in recent.stats.rules.items() if traffic.refused]
+    refusing.sort(key=lambda name: -recent.stats.rules[name].refused)
+    found = {}
+    for rule in refusing[:MAX_RULES]:
+        limits = {one.name: one for one in limiter.limits() if one.rule == rule and one.changeable and not one.shadow}
+        if not limits:
+            continue
+        fullness = await _fullness(limiter, recent, rule)
+        fullest = max(limits.values(), key=lambda one: fullness.get(one.name, 0))
+        found[rule] = fullest.name, fullest.with_amount(2 * fullest.limit.amount)
+    return found
+
+
+async def _fullness(limiter: Limiter, recent: Recent, rule: str) -> Mapping[str, float]:
+    """Return the share of each limit of a rule that is spent by who is refused most."""
+    found: dict[str, float] = {}
+    for ranking in (recent.keys, recent.clients):
+        refused = [one for one in ranking.refused if one.refused_by.get(rule)]
+        for one in refused[:1]:
+            view = await limiter.inspect(one.key)
+            for window in view.windows:
+                if window.label == rule:
+                    share = window.used / window.limit.amount
+                    found[window.name] = max(found.get(window.name, 0), share)
+    return found

@@ -1,0 +1,276 @@
+"""What an operator should know first, as one sentence with what can be done about it.
+
+The sentence is a function of the counts of the last five minutes::
+
+    counts by rule ----> the rule that refuses most, without the clients that are banned by now
+    counts by client --> who is refused by it: one, several, or many of whom none stands out
+    what is known ----> whether that one stands for many: a network, a proxy, an address with several users
+
+It accuses one client alone: an address that goes on although most of its requests are refused, and behind which nothing
+shows that there are several people. What was not looked at is not spoken of, or named as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Network, ip_network
+from typing import Any, Final, NamedTuple
+
+from .incident import Action, Kind, Seen, Statement
+from .traffic import ClientTraffic, Traffic
+
+STANDS_OUT: Final = 1 / 3
+"""The share of a rule's refusals from which one client is named."""
+GOES_ON: Final = 0.8
+"""The share of its requests that are refused to a client that goes on regardless."""
+MIN_REFUSALS: Final = 20
+"""So many refusals are no accident."""
+MANY_KEYS: Final = 3
+"""With so many users, cookies or API keys an address is that of several people."""
+MAX_PREFIXES: Final = {4: 32, 6: 64}
+"""The prefix of one client by the version of its address; a shorter one is a network of many."""
+_OF_ADDRESSES: Final = frozenset({"", "address", "function"})
+"""The kinds of keys of rules that count clients; an unknown kind may be one of these."""
+_EVERYONE: Final = "everyone"
+
+
+class _Refused(NamedTuple):
+    """A client or key that a rule refuses, and how often."""
+
+    one: ClientTraffic
+    times: int
+    is_client: bool
+
+
+def statement_of(seen: Seen) -> Statement:
+    """Return the sentence for what was seen."""
+    notes = tuple(_not_seen(seen))
+    found = _of_system(seen) or _of_rules(seen) or _of_calm(seen)
+    return Statement(found.kind, found.text, found.values, found.actions, notes)
+
+
+def _not_seen(seen: Seen) -> Iterable[str]:
+    """Yield what the counts do not contain."""
+    if not seen.is_shared:
+        yield "This worker alone: the store is in memory."
+    elif seen.total is not None and seen.workers > seen.counted_workers:
+        yield f"Counts of {seen.counted_workers} of {seen.workers} workers: the others have written none."
+
+
+# -- the store and the switch come first: with either, the counts say little -------------------------------------------
+
+_MEANWHILE: Final = {
+    "local": "each worker counts alone",
+    "allow": "requests pass uncounted",
+    "deny": "requests are refused",
+}
+
+
+def _of_system(seen: Seen) -> Statement | None:
+    if seen.off_until:
+        text = "All workers are switched off until {until} by {by}: every request passes"
+        return Statement(Kind.OFF, text, {"until": seen.off_until, "by": seen.off_by})
+    if seen.outage is not None:
+        meanwhile = _MEANWHILE[seen.outage.on_error]
+        if not seen.outage.since_us:
+            return Statement(Kind.AWAY, f"The store is away; {meanwhile}")
+        since = {"since": seen.outage.since_us / 1_000_000}
+        return Statement(Kind.AWAY, "The store is away since {since}; " + meanwhile, since)
+    if seen.total is None:
+        return Statement(Kind.AWAY, "The store did not answer this page, so nothing is known of the last five minutes")
+    if seen.total.unavailable > _limited(seen.total):
+        text = "The store did not answer in time for {part} of {whole} requests, which were refused"
+        return Statement(Kind.UNAVAILABLE, text, {"part": seen.total.unavailable, "whole": _requests(seen.total)})
+    return None
+
+
+def _requests(traffic: Traffic) -> int:
+    return traffic.passed + traffic.refused + traffic.unavailable
+
+
+def _limited(traffic: Traffic | ClientTraffic) -> int:
+    """Return how many requests limits refused: not bans, not lists."""
+    return traffic.refused - traffic.banned - traffic.blocked
+
+
+# -- the rule that refuses most ----------------------------------------------------------------------------------------
+
+
+def _of_rules(seen: Seen) -> Statement | None:
+    """Return the sentence for the rule that refuses most, apart from clients that are banned by now."""
+    worst, most = "", 0
+    for name, traffic in seen.rules.items():
+        times = _limited(traffic) - _times_of_banned(seen, name)
+        if times > most:
+            worst, most = name, times
+    if not worst:
+        return None
+    if seen.kinds.get(worst) == _EVERYONE:
+        return _of_everyone(seen, worst)
+    refused = _refused_by(seen, worst)
+    # What is written between two reads may be in one of them alone.
+    whole = max(most, sum(one.times for one in refused[:1]))
+    if refused and refused[0].times >= STANDS_OUT * whole:
+        return _of_one(seen, worst, refused[0], whole)
+    return _of_crowd(seen, worst, refused, whole)
+
+
+def _times_of_banned(seen: Seen, rule: str) -> int:
+    times = 0
+    for one in seen.clients.refused:
+        if one.key in seen.banned:
+            times += one.refused_by.get(rule, 0)
+    return times
+
+
+def _refused_by(seen: Seen, rule: str) -> list[_Refused]:
+    """Return who is refused by a rule and not banned: keys of the kind that it reads, else clients; most first."""
+    found = []
+    for ranking, are_clients in ((seen.keys, False), (seen.clients, True)):
+        for one in ranking.refused:
+            times = one.refused_by.get(rule, 0)
+            if times and one.key not in seen.banned and (are_clients or _is_read(one.key, seen.kinds.get(rule, ""))):
+                found.append(_Refused(one, times, are_clients))
+        if found:
+            break
+    return sorted(found, key=lambda one: -one.times)
+
+
+def _is_read(key: str, kind: str) -> bool:
+    """Return whether a key is of the kind that a rule reads, and stands for no client."""
+    if kind in _OF_ADDRESSES:
+        return False
+    if "+" in kind:
+        return key.startswith("combined")
+    if "#" in key:
+        return key.partition("#")[0] == kind
+    return key.partition(":")[0] == kind
+
+
+def _share(seen: Seen, rule: str) -> dict[str, Any]:
+    """Return the values that each sentence about a rule has."""
+    traffic = seen.rules[rule]
+    return {"rule": rule, "share": 100 * _limited(traffic) / max(_requests(traffic), 1)}
+
+
+def _times(seen: Seen, since_us: int) -> tuple[str, dict[str, Any]]:
+    """Return since when in words, if that was seen: at the edge of what is kept it may have begun before."""
+    if not since_us:
+        return "", {}
+    if seen.is_cut and since_us < seen.from_us + 60_000_000:
+        return f", for {seen.span} or longer", {}
+    return ", since {since}", {"since": since_us / 1_000_000}
+
+
+def _of_one(seen: Seen, rule: str, refused: _Refused, whole: int) -> Statement:
+    """Return the sentence about one client or key."""
+    one = refused.one
+    when, since = _times(seen, one.refused_since_us)
+    values = {**_share(seen, rule), "part": refused.times, "whole": whole, "offender": one.key, **since}
+    text = "{rule} refuses {share}: {part} of {whole} refusals are {offender}" + when
+    actions = [Action("look", one.key), *_raise(seen, rule)]
+    many = stands_for(one)
+    if many:
+        return Statement(Kind.SHARED_ADDRESS, f"{text}. {many}", values, tuple(actions))
+    if refused.is_client and _limited(one) >= MIN_REFUSALS and _limited(one) >= GOES_ON * one.requests:
+        values["passed"] = one.passed
+        text += ", which goes on: {passed} of its requests passed"
+        return Statement(Kind.FLOOD, text, values, (Action("ban", one.key), *actions))
+    return Statement(Kind.AT_LIMIT, text, values, tuple(actions))
+
+
+def _raise(seen: Seen, rule: str) -> list[Action]:
+    """Return the action that makes a limit of a rule larger, if it can be changed."""
+    if rule not in seen.larger:
+        return []
+    return [Action("raise", *seen.larger[rule])]
+
+
+def stands_for(one: ClientTraffic) -> str:
+    """Return what shows that many clients stand behind one; empty if nothing does."""
+    if len(one.others) >= MANY_KEYS:
+        return f"Many share this address: at least {len(one.others)} users, cookies or API keys came from it"
+    try:
+        network = ip_network(one.key)
+    except ValueError:
+        if one.key == "unknown-peer" or one.key.startswith("peer:"):
+            return "Many may share it: these requests came without an address, perhaps from a proxy"
+        if one.key.startswith("asn:"):
+            return "Many share it: all addresses of a network operator are counted together"
+        return ""
+    if network.prefixlen < MAX_PREFIXES[network.version]:
+        return "Many share it: all addresses of this network are counted together"
+    if _is_own(network):
+        return "Many may share it: it is an address of your own network, perhaps a proxy's"
+    return ""
+
+
+_OWN: Final = [*map(ip_network, ("10.0.0.0/8", "127.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"))]
+_OWN_IPV6: Final = [*map(ip_network, ("fc00::/7", "fe80::/10", "::1/128"))]
+
+
+def _is_own(network: Any) -> bool:
+    """Return whether an address is one that only an own network has; `is_private` also knows those of examples."""
+    own = _OWN if isinstance(network, IPv4Network) else _OWN_IPV6
+    return any(network.subnet_of(one) for one in own)
+
+
+def _of_everyone(seen: Seen, rule: str) -> Statement:
+    """Return the sentence about a limit that all clients share."""
+    values = {**_share(seen, rule), "limits": seen.limits.get(rule, "")}
+    text = "{rule} refuses {share}: all clients together reach its limit"
+    if values["limits"]:
+        text += " of {limits}"
+    actions = [Action("open", rule), *_raise(seen, rule)]
+    total = seen.total or Traffic()
+    for busiest in seen.clients.busiest[:1]:
+        if busiest.requests >= STANDS_OUT * _requests(total):
+            values |= {"part": busiest.requests, "whole": _requests(total), "offender": busiest.key}
+            text += "; {part} of {whole} requests are {offender}"
+            actions.insert(0, Action("look", busiest.key))
+    return Statement(Kind.EVERYONE, text, values, tuple(actions))
+
+
+def _of_crowd(seen: Seen, rule: str, refused: Sequence[_Refused], whole: int) -> Statement:
+    """Return the sentence about many clients of whom none stands out."""
+    actions = (Action("open", rule), *_raise(seen, rule))
+    values = _share(seen, rule)
+    if not refused:
+        return Statement(Kind.CROWD, "{rule} refuses {share}: its clients were not seen", values, actions)
+    values |= {"number": len(refused), "part": refused[0].times, "whole": whole}
+    number = "{number}"
+    if sum(one.times for one in refused) < whole:  # workers keep those that are refused most
+        number = "at least {number}"
+    what = "clients" if refused[0].is_client else "keys"
+    known = [one.one.refused_since_us for one in refused if one.one.refused_since_us]
+    when, since = _times(seen, min(known, default=0))
+    text = f"{{rule}} refuses {{share}}: {number} {what}, none with more than {{part}} of {{whole}} refusals{when}"
+    return Statement(Kind.CROWD, text, {**values, **since}, actions)
+
+
+# -- limits refuse nobody, or nobody who is not banned by now ----------------------------------------------------------
+
+
+def _of_calm(seen: Seen) -> Statement:
+    total = seen.total or Traffic()
+    requests = _requests(total)
+    if not requests:
+        return Statement(Kind.NO_REQUESTS, f"No request was counted in {seen.span}")
+    if not total.refused:
+        return Statement(Kind.QUIET, f"Nothing was refused in {seen.span}, of {{whole}} requests", {"whole": requests})
+    if _limited(total):
+        text = "Limits refused only clients that are banned by now"
+    else:
+        text = "Limits refuse nobody; bans and lists refuse {share}"
+    values: dict[str, Any] = {"share": 100 * total.refused / requests}
+    for one in seen.clients.refused[:1]:
+        if one.refused < STANDS_OUT * total.refused:
+            break
+        text += ": {part} of {whole} refusals are {offender}"
+        values |= {"part": one.refused, "whole": total.refused, "offender": one.key}
+        actions = [Action("look", one.key)]
+        if one.key in seen.banned:
+            text += ", which is banned"
+            actions.append(Action("unban", one.key))
+        return Statement(Kind.STOPPED, text, values, tuple(actions))
+    return Statement(Kind.STOPPED, text, values)
