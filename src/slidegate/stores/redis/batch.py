@@ -1,7 +1,7 @@
 """Batching of requests to Redis: one script call for all that ask in one iteration of an event loop.
 
 Each event loop has a batcher. It has a line to Redis, see `line`, and for each call that may be under way on it a task
-that sends what is queued, one call after another; when the queue is full, further requests fail. A request that is
+that sends what is in its `queue`, one call after another; when that is full, further requests fail. A request that is
 cancelled before it is sent is dropped; a hit that is admitted when nobody awaits it any more is refunded.
 
 Once a second, and so in the first call after a rest, the question for news goes in front of the requests, in the same
@@ -15,7 +15,6 @@ limiter's circuit breaker decides when that is.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from struct import Struct
@@ -32,8 +31,9 @@ from ..shared import in_steps
 from .errors import CLOSED, refusal, store_error, unexpected
 from .line import KeysApart, Line, open_line
 from .parts import Parts
-from .requests import AGAIN, Asked, Call, Command, Question, Read, Request
-from .script import CHANGED, FAILED, PEEK, Packed, command, renewal
+from .queue import RequestQueue
+from .requests import Asked, Call, Command, Question, Read, Request
+from .script import CHANGED, FAILED, HIT, PEEK, Packed, command, renewal
 
 _HEAD: Final = Struct("<q?")
 """The server's time, and whether the call has stored anything."""
@@ -64,7 +64,7 @@ class Batcher:
         self._parts = parts
         self.permits = HeldPermits(parts.lease_us, self.renew_permits)
         self._permits_lock = asyncio.Lock()
-        self._queue: deque[Request] = deque()
+        self._queue = RequestQueue(parts.max_waiting)
         self._is_waking = False
         """Whether a task is about to send what is queued, in the next iteration of the loop."""
         self._lines: list[Line] = []
@@ -74,26 +74,21 @@ class Batcher:
         """From when on the news are too old (monotonic)."""
         self._wants_news = False
         """Whether the next call asks for news, however old they are."""
-        self._news = Command(_nobody(loop), parts.news.pack, parts.news.read)
+        self._news = Command([], False, parts.news.pack, parts.news.read)
 
     def add(self, request: Request) -> None:
         """Queue a request to be sent at the end of this loop iteration; fail it if the queue is full or closed."""
-        queue = self._queue
         if self._parts.is_closed:
-            request.future.set_exception(StoreUnavailable(CLOSED))
+            request.fail(StoreUnavailable(CLOSED))
             return
-        if len(queue) >= self._parts.max_waiting:
-            request.future.set_exception(StoreUnavailable(f"redis: {len(queue)} requests are already queued"))
-            return
-        queue.append(request)
-        if not self._is_waking:
+        if self._queue.add(request) and not self._is_waking:
             self._wake()
 
     def request(self, pack: Callable[[], Packed], read: Read, has_permits: bool = False) -> asyncio.Future[Any]:
         """Send a request; see `Command`."""
-        request = Command(self.loop.create_future(), pack, read, has_permits)
-        self.add(request)
-        return request.future
+        future = self.loop.create_future()
+        self.add(Command([future], has_permits, pack, read))
+        return future
 
     def command(
         self, names: Sequence[bytes], *args: bytes | int, read: Read = lambda answer, now_us: answer
@@ -115,8 +110,9 @@ class Batcher:
     def ask(self, what: int, question: Question) -> asyncio.Future[Decision]:
         """Send a hit, a peek or a charge."""
         future: asyncio.Future[Decision] = self.loop.create_future()
-        refund = self.refund_in_background
-        self.add(Asked(future, self._parts, self.permits, refund, what, question))
+        if what != HIT or not self._queue.join(question, future):
+            refund = self.refund_in_background
+            self.add(Asked([future], question.has_permits, self._parts, self.permits, refund, what, question))
         return future
 
     def refund(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:
@@ -186,8 +182,7 @@ class Batcher:
         self.permits.is_open = False
         for task in self._tasks:
             task.cancel()
-        self._fail(self._queue, StoreUnavailable(CLOSED))
-        self._queue.clear()
+        self._queue.fail(StoreUnavailable(CLOSED))
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # -- the tasks that send -----------------------------------------------------------------------------------------
@@ -205,8 +200,7 @@ class Batcher:
         try:
             self._start()
         except Exception as error:  # in a class of the user's
-            self._fail(self._queue, store_error(error))
-            self._queue.clear()
+            self._queue.fail(store_error(error))
 
     def _start(self) -> None:
         """Start the tasks that send; their lines connect with the first commands."""
@@ -236,14 +230,12 @@ class Batcher:
 
     async def _serve(self, line: Line) -> None:
         """Send the requests of a call, and give each its answer or an error."""
-        queue, requests, has_permits = self._queue, list[Request](), False
         is_split, most = monotonic() < line.split_until_s, MAX_IN_CALL
         if is_split:  # keys of two requests may be on two nodes
             most = 1
-        while queue and len(requests) < most:
-            requests.append(queue.popleft())
-            has_permits = has_permits or requests[-1].has_permits
-        if queue:  # for another task
+        requests = self._queue.take(most)
+        has_permits = any(request.has_permits for request in requests)
+        if self._queue:  # for another task
             self._wake()
         try:
             if is_split or not self._parts.news.life:
@@ -269,7 +261,7 @@ class Batcher:
             is_alone: Whether it had the keys of one request alone.
         """
         if isinstance(error, KeysApart) and not is_alone:
-            self._queue.extendleft(reversed(requests))  # nothing was done; now each goes alone
+            self._queue.put_back(requests)  # nothing was done; now each goes alone
             return None
         failed: StoreError = StoreUnavailable(CLOSED)
         if isinstance(error, Exception) and not self._parts.is_closed:
@@ -300,8 +292,7 @@ class Batcher:
     def _fail(self, requests: Iterable[Request], error: StoreError) -> None:
         """Raise an error in the tasks that still await these requests."""
         for request in requests:
-            if not request.future.done():
-                request.future.set_exception(error)
+            request.fail(error)
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -331,7 +322,7 @@ class Batcher:
             self._wants_news = False
             call.add(self._news, self._news.pack())
         for request in requests:
-            if request.future.done():
+            if not request.is_awaited():
                 continue
             try:
                 call.add(request, request.pack())
@@ -356,18 +347,14 @@ class Batcher:
         parts.time.saw(now_us)
         parts.writes += has_stored
         for request, answer in answered:
-            future = request.future
-            is_awaited = is_awaited or not future.done()
+            is_awaited = is_awaited or request.is_awaited()
             try:
                 if isinstance(answer, bytes) and answer[0] == FAILED:
                     raise refusal(answer[1:].decode(errors="replace"))
-                result = request.read(answer, now_us)
+                if not request.deliver(answer, now_us):
+                    self.add(request)
                 if request is self._news:
                     self._news_ns = sent_ns + NEWS_NS
-                if result is AGAIN:
-                    self.add(request)
-                elif not future.done():
-                    future.set_result(result)
             except Exception as error:  # a malformed answer fails one request, and not the rest of the call
                 failed = error if isinstance(error, StoreError) else unexpected(answer, "request")
                 self._fail((request,), failed)
@@ -375,13 +362,6 @@ class Batcher:
             for took in parts.late:
                 took((monotonic_ns() - sent_ns) // 1_000)
         return failed
-
-
-def _nobody(loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-    """Return a future for a request whose answer nobody awaits."""
-    future = loop.create_future()
-    future.set_result(None)
-    return future
 
 
 def _retrieve_exception(future: asyncio.Future[Any]) -> None:

@@ -45,7 +45,7 @@ DIGEST_BYTES: Final = 16
 READABLE, UNKEYED, KEYED = b"readable", b"digests", b"keyed "
 """How the names of keys are made; a digest of the key of `KEYED` names follows."""
 
-HIT, PEEK, CHARGE, REFUND, INSPECT, COMMAND = 1, 2, 3, 4, 5, 6
+HIT, PEEK, CHARGE, REFUND, INSPECT, COMMAND, SEVERAL = 1, 2, 3, 4, 5, 6, 7
 OK, LIMITED, UNSETTLED, TOO_LARGE, NOTHING, CHANGED, BANNED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
 QUOTA: Final = 2
 """The mode of a quota; the mode of counting refusals, 1, may be added to it."""
@@ -58,6 +58,8 @@ _PLAN: Final = Struct("<8sIqqqHB")
 _PERMITS_PLAN: Final = Struct(f"<8sI{WORKER_BYTES}sqqHB")
 _STATE: Final = Struct("<Qqqq")
 _COUNTED: Final = Struct("<I")
+_TIMES: Final = Struct("<q")
+"""How often a hit is asked: the mark of its first ask, which else is 0."""
 END: Final = Struct("<q")
 """The end of a ban, with which its row begins."""
 _FOR_EVER: Final = -1
@@ -209,6 +211,21 @@ class Packing:
             return _PLAN.pack(field, limit.amount, *periods, 0, QUOTA | bucket.count_denied)
         assert held is not None, "permits are held by a worker"
         return _permits_plan(self.permits_row(bucket, key), limit.amount, held)
+
+
+def several(hit: Packed, asked: int) -> Packed:
+    """Return a packed hit as a request to charge it so many times, as far as there is room."""
+    _, names, asks, bans, args = REQUEST.unpack_from(hit.request)
+    mark = REQUEST.size + 2 * bans + 2  # behind the head, the indexes of bans, and that of the first key
+    head = REQUEST.pack(SEVERAL, names, asks, bans, args) + hit.request[REQUEST.size : mark]
+    return Packed(hit.names, head + _TIMES.pack(asked) + hit.request[mark + _TIMES.size :])
+
+
+def times_charged(answer: bytes) -> int:
+    """Return how many of several hits were charged."""
+    times: int
+    (times,) = _COUNTED.unpack(answer[-_COUNTED.size :])
+    return times
 
 
 def command(names: Sequence[bytes], *args: bytes | int) -> Packed:

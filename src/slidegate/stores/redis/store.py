@@ -6,13 +6,13 @@ one iteration of an event loop, using the server's time.
 All keys of a store are in one slot of a cluster, so that a question is one script call on a server, behind Sentinel and
 on a cluster alike::
 
-    store -> batch -> requests, script -> line -> Redis -> lua/
-               ^                            |
-               +-- store_news, refusals <---+
+    store -> batch -> queue, requests, script -> line -> Redis -> lua/
+               ^                                   |
+               +-- store_news, refusals <----------+
 
-Each event loop has a `batch`, which packs `requests` by means of `script` and sends them over a `line`. `store_news`
-and `refusals` are what a worker remembers of the answers. `parts` are what all of these have in common. `clients` makes
-redis-py's clients, and `urls` parses addresses.
+Each event loop has a `batch`, which takes `requests` from a `queue`, packs them by means of `script`, and sends them
+over a `line`. `store_news` and `refusals` are what a worker remembers of the answers. `parts` are what all of these
+have in common. `clients` makes redis-py's clients, and `urls` parses addresses.
 """
 
 from __future__ import annotations

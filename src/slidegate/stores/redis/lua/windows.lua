@@ -120,6 +120,27 @@ local function hit(asks)
   return told
 end
 
+-- Decide equal hits, as many as the mark of the first ask says. They are charged as far as there is room: the answer has the
+-- states and waits after that, and ends with how many were charged. If there is room for none, it is that to one hit.
+local function several(asks)
+  local asked, room = asks[1].mark, math.huge
+  for _, ask in ipairs(asks) do
+    room = min(room, math.floor((ask.limit.amount - ask.w.spent) / ask.units))
+  end
+  if room < 1 then
+    return hit(asks)
+  end
+  local times = min(asked, room)
+  for _, ask in ipairs(asks) do
+    ask.limit.kind.charge(ask.w, ask.limit, ask.units * times)
+  end
+  save(asks)
+  if times < asked then
+    wait(asks)
+  end
+  return answer(OK, asks) .. pack("<I4", times)
+end
+
 -- Charge, whatever the limits; the answer ends with the units counted.
 local function charge_all(asks)
   local counted = ""
@@ -156,8 +177,8 @@ local function peek(asks)
   return (decide(asks))
 end
 
-local operations = { hit, peek, charge_all, refund, inspect }
 local COMMAND = 6
+local operations = { hit, peek, charge_all, refund, inspect, [7] = several }
 local first_argument = 3
 
 -- Return BANNED and the bans in force among those at `at`.
