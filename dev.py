@@ -7,6 +7,7 @@
   coverage  run the tests of test --all, and report the lines of the package that are not covered
   deep      run every test, including those that take minutes, with many more random examples
   compiled  run the tests against the compiled wheel, in its own environment
+  proof     check the proof of the bound, proofs/window.v, by Coq, which is a package of the system
   lowest    run tests of stores, limiters and middleware with the lowest versions that pyproject.toml declares
   soak      put load on workers with LMDB and Redis, kill some, and check every promise: soak --minutes 10
   faults    inject faults into stores, and report how long a worker is without its store and the longest request
@@ -24,6 +25,7 @@ environments: each contains one of the sets in requirements/, only wheels, all c
 import hashlib
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -130,6 +132,22 @@ def compiled(*args: str) -> int:
     return run(python, "-m", "scripts.compile_wheel") or run(python, "-m", *options, **variables)
 
 
+def proof(*_: str) -> int:
+    if not shutil.which("coqchk"):
+        sys.exit("dev.py: proof needs Coq, a package of the system; on Debian and Ubuntu: apt-get install coq")
+    made = ROOT / "build" / "proof"  # Coq writes beside what it reads
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir(parents=True)
+    shutil.copy(ROOT / "proofs" / "window.v", made)
+    if subprocess.run(("coqc", "-noglob", "window.v"), cwd=made).returncode:
+        return 1
+    # A smaller program than coqc checks what coqc has made, and names what was taken on trust, such as a missing proof.
+    check = ("coqchk", "-silent", "-o", "-Q", ".", "", "window")
+    checked = subprocess.run(check, cwd=made, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    print(checked.stdout)
+    return 0 if checked.returncode == 0 and "\n* Axioms: <none>\n" in checked.stdout else 1
+
+
 def lowest(*args: str) -> int:
     declared = ("pyproject.toml", "--all-extras", "requirements/lowest.in", "--resolution=lowest-direct", "--upgrade")
     resolved, options = "build/lowest.txt", ("--rootdir=.", "-c", "tests/lowest.ini", *args)
@@ -148,7 +166,7 @@ def lock(*args: str) -> int:
     return max(uv("pip", "compile", *options, f"{one[:-3]}in", "-o", one) for one in (UV, USE, BUILD, DEVELOP))
 
 
-COMMANDS = {one.__name__: one for one in (demo, test, compiled, lowest, bench, lock)}
+COMMANDS = {one.__name__: one for one in (demo, test, compiled, proof, lowest, bench, lock)}
 
 
 def main(command: str = "", *args: str) -> int:
