@@ -1,18 +1,32 @@
 """What a worker publishes of its rules: all that is known when it starts, once for equal workers, and no more."""
 
 import json
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import APIRouter, Depends, FastAPI
 from starlette.applications import Starlette
-from starlette.routing import Route
+from starlette.endpoints import HTTPEndpoint
+from starlette.routing import Mount, Route
 
-from slidegate import BanPolicy, MessageLimits, RateLimit, RateLimitMiddleware, Rule, header, user
+from slidegate import (
+    BanPolicy,
+    MessageLimits,
+    Networks,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    header,
+    user,
+)
 from slidegate.limiter import PublishedRule
 from slidegate.limiter.workers import RULES, WORKERS
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..asgi import hello, page, statuses
+from ..asgi import PEER, hello, page, statuses
 from ..ops.shared_rows import SharedRows, limiter_on
 from ..virtual_time import turns
 
@@ -108,6 +122,115 @@ async def test_a_text_that_was_gone_when_it_was_asked_for_is_asked_for_again() -
     assert [app.limiter for app in apps] == [own, other]
 
 
-@pytest.mark.parametrize("field", ["name", "limit", "rule", "key", "action", "shadow", "by_function", "order"])
+@pytest.mark.parametrize("field", [one.name for one in fields(PublishedRule)])
 def test_a_published_rule_says_only_what_it_knows(field: str) -> None:
-    assert getattr(PublishedRule(), field) in ("", "limit", False, 0)
+    assert getattr(PublishedRule(), field) in ("", "limit", False, 0, 1, 32, 64)
+
+
+class Endpoint(HTTPEndpoint):
+    @RateLimit("7/minute")
+    async def get(self, request: Any) -> Any:
+        return await page(request)
+
+
+@RateLimit("3/minute", when=lambda request: True)
+async def decorated(request: Any) -> Any:
+    return await page(request)
+
+
+async def fastapi_page() -> str:
+    return "page"
+
+
+LIMITED = ("/decorated", "/also", "/class", "/v1/inner")
+
+
+def limited_app() -> Starlette:
+    """Return an application with limits at endpoints of each kind."""
+    routes = [
+        Route("/decorated", decorated),
+        Route("/also", decorated),
+        Route("/class", Endpoint),
+        Route("/free", page),
+    ]
+    inner = FastAPI()
+    router = APIRouter(dependencies=[Depends(RateLimit("9/minute", key=header("X-API-Key"), name="router"))])
+    router.add_api_route("/inner", fastapi_page, dependencies=[Depends(RateLimit("4/minute; 40/hour", cost=2))])
+    inner.include_router(router)
+    return Starlette(routes=[*routes, Mount("/v1", inner)])
+
+
+async def test_limits_at_endpoints_are_published_before_they_are_met_as_they_are_after() -> None:
+    rows = SharedRows(FakeClock())
+    limiters = [limiter_on(rows), limiter_on(rows)]
+    app = limited_app()
+    idle, busy = (RateLimitMiddleware(app, limits="900/minute", limiter=limiter) for limiter in limiters)
+    assert await statuses(idle, 1, "/free") == [200]
+    for path in ("/free", *LIMITED):
+        assert await statuses(busy, 1, path) == [200]
+    for limiter in limiters:
+        await limiter.engine.workers.write(1.0)
+    (published,) = await limiter_on(rows).published()
+    found = [one for one in published.text.rules if one.at_endpoint]
+    assert sorted((one.rule, one.limit, one.key, one.cost, one.conditional) for one in found) == [
+        ("endpoint * /class Endpoint.get", "7/1m", "address", 1, False),
+        ("endpoint GET /also", "3/1m", "address", 1, True),
+        ("endpoint GET /v1/inner", "4/1m", "address", 2, False),
+        ("endpoint GET /v1/inner", "40/1h", "address", 2, False),
+        ("router", "9/1m", "header:x-api-key", 1, False),
+    ]
+    counted = await limiters[1].inspect(PEER, {one.bucket: one.limit for one in found})
+    assert {window.used for window in counted.windows} == {1, 2}, "the names of buckets are those that are counted"
+
+
+async def test_lists_ladders_and_what_decides_about_a_request_are_published(tmp_path: Path) -> None:
+    (tmp_path / "bad.netset").write_text("10.0.0.0/8\n192.0.2.7\n203.0.113.0/24\n")
+    rules = [
+        Rule(["/a", "/b"], "9/minute", methods=["GET"], wait="1s", final=True, name="a"),
+        Rule("/{rest:path}", "8/minute", cost=3, when=lambda request: True, name="b"),
+        Rule("*", "7/minute", cost=lambda request: 2, concurrency=3, key=client_ip(ipv4_prefix=16), name="c"),
+    ]
+    app = RateLimitMiddleware(
+        hello,
+        rules=rules,
+        limiter=limiter_on(SharedRows(FakeClock())),
+        client=client_ip(trusted=["203.0.113.64/26"], ipv4_prefix=24),
+        blocklist=Networks.from_file(tmp_path / "bad.netset"),
+        allowlist=Networks([f"198.18.{n}.0/25" for n in range(45)]),
+        bans=BanPolicy(duration="1h", factor=10, longest="2d"),
+        name="outer",
+    )
+    (published,) = await app.limiter.published()
+    found = {(one.bucket, one.limit): one for one in published.text.rules if one.limit}
+    assert {
+        name: (one.requests, one.final, one.conditional, one.wait_us, one.cost, one.cost_by_function, one.ipv4_prefix)
+        for name, one in found.items()
+    } == {
+        ("outer:a", "9/1m"): ("GET /a /b", True, False, 1_000_000, 1, False, 24),
+        ("outer:b", "8/1m"): ("", False, True, 0, 3, False, 24),
+        ("outer:c", "7/1m"): ("", False, False, 0, 1, True, 16),
+        ("outer:c", "3"): ("", False, False, 0, 1, False, 16),
+    }
+    lists = [one for one in published.text.rules if one.action in ("allowlist", "blocklist")]
+    assert sorted((one.rule, one.size, len(one.ranges.split())) for one in lists) == [
+        ("allowlist", 45, 5),
+        ("allowlist", 45, 20),
+        ("allowlist", 45, 20),
+        ("bad", 3, 3),
+    ]
+    (blocked,) = [one.ranges for one in lists if one.action == "blocklist"]
+    assert blocked == "4:c0000207-c0000207 4:cb007100-cb00713f 4:cb007180-cb0071ff"
+    assert [one.durations for one in published.text.rules if one.action == "ban"] == ["1h 10h 2d"]
+
+
+async def test_of_a_long_list_only_its_size_is_published() -> None:
+    long = Networks([f"198.{18 + n // 256}.{n % 256}.0/25" for n in range(1_001)])
+    app = RateLimitMiddleware(hello, limits="9/minute", limiter=limiter_on(SharedRows(FakeClock())), blocklist=long)
+    (published,) = await app.limiter.published()
+    assert [(one.ranges, one.size) for one in published.text.rules if one.action == "blocklist"] == [("", 1_001)]
+
+
+async def test_a_middleware_that_is_switched_off_in_code_enforces_and_publishes_nothing() -> None:
+    app = RateLimitMiddleware(hello, limits="9/minute", limiter=limiter_on(SharedRows(FakeClock())), enabled=False)
+    (published,) = await app.limiter.published()
+    assert published.text.rules == ()

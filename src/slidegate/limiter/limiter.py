@@ -231,7 +231,7 @@ class Limiter:
         Args:
             key: The key.
             rules: Limits by rule identity, as in `LimitState.rule`; by default those of all middlewares with this
-                limiter, and those recently used with its methods.
+                limiter, and those recently used with its methods. In place of limits one `Concurrency`, for permits.
 
         Raises:
             ConfigurationError: The key or the limits are invalid.
@@ -246,7 +246,7 @@ class Limiter:
                 f'inspect: rules: expected a dict, for example {{"api": "5/minute"}}, not {quoted(rules)}'
             )
         else:
-            buckets = [Bucket(_identity(rule), parse_limits(limits)) for rule, limits in rules.items()]
+            buckets = [Bucket(_identity(rule), _inspected(limits)) for rule, limits in rules.items()]
         return await inspect_key(self.engine.command, self.store, spelled, buckets)
 
     async def override(
@@ -632,6 +632,13 @@ def check_cost(cost: object, what: str = "cost") -> int:
     if not isinstance(cost, int) or isinstance(cost, bool) or cost < 0:
         raise ConfigurationError(f"expected a whole number, 0 or more, for example 1, not {quoted(cost)}", what)
     return cost
+
+
+def _inspected(limits: Limits) -> tuple[AnyLimit, ...]:
+    """Return limits to look at, among which permits stand alone."""
+    if isinstance(limits, AnyLimit):
+        return (limits,)
+    return parse_limits(limits)
 
 
 def _identity(rule: object) -> str:

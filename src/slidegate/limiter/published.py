@@ -44,11 +44,26 @@ class PublishedRule:
         rule: The label of the rule.
         key: The kind of key that it reads: ``address``, ``everyone``, ``user``, ``header:X-API-Key``, several with
             ``+`` between them, or ``function``.
-        action: ``limit``, ``block``, ``exempt``, ``honeypot``, or ``ban`` for a policy of bans.
+        action: ``limit``, ``block``, ``exempt``, ``honeypot``, ``ban`` for a policy of bans, or ``blocklist`` or
+            ``allowlist`` for some of its ranges.
         shadow: Whether it reports and never refuses.
         by_function: Whether a function of the application's returns the limit, which is the fallback then.
         order: Its place among the rules of its middleware.
         middleware: The name of its middleware.
+        bucket: The name of its windows in the store, as `Limiter.inspect` takes it.
+        requests: Which requests it concerns: methods and paths as they were written, ``POST /login``, or the route;
+            empty for all.
+        conditional: Whether a condition decides if it concerns a request.
+        final: Whether no later rule concerns its requests.
+        at_endpoint: Whether it is a limit at an endpoint, which no rule of the middleware exempts from.
+        cost: The units of a request.
+        cost_by_function: Whether a function returns them.
+        wait_us: How long a request may wait for room.
+        ipv4_prefix: The prefix length of the networks that it counts or bans as one client.
+        ipv6_prefix: The same for IPv6.
+        durations: Of a policy of bans how long the first, the second and further bans last: ``1h 4h 16h 64h 7d``.
+        ranges: Of a list some ranges of addresses: ``4:cb007100-cb0071ff``, with the version in front.
+        size: Of a list how many ranges it has; `ranges` are empty if they are too many to be published.
     """
 
     name: str = ""
@@ -60,6 +75,19 @@ class PublishedRule:
     by_function: bool = False
     order: int = 0
     middleware: str = ""
+    bucket: str = ""
+    requests: str = ""
+    conditional: bool = False
+    final: bool = False
+    at_endpoint: bool = False
+    cost: int = 1
+    cost_by_function: bool = False
+    wait_us: int = 0
+    ipv4_prefix: int = 32
+    ipv6_prefix: int = 64
+    durations: str = ""
+    ranges: str = ""
+    size: int = 0
 
     def named(self) -> NamedLimit:
         """Return its limit."""
@@ -67,7 +95,8 @@ class PublishedRule:
         return NamedLimit(self.name, limit, limit, self.rule, not self.by_function, self.shadow)
 
 
-_NAMES: Final = tuple(one.name for one in fields(PublishedRule))
+NAMES: Final = tuple(one.name for one in fields(PublishedRule))
+"""The names of its fields."""
 _DEFAULTS: Final = PublishedRule()
 
 
@@ -140,7 +169,7 @@ def part_of(rules: Iterable[PublishedRule]) -> bytes:
     """Return the lines of some rules; a field with its default value is left out."""
     lines = []
     for rule in rules:
-        said = {name: value for name in _NAMES if (value := getattr(rule, name)) != getattr(_DEFAULTS, name)}
+        said = {name: value for name in NAMES if (value := getattr(rule, name)) != getattr(_DEFAULTS, name)}
         lines.append(json.dumps(said, ensure_ascii=False))
     return "\n".join(lines).encode()
 
@@ -163,7 +192,7 @@ def _rule_in(said: dict[str, Any]) -> PublishedRule:
         TypeError: A field has another type.
         ConfigurationError: Its limit is of another kind.
     """
-    known = {name: said[name] for name in _NAMES if name in said}
+    known = {name: said[name] for name in NAMES if name in said}
     for name, value in known.items():
         if type(value) is not type(getattr(_DEFAULTS, name)):
             raise TypeError(name)

@@ -25,6 +25,7 @@ from .callers import Callers
 from .published import (
     LIFE,
     MOST_RULES,
+    NAMES,
     NO_RULES,
     PART,
     Publication,
@@ -47,7 +48,7 @@ KEPT_US: Final = 60_000_000
 """How long a worker counts as living after it has written."""
 TEXT_KEPT_US: Final = 86_400_000_000
 _WARN_EVERY_S: Final = 600.0
-_IN_ORDER: Final = attrgetter("middleware", "order", "rule", "name", "action", "limit", "key", "shadow", "by_function")
+_IN_ORDER: Final = attrgetter("middleware", "order", "rule", "name", *NAMES)
 """All fields of a rule, so that the order is the same in equal workers."""
 _MEMO: Final = 256
 """How many texts of other workers are remembered."""

@@ -14,9 +14,8 @@ from typing import Any, Final, NamedTuple
 from starlette.routing import PARAM_REGEX
 
 from ..findings.routes import may_meet
-from ..web.decorators import LIMITS_MARK
 from ..web.default_limits import EXEMPT_MARK
-from ..web.endpoints import RateLimit
+from ..web.endpoint_limits import rules_of_route
 from ..web.routes import attribute_of, reach, root_of, routes_of
 from ..web.rule_set import is_exact
 from ..web.rules import Rule
@@ -155,13 +154,6 @@ def _reaches(guard: Guard, operation: Operation, path: str, template: str) -> bo
 
 def at_endpoint(operation: Operation) -> list[Rule]:
     """Return the limits at an endpoint: those of dependencies and decorators that refuse."""
-    waiting, found = [operation.route.dependant], []
-    while waiting:
-        one = waiting.pop(0)
-        waiting.extend(one.dependencies)
-        if isinstance(one.call, RateLimit):
-            found.append(one.call.rule)
-    found.extend(getattr(operation.route.endpoint, LIMITS_MARK, ()))
-    distinct = {id(rule): rule for rule in found}.values()
-    refusing = [rule for rule in distinct if not rule.action.is_shadow]
+    found = rules_of_route(operation.route.endpoint, operation.route.dependant)
+    refusing = [rule for rule in found if not rule.action.is_shadow]
     return [rule for rule in refusing if rule.matching.allows("http", operation.method)]

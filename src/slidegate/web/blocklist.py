@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ..core.bans.policy import PRIVATE
 from ..core.events import Event
@@ -40,6 +40,22 @@ class Blocklist:
         if self.spares(version, value, value):
             return None
         return self._networks.find(version, value)
+
+    def ranges(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the ranges that it refuses."""
+        if self._sparing_file is None:
+            yield from self._networks.ranges()
+            return
+        spared = [*self._spared.ranges()]
+        for version, first, last in self._networks.ranges():
+            for other, begin, end in spared:  # in ascending order
+                if other != version or end < first or begin > last:
+                    continue
+                if begin > first:
+                    yield version, first, begin - 1
+                first = end + 1
+            if first <= last:
+                yield version, first, last
 
     def spares(self, version: int, first: int, last: int) -> bool:
         """Return whether a range has addresses that the list does not refuse because it comes from a file."""

@@ -25,7 +25,7 @@ from .rules import Rule, label_of
 
 EXEMPT_MARK: Final = "__slidegate_exempt__"
 """The attribute that marks an endpoint as exempt; `functools.wraps` copies it to a wrapper."""
-_NO_ROUTE: Final = "*"
+NO_ROUTE: Final = "*"
 
 
 class FoundLimits(NamedTuple):
@@ -99,12 +99,13 @@ class DefaultLimits:
     def labels_of(self, app: object) -> list[str]:
         """Return the labels of the routes of an application that have these limits, and that of paths without one."""
         if self._labels is None:
-            labels = {_NO_ROUTE: None}
+            labels = {NO_ROUTE: None}
             for route in mounted_routes(app):
                 if EXEMPT_MARK not in getattr(route.endpoint, "__dict__", ()):
                     labels[route.label] = None
             self._labels = [*labels]
-        return self._labels
+        # Those that have been met, too: routes may come later, and of some applications none can be read.
+        return [*dict.fromkeys([*self._labels, *self._bound])]
 
     def limits_of(self, name: str) -> list[NamedLimit]:
         """Return the limits of a route as they are configured, whether a request has met them or not."""
@@ -113,12 +114,20 @@ class DefaultLimits:
         names = wire_names(label, limits, ())
         return [NamedLimit(*one, label, changeable) for one in zip(names, limits, limits, strict=True)]
 
-    def of(self, name: str = _NO_ROUTE) -> BoundRule:
+    def bucket_of(self, name: str) -> str:
+        """Return the name of the bucket of a route."""
+        return f"{self._own_id}{name}"
+
+    def has(self, bound: BoundRule) -> bool:
+        """Return whether a rule is that of a route, with its buckets."""
+        return bound.rule.charging is self.rule.charging
+
+    def of(self, name: str = NO_ROUTE) -> BoundRule:
         """Return the limits of a route; by default those of all requests that match no known route."""
         bound = self._bound.get(name)
         if bound is None:
             rule = copy(self.rule)
             rule.label = label_of([f"per-route {name}"])
-            bound = self._bind(rule, f"{self._own_id}{name}")
+            bound = self._bind(rule, self.bucket_of(name))
             remember(self._bound, name, bound)  # bounded, as routes may come and go; the counts stay in the store
         return bound

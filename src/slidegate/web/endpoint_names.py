@@ -3,30 +3,55 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Final
+from copy import copy
+from typing import Any, Final, NamedTuple
 
-from starlette.types import Scope
-
-from .routes import found_at_name, labels_of
+from .routes import found_at_name
 from .rules import MAX_LABEL, Rule, printable
 
 _LABEL_START: Final = 24
 """How much of the start of a label stays that is too long."""
 
 
-def label_of_endpoint(endpoint: Any, scope: Scope) -> str:
+class Place(NamedTuple):
+    """Where a limit at an endpoint is.
+
+    Attributes:
+        function: The function that it is put around; for a dependency the endpoint.
+        endpoint: The endpoint of the route.
+        label: The display name of the route, the first of several; empty if it is unknown.
+        path: Its path, where there is no label.
+    """
+
+    function: Any
+    endpoint: Any
+    label: str
+    path: str = ""
+
+
+def rule_at(given: Rule, place: Place) -> tuple[Rule, str]:
+    """Return a limit as it is at an endpoint, and the name of its buckets, which one with a name has everywhere."""
+    rule = copy(given)
+    if rule.name is not None:
+        return rule, rule.identity
+    rule.label = _label_at(place)
+    where, is_named = place_of(place.function)
+    if not is_named:  # others may have this module and name, too: the route tells them apart
+        where = f"{where} {place.label or place.path}"
+    return rule, rule.identity_of(f"{where} {spelled(rule)}")
+
+
+def _label_at(place: Place) -> str:
     """Return what a limit without a name is called: by its route, as clients read the name and need no module.
 
     Equal names would be changed together by an operator: a method of a class, which shares its route with others, adds
     its name, and of a path that is too long the end stays.
     """
     words = ["endpoint"]
-    route = min(labels_of(scope), default="")
-    if route:
-        words.append(route)
-    function = inspect.unwrap(endpoint)
-    of_route: Any = scope.get("endpoint")
-    if not route or function is not inspect.unwrap(of_route):
+    if place.label:
+        words.append(place.label)
+    function = inspect.unwrap(place.function)
+    if not place.label or function is not inspect.unwrap(place.endpoint):
         *_, name = _named(function).__qualname__.rpartition("<locals>.")
         words.append(name)
     return _shortened(printable(" ".join(words)))

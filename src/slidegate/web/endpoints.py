@@ -31,7 +31,7 @@ from .clients import record_of
 from .decorators import decorated
 from .default_limits import EXEMPT_MARK
 from .effects import ReportRefusal
-from .endpoint_names import label_of_endpoint, place_of, spelled
+from .endpoint_names import Place, rule_at, spelled
 from .keys import parts_of, path_parameters
 from .plan import Plan
 from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, takes_answer
@@ -289,14 +289,8 @@ class RateLimit:
 
     def _rule_at(self, function: Any, route: Any, scope: Scope) -> tuple[Rule, str]:
         """Return the rule of an endpoint, and the name of its buckets, which a limit with a name has everywhere."""
-        rule = copy(self.rule)
-        if rule.name is not None:
-            return rule, rule.identity
-        rule.label = label_of_endpoint(function, scope)
-        where, is_named = place_of(function)
-        if not is_named:  # others may have this module and name, too: the route tells them apart
-            where = f"{where} {min(labels_of(scope), default=getattr(route, 'path', ''))}"
-        return rule, rule.identity_of(f"{where} {spelled(rule)}")
+        label = min(labels_of(scope), default="")
+        return rule_at(self.rule, Place(function, scope.get("endpoint"), label, getattr(route, "path", "")))
 
 
 def _report_parameters(rule: Rule, scope: Scope) -> None:

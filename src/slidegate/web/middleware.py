@@ -226,7 +226,9 @@ class RateLimitMiddleware(FailsAtStartup):
         return [one for bound in self.policy.rules.bound() for one in bound.named]
 
     def published(self) -> Iterable[PublishedRule]:
-        """Return what other workers, and tools, may know of its rules."""
+        """Return what other workers, and tools, may know of its rules; nothing if it is switched off in code."""
+        if not self._enabled:
+            return ()
         return published_rules(self.policy, self.routed_app)
 
     def begin_anew(self) -> None:

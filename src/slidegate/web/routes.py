@@ -102,23 +102,26 @@ class MountedRoute(NamedTuple):
         path: The full path, in Starlette's syntax.
         label: The display name: ``GET /items/{id}``; ``*`` for all methods, ``WS`` for a websocket.
         methods: The methods that it takes; None for all. A handshake is a GET.
+        dependant: What FastAPI knows of its dependencies; None for other routes.
     """
 
     endpoint: Any
     path: str
     label: str
     methods: frozenset[str] | None
+    dependant: Any = None
 
 
 def _mounted(route: Any, above: str) -> MountedRoute:
     path = above + (getattr(route, "path", None) or route.path_format)
+    dependant = attribute_of(route, "dependant")
     if not hasattr(route, "methods"):  # a websocket, whose handshake is a GET
-        return MountedRoute(route.endpoint, path, _label("WS", path), frozenset({"GET"}))
+        return MountedRoute(route.endpoint, path, _label("WS", path), frozenset({"GET"}), dependant)
     methods = frozenset(route.methods or ())
     shown = methods
     if "GET" in methods:  # Starlette adds HEAD to it
         shown = methods - {"HEAD"}
-    return MountedRoute(route.endpoint, path, _label(",".join(sorted(shown)) or "*", path), methods or None)
+    return MountedRoute(route.endpoint, path, _label(",".join(sorted(shown)) or "*", path), methods or None, dependant)
 
 
 def _unknown(app: object, above: str) -> MountedRoute:

@@ -1,0 +1,55 @@
+"""The limits at the endpoints of an application, as far as its routes show them: dependencies and decorators."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from .decorators import LIMITS_MARK
+from .endpoint_names import Place, rule_at
+from .endpoints import RateLimit
+from .routes import MountedRoute, mounted_routes
+from .rules import Rule
+
+
+def limits_at_endpoints(app: object) -> Iterator[tuple[Rule, str]]:
+    """Yield each limit at an endpoint as it is there, with the name of its buckets."""
+    routes: dict[int, list[MountedRoute]] = {}
+    for route in mounted_routes(app):
+        routes.setdefault(id(route.endpoint), []).append(route)
+    for same in routes.values():
+        label = min(route.label for route in same)
+        endpoint = same[0].endpoint
+        function = getattr(endpoint, "__func__", endpoint)
+        for rule in _distinct(rule for route in same for rule in rules_of_route(function, route.dependant)):
+            yield rule_at(rule, Place(function, endpoint, label))
+        for method in _methods_of(endpoint):
+            for rule in getattr(method, LIMITS_MARK, ()):
+                yield rule_at(rule, Place(method, endpoint, label))
+
+
+def rules_of_route(endpoint: Any, dependant: Any) -> list[Rule]:
+    """Return the limits of a route: those of FastAPI's dependencies, and those around its endpoint."""
+    found = []
+    waiting = []
+    if dependant is not None:
+        waiting.append(dependant)
+    while waiting:
+        one = waiting.pop(0)
+        waiting.extend(one.dependencies)
+        if isinstance(one.call, RateLimit):
+            found.append(one.call.rule)
+    found.extend(getattr(endpoint, LIMITS_MARK, ()))
+    return _distinct(found)
+
+
+def _distinct(rules: Any) -> list[Rule]:
+    return [*{id(rule): rule for rule in rules}.values()]
+
+
+def _methods_of(endpoint: Any) -> list[Any]:
+    """Return the methods of an endpoint that is a class."""
+    if not inspect.isclass(endpoint):
+        return []
+    return [one for one in vars(endpoint).values() if inspect.isfunction(one)]
