@@ -145,7 +145,7 @@ def test_no_message_shows_the_password_of_whatever_is_given_wherever(
         for call in calls(PLACES[place], value):
             try:
                 made = call()
-                if inspect.iscoroutine(made):
+                if inspect.isawaitable(made):
                     made = asyncio.run(asyncio.wait_for(made, 30))
                 said = repr(made) if isinstance(made, Store | Limiter) else ""
             except Exception as error:
