@@ -9,12 +9,13 @@ from itertools import product
 from typing import Any
 
 import pytest
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI, HTTPException
 from fastapi.middleware.cors import CORSMiddleware
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser, UnauthenticatedUser
+from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -26,6 +27,7 @@ from slidegate import (
     BanPolicy,
     Networks,
     RateLimit,
+    RateLimitExceeded,
     RateLimitMiddleware,
     Rule,
     client_ip,
@@ -392,3 +394,42 @@ async def test_authentication_inside_is_said_and_outside_is_not() -> None:
         app = Starlette(routes=[Route("/", page)], middleware=layers)
         await call(app)
         assert codes(middleware_of(app)) == expected
+
+
+# -- exception handlers ------------------------------------------------------------------------------------------------
+
+
+async def answer_of(request: Request, error: Exception) -> PlainTextResponse:
+    return PlainTextResponse("own", 429)
+
+
+HANDLED: dict[str, tuple[list[Any], bool]] = {
+    "FastAPI's alone": ([HTTPException], True),
+    "Starlette's, too": ([HTTPException, StarletteHTTPException], False),
+    "that of refusals, too": ([HTTPException, RateLimitExceeded], False),
+    "that of the status, too": ([HTTPException, 429], False),
+    "none": ([], False),
+    "another": ([KeyError], False),
+}
+
+
+@pytest.mark.parametrize("limited", ["by a dependency", "by a decorator", "below", "not"])
+@pytest.mark.parametrize("handled", HANDLED)
+async def test_a_handler_that_no_refusal_reaches_is_said(handled: str, limited: str) -> None:
+    async def nothing() -> None: ...
+
+    limit, inner, app = RateLimit("1/hour"), FastAPI(), FastAPI()
+    app.add_middleware(RateLimitMiddleware, rules=[])
+    app.add_api_route("/", limit(nothing) if limited == "by a decorator" else nothing)
+    app.add_api_route("/a", nothing, dependencies=[Depends(limit)] * (limited == "by a dependency"))
+    inner.add_api_route("/b", nothing, dependencies=[Depends(limit)] * (limited == "below"))
+    app.mount("/inner", inner)
+    kinds, is_missed = HANDLED[handled]
+    for kind in kinds:
+        app.add_exception_handler(kind, answer_of)
+    path = {"by a decorator": "/", "by a dependency": "/a", "below": "/inner/b", "not": "/"}[limited]
+    answers = [await call(app, path=path) for _ in range(2)]
+    codes = [finding.code for finding in middleware_of(app).findings]
+    assert codes == ["SG141"] * (is_missed and limited in ("by a dependency", "by a decorator"))
+    is_own = answers[-1].body == b"own"
+    assert is_own == (limited in ("by a dependency", "by a decorator") and kinds[1:] != [])

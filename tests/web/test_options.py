@@ -14,7 +14,7 @@ from subprocess import PIPE, STDOUT
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -60,7 +60,7 @@ class Windows(RemoteStore):
 
 
 OWN = [call, hello, middleware, bans, never, rows, page, Application, Windows, Starlette, FastAPI, LimitedTransport]
-OWN += [GZipMiddleware, Middleware, Mount, Route]
+OWN += [GZipMiddleware, Middleware, Mount, Route, Depends]
 NAMES = {
     **{name: getattr(slidegate, name) for name in slidegate.__all__},
     **{known.__name__: known for known in OWN},
@@ -180,6 +180,16 @@ async def test_what_cannot_be_made_ends_the_start_or_each_request(what: str, fra
 async def test_options_without_their_names_end_the_start() -> None:
     app = Starlette(middleware=[Middleware(RateLimitMiddleware, "5/minute")])  # type: ignore[arg-type]
     said, error = await started(app)
+    assert said[0]["message"] == str(error)
+    assert "limits=, rules=" in str(error)
+
+
+async def test_an_error_of_a_subclass_ends_the_start_with_its_kind() -> None:
+    class Own(RateLimitMiddleware):
+        def __init__(self, app: Any, needed: str) -> None:
+            super().__init__(app, limits=needed)
+
+    said, error = await started(Starlette(middleware=[Middleware(Own)]))  # type: ignore[arg-type]
     assert said[0]["message"] == f"TypeError: {error}"
 
 

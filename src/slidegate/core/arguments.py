@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any, Final, ParamSpec, TypeVar
 
 from .errors import ConfigurationError, closest, quoted
@@ -47,15 +47,21 @@ _CALLED_HERE: Final[dict[tuple[str, ...], str]] = {
 
 
 def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Wrap an `__init__` so that its error about an unknown option suggests the right one."""
-    accepted = list(signature(init).parameters)[1:]
+    """Wrap an `__init__` so that its error about an unknown option, or one without its name, suggests the right one."""
+    parameters = list(signature(init).parameters.values())
+    accepted = [one.name for one in parameters[1:]]
+    by_name = [one.name for one in parameters if one.kind is Parameter.KEYWORD_ONLY]
+    places = len(parameters) - len(by_name)
 
     @wraps(init)
     def checked(*args: _P.args, **options: _P.kwargs) -> None:
+        name = init.__qualname__.partition(".")[0]
         for option in options:
             if option not in accepted:
-                name = init.__qualname__.partition(".")[0]
                 raise ConfigurationError(f"{name}: {unknown_option(option, accepted)}")
+        for value in args[places:]:
+            names = "=, ".join(by_name)
+            raise ConfigurationError(f"{name}: write the option that {quoted(value)} is for by its name: {names}=")
         init(*args, **options)
 
     return checked

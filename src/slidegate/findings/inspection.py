@@ -67,6 +67,10 @@ class Inspection:
         self._report(routes.about_unknown_application(policy, routed_app))
         self._report_some(routes.about_unmet_paths(given, routed_app, mounted))
 
+    def of_application(self, application: object) -> None:
+        """Look at the application that a call belongs to; None if it is unknown."""
+        self._report(routes.about_handlers(application))
+
     def _report_some(self, found: Iterator[Finding]) -> None:
         """Report findings of one kind, as many as are read."""
         self._report(islice(found, _MAX_NAMED))

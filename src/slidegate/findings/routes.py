@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Any, Final
 
+from starlette.exceptions import HTTPException
 from starlette.routing import PARAM_REGEX, compile_path
 
 from ..core.errors import closest
+from ..core.exceeded import RateLimitExceeded
+from ..web.endpoint_limits import rules_of_route
 from ..web.policy import Policy
-from ..web.routes import MountedRoute, attribute_of, layers, reach, root_of, routes_of
+from ..web.routes import MountedRoute, attribute_of, layers, mounted_routes, reach, root_of, routes_of
 from ..web.rules import Rule
 from .decorated import is_bare, wrapped_by
 from .report import Finding
@@ -158,6 +161,32 @@ def about_cors_within(policy: Policy, app: object) -> Iterator[Finding]:
             "CORSMiddleware is inside this middleware, so browsers hide its refusals from scripts: they see a network "
             "error in place of 429; add CORSMiddleware outside, which is after this middleware",
         )
+
+
+def about_handlers(app: object) -> Iterator[Finding]:
+    """Yield the finding about an exception handler that a refusal at an endpoint does not reach.
+
+    FastAPI has an `HTTPException` of its own, and another handler for Starlette's, which a refusal is.
+    """
+    handlers: Mapping[Any, Any] = attribute_of(app, "exception_handlers", {})
+    own = [kind for kind in handlers if isinstance(kind, type) and issubclass(kind, HTTPException)]
+    if not any(kind.__module__ == "fastapi.exceptions" for kind in own) or RateLimitExceeded in handlers:
+        return
+    if 429 in handlers or attribute_of(handlers.get(HTTPException), "__module__") != "fastapi.exception_handlers":
+        return
+    within = mounted_routes(app, _is_without_handlers)
+    if any(rules_of_route(route.endpoint, route.dependant) for route in within):
+        yield Finding(
+            "SG141",
+            "the handler of fastapi.HTTPException answers no refusal of a limit at an endpoint, which is Starlette's "
+            "HTTPException, as are the router's 404 and 405; write @app.exception_handler(RateLimitExceeded), or that "
+            "of starlette.exceptions.HTTPException in its place",
+        )
+
+
+def _is_without_handlers(route: object) -> bool:
+    """Return whether no application with exception handlers of its own is mounted at a route."""
+    return all(attribute_of(layer, "exception_handlers") is None for layer in layers(attribute_of(route, "app")))
 
 
 def _refuses(policy: Policy) -> bool:

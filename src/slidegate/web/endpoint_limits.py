@@ -6,21 +6,29 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+from .broken import FailsAtStartup
 from .decorators import LIMITS_MARK
 from .endpoint_names import Place, rule_at
 from .endpoints import RateLimit
-from .routes import MountedRoute, mounted_routes
+from .routes import MountedRoute, attribute_of, layers, mounted_routes
 from .rules import Rule
 
 
 def limits_at_endpoints(app: object) -> Iterator[tuple[Rule, str]]:
-    """Yield each limit at an endpoint as it is there, with the name of its buckets."""
-    routes: dict[int, list[MountedRoute]] = {}
+    """Yield each limit at an endpoint as it is there, with the name of its buckets.
+
+    Those below another middleware are left out: they count there.
+    """
+    labels: dict[int, str] = {}
     for route in mounted_routes(app):
+        label = labels.get(id(route.endpoint), route.label)
+        labels[id(route.endpoint)] = min(label, route.label)
+    routes: dict[int, list[MountedRoute]] = {}
+    for route in mounted_routes(app, _is_unguarded):
         routes.setdefault(id(route.endpoint), []).append(route)
     for same in routes.values():
-        label = min(route.label for route in same)
         endpoint = same[0].endpoint
+        label = labels[id(endpoint)]
         function = getattr(endpoint, "__func__", endpoint)
         for rule in _distinct(rule for route in same for rule in rules_of_route(function, route.dependant)):
             yield rule_at(rule, Place(function, endpoint, label))
@@ -52,4 +60,16 @@ def _methods_of(endpoint: Any) -> list[Any]:
     """Return the methods of an endpoint that is a class."""
     if not inspect.isclass(endpoint):
         return []
-    return [one for one in vars(endpoint).values() if inspect.isfunction(one)]
+    return [method for _, method in inspect.getmembers_static(endpoint, inspect.isfunction)]
+
+
+def _is_unguarded(route: object) -> bool:
+    """Return whether no middleware of this library is around what is at a route, nor will be."""
+    for layer in layers(attribute_of(route, "app")):
+        if isinstance(layer, FailsAtStartup):
+            return False
+        for added in attribute_of(layer, "user_middleware", ()):
+            kind = attribute_of(added, "cls")
+            if isinstance(kind, type) and issubclass(kind, FailsAtStartup):
+                return False
+    return True

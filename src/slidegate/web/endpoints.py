@@ -7,52 +7,50 @@ header fields that every refusal must have.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine
 from copy import copy
 from functools import cached_property
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, Unpack, overload
+from typing import Annotated, Any, Final, NoReturn, TypeVar, Unpack, overload
 
 from starlette.exceptions import HTTPException, WebSocketException
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from ..core.arguments import unknown_option
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.exceeded import RateLimitExceeded
 from ..core.logs import logger
 from ..core.memo import remember
 from ..findings.requests import about_peer_within
-from .client_ip import ClientAddress, peer_of
+from .client_ip import peer_of
 from .clients import record_of
 from .decorators import decorated
 from .default_limits import EXEMPT_MARK
 from .effects import ReportRefusal
 from .endpoint_names import Place, rule_at, spelled
-from .keys import parts_of, path_parameters
+from .endpoint_options import (
+    EndpointOptions,
+    EndpointRule,
+    GivenInCode,
+    NotADependency,
+    bytes_of,
+    check_given,
+    limits_of,
+)
+from .keys import path_parameters
 from .plan import Plan
 from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, takes_answer
 from .routes import labels_of
 from .rule_set import RuleSet, method_of
-from .rule_values import Condition, CostFunction, CountIf, Limits, LimitsFunction
+from .rule_values import Limits, LimitsFunction
 from .rules import Rule
 from .visit import UNCOUNTED, Record, Visit, active_visit_of
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from ..limiter.failure_policy import OnError
-    from .keys import Key, KeyFunction
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 
 TOO_MANY: Final = "Too many requests."
-_SIZE: Final = re.compile("([0-9]{1,12}) ?(B|KB|MB|GB|)", re.IGNORECASE)
-_UNITS: Final = {"": 1, "B": 1, "KB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
-_MOST_BODY: Final = 10**12
 _NOTHING_COUNTED: Final = (Reason.EXEMPT, *UNCOUNTED)
 
 
@@ -74,44 +72,6 @@ class EndpointRefusal(RateLimitExceeded, HTTPException):
         shown = copy(self._refused)
         shown.status = self.status_code
         return shown
-
-
-class EndpointOptions(TypedDict, total=False):
-    """The options that a limit at an endpoint shares with `Rule`, for type checkers."""
-
-    fallback_limits: Limits
-    when: Condition | None
-    methods: Iterable[str] | None
-    concurrency: int | str | None
-    key: Key | KeyFunction | None
-    cost: int | CostFunction
-    cost_max: int | None
-    unit: str | None
-    count_if: CountIf | None
-    count_denied: bool
-    shadow: bool
-    wait: str | timedelta | None
-    wait_max: int
-    fair: Key | KeyFunction | None
-    on_error: OnError | None
-    name: str | None
-
-
-class _EndpointRule(Rule):
-    """A rule of an endpoint. It has no paths: the router provides the path parameters by which it counts."""
-
-    _call = "RateLimit(...)"
-
-    def _check_parameters(self, key: Key, option: str) -> None:
-        """See `Rule._check_parameters`. Nor does it look for proxies: the middleware has done that at its entrance."""
-        for part in parts_of(key):
-            if isinstance(part, ClientAddress) and part.trusted:
-                raise ConfigurationError(
-                    "a limit at an endpoint counts the address that its middleware has determined, because others may "
-                    "have changed the request since; write RateLimitMiddleware(client=client_ip(trusted=...)), and "
-                    "client_ip() here",
-                    option,
-                )
 
 
 class RateLimit:
@@ -163,19 +123,16 @@ class RateLimit:
 
     def __init__(
         self,
-        written: Limits | None = None,
+        written: Annotated[Limits | None, GivenInCode] = None,
         /,
-        *,
+        *more: object,
         limits: Limits | LimitsFunction | None = None,
         max_body: int | str = "1MB",
         **options: Unpack[EndpointOptions],
     ) -> None:
-        accepted = [*EndpointOptions.__annotations__, "limits", "max_body"]
-        unknown = [option for option in options if option not in accepted]
-        if unknown:
-            raise ConfigurationError(f"RateLimit: {unknown_option(unknown[0], accepted)}")
-        self.rule = _EndpointRule("*", _limits_of(written, limits), **options)
-        self.rule.max_body = _bytes_of(max_body)
+        check_given(written, more, options)
+        self.rule = EndpointRule("*", limits_of(written, limits), **options)
+        self.rule.max_body = bytes_of(max_body)
         # FastAPI inspects the instance's `__call__` and signature. If `__call__` were not a coroutine function there,
         # FastAPI would not await its result, and no request would ever be limited.
         vars(self)["__call__"] = self.check
@@ -196,6 +153,18 @@ class RateLimit:
         if callable(connection) or not hasattr(connection, "scope"):  # faster than `isinstance` of `HTTPConnection`
             return decorated(self.check, connection, self.rule)
         return self.check(connection)
+
+    @property
+    def dependency(self) -> NoReturn:
+        """Read by FastAPI in ``dependencies=[...]``, which takes a `Depends`.
+
+        Raises:
+            ConfigurationError: Always. It is an `AttributeError` as well.
+        """
+        text = quoted(spelled(self.rule))
+        if self.rule.charging.limits_function is not None:
+            text = "limits=..."
+        raise NotADependency(f"RateLimit: write dependencies=[Depends(RateLimit({text}))], with Depends around it")
 
     @staticmethod
     def exempt(endpoint: _T) -> _T:
@@ -303,40 +272,6 @@ def _report_parameters(rule: Rule, scope: Scope) -> None:
         if name not in names:
             said = "RateLimit of %s: its route has no parameter %r to count by%s"
             logger.warning(said, rule.label, name, closest(name, names))
-
-
-def _limits_of(written: Any, limits: Any) -> Any:
-    """Return the limits of a `RateLimit`, which are given by position or by name.
-
-    Raises:
-        ConfigurationError: They are given twice, or a function by position, as in ``@RateLimit`` without parentheses.
-    """
-    if callable(written):
-        name = getattr(written, "__name__", type(written).__name__)
-        raise ConfigurationError(
-            f'RateLimit: write @RateLimit("5/minute") above {name!r}, with parentheses. If {name} is a function that '
-            f"returns limits, write RateLimit(limits={name})"
-        )
-    if written is not None and limits is not None:
-        raise ConfigurationError(f"is given twice; write RateLimit({quoted(written)})", "limits")
-    if written is None:
-        return limits
-    return written
-
-
-def _bytes_of(max_body: int | str) -> int:
-    """Return a number of bytes given as a number or as a text with a unit."""
-    size: object = max_body
-    found = None
-    if isinstance(max_body, str):
-        found = _SIZE.fullmatch(max_body)
-    if found is not None:
-        size = int(found[1]) * _UNITS[found[2].upper()]
-    if type(size) is not int or not 1 <= size <= _MOST_BODY:
-        raise ConfigurationError(
-            f'expected a size such as "1MB", "64KB" or 1000000, not {quoted(max_body)}', "max_body"
-        )
-    return size
 
 
 def _closing(decision: Decision, *, is_accepted: bool) -> WebSocketException:

@@ -6,6 +6,7 @@ example, they fall back to the client's address, so omitting it does not bypass 
 
 from __future__ import annotations
 
+import inspect
 import re
 from abc import abstractmethod
 from base64 import b64decode, urlsafe_b64decode, urlsafe_b64encode
@@ -353,6 +354,12 @@ def combine(*keys: Key) -> Combined:
     Raises:
         ConfigurationError: There are fewer than two keys, or one is not a built-in key.
     """
+    if any(inspect.isroutine(key) for key in keys):
+        raise ConfigurationError(
+            f"a function is a whole key, not {quoted(keys)}; write one that returns all parts: "
+            "key=lambda request: f\"{client_key(request)} {request.headers.get('X-Tenant')}\"",
+            "combine",
+        )
     if len(keys) < 2 or not all(isinstance(key, Key) for key in keys):
         raise ConfigurationError(
             f'expected keys such as client_ip() and header("X-Tenant"), not {quoted(keys)}', "combine"

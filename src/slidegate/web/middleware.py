@@ -310,6 +310,7 @@ class RateLimitMiddleware(FailsAtStartup):
             return False
         if self.routed_app is None:  # the first call, which may be the lifespan
             self.check_routes(visible_app(self.app, {"app": scope.get("app", self.app)}))
+            self._inspection.of_application(scope.get("app"))
         return scope["type"] in _REQUESTS
 
     def _inspected(self, scope: Scope, send: Send) -> Send:
