@@ -6,7 +6,8 @@
             test --all [FILES] includes the long ones, which need a browser, other servers, or half an hour
   coverage  run the tests of test --all, and report the lines of the package that are not covered
   deep      run every test, including those that take minutes, with many more random examples
-  compiled  run the tests against the compiled wheel, in its own environment
+  wheel     run the tests against the wheel: built, installed into an environment of its own, and src out of reach
+  compiled  the same with the compiled wheel
   proof     check the proof of the bound, proofs/window.v, by Coq, which is a package of the system
   lowest    run tests of stores, limiters and middleware with the lowest versions that pyproject.toml declares
   soak      put load on workers with LMDB and Redis, kill some, and check every promise: soak --minutes 10
@@ -81,8 +82,11 @@ def uv(*command: object) -> int:
     return run(scripts / "uv", *command)
 
 
-def environment(*sets: str, name: str = ".venv") -> Path:
-    """Return the directory of programs of an environment with one of the sets; if it has none, install the first."""
+def environment(*sets: str, name: str = ".venv", paths: tuple[Path, ...] = (ROOT, ROOT / "src")) -> Path:
+    """Return the directory of programs of an environment with one of the sets; if it has none, install the first.
+
+    It imports from the paths, too.
+    """
     home = ROOT / name
     stamp, stamps = home / "installed", [f"{sys.version}\n{(ROOT / one).read_text()}" for one in sets]
     if not stamp.exists() or stamp.read_text() not in stamps:
@@ -94,7 +98,7 @@ def environment(*sets: str, name: str = ".venv") -> Path:
         if made or uv("pip", "install", *checked, *server):
             sys.exit(f"dev.py: {name} could not be set up; see the lines above")
         (packages,) = (*home.glob("lib/python*/site-packages"), *home.glob("Lib/site-packages"))
-        (packages / "checkout.pth").write_text(f"{ROOT}\n{ROOT}/src\n")
+        (packages / "checkout.pth").write_text("".join(f"{path}\n" for path in paths))
         stamp.write_text(stamps[0])
     return home / SCRIPTS
 
@@ -125,11 +129,27 @@ def test(*args: str) -> int:
     return steps(*programs, STEPS["lint"], STEPS["site"], f"{PYTEST} {chosen}")
 
 
+def try_wheel(into: Path, build: tuple[object, ...], *args: str, **variables: str) -> int:
+    """Build a wheel into a directory, install it where nothing leads to src, and run the tests against it."""
+    python = environment(DEVELOP, name=".venv-wheel", paths=(ROOT,)) / "python"
+    shutil.rmtree(into, ignore_errors=True)
+    if run(python, "-m", *build):
+        return 1
+    (built,) = into.glob("*.whl")
+    installed = uv("pip", "install", "--quiet", "--python", python, "--no-index", "--no-deps", "--reinstall", built)
+    return installed or run(python, "-m", *PYTEST.split(), "-o", "pythonpath=.", *args, **variables)
+
+
+def wheel(*args: str) -> int:
+    into = ROOT / "build" / "wheel"
+    chosen = ALL if args[:1] == ("--all",) else ""
+    build = ("hatchling", "build", "--target", "wheel", "--directory", into)
+    return try_wheel(into, build, *shlex.split(chosen), *args[bool(chosen) :])
+
+
 def compiled(*args: str) -> int:
-    python = environment(DEVELOP) / "python"
-    variables = {"PYTHONPATH": str(ROOT / "build/compiled/lib"), "SLIDEGATE_COMPILED": "1"}
-    options = (*PYTEST.split(), "-o", "pythonpath=.", *args)
-    return run(python, "-m", "scripts.compile_wheel") or run(python, "-m", *options, **variables)
+    build = ("scripts.compile_wheel",)
+    return try_wheel(ROOT / "build" / "compiled", build, *args, SLIDEGATE_COMPILED="1")
 
 
 def proof(*_: str) -> int:
@@ -166,7 +186,7 @@ def lock(*args: str) -> int:
     return max(uv("pip", "compile", *options, f"{one[:-3]}in", "-o", one) for one in (UV, USE, BUILD, DEVELOP))
 
 
-COMMANDS = {one.__name__: one for one in (demo, test, compiled, proof, lowest, bench, lock)}
+COMMANDS = {one.__name__: one for one in (demo, test, wheel, compiled, proof, lowest, bench, lock)}
 
 
 def main(command: str = "", *args: str) -> int:

@@ -1,13 +1,16 @@
-"""What a compiled wheel is made of, and which of the two runs: the source, or what was compiled from it."""
+"""What a compiled wheel is made of, and which runs: the source, a wheel, or what was compiled."""
 
 import importlib
 import os
+import sys
 import tomllib
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import slidegate
 from scripts import compile_wheel
+
+from .workers import TESTED
 
 CONFIG = tomllib.loads((compile_wheel.ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["hooks"]
 LISTS = CONFIG["custom"]
@@ -23,6 +26,11 @@ def module_of(file: Path) -> str:
 
 CHOSEN = {module_of(file) for file in compile_wheel.chosen(LISTS)}
 MODULES = [module_of(file) for file in compile_wheel.PACKAGE.rglob("*.py") if "contract" not in file.parts]
+
+
+def test_the_source_is_out_of_reach_where_a_wheel_is_tested() -> None:
+    source = compile_wheel.ROOT / "src"
+    assert (str(source) in sys.path) is (source == TESTED)
 
 
 def test_exactly_the_chosen_modules_are_compiled_and_the_package_says_whether_they_are() -> None:

@@ -32,6 +32,7 @@ from slidegate.testing import FakeClock, RecordingObserver
 from ..hurry import at_once, hurried
 from ..redis_servers import AT_REDIS, BOUND_S, needs_redis, until
 from ..remote_stores import SlowStore, hit_all
+from ..workers import TESTED
 from .test_failover import LONG
 
 WIDE = Bucket("wide", parse_limits("1000000/hour"))
@@ -457,7 +458,7 @@ def test_a_child_forked_beside_busy_threads_is_answered_and_hears(url: str, monk
 PROGRAM = f"""
 import asyncio, atexit, os, sys, threading
 from contextlib import suppress
-sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "src")!r}]
+sys.path[:0] = [{str(ROOT)!r}, {str(TESTED)!r}]
 from slidegate import Limiter
 from slidegate.core import StoreUnavailable
 from slidegate.limiter import portal

@@ -26,6 +26,7 @@ from slidegate.stores.lmdb import LmdbStore
 
 from ..redis_servers import free_port, until
 from ..test_docs import PAGES, ROOT, RUN_HERE, page_name
+from ..workers import TESTED
 from .blocks import SHELL, Block, blocks, varying
 
 PATIENCE_S: Final = 300
@@ -224,7 +225,7 @@ def test_commands_on_the_page_run_in_its_order(page: Path, tmp_path: Path) -> No
     fill(tmp_path)
     lib.mkdir()
     LmdbStore(lib / "slidegate").close()
-    paths = {"PATH": str(tmp_path / "bin"), "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
+    paths = {"PATH": str(tmp_path / "bin"), "PYTHONPATH": os.pathsep.join((str(TESTED), str(ROOT)))}
     replaced = {"/var/lib/app": str(lib), "/var/log/nginx": str(work)}
     shell = Shell(work, {**paths, "LANG": "C.UTF-8"}, replaced)
     try:
@@ -275,7 +276,7 @@ def test_the_python_of_every_page_passes_mypy_strict(tmp_path: Path) -> None:
                 code = re.sub(rf"^from (?=(?:{siblings}) import )", "from .", code, flags=re.MULTILINE)
                 (tmp_path / packages[-1] / name).write_text(code, encoding="utf-8")
     command = (sys.executable, "-m", "mypy", *OPTIONS, f"--cache-dir={tmp_path / '.cache'}", *packages)
-    environment = {**os.environ, "MYPYPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
+    environment = {**os.environ, "MYPYPATH": str(ROOT)}
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, encoding="utf-8")
     assert ended.returncode in (0, 1), ended.stderr
     errors = [line for line in ended.stdout.splitlines() if ": error: " in line]
