@@ -1,4 +1,4 @@
-"""The way of a request is the drawing in docs/design.md: its names exist, and requests pass them in its order."""
+"""The way of a request is the drawing in CONTRIBUTING.md: its names exist, and requests pass them in its order."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ from slidegate import BanPolicy, Networks, RateLimitMiddleware, Rule
 
 from ..asgi import hello, scope_of, send_scope
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "design.md"
+PAGE = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
 DRAWN = re.findall(r"^(\w+)\.(\w+) +(\w+)\.py\b", PAGE.read_text("utf-8"), re.MULTILINE)
 NAMES = [f"{kind}.{method}" for kind, method, _ in DRAWN]
 ADMITTED, REFUSED = NAMES.index("Counting.observe"), NAMES.index("Signals.at_refusal")
