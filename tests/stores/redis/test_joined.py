@@ -12,7 +12,8 @@ from slidegate.core import Bucket, Check, Concurrency, Reason, StoreUnavailable,
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_IN_CALL
 from slidegate.stores.redis.requests import Asked
-from slidegate.stores.redis.script import Packed, several
+from slidegate.stores.redis.script import Packed
+from slidegate.stores.redis.several import several
 from slidegate.testing import FakeClock
 
 from ...contract import RandomContract

@@ -114,7 +114,7 @@ class RedisBans(BanStore):
             self._tell(bans_full(self._max_bans, key))
         if result != _MADE:
             return None
-        self._refusals.ban(key)
+        self._refusals.change_key(key)
         if policy.shadow:
             self._tell(shadow_banned(made))
             return None

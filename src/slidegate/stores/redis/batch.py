@@ -29,10 +29,12 @@ from ...core.reservation import Reservation
 from ..leases import HeldPermits
 from ..shared import in_steps
 from .errors import CLOSED, refusal, store_error, unexpected
+from .leasing import LeasingHit
 from .line import KeysApart, Line, open_line
 from .parts import Parts
+from .question import Question
 from .queue import RequestQueue
-from .requests import Asked, Call, Command, Question, Read, Request
+from .requests import Asked, Call, Command, Read, Request
 from .script import CHANGED, FAILED, HIT, PEEK, Packed, command, renewal
 
 _HEAD: Final = Struct("<q?")
@@ -74,6 +76,9 @@ class Batcher:
         """From when on the news are too old (monotonic)."""
         self._wants_news = False
         """Whether the next call asks for news, however old they are."""
+        self._asked = Asked
+        if parts.leases is not None:
+            self._asked = LeasingHit
         self._news = Command([], False, parts.news.pack, parts.news.read)
 
     def add(self, request: Request) -> None:
@@ -112,7 +117,7 @@ class Batcher:
         future: asyncio.Future[Decision] = self.loop.create_future()
         if what != HIT or not self._queue.join(question, future):
             refund = self.refund_in_background
-            self.add(Asked([future], question.has_permits, self._parts, self.permits, refund, what, question))
+            self.add(self._asked([future], question.has_permits, self._parts, self.permits, refund, what, question))
         return future
 
     def refund(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:
@@ -250,6 +255,8 @@ class Batcher:
             if not isinstance(error, Exception):
                 raise
         if failed is not None and failed.concerns != "request":  # a new connection may lead to a healthy server
+            if self._parts.leases is not None:
+                self._parts.leases.drop()  # and to one that has lost the last writes
             await line.renew()
 
     def _failed(self, requests: Sequence[Request], error: BaseException, *, is_alone: bool) -> StoreError | None:
@@ -358,6 +365,8 @@ class Batcher:
             except Exception as error:  # a malformed answer fails one request, and not the rest of the call
                 failed = error if isinstance(error, StoreError) else unexpected(answer, "request")
                 self._fail((request,), failed)
+        if parts.leases is not None:
+            parts.leases.see(now_us, sent_ns, self._news_ns)
         if not is_awaited:
             for took in parts.late:
                 took((monotonic_ns() - sent_ns) // 1_000)

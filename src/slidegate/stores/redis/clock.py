@@ -40,6 +40,12 @@ class StoreTime:
         """Return the server's time, estimated from its last answer."""
         return self.local_us() + self._ahead_us
 
+    def sent_us(self, sent_ns: int) -> int:
+        """Return a moment of the monotonic clock by the local one; a test's stands still until an answer comes."""
+        if self.is_real:
+            return sent_ns // 1_000
+        return self.local_us()
+
     def saw(self, now_us: int) -> None:
         """Record the server's time, in an answer received now."""
         if self.is_real:

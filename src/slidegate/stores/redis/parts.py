@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from .clock import StoreTime
 from .refusals import Refusals
 from .script import Packing, Script
+from .slice_leases import SliceLeases
 from .store_news import StoreNews
 from .urls import Client
 
@@ -26,6 +27,7 @@ class Parts:
         lease_us: How long the permits of a dead process stay taken.
         connections: How many connections each event loop opens.
         max_waiting: The most requests of an event loop that may be queued.
+        leases: The leases of the process, in a store that has them.
         late: Are called with the microseconds of each answer that nobody awaited any more.
         writes: How many calls have stored anything.
         is_closed: Whether the store is closed.
@@ -40,6 +42,7 @@ class Parts:
     lease_us: int
     connections: int
     max_waiting: int
+    leases: SliceLeases | None
     late: list[Callable[[int], None]] = field(default_factory=list)
     writes: int = 0
     is_closed: bool = False

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from ...core.decision import Decision
 from ...core.errors import StoreUnavailable
-from .requests import Asked, Question, Request
+from .question import Question
+from .requests import Asked, Request
 from .script import HIT
 
 
@@ -71,9 +72,9 @@ class RequestQueue:
             taken.append(request)
         return taken
 
-    def put_back(self, requests: Iterable[Request]) -> None:
+    def put_back(self, requests: Sequence[Request]) -> None:
         """Queue requests again, before all others."""
-        for request in reversed([*requests]):
+        for request in reversed(requests):
             self._requests.appendleft(request)
             self._waiting += len(request.futures)
 

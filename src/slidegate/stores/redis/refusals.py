@@ -54,6 +54,8 @@ class Refusals:
         # When this process last changed a window, by bucket and key, or banned a key.
         self._changed_ns: dict[Hashable, int] = {}
         self._all_changed_ns = 0  # the same of all that are not in it
+        self.changes = 0
+        """How often a key has changed, or all."""
         self._latest_us = 0  # by the local clock of the store, which steps back in tests alone
 
     def find(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Decision | None:
@@ -71,7 +73,7 @@ class Refusals:
         if found is not None and found.decision.ban is not None:
             return refused_by_ban(found.decision.ban, self._now_us(found), checks)
         found = self._of(tuple(checks), chain(subjects, _windows(checks)), now_us)
-        if found is None or found.amounts != _amounts(checks):
+        if found is None or found.amounts != amounts_of(checks):
             return None
         return refused_later(found.decision.readings, found.decision.now_us, self._now_us(found), checks)
 
@@ -89,18 +91,16 @@ class Refusals:
         lasts_us = TRUST_US
         if decision.reason is not Reason.BANNED:  # until units leave
             checks = tuple(decision.checks)
-            subject, amounts = checks, _amounts(checks)
+            subject, amounts = checks, amounts_of(checks)
             changes += _windows(checks)
             for spent, leaves_us, _, _ in decision.readings:
                 if spent and leaves_us:  # permits leave at no known time
                     lasts_us = min(lasts_us, leaves_us - decision.now_us)
         elif decision.retry_after_us is not None:  # until the ban ends
             lasts_us = min(lasts_us, decision.retry_after_us)
-        if self._has_changed(changes, sent_ns):
+        if self.has_changed(changes, sent_ns):
             return
-        sent_us = came_us = decision.now_us  # by the clock of a test, which stands still meanwhile
-        if self._time.is_real:
-            sent_us, came_us = sent_ns // 1_000, self._time.local_us()
+        sent_us, came_us = self._time.sent_us(sent_ns), self._time.local_us()
         self._latest_us = came_us
         remember(self.cache, subject, KnownRefusal(decision, sent_ns, came_us, sent_us + lasts_us, amounts))
 
@@ -112,14 +112,16 @@ class Refusals:
         if len(changed_ns) > MEMO_SIZE:
             self.change_all()  # as if all had changed now; the same below
 
-    def ban(self, key: str) -> None:
-        """Repeat no refusal of a key that is banned now: the ban may last longer."""
+    def change_key(self, key: str) -> None:
+        """Repeat no refusal of a key that is banned now, because the ban may last longer; leases of it end."""
+        self.changes += 1
         self._changed_ns[key] = monotonic_ns()
         if len(self._changed_ns) > MEMO_SIZE:
             self.change_all()
 
     def change_all(self) -> None:
-        """Repeat no refusal that was asked for before now."""
+        """Repeat no refusal that was asked for before now; leases end."""
+        self.changes += 1
         self._all_changed_ns = monotonic_ns()
         self._changed_ns.clear()
         self.cache.clear()
@@ -127,7 +129,7 @@ class Refusals:
     def _of(self, subject: Hashable, changes: Iterable[Hashable], now_us: int) -> KnownRefusal | None:
         """Return what is known of a question, or of keys and addresses; None if it has ended or may have changed."""
         found = self.cache.get(subject)
-        if found is None or not found.came_us <= now_us < found.ends_us or self._has_changed(changes, found.sent_ns):
+        if found is None or not found.came_us <= now_us < found.ends_us or self.has_changed(changes, found.sent_ns):
             return None
         return found
 
@@ -135,7 +137,8 @@ class Refusals:
         """Return the server's time, counted from that of a refusal; it may be slightly too early."""
         return known.decision.now_us + max(self._time.local_us() - known.came_us, 0)
 
-    def _has_changed(self, changes: Iterable[Hashable], since_ns: int) -> bool:
+    def has_changed(self, changes: Iterable[Hashable], since_ns: int) -> bool:
+        """Return whether any of some windows, keys and addresses has changed, or all, since then (monotonic)."""
         changed_ns = self._changed_ns
         return self._all_changed_ns >= since_ns or any(changed_ns.get(change, 0) >= since_ns for change in changes)
 
@@ -144,5 +147,6 @@ def _windows(checks: Iterable[Check]) -> Iterator[tuple[str, str]]:
     return ((bucket.name, key) for bucket, key, _ in checks)
 
 
-def _amounts(checks: Sequence[Check]) -> list[int]:
+def amounts_of(checks: Sequence[Check]) -> list[int]:
+    """Return the amounts of all limits."""
     return [limit.amount for bucket, _, _ in checks for limit in bucket.limits]

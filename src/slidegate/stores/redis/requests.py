@@ -13,30 +13,15 @@ from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Any, TypeAlias
 
-from ...core.bans.ban import Ban, BanSubject, longest
+from ...core.bans.ban import Ban, longest
 from ...core.bans.networks import BannedNetworks
-from ...core.buckets import Check
 from ...core.decision import LIMITED, Decision, Reason, refused_by_ban
-from ...core.decision import OK as ADMITTED
-from ...core.limits import Limit
-from ...core.reservation import Reservation, reserved
-from ...core.ring import Ring, Terms, WindowState
+from ...core.reservation import Reservation
 from ..leases import HeldPermits
 from .parts import Parts
-from .script import (
-    BANNED,
-    CHARGE,
-    HIT,
-    OK,
-    PEEK,
-    UNSETTLED,
-    Packed,
-    Packing,
-    decision_of,
-    several,
-    times_charged,
-    unpack_ban,
-)
+from .question import Question
+from .script import BANNED, CHARGE, HIT, OK, PEEK, UNSETTLED, Packed, decision_of, unpack_ban
+from .several import admitted_before, charged_of, charges_of, several
 
 Read: TypeAlias = Callable[[Any, int], Any]
 """Returns a result, given the answer of the script, which is no failure, and the server's time in microseconds."""
@@ -116,55 +101,6 @@ class Call:
         self.args += args
 
 
-class Question:
-    """Checks and the subjects of bans, which remember how they are packed: packing takes half of a hit's time.
-
-    Args:
-        checks: The checks.
-        subjects: Further keys and addresses whose bans refuse it.
-
-    Attributes:
-        checks: The checks, as a tuple.
-        subjects: The argument.
-        refusing: All keys and addresses whose bans refuse it.
-        counts_denied: Whether a refusal is charged, so that it cannot be repeated.
-        has_permits: See `Awaited`.
-    """
-
-    __slots__ = ("_packed", "_terms", "checks", "counts_denied", "has_permits", "refusing", "subjects")
-
-    def __init__(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> None:
-        self.checks = tuple(checks)
-        self.subjects = subjects
-        self.refusing: tuple[BanSubject, ...] = (*subjects, *[key for _, key, _ in checks])
-        self.counts_denied = any(bucket.count_denied for bucket, _, _ in checks)
-        self.has_permits = any(bucket.is_permit for bucket, _, _ in checks)
-        self._terms: list[tuple[Ring, Terms]] = []
-        self._packed: Packed | None = None
-
-    @property
-    def is_joinable(self) -> bool:
-        """Whether equal hits may be one request: a refusal changes nothing, and an admission takes no permit."""
-        if self.counts_denied or self.has_permits:
-            return False
-        return all(cost for _, _, cost in self.checks)
-
-    def pack(self, packing: Packing, held: HeldPermits) -> Packed:
-        """Pack a hit. It is remembered while its limits have the same terms, unless it changes with time."""
-        for counter, terms in self._terms:
-            if counter.terms is not terms:  # an operator has changed the amount
-                self._packed = None
-        if self._packed is not None:
-            return self._packed
-        limits = [limit for bucket, _, _ in self.checks for limit in bucket.limits]
-        counters = [limit.counter for limit in limits if isinstance(limit, Limit)]
-        self._terms = [(counter, counter.terms) for counter in counters]
-        packed = packing.question(HIT, self.checks, self.refusing, held)
-        if len(counters) == len(limits):  # no quota, which depends on the time, and no permits
-            self._packed = packed
-        return packed
-
-
 @dataclass(slots=True, eq=False)
 class Asked(Awaited):
     """Equal hits, a peek or a charge.
@@ -208,7 +144,11 @@ class Asked(Awaited):
         if len(self.futures) == 1:
             return hit
         self.is_several = True
-        return several(hit, sum([not future.done() for future in self.futures]))
+        return several(hit, self.count())
+
+    def count(self) -> int:
+        """Return how many hits are awaited."""
+        return sum([not future.done() for future in self.futures])
 
     def deliver(self, answer: Any, now_us: int) -> bool:
         """Give each who awaits it a decision; return False if the question has to be asked again.
@@ -236,21 +176,25 @@ class Asked(Awaited):
         return True
 
     def _admit(self, decision: Decision, answer: bytes, awaiting: Sequence[asyncio.Future[Decision]]) -> None:
-        """Admit as many hits as were charged, and refuse the others; refund those that nobody awaits any more."""
+        """Admit as many hits as were charged, and refuse the others."""
         if not self.is_several and awaiting:
             awaiting[0].set_result(decision)
             return
         if not self.is_several:
             self.refund(decision.begin_refund())
             return
-        charged = times_charged(answer)
-        unused = max(charged - len(awaiting), 0)
+        charged, lasts_us = charged_of(answer)
         for place, future in enumerate(awaiting[:charged], 1):
-            future.set_result(admitted_before(decision, charged - place))
+            future.set_result(admitted_before(decision, charged - place, decision.now_us))
         for future in awaiting[charged:]:
             future.set_result(Decision(False, LIMITED, decision.now_us, decision.checks, decision.readings))
-        if unused:
-            self.refund(charges_of(decision.checks, decision.readings, unused))
+        admitted = min(charged, len(awaiting))
+        self._account(decision, admitted, charged - admitted, lasts_us)
+
+    def _account(self, decision: Decision, admitted: int, left: int, lasts_us: int) -> None:
+        """Refund the charges for which nobody waits any more."""
+        if left:
+            self.refund(charges_of(decision, left))
 
     def _look_at_networks(self) -> None:
         """Find the bans of networks that refuse the question, as this worker knows them now."""
@@ -292,24 +236,3 @@ class Asked(Awaited):
 
 
 Request: TypeAlias = Command | Asked
-
-
-def admitted_before(decision: Decision, later: int) -> Decision:
-    """Return the admission of one of several equal hits, as it was before some of them were charged.
-
-    Args:
-        decision: The decision after all of them.
-        later: How many were charged after it.
-    """
-    readings: list[WindowState] = []
-    costs = [cost for bucket, _, cost in decision.checks for _ in bucket.limits]
-    for (spent, leaves_us, mark, _), cost in zip(decision.readings, costs, strict=True):
-        readings.append((spent - later * cost, leaves_us, mark, 0))
-    return Decision(True, ADMITTED, decision.now_us, decision.checks, readings, None)
-
-
-def charges_of(checks: Sequence[Check], readings: Sequence[WindowState], times: int) -> Sequence[Reservation]:
-    """Return what was charged last, for so many equal hits, given the states after it."""
-    marks = [mark for _, _, mark, _ in readings]
-    units = [times * cost for bucket, _, cost in checks for _ in bucket.limits]
-    return reserved(checks, marks, units)

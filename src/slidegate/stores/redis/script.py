@@ -58,8 +58,6 @@ _PLAN: Final = Struct("<8sIqqqHB")
 _PERMITS_PLAN: Final = Struct(f"<8sI{WORKER_BYTES}sqqHB")
 _STATE: Final = Struct("<Qqqq")
 _COUNTED: Final = Struct("<I")
-_TIMES: Final = Struct("<q")
-"""How often a hit is asked: the mark of its first ask, which else is 0."""
 END: Final = Struct("<q")
 """The end of a ban, with which its row begins."""
 _FOR_EVER: Final = -1
@@ -211,21 +209,6 @@ class Packing:
             return _PLAN.pack(field, limit.amount, *periods, 0, QUOTA | bucket.count_denied)
         assert held is not None, "permits are held by a worker"
         return _permits_plan(self.permits_row(bucket, key), limit.amount, held)
-
-
-def several(hit: Packed, asked: int) -> Packed:
-    """Return a packed hit as a request to charge it so many times, as far as there is room."""
-    _, names, asks, bans, args = REQUEST.unpack_from(hit.request)
-    mark = REQUEST.size + 2 * bans + 2  # behind the head, the indexes of bans, and that of the first key
-    head = REQUEST.pack(SEVERAL, names, asks, bans, args) + hit.request[REQUEST.size : mark]
-    return Packed(hit.names, head + _TIMES.pack(asked) + hit.request[mark + _TIMES.size :])
-
-
-def times_charged(answer: bytes) -> int:
-    """Return how many of several hits were charged."""
-    times: int
-    (times,) = _COUNTED.unpack(answer[-_COUNTED.size :])
-    return times
 
 
 def command(names: Sequence[bytes], *args: bytes | int) -> Packed:

@@ -27,7 +27,7 @@ from typing import Final
 
 from redis.asyncio import Redis, RedisCluster
 
-from ...core.arguments import check_whole
+from ...core.arguments import check_flag, check_whole
 from ...core.bans.ban import BanSubject
 from ...core.buckets import Bucket, Check
 from ...core.decision import Decision
@@ -45,15 +45,18 @@ from .clients import OwnClients
 from .clock import StoreTime
 from .errors import CLOSED
 from .parts import Parts
+from .question import Question
 from .refusals import Refusals
-from .requests import Question
 from .rows import RedisRows
 from .script import CHARGE, HIT, INSPECT, KEY_LOCKING, PEEK, SCRIPT, Packing
+from .slice_leases import SliceLeases
 from .store_news import StoreNews
 from .urls import Client, open_client
 
 DEFAULT_MAX_WAITING: Final = 10_000
 DEFAULT_TIMEOUT: Final = "1s"
+CLOSING_S: Final = 0.5
+"""How long the store waits for an answer when it refunds leases at its end."""
 RESET_AT_ONCE: Final = 64
 """How many hashes of windows are reset in one request."""
 
@@ -77,6 +80,8 @@ class RedisStore(Store):
         max_waiting: The most requests of one event loop that may be queued for a slow server.
         connections: How many connections each event loop opens, 1 to 64. One is enough: two calls of 64 requests each
             are under way on it.
+        leases: Whether a worker has units charged ahead of a question that it is asked often, and spends them within
+            the same slice without asking Redis; see `slice_leases`.
         key_locking: Whether scripts lock the keys that they use, and not the database: for Upstash alone.
         create: Whether to begin where Redis has no slidegate data under the prefix; if not, every call then raises
             `StoreUnavailable`, for a tool that looks at the data of workers.
@@ -100,12 +105,14 @@ class RedisStore(Store):
         max_bans: int = DEFAULT_MAX_BANS,
         max_waiting: int = DEFAULT_MAX_WAITING,
         connections: int = 1,
+        leases: bool = False,
         key_locking: bool = False,
         create: bool = True,
         clock: Clock | None = None,
     ) -> None:
         found = address_in(client)
         _check(found, prefix, max_bans, max_waiting, connections, clock)
+        check_flag("leases", leases)
         super().__init__()
         given: Client = open_client(found) if isinstance(found, str) else found
         timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
@@ -122,6 +129,7 @@ class RedisStore(Store):
             lease_us=permit_lease_us(permit_lease),
             connections=connections,
             max_waiting=max_waiting,
+            leases=SliceLeases(time, refusals, news) if leases else None,
         )
         self.bans = RedisBans(self.parts, self.batcher, self.observers.tell, max_bans)
         self.shared_rows = RedisRows(self.batcher, packing.meta + b":rows:")
@@ -138,9 +146,13 @@ class RedisStore(Store):
         """Close the connections of all event loops."""
         if self.closed:
             return
+        batchers, running, leases = self._batchers.copy(), running_loop(), self.parts.leases
+        if leases is not None and running in batchers:
+            leases.refund_all(self.batcher().refund_in_background)
+            with suppress(StoreError, TimeoutError):  # else it counts until its slice leaves
+                await asyncio.wait_for(self.batcher().server_us(), CLOSING_S)
         self.closed = self.parts.is_closed = True
         self.parts.refusals.change_all()
-        batchers, running = self._batchers.copy(), running_loop()
         self._batchers.clear()
         for loop, batcher in batchers.items():
             if loop is running:
@@ -186,6 +198,9 @@ class RedisStore(Store):
         refusals = self.parts.refusals
         if refusals.cache and (refusal := refusals.find(question.checks, question.refusing)) is not None:
             return refusal
+        leases = self.parts.leases
+        if leases is not None and (leased := leases.hit(question)) is not None:
+            return leased
         return self.batcher().ask(HIT, question)
 
     def _question(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Question:
@@ -207,7 +222,11 @@ class RedisStore(Store):
 
     def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[Decision]:
         """Record every cost atomically, whatever the limits, and return what is left."""
-        self.parts.refusals.change(checks)  # a refusal in flight was decided without these units
+        refusals = self.parts.refusals
+        refusals.change(checks)  # a refusal in flight was decided without these units
+        if self.parts.leases is not None:
+            for _, key, _ in checks:
+                refusals.change_key(key)
         return self.batcher().ask(CHARGE, Question(checks, ()))
 
     def refund(
@@ -219,6 +238,8 @@ class RedisStore(Store):
         """
         if not reservations:
             return False
+        if self.parts.leases is not None and self.parts.leases.give_back(reservations):
+            return True
         holders, here = {one.holder for one in reservations}, self.batcher()
         for batcher in list(self._batchers.values()):
             if batcher.permits in holders and batcher is not here and batcher.loop.is_running():
@@ -231,10 +252,10 @@ class RedisStore(Store):
         """Forget the windows of `key` under every rule; False if there were none. Permits stay taken."""
 
         def read(answer: int, now_us: int) -> bool:
-            self.parts.refusals.change_all()
+            self._forget(key)
             return answer > 0
 
-        self.parts.refusals.change_all()
+        self._forget(key)
         return self.batcher().command([self.parts.packing.name_of(key)], b"reset", read=read)
 
     async def reset_all(self) -> bool:
@@ -243,15 +264,21 @@ class RedisStore(Store):
         Keys are found by SCAN, so Redis keeps serving; units charged during the scan may remain.
         """
         cursor, has_forgotten = 0, False
-        self.parts.refusals.change_all()
+        self._forget(None)
         while True:
             cursor, names = await self.batcher().scan(cursor, self.parts.packing.windows + b"*")
             async for some in in_steps(names, RESET_AT_ONCE):
                 has_forgotten |= await self.batcher().command(some, b"reset") > 0
             if cursor == 0:
                 break
-        self.parts.refusals.change_all()
+        self._forget(None)
         return has_forgotten
+
+    def _forget(self, key: str | None) -> None:
+        """Repeat no refusal, and spend no lease of a key, or of all keys, whose windows are reset."""
+        self.parts.refusals.change_all()
+        if self.parts.leases is not None:
+            self.parts.leases.drop(key)
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
         """Return the windows of `key` under each limit of `buckets`. Changes nothing."""

@@ -120,17 +120,26 @@ local function hit(asks)
   return told
 end
 
--- Decide equal hits, as many as the mark of the first ask says. They are charged as far as there is room: the answer has the
--- states and waits after that, and ends with how many were charged. If there is room for none, it is that to one hit.
+local SHARE = 16 -- of the room, which may be charged ahead
+local MANY = 4294967296
+
+-- Decide equal hits, as many as the mark of the first ask says. They are charged as far as there is room, and with them some
+-- that are still to come: a worker spends these until the first slice ends. The answer has the states and waits after that,
+-- and ends with how many were charged, and how long until that end. If there is room for none, it is that to one hit.
 local function several(asks)
-  local asked, room = asks[1].mark, math.huge
+  local asked, ahead = asks[1].mark % MANY, math.floor(asks[1].mark / MANY)
+  local room, ends = math.huge, math.huge
   for _, ask in ipairs(asks) do
     room = min(room, math.floor((ask.limit.amount - ask.w.spent) / ask.units))
+    ends = min(ends, moment_of(ask.limit))
   end
   if room < 1 then
     return hit(asks)
   end
   local times = min(asked, room)
+  if ends > now then
+    times = max(times, min(asked + ahead, math.floor(room / SHARE)))
+  end
   for _, ask in ipairs(asks) do
     ask.limit.kind.charge(ask.w, ask.limit, ask.units * times)
   end
@@ -138,7 +147,7 @@ local function several(asks)
   if times < asked then
     wait(asks)
   end
-  return answer(OK, asks) .. pack("<I4", times)
+  return answer(OK, asks) .. pack("<I4i8", times, ends - now)
 end
 
 -- Charge, whatever the limits; the answer ends with the units counted.

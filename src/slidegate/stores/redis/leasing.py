@@ -1,0 +1,34 @@
+"""How Redis is asked by a store with leases: a question that is repeated has units charged ahead."""
+
+from __future__ import annotations
+
+from ...core.decision import Decision
+from .requests import Asked
+from .script import Packed
+from .several import several
+
+
+class LeasingHit(Asked):
+    """Equal hits that may have units charged ahead; a peek or a charge has none."""
+
+    __slots__ = ("_is_lease",)
+
+    def _pack_hits(self, hit: Packed) -> Packed:
+        """See `Asked`."""
+        leases, question, asked = self.parts.leases, self.question, self.count()
+        assert leases is not None, "only a store with leases has such hits"
+        ahead = leases.wanted(question, self.refund)
+        is_seldom = ahead is None and question.is_seldom(asked, self.sent_ns)
+        self._is_lease = question.is_joinable and not is_seldom
+        if not self._is_lease:
+            return super()._pack_hits(hit)
+        self.is_several = True
+        return several(hit, asked, ahead or 0)
+
+    def _account(self, decision: Decision, admitted: int, left: int, lasts_us: int) -> None:
+        """Keep the units that were charged ahead, and those of hits that nobody awaits any more."""
+        leases = self.parts.leases
+        if leases is None or not self._is_lease or self.by_network:  # which may have been banned since
+            super()._account(decision, admitted, left, lasts_us)
+        else:
+            leases.grant(self.question, decision, self.sent_ns, lasts_us, admitted, left, self.refund)

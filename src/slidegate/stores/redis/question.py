@@ -1,0 +1,83 @@
+"""What is asked of Redis about checks, again and again; the store has one object for equal checks of one client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ...core.bans.ban import BanSubject
+from ...core.buckets import Check
+from ...core.limits import Limit
+from ...core.ring import Ring, Terms
+from ..leases import HeldPermits
+from .script import HIT, Packed, Packing
+
+FEW: Final = 4
+"""How often a question is asked in a second or under a lease if it is worth one; or twice as often under the last."""
+_SECOND_NS: Final = 1_000_000_000
+
+
+class Question:
+    """Checks and the subjects of bans, which remember how they are packed: packing takes half of a hit's time.
+
+    Args:
+        checks: The checks.
+        subjects: Further keys and addresses whose bans refuse it.
+
+    Attributes:
+        checks: The checks, as a tuple.
+        subjects: The argument.
+        refusing: All keys and addresses whose bans refuse it.
+        counts_denied: Whether a refusal is charged, so that it cannot be repeated.
+        has_permits: See `Awaited`.
+    """
+
+    __slots__ = (
+        "_asked",
+        "_packed",
+        "_since_ns",
+        "_terms",
+        "checks",
+        "counts_denied",
+        "has_permits",
+        "refusing",
+        "subjects",
+    )
+
+    def __init__(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> None:
+        self.checks = tuple(checks)
+        self.subjects = subjects
+        self.refusing: tuple[BanSubject, ...] = (*subjects, *[key for _, key, _ in checks])
+        self.counts_denied = any(bucket.count_denied for bucket, _, _ in checks)
+        self.has_permits = any(bucket.is_permit for bucket, _, _ in checks)
+        self._terms: list[tuple[Ring, Terms]] = []
+        self._packed: Packed | None = None
+
+    @property
+    def is_joinable(self) -> bool:
+        """Whether equal hits may be one request: a refusal changes nothing, and an admission takes no permit."""
+        if self.counts_denied or self.has_permits:
+            return False
+        return all(cost for _, _, cost in self.checks)
+
+    def pack(self, packing: Packing, held: HeldPermits) -> Packed:
+        """Pack a hit. It is remembered while its limits have the same terms, unless it changes with time."""
+        for counter, terms in self._terms:
+            if counter.terms is not terms:  # an operator has changed the amount
+                self._packed = None
+        if self._packed is not None:
+            return self._packed
+        limits = [limit for bucket, _, _ in self.checks for limit in bucket.limits]
+        counters = [limit.counter for limit in limits if isinstance(limit, Limit)]
+        self._terms = [(counter, counter.terms) for counter in counters]
+        packed = packing.question(HIT, self.checks, self.refusing, held)
+        if len(counters) == len(limits):  # no quota, which depends on the time, and no permits
+            self._packed = packed
+        return packed
+
+    def is_seldom(self, asked: int, now_ns: int) -> bool:
+        """Count hits of now (monotonic); return whether they are a few in a second. Only a store with leases counts."""
+        if now_ns - getattr(self, "_since_ns", 0) >= _SECOND_NS:
+            self._since_ns, self._asked = now_ns, 0
+        self._asked += asked
+        return self._asked <= FEW

@@ -1,0 +1,447 @@
+"""Leases on a real server: the bound, what ends a lease, and what becomes of its units."""
+
+import asyncio
+import ctypes
+import os
+import random
+import time
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import pytest
+
+from slidegate import Decision, Limit, Quota, StoreError
+from slidegate.core import BanSubject, Bucket, Check, Concurrency, Reason, parse_address
+from slidegate.stores.redis import RedisStore
+from slidegate.stores.redis.clock import StoreTime, monotonic_us
+from slidegate.stores.redis.question import FEW
+from slidegate.stores.redis.refusals import Refusals
+from slidegate.stores.redis.slice_leases import SliceLease, SliceLeases
+from slidegate.stores.redis.store_news import StoreNews
+from slidegate.testing import FakeClock
+
+from ...contract.player import settle
+from ...contract.programs import YEAR_2100_US
+from ...contract.store_contract import bucket
+from ...fault_proxy import FaultProxy
+from ...redis_servers import HOST, RedisServer, needs_redis
+from .stores import Ahead, eventually, hit, store_at, usual, workers_at
+
+pytestmark = needs_redis
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+MINUTE: Final = "6000/minute @10"  # slices of 6 s
+SECOND: Final = "4000/s @4"  # slices of 250 ms
+ANN: Final = ((usual(MINUTE), "ann", 1),)
+SHORT: Final = ((usual(SECOND), "ann", 1),)
+NOBODY: Final[tuple[BanSubject, ...]] = ()
+
+
+def leases_of(store: RedisStore) -> list[SliceLease]:
+    leases = store.parts.leases
+    assert isinstance(leases, SliceLeases)
+    return [*leases._leases.values()]
+
+
+def left(store: RedisStore) -> int:
+    """Return how many units a store may spend without asking."""
+    return sum(len(lease.units) for lease in leases_of(store))
+
+
+async def asks(store: RedisStore, checks: tuple[Check, ...] = ANN, subjects: Any = NOBODY) -> bool:
+    """Hit; return whether Redis was asked."""
+    answer = store.hit(checks, subjects)
+    await settle(answer)
+    return not isinstance(answer, Decision)
+
+
+async def leased(store: RedisStore, checks: tuple[Check, ...] = ANN, subjects: Any = NOBODY) -> list[Decision]:
+    """Hit until some units are left; return the decisions."""
+    decisions = list[Decision]()
+    for _ in range(400):
+        decisions.append(await settle(store.hit(checks, subjects)))
+        if left(store) >= 2:
+            return decisions
+    raise AssertionError("no lease")
+
+
+async def used(store: RedisStore, limits: str = MINUTE, key: str = "ann") -> int:
+    """Return the units that Redis counts."""
+    _, now_us, (window,) = await store.inspect(key, [usual(limits)])
+    (limit,) = usual(limits).limits
+    return limit.counter.state(limit.counter.settle(window, now_us), now_us)[0]
+
+
+@asynccontextmanager
+async def leasing(server: Any, many: int = 1, **options: Any) -> AsyncIterator[list[RedisStore]]:
+    async with workers_at(server, many, leases=True, **options) as stores:
+        yield stores
+
+
+# -- when Redis is asked -----------------------------------------------------------------------------------------------
+
+
+async def test_by_default_each_hit_asks(server: RedisServer) -> None:
+    async with store_at(server) as store:
+        assert [await asks(store) for _ in range(20)] == [True] * 20
+        assert store.parts.leases is None
+
+
+async def test_a_question_that_is_repeated_asks_ever_more_seldom(server: RedisServer) -> None:
+    async with leasing(server) as (store,):
+        asked = [await asks(store) for _ in range(100)]
+        assert asked[: 2 * FEW] == [True] * 8
+        assert sum(asked) <= 16, "then for 4, 8, 16 ..."
+        decision = await hit(store, limits=MINUTE)
+        assert decision.remaining == 6000 - 101, "own units that are not spent do not count"
+
+
+async def test_a_question_that_was_not_asked_for_a_while_begins_anew(server: RedisServer, ahead: Ahead) -> None:
+    async with leasing(server) as (store,):
+        for _ in range(3):
+            asked = [await asks(store) for _ in range(100)]
+            assert asked[:FEW] == [True] * FEW
+            assert sum(asked) <= 20
+            ahead.by_s += 10
+
+
+async def test_one_that_goes_on_being_asked_leases_in_the_next_slice_at_once(server: RedisServer) -> None:
+    async with leasing(server) as (store,):
+        for turn in range(5):
+            asked = [await asks(store, SHORT) for _ in range(40)]
+            assert turn == 0 or sum(asked) <= 8, (
+                "for a half of last time's, then for as many again; in two slices perhaps"
+            )
+            await asyncio.sleep(0.25)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [bucket("60/minute"), bucket("6000/minute @10; 60/hour"), Bucket("x", (Limit(3000, "1m", resolution=3000),))],
+    ids=lambda limits: str(limits.limits[-1]),
+)
+async def test_exact_limits_are_asked_for_each_time(server: RedisServer, limits: Bucket) -> None:
+    async with leasing(server) as (store,):
+        assert [await asks(store, ((limits, "ann", 1),)) for _ in range(20)] == [True] * 20
+        assert leases_of(store) == []
+
+
+async def test_neither_refusals_that_count_nor_permits_nor_free_hits_are_leased(server: RedisServer) -> None:
+    async with leasing(server) as (store,):
+        for question in (
+            ((bucket(MINUTE, count_denied=True), "ann", 1),),
+            ((usual(MINUTE), "ann", 1), (Bucket("held", [Concurrency(50)]), "ann", 1)),
+            ((usual(MINUTE), "ann", 0),),
+            ((usual(MINUTE), "ann", 1), (bucket(MINUTE), "bob", 0)),
+        ):
+            assert [await asks(store, question) for _ in range(20)] == [True] * 20
+        assert leases_of(store) == []
+
+
+async def test_a_lease_is_of_all_limits_and_keys_of_its_question(server: RedisServer) -> None:
+    quota = Bucket("month", (Quota("100000/month"),))
+    async with leasing(server) as (store,):
+        question = ((usual(MINUTE), "ann", 1), (usual("4000/2s @4"), "all", 2), (quota, "ann", 1))
+        decisions = await leased(store, question)
+        assert max(lease.until_us - lease.came_us for lease in leases_of(store)) <= 500_000, "the shortest slice"
+        many, ahead = len(decisions), left(store)
+        assert [state.remaining for state in decisions[-1].states] == [6000 - many, 4000 - 2 * many, 100_000 - many]
+        # Another question about one of its windows sees what is leased as spent.
+        assert (await hit(store, "all", "4000/2s @4")).remaining == 4000 - 2 * many - 2 * ahead - 1
+
+
+async def test_near_the_limit_units_are_asked_for_one_by_one(server: RedisServer) -> None:
+    checks = ((usual("200/minute @10"), "ann", 1),)
+    async with leasing(server) as (store,):
+        asked = list[bool]()
+        while (answer := store.hit(checks)) and (await settle(answer)).allowed:
+            asked.append(not isinstance(answer, Decision))
+        assert len(asked) == 200
+        assert all(asked[-16:])
+        assert sum(asked) < 100
+
+
+async def test_hits_that_have_joined_lease_for_those_that_follow(server: RedisServer) -> None:
+    async with leasing(server) as (store,):
+        for expected in (64, 128):
+            decisions = await asyncio.gather(*(hit(store, limits=MINUTE) for _ in range(64)))
+            assert min(decision.remaining or 0 for decision in decisions) == 6000 - expected
+        assert [await asks(store) for _ in range(64)] == [False] * 64
+
+
+# -- what becomes of units ---------------------------------------------------------------------------------------------
+
+
+async def test_what_is_left_is_refunded_when_the_slice_ends(server: RedisServer) -> None:
+    async with leasing(server) as (store,):
+        decisions = await leased(store, SHORT)
+        await eventually(lambda: not left(store))
+        assert await used(store, SECOND) == len(decisions)
+
+
+async def test_what_is_left_is_refunded_when_the_store_is_closed(server: RedisServer) -> None:
+    async with leasing(server, 2) as (one, other):
+        decisions = await leased(one)
+        before, ahead = await used(other), left(one)
+        await one.close()
+        assert await used(other) == before - ahead == len(decisions)
+
+
+async def test_whoever_gives_up_leaves_a_unit_to_the_next(server: RedisServer) -> None:
+    async with FaultProxy(server.port) as proxy, leasing(f"redis://{HOST}:{proxy.port}/0") as (store,):
+        for _ in range(4 * FEW):
+            await settle(store.hit(ANN))
+        for lease in leases_of(store):
+            lease.units.clear()
+        proxy.delay_s = 0.2
+        answer: Any = store.hit(ANN)
+        await asyncio.sleep(0.05)
+        answer.cancel()
+        await eventually(lambda: left(store) >= 2)  # the unit of the one that gave up, too
+
+
+async def test_who_is_cancelled_costs_no_unit_and_no_answer_of_others(server: RedisServer) -> None:
+    async with leasing(server) as (store,):
+        await hit(store, limits=MINUTE)
+        for _ in range(5):
+            waiting: list[Any] = [store.hit(ANN) for _ in range(9)]
+            waiting = [one for one in waiting if not isinstance(one, Decision)]
+            for one in waiting[::3]:
+                one.cancel()
+            answers = await asyncio.gather(*waiting, return_exceptions=True)
+            assert [isinstance(one, Decision) for one in answers] == [at % 3 != 0 for at in range(len(answers))]
+        spent = sum(lease.used for lease in leases_of(store))
+        assert await used(store) - left(store) <= 1 + FEW + spent
+
+
+async def test_a_refund_returns_to_the_lease_or_by_its_moment(server: RedisServer) -> None:
+    async with leasing(server) as (store,):
+        *_, decision = await leased(store)
+        ahead, counted = left(store), await used(store)
+        assert await settle(store.refund(decision.begin_refund())) is True
+        assert (left(store), await used(store)) == (ahead + 1, counted)
+        assert await settle(store.refund(decision.begin_refund())) is False
+        decision = await hit(store, limits=MINUTE)
+        for lease in leases_of(store):
+            lease.until_us = 0  # it has ended
+        assert await settle(store.refund(decision.begin_refund())) is True
+        assert await used(store) == counted - 1
+
+
+@needs_fork
+@pytest.mark.parametrize("fork", [os.fork if hasattr(os, "fork") else None, lambda: ctypes.CDLL(None).fork()])
+async def test_a_child_has_no_units_of_its_parent(server: RedisServer, fork: Callable[[], int]) -> None:
+    """Python knows of the first one alone."""
+    async with leasing(server) as (store,):
+        await leased(store)
+        ahead, leases, asked = left(store), store.parts.leases, store._question(ANN, NOBODY)
+        assert leases is not None
+        child = fork()
+        if not child:
+            os._exit(leases.hit(asked) is not None)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222
+        assert left(store) == ahead
+
+
+async def test_threads_spend_each_unit_once(server: RedisServer) -> None:
+    async with leasing(server) as (store,):
+        await leased(store)
+        leases, (lease,), asked = store.parts.leases, leases_of(store), store._question(ANN, NOBODY)
+        assert leases is not None
+        lease.units, lease.until_us = [None] * 20_000, lease.until_us + 60_000_000
+        spend = lambda: sum(leases.hit(asked) is not None for _ in range(8_000))  # noqa: E731
+        loop = asyncio.get_running_loop()
+        found = sum(await asyncio.gather(*(loop.run_in_executor(None, spend) for _ in range(4))))
+        assert found + left(store) == 20_000
+
+
+# -- what ends a lease -------------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_that_was_stopped_spends_nothing_after_the_slice(server: RedisServer) -> None:
+    async with leasing(server) as (store,):
+        await leased(store, SHORT)
+        time.sleep(0.3)  # noqa: ASYNC251 - as SIGSTOP does: no timer has run
+        assert await asks(store, SHORT)
+
+
+async def test_a_slow_answer_is_no_longer_lease(server: RedisServer) -> None:
+    async with FaultProxy(server.port) as proxy, leasing(f"redis://{HOST}:{proxy.port}/0") as (store,):
+        for _ in range(2 * FEW):
+            await settle(store.hit(SHORT))
+        await asyncio.sleep(0.3)
+        proxy.delay_s = 0.3
+        for _ in range(3):
+            assert await asks(store, SHORT)
+            assert left(store) == 0, "its slice has ended when it comes"
+        proxy.delay_s = 0
+        await asyncio.sleep(0.4)
+        assert await used(store, SECOND) <= 3
+
+
+@pytest.mark.parametrize("banned", ["ann", "192.0.2.9", "192.0.2.0/24"])
+async def test_a_ban_by_this_process_ends_its_leases_at_once(server: RedisServer, banned: str) -> None:
+    async with leasing(server) as (store,):
+        subjects = (parse_address("192.0.2.9"), "192.0.2.9")
+        await leased(store, ANN, subjects)
+        await store.bans.ban(banned, None, "", "ann")
+        assert (await settle(store.hit(ANN, subjects))).reason is Reason.BANNED
+
+
+@pytest.mark.parametrize(("banned", "within_s"), [("ann", 1.0), ("192.0.2.9", 1.0), ("192.0.2.0/24", 0.2)])
+async def test_a_ban_by_another_worker_takes_effect_within_a_second(
+    server: RedisServer, ahead: Ahead, banned: str, within_s: float
+) -> None:
+    """That of a network a second after the news of networks, however young the lease is."""
+    subjects = (parse_address("192.0.2.9"), "192.0.2.9")
+    async with leasing(server, 2) as (one, other):
+        await hit(one, limits=MINUTE)  # the news are of now
+        ahead.by_s += 0.9
+        await leased(one, ANN, subjects)
+        await other.bans.ban(banned, None, "", "ann")
+        ahead.by_s += within_s
+        assert (await settle(one.hit(ANN, subjects))).reason is Reason.BANNED
+
+
+async def test_a_lease_is_spent_only_by_those_whom_redis_has_cleared_under_it(server: RedisServer) -> None:
+    async with leasing(server, 2) as (store, other):
+        tenant, bob, eve = ((usual(MINUTE), "tenant", 1),), ("bob",), ("eve",)
+        await other.bans.ban("bob", None, "", "ann")
+        await leased(store, tenant)
+        assert (await settle(store.hit(tenant, bob))).reason is Reason.BANNED
+        asked = [await asks(store, tenant, eve) for _ in range(3 * FEW)]
+        assert asked[0], "who has never been asked about"
+        assert not all(asked)
+
+
+async def test_a_reset_forgets_leases_and_takes_nothing_of_what_is_spent_after_it(server: RedisServer) -> None:
+    async with leasing(server, 2) as (one, other):
+        await leased(one)
+        assert await one.reset("ann") is True
+        assert left(one) == 0
+        for _ in range(FEW):
+            await hit(other, limits=MINUTE)
+        await asyncio.sleep(1.1)  # the lease would have ended
+        assert await used(other) == FEW
+
+
+async def test_a_reset_forgets_leases_that_are_on_their_way(server: RedisServer) -> None:
+    async with leasing(server) as (store,):
+        await leased(store)
+        for lease in leases_of(store):
+            lease.units.clear()
+        answer, reset = store.hit(ANN), store.reset("ann")
+        assert await reset
+        await settle(answer)
+        assert left(store) == 0
+        await asyncio.sleep(0.05)
+        assert await used(store) == 0
+
+
+async def test_a_changed_amount_ends_leases(server: RedisServer) -> None:
+    limited = bucket(MINUTE)
+    async with leasing(server) as (store,):
+        await leased(store, ((limited, "ann", 1),))
+        limited.limits[0].become(10)
+        decisions = [await settle(store.hit(((limited, "ann", 1),))) for _ in range(10)]
+        assert sum(decision.allowed for decision in decisions) < 10
+
+
+async def test_a_charge_ends_leases(server: RedisServer) -> None:
+    async with leasing(server) as (store,):
+        await leased(store)
+        await store.charge(((usual(MINUTE), "ann", 10_000),))
+        assert not (await hit(store, limits=MINUTE)).allowed
+
+
+async def test_when_redis_has_lost_its_data_leases_end_with_the_next_news(server: RedisServer, ahead: Ahead) -> None:
+    async with leasing(server) as (store,):
+        await leased(store)
+        server.command("FLUSHALL")
+        assert not await asks(store), "nobody has said so yet"
+        await store.batcher().hear()
+        assert left(store) == 0
+        assert await asks(store)
+        await asyncio.sleep(0.05)
+        assert await used(store) == 1, "nothing of what was lost is refunded"
+
+
+async def test_a_failed_call_ends_leases_and_loses_one_but_not_the_bound(server: RedisServer) -> None:
+    async with (
+        FaultProxy(server.port) as proxy,
+        leasing(f"redis://{HOST}:{proxy.port}/0") as (store,),
+        store_at(server, prefix=store._prefix) as direct,
+    ):
+        await leased(store)
+        for _ in range(3):
+            await hit(store, "bob", MINUTE)
+        proxy.cut_after(0)
+        with pytest.raises(StoreError):
+            await hit(store, "eve", MINUTE)
+        assert left(store) == 0, "it may lead to a server that has lost the last writes"
+        assert await asks(store)
+        assert await used(direct) <= 6000
+
+
+def test_a_step_of_the_clock_is_noticed() -> None:
+    dropped = list[bool]()
+
+    class Leases(SliceLeases):
+        def drop(self, key: str | None = None) -> None:
+            dropped.append(True)
+
+    leases = Leases(StoreTime(None), Refusals(StoreTime(None)), news := StoreNews.__new__(StoreNews))
+    news.life = b"life"
+
+    def see(ahead_us: int, lag_us: int) -> int:
+        now_us = monotonic_us()
+        leases.see(now_us + ahead_us - lag_us // 2, (now_us - lag_us) * 1_000, 0)
+        return len(dropped)
+
+    ahead_us = 10**15
+    assert [see(ahead_us, lag_us) for lag_us in (0, 40_000, 3_000_000, 0)] == [0] * 4
+    assert [see(ahead_us - 50_000, 0), see(ahead_us + 50_000, 0), see(ahead_us + 50_000, 0)] == [1, 2, 2]
+
+
+@pytest.mark.parametrize("seed", range(25))
+async def test_random_programs_of_three_workers_keep_the_bound(server: RedisServer, seed: int) -> None:
+    """By a fake clock. After each step Redis counts what is spent and what the workers have left, and no more."""
+    rnd, clock = random.Random(seed), FakeClock(YEAR_2100_US)
+    limited = Bucket("x", (Limit(rnd.choice((20, 60, 200)), "2s", resolution=rnd.choice((2, 4, 8))),))
+    (limit,) = limited.limits
+    assert isinstance(limit, Limit)
+    checks = ((limited, "ann", 1),)
+    spent, charged = list[tuple[int, int]](), list[Decision]()  # used, mark
+    async with leasing(server, 3, clock=clock) as stores:
+        for _ in range(300):
+            what, store = rnd.random(), rnd.choice(stores)
+            if what < 0.7:
+                many = rnd.choice((1, 1, 3, 9, 25))
+                if rnd.random() < 0.5:
+                    decisions = [await settle(store.hit(checks)) for _ in range(many)]
+                else:
+                    decisions = await asyncio.gather(*(settle(store.hit(checks)) for _ in range(many)))
+                for decision in decisions:
+                    if decision.allowed:
+                        spent.append((clock.now_us, decision.readings[0][2]))
+                        assert clock.now_us <= decision.readings[0][2]
+                        charged.append(decision)
+            elif what < 0.8 and charged:
+                decision = charged.pop(rnd.randrange(len(charged)))
+                mark = decision.readings[0][2]
+                if await settle(rnd.choice(stores).refund(decision.begin_refund())):
+                    spent.remove(next(one for one in spent if one[1] == mark))
+            else:
+                clock.advance(us=rnd.choice((1, 1_000, 60_000, limit.slice_us, 2_000_000)))
+            now_us, leases = clock.now_us, [lease for one in stores for lease in leases_of(one)]
+            counted = sum(now_us < mark + limit.span_us for _, mark in spent)
+            counted += sum(
+                len(lease.units) for lease in leases if now_us < lease.decision.readings[0][2] + limit.span_us
+            )
+            snapshot = await store.inspect("ann", [limited])
+            window = limit.counter.settle(snapshot.windows[0], now_us)
+            assert limit.counter.state(window, now_us)[0] == counted
+        times = sorted(at for at, _ in spent)
+        for at in times:
+            assert bisect_left(times, at + limit.window_us) - bisect_left(times, at) <= limit.amount
