@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 from hypothesis import Phase, settings
@@ -20,15 +20,10 @@ from slidegate.core.events import Event
 from slidegate.testing import FakeClock
 
 from .redis_servers import RedisCluster, RedisServer
-from .workers import TESTED
 
 POSIX_ALONE = re.compile(r"LmdbStore needs POSIX|No module named '(?:fcntl|grp|pty|pwd|resource|termios|tty)'")
 ROOT = Path(__file__).resolve().parents[1]
 METRICS = ROOT / "docs" / "guides" / "metrics.md"
-SHOWN = (ROOT / "tests", TESTED / "slidegate")
-"""The folders of the tests and of slidegate, in the checkout or in a wheel."""
-MOST_SHOWN = 3
-"""How many of the first and of the last calls, and of the last lines of the log, are printed of a failure."""
 FORKING = ("stores/test_forks.py", "stores/lmdb/")
 """The tests that fork most."""
 
@@ -74,23 +69,31 @@ def answered(text: str, prompt: str, answer: Callable[[str], str]) -> str:
         between = BETWEEN.search(f"\n{told}")
         given = answer(question).rstrip("\n")
         parts += [f"{prompt}{question}\n", f"{given}\n" if given else "", between[1] if between is not None else ""]
-    return "".join(parts).rstrip("\n") + "\n"
+    return "".join(parts)
 
 
 @pytest.fixture
-def texts(request: pytest.FixtureRequest) -> Callable[[Path, str, Callable[[str], str]], None]:
-    """Checks what each entry of a file gives: the path, the prompt, and the function that answers an entry."""
+def texts_in(request: pytest.FixtureRequest) -> Callable[[Path, str, str, Callable[[str], str]], None]:
+    """Checks what each entry in a part of a file gives: the path, the part, the prompt, and what answers an entry."""
 
-    def check(path: Path, prompt: str, answer: Callable[[str], str]) -> None:
-        expected = path.read_text("utf-8")
-        text = answered(expected, prompt, answer)
+    def check(path: Path, part: str, prompt: str, answer: Callable[[str], str]) -> None:
+        text = answered(part, prompt, answer)
+        if text == part:
+            return
         if request.config.getoption("--update") and not os.environ.get("CI"):
-            path.write_text(text, "utf-8")
-        elif text != expected:
-            lines = difflib.unified_diff(expected.splitlines(), text.splitlines(), str(path), "now", n=1, lineterm="")
-            raise AssertionError("\n".join([*lines][:18]) + "\n(pytest --update writes the texts of now)")
+            path.write_text(path.read_text("utf-8").replace(part, text, 1), "utf-8")
+            return
+        first = path.read_text("utf-8").partition(part)[0].count("\n") + 1
+        lines = difflib.unified_diff(part.splitlines(), text.splitlines(), f"{path}:{first}", "now", n=1, lineterm="")
+        raise AssertionError("\n".join(lines) + "\n(pytest --update writes the texts of now)")
 
     return check
+
+
+@pytest.fixture
+def texts(texts_in: Callable[..., None]) -> Callable[[Path, str, Callable[[str], str]], None]:
+    """Checks what each entry of a file gives: the path, the prompt, and the function that answers an entry."""
+    return lambda path, prompt, answer: texts_in(path, path.read_text("utf-8"), prompt, answer)
 
 
 @pytest.fixture(autouse=True)
@@ -193,25 +196,10 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return skipped_without_posix((yield))
 
 
-def is_ours(call: Any) -> bool:
-    """Return whether a printed call is one of the tests or of slidegate."""
-    at = call.reprfileloc
-    return at is None or any(map((ROOT / at.path).is_relative_to, SHOWN))
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Leave out tests that ask for it when they run. Print of a failure what shows the case.
-
-    These are the calls of the tests and of slidegate, the one that has raised, and the end of the log.
-    """
-    report = skipped_without_posix((yield))
-    for calls, *_ in getattr(report.longrepr, "chain", ()):
-        *before, last = calls.reprentries
-        shown = [*filter(is_ours, before), last]
-        calls.reprentries = [*shown[:MOST_SHOWN], *shown[MOST_SHOWN:][-MOST_SHOWN:]]
-    report.sections = [(name, "\n".join(text.splitlines()[-MOST_SHOWN:])) for name, text in report.sections]
-    return report
+    """Leave out tests that ask for it when they run."""
+    return skipped_without_posix((yield))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

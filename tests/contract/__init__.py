@@ -4,6 +4,11 @@ Derive a test class from `StoreContract`. It plays random programs to the store 
 folder beside this one.
 """
 
-from .store_contract import RandomContract, StoreContract, StoreHarness
+import pytest
+
+# Before they are imported: else a failure shows no values, where no more than this folder is copied.
+pytest.register_assert_rewrite(f"{__name__}.store_contract", f"{__name__}.player", f"{__name__}.ban_player")
+
+from .store_contract import RandomContract, StoreContract, StoreHarness  # noqa: E402
 
 __all__ = ["RandomContract", "StoreContract", "StoreHarness"]

@@ -183,6 +183,32 @@ def test_the_contract_of_stores_runs_where_it_is_copied_to(tmp_path: Path) -> No
     assert passed("-W", "error", "tests/test_my_store.py", path=tmp_path) > 30
 
 
+WRONG = """
+from slidegate import MemoryStore
+from tests.contract import StoreContract
+
+class Wrong(MemoryStore):
+    def hit(self, checks, *more, **options):
+        return super().hit([(bucket, "everybody", cost) for bucket, key, cost in checks], *more, **options)
+
+class TestWrong(StoreContract):
+    def make_store(self, clock):
+        return Wrong(clock=clock)
+"""
+
+
+def test_a_test_of_the_copied_contract_that_fails_shows_the_values(tmp_path: Path) -> None:
+    for folder in ("contract", "reference"):
+        shutil.copytree(ROOT / "tests" / folder, tmp_path / "tests" / folder)
+    (tmp_path / "tests" / "__init__.py").touch()
+    (tmp_path / "tests" / "test_wrong.py").write_text(WRONG, "utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "counted_apart", "tests"]
+    paths = {**os.environ, "PYTHONPATH": str(TESTED), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    ended = subprocess.run(command, cwd=tmp_path, env=paths, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 1, ended.stdout[-6_000:]
+    assert re.search(r"assert 0 == 2\n.* where 0 = <Decision .*>.remaining", ended.stdout)
+
+
 # -- what the contract of stores finds in a wrong one ------------------------------------------------------------------
 
 

@@ -10,9 +10,6 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > around limits="9/hour"                  a middleware around the others; `around other, ...` has its own limiter
     > around twice                            an application of others, which uses each scope twice
     > application RateLimit("1/hour")         what the whole application inside depends on, and its options
-    > serve Starlette(routes=[...])           an application in code, in place of all that
-    > keep one Limiter()                      a value, for later lines; `keep _ ...` is done, and awaited
-    > tell len(stage.app.rules)               a value as text; `stage` is here, with all that it has
     > GET /a client=192.0.2.1 X-Key=k         a request, which answers 200, or as it says: answers=401,raises,left
     > GET /{./*3000}a method={x*9}          a path, or a method, that repeats a text so many times
     > GET /a client=none server=unix        one whose server listens on a socket of Unix
@@ -27,7 +24,8 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > mount /v1 /a                            an endpoint of a mounted application; `mount /v1 /a unknown` has no routes
     > socket /a RateLimit("1/hour")           a websocket's endpoint, a class, or a function that depends=[...]; or what
                                               asks=RateLimit(...) for each message, patient=True: also when refused
-    > write a.toml 'limits = "1/hour"'        a file of these lines, or of zero bytes; `copy a.toml b.toml`
+    > write a.toml 'limits = "1/hour"'        a file of these lines, or of zero bytes; `copy a.toml b.toml`; it stands
+                                              before `site` if that reads it
     > file a.toml                             the middleware of that file, and options in code; `file a.toml store` with
                                               a store of its own
     > env NAME=value                          a variable of the environment, until the scenario ends
@@ -46,17 +44,13 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
 """
 
 import asyncio
-import gc
 import json
 import logging
 import re
 import shlex
-import threading
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from inspect import isawaitable
 from itertools import cycle, groupby
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,28 +62,25 @@ import fastapi
 import pytest
 from fastapi import Depends, FastAPI
 from fastapi.exception_handlers import http_exception_handler
-from starlette import authentication, convertors
-from starlette.applications import Starlette
+from starlette import authentication
 from starlette.background import BackgroundTask
-from starlette.endpoints import HTTPEndpoint
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Mount, Route, Router, WebSocketRoute, request_response
+from starlette.routing import Mount, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import slidegate
 from slidegate import ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule, client_key
-from slidegate.core import Bucket, Concurrency, StoreUnavailable
+from slidegate.core import StoreUnavailable
 from slidegate.core.durations import read_span_us
+from slidegate.core.errors import closest
 from slidegate.testing import FakeClock, limits_clock
-from slidegate.web.routes import layers
 
 from ..asgi import PEER, Answer, hello, scope_of, send_scope
-from ..remote_stores import SlowStore, hit_all
+from ..remote_stores import SlowStore
 from ..virtual_time import VirtualTime, turns
 from . import middlewares
 from .middlewares import FORMS, METHODS, FollowedFiles, Listener, Log, check_fields, class_of, fails, item, mmdb, page
@@ -137,8 +128,7 @@ async def softened() -> AsyncIterator[None]:
 
 
 OTHERS: list[Any] = [current_user, impatient, softened, twice, page, UUID, SimpleNamespace, HTTPException, Middleware]
-OTHERS += [Bucket, Concurrency, ExceptionMiddleware, HTTPEndpoint, Mount, Path, Route, Starlette, class_of, fastapi, gc]
-OTHERS += [hello, hit_all, http_exception_handler, layers, mmdb, re, request_response, threading, weakref]
+OTHERS += [Mount, Path, Route, class_of, fastapi, hello, http_exception_handler, mmdb]
 NAMES = {**{name: getattr(slidegate, name) for name in slidegate.__all__}, "PEER": PEER, "other": True, "store": True}
 NAMES |= {one.__name__: one for one in OTHERS}
 NAMES |= {"Text": PlainTextResponse, "fails": fails, "fails_later": middlewares.written(fails, "later")}
@@ -147,7 +137,6 @@ NAMES |= {
     "in_a_second": lambda *given: asyncio.sleep(1, "late"),
     "later": lambda value: asyncio.sleep(0, value),
     "authentication": authentication,
-    "convertors": convertors,
     "others": [
         Middleware(BaseHTTPMiddleware, dispatch=lambda request, call_next: call_next(request)),
         # It gets a copy of each scope, as below middlewares of monitoring.
@@ -190,7 +179,6 @@ class Stage:
         self.clock = FakeClock(1_800_000_000_000_000)
         self.observer, self.log = Listener(without=["store_late"]), Log()
         self.names |= {"country": middlewares.countries(directory), "asked": [], "observer": self.observer}
-        self.names["stage"] = self
         self.names["outage_begins"] = self.outage_begins
         self.remote, self.sockets = SlowStore(self.clock), dict[str, middlewares.SocketClient]()
         self.limiter = self._limiter()
@@ -262,14 +250,9 @@ class Stage:
     def _application(self, *limits: RateLimit, root_path: str = "", **options: Any) -> None:
         self.inside = middlewares.with_root(root_path, dependencies=[*map(Depends, limits)], **options)
 
-    def _serve(self, app: Any) -> None:
+    def serve(self, app: Any) -> None:
+        """Take an application in place of one that is made by lines."""
         self._app = app
-
-    async def _keep(self, name: str, value: Any) -> None:
-        self.names[name] = await value if isawaitable(value) else value
-
-    def _tell(self, value: Any) -> str:
-        return str(value)
 
     def _slow(self) -> None:
         """Let answers wait until they are ended."""
@@ -319,7 +302,7 @@ class Stage:
             made.headers["x-struck"] = f"{ban.by}, {ban.reason}" if ban else "no"
         return made
 
-    def _another_endpoint(self) -> Any:
+    def another_endpoint(self) -> Any:
         """Return another function of the same name at each call."""
 
         async def endpoint(request: Request) -> Any:
@@ -329,7 +312,7 @@ class Stage:
 
     def _endpoint(self, path: str, *limits: Any, function: str = "", depends: Sequence[Any] = ()) -> None:
         name = function or path
-        endpoint = self.functions.setdefault(name, partial(page) if "partial" in name else self._another_endpoint())
+        endpoint = self.functions.setdefault(name, partial(page) if "partial" in name else self.another_endpoint())
         for decorate in reversed(limits):
             endpoint = decorate(endpoint)
         self.inside = self.inside or FastAPI()
@@ -396,16 +379,28 @@ class Stage:
             words: list[Any] = shlex.split(rest) if verb == "write" else rest.split()
             options: dict[str, Any] = {}
             if verb in AS_IN_CODE:
-                paths = words[:1] if verb in ("endpoint", "socket", "file", "keep") else []
+                paths = words[:1] if verb in ("endpoint", "socket", "file") else []
                 written = rest.removeprefix("".join(paths))
                 given, options = eval(f"(lambda *given, **options: (given, options))({written})", self.names)
                 words = [*paths, *given]
             if verb in LIFTED:
                 return "" if await getattr(self.limiter, verb)(*words) else "there is none"
-            said = getattr(self, f"_{verb}")(*words, **options)
+            said = self._method(verb)(*words, **options)
             return (said if said is None or isinstance(said, str) else await said) or ""
         except ConfigurationError as error:
             return f"ConfigurationError: {error}".replace(f"{self.files.directory}/", "")
+
+    def _method(self, verb: str) -> Callable[..., Any]:
+        """Return what carries out a word.
+
+        Raises:
+            LookupError: It is none of a scenario.
+        """
+        method = getattr(self, f"_{verb}", None)
+        if method is None:
+            words = [name[1:] for name in dir(self) if name.startswith("_") and not name.startswith("__")]
+            raise LookupError(f"no scenario has the word {verb!r}{closest(verb, [*words, *METHODS_SENT])}")
+        return method
 
     async def _requests(self, method: str, path: str, *words: str) -> str:
         show, scopes = self._scopes(method, path, *words)
@@ -671,5 +666,4 @@ class Stage:
 LIFTED = ("restore", "unban", "reset")
 """Verbs that are methods of the limiter, and say whether there was something."""
 AS_IN_CODE = ("site", "everywhere", "forms", "rule", "around", "application", "endpoint", "socket", "inspect", "file")
-AS_IN_CODE += ("serve", "keep", "tell")
 """Verbs of which the rest is written as in code."""

@@ -1,0 +1,315 @@
+"""What only code can say: applications in pieces, middlewares that are made again, and what is freed."""
+
+import gc
+import re
+import threading
+import weakref
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.convertors import CONVERTOR_TYPES, StringConvertor
+from starlette.endpoints import HTTPEndpoint
+from starlette.middleware import Middleware
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Match, Mount, Route, request_response
+from starlette.types import Receive, Scope, Send
+
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Decision,
+    Limiter,
+    MemoryStore,
+    RateLimit,
+    RateLimitExceeded,
+    RateLimitMiddleware,
+    Rule,
+    path_param,
+    rate_limit_exceeded,
+)
+from slidegate.core import Bucket, Concurrency
+from slidegate.web.routes import layers
+
+from ..asgi import hello
+from ..remote_stores import hit_all
+from ..virtual_time import VirtualTime
+from .middlewares import class_of, fails, page
+from .stage import Stage
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    async with Stage(VirtualTime(), tmp_path) as one:
+        yield one
+
+
+async def answers(stage: Stage, app: Any, *requests: str) -> list[str]:
+    """Return what an application answers to requests, which are written as in scenarios."""
+    stage.serve(app)
+    return await stage.play(*requests)
+
+
+# -- names and stores --------------------------------------------------------------------------------------------------
+
+
+async def test_middlewares_without_names_count_apart_where_no_other_process_counts(stage: Stage) -> None:
+    shared = Limiter()
+    first, second = (RateLimitMiddleware(hello, limits="2/hour", limiter=shared) for _ in range(2))
+    assert await answers(stage, first, "GET / times=3") == ["200 200 429"]
+    assert await answers(stage, second, "GET / times=3") == ["200 200 429"]
+
+
+async def test_middlewares_without_names_are_refused_on_a_store_of_several_processes(tmp_path: Path) -> None:
+    pytest.importorskip("lmdb")
+    lasting = Limiter.from_url(f"lmdb://{tmp_path}/limits")
+    first = RateLimitMiddleware(hello, limits="2/hour", limiter=lasting)
+    said = "two middlewares of one limiter have limits without a name .'default'., and workers may create them"
+    with pytest.raises(ConfigurationError, match=said):
+        RateLimitMiddleware(hello, limits="2/hour", limiter=lasting)
+    del first
+    assert RateLimitMiddleware(hello, limits="2/hour", limiter=lasting).rules
+    await lasting.close()
+
+
+async def test_workers_that_make_middlewares_in_another_order_count_the_same_by_their_names(stage: Stage) -> None:
+    store, made = MemoryStore(), []
+    for names in ("ab", "ba"):
+        limiter = Limiter(store)
+        made.append({name: RateLimitMiddleware(hello, limits="2/hour", limiter=limiter, name=name) for name in names})
+    first, second = made
+    assert await answers(stage, first["a"], "GET / times=2") == ["200 200"]
+    assert await answers(stage, first["b"], "GET /") == ["200"]
+    assert await answers(stage, second["a"], "GET / times=2") == ["429 429"]
+    assert await answers(stage, second["b"], "GET / times=2") == ["200 429"]
+
+
+# -- what is freed -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_other_limiter", [False, True])
+def test_a_middleware_is_freed_though_its_options_refer_to_it(has_other_limiter: bool) -> None:
+    limiter = Limiter() if has_other_limiter else None
+
+    def owner(request: Request) -> str:
+        return "user:1"
+
+    vars(owner)["app"] = RateLimitMiddleware(hello, limits="9/minute", key=owner, limiter=limiter)
+    gone = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert gone() is None
+
+
+async def test_of_a_file_that_changes_only_the_newest_middleware_is_kept(stage: Stage) -> None:
+    route = """application routes=[Route("/", RateLimit("9000/hour")(page))]"""
+    await stage.play("""write a.toml 'default_limits = "900/hour"'""", route, "file a.toml store")
+    replaced = []
+    for amount in (9, 10):
+        assert await stage.play("GET /") == ["200"]
+        replaced.append(weakref.ref(stage.app.app))
+        await stage.play(f"""write a.toml 'default_limits = "{amount}/hour"'""", "look")
+    assert await stage.play("GET /") == ["200"]
+    gc.collect()
+    assert [each() for each in replaced] == [None, None]
+
+
+async def test_two_rules_of_one_database_read_one_file(stage: Stage) -> None:
+    rule = """'path = "{}"' 'limits = "9/hour"' 'key = {{ network = "asn.mmdb" }}' """
+    rule += """'when = {{ network = "asn.mmdb", is_in = [64500] }}'"""
+    rules = " ".join(f"'[[rules]]' {rule.format(path)}" for path in ("/0", "/1"))
+    await stage.play(f"""write b.toml 'networks = "asn.mmdb"' {rules}""", "file b.toml store")
+    network, *others = stage.limiter.engine.networks
+    files: list[Any] = [*others, *(rule.charging.key.file for rule in stage.app.app.rules)]
+    assert len(files) >= 2
+    assert all(file is network for file in files)
+
+
+async def test_routes_are_compared_with_a_changed_file_before_it_is_in_force_and_in_no_request(stage: Stage) -> None:
+    """With a thousand rules and some hundred routes this takes half a second."""
+    compared: dict[str, str] = {}
+
+    class Seen(Route):
+        def matches(self, scope: Scope) -> tuple[Match, Scope]:
+            compared[scope["path"]] = threading.current_thread().name
+            return super().matches(scope)
+
+    stage.names["routes"] = [Seen("/a", page)]
+    before = """write a.toml 'rules = [{ path = "/before", limits = "9/minute" }]'"""
+    await stage.play(before, "application routes=routes", "file a.toml store", "GET /a")
+    *_, said = await stage.play(before.replace("before", "after"), "look", "findings")
+    assert compared["/before"] == threading.current_thread().name
+    assert compared["/after"] == "slidegate-files"
+    assert said.startswith("SG123: path '/after' of rule '/after' matches no route")
+
+
+# -- middlewares of routes ---------------------------------------------------------------------------------------------
+
+
+def alone(**options: Any) -> list[Middleware]:
+    return [Middleware(RateLimitMiddleware, **options)]
+
+
+async def test_middlewares_of_routes_are_no_middleware_that_is_built_again(stage: Stage) -> None:
+    routes = [Route(path, page, middleware=alone(limits="9/minute")) for path in ("/a", "/b", "/c")]
+    assert await answers(stage, Starlette(routes=routes), "GET /a", "GET /b", "GET /c") == ["200"] * 3
+    made = [layer for route in routes for layer in layers(route.app) if isinstance(layer, RateLimitMiddleware)]
+    assert [one.findings for one in made] == [[], [], []]
+
+
+async def test_one_limit_at_two_functions_of_one_name_counts_each(stage: Stage) -> None:
+    limit = RateLimit("1/hour")
+    one, two = (request_response(limit(function)) for function in (page, stage.another_endpoint()))
+
+    async def inside(scope: Scope, receive: Receive, send: Send) -> None:
+        await (two if scope["path"] == "/two" else one)(scope, receive, send)
+
+    app = RateLimitMiddleware(ExceptionMiddleware(inside))
+    assert await answers(stage, app, "GET /one/1", "GET /two", "GET /one/2", "GET /two") == ["200", "200", "429", "429"]
+
+
+def counting(stage: Stage, status: int) -> list[Middleware]:
+    """Return a middleware that counts, and would ban for, responses of one status."""
+    bans = BanPolicy("1/hour", signals={status: 1}, ban_private=True, shadow=True)
+    rules = [Rule("*", "2/hour", count_if=lambda given: given == status)]
+    return alone(limiter=Limiter(observers=[stage.observer]), rules=rules, bans=bans)
+
+
+def denied(stage: Stage) -> Any:
+    return Route("/", class_of(page, RateLimit("1/hour", methods=["POST"])), middleware=counting(stage, 401))
+
+
+UNROUTED = {
+    "nothing": (404, "(no route)", lambda stage: Mount("/", routes=[], middleware=counting(stage, 404))),
+    "no method": (
+        405,
+        "* /",
+        lambda stage: Mount("/", routes=[Route("/", HTTPEndpoint)], middleware=counting(stage, 405)),
+    ),
+}
+
+
+@pytest.mark.parametrize("inside", UNROUTED)
+async def test_a_middleware_of_a_mount_counts_by_what_its_router_answers(stage: Stage, inside: str) -> None:
+    status, route, made = UNROUTED[inside]
+    app = Starlette(routes=[made(stage)])
+    given = await answers(stage, app, "GET / times=3", "outcomes", "events shadow_banned")
+    passed = f"ok by default, {route}, {status}, success"
+    refused = "limited by default, (no route), 429, refused"
+    assert given == [f"{status} {status} 429", "\n".join([passed, passed, refused]), "shadow_banned 203.0.113.9"]
+
+
+async def test_a_middleware_of_a_route_counts_by_the_status_of_its_endpoint(stage: Stage) -> None:
+    app = Starlette(routes=[denied(stage)])
+    given = await answers(stage, app, "GET / answers=denied,denied,denied", "outcomes", "events shadow_banned")
+    passed = "ok by default, * /, 401, success"
+    assert given[0] == "401 401 429"
+    assert given[1].splitlines() == [passed, passed, "limited by default, * /, 429, refused"]
+    assert given[2] == "shadow_banned 203.0.113.9"
+    given = await stage.play("POST / client=192.0.2.9 times=2", "outcomes")
+    assert given[0] == "200 429"
+    own = "endpoint * / get, * /"
+    assert given[1].splitlines() == [f"ok by default, {own}, 200, success", f"limited by {own}, 429, refused"]
+
+
+def mine(request: Request, decision: Decision) -> Response:
+    return PlainTextResponse("mine", 418)
+
+
+FIELDS = "retry-after,ratelimit,ratelimit-policy,cache-control,content-type,content-length,body"
+PROBLEM = (
+    '{"type": "https://iana.org/assignments/http-problem-types#quota-exceeded", "title": "Request cannot be satisfied '
+    'as assigned quota has been exceeded", "status": 429, "detail": "No more than 1 per 1h; Retry-After says when to '
+    'try again.", "violated-policies": ["it"]}'
+)
+
+
+@pytest.mark.parametrize("is_class", [False, True])
+@pytest.mark.parametrize("is_mine", [False, True])
+async def test_the_handler_of_refusals_answers_at_a_route_as_its_middleware(
+    stage: Stage, is_class: bool, is_mine: bool
+) -> None:
+    limit = RateLimit("1/hour", name="it")
+    endpoint = class_of(page, limit) if is_class else limit(page)
+    route = Route("/", endpoint, middleware=alone(on_refused=mine if is_mine else None))
+    app = Starlette(routes=[route], exception_handlers={RateLimitExceeded: rate_limit_exceeded})
+    (given,) = await answers(stage, app, f"GET / times=2 show={FIELDS}")
+    kind, body = ("text/plain; charset=utf-8", "mine") if is_mine else ("application/problem+json", PROBLEM)
+    assert given.splitlines() == [
+        "200 418" if is_mine else "200 429",
+        "retry-after: 3600",
+        'ratelimit: "it";r=0;t=3600',
+        'ratelimit-policy: "it";q=1;w=3600',
+        "cache-control: no-store",
+        f"content-type: {kind}",
+        f"content-length: {len(body)}",
+        body,
+    ]
+
+
+# -- paths -------------------------------------------------------------------------------------------------------------
+
+
+async def test_limits_of_each_route_follow_a_route_with_a_pattern_of_its_own_and_one_that_comes_later(
+    stage: Stage,
+) -> None:
+    login = Route("/login", page)
+    login.path_regex = re.compile(login.path_regex.pattern, re.IGNORECASE)
+    inside = Starlette(routes=[login, Route("/other", page)])
+    app = RateLimitMiddleware(inside, default_limits="2/minute", limiter=stage.limiter)
+    requests = ["GET /login", "GET /LOGIN times=2", "GET /other"]
+    assert await answers(stage, app, *requests) == ["200", "200 429", "200"]
+    inside.router.routes.append(Route("/late", page))
+    assert await stage.play("GET /late times=3") == ["200 200 429"]
+
+
+async def test_a_rule_older_than_a_change_of_the_routers_knows_what_they_take(stage: Stage) -> None:
+    """FastHTML changes Starlette's pattern of a text when it is imported, perhaps after the rules."""
+    rule, exempt = Rule("/items/{id}", "1/hour"), Rule("/items/{id}", exempt=True)
+    stage.environment.setattr(StringConvertor, "regex", "[^/]*")
+    app = RateLimitMiddleware(hello, rules=[rule])
+    assert await answers(stage, app, "GET /items/ times=2") == ["200 429"]
+    app = RateLimitMiddleware(hello, rules=[exempt, Rule("*", "1/hour", name="all")])
+    assert await answers(stage, app, "GET /items/ times=2") == ["200 200"]
+
+
+async def test_only_the_parameter_that_a_rule_counts_by_is_converted(stage: Stage) -> None:
+    """Another one may ask a database."""
+
+    class Report(StringConvertor):
+        convert = staticmethod(fails)  # type: ignore[assignment]
+
+    stage.environment.setitem(CONVERTOR_TYPES, "report", Report())
+    rule = Rule("/{tenant}/{number:report}", "1/hour", key=path_param("tenant"))
+    app = RateLimitMiddleware(hello, rules=[rule], limiter=stage.limiter)
+    assert await answers(stage, app, "GET /a/7 times=2", "GET /b/7", "log") == ["200 429", "200", "none"]
+
+
+# -- waiting -----------------------------------------------------------------------------------------------------------
+
+FAIR = 'rule "/", concurrency=2, key=everyone, wait="30s", fair=header("X-Tenant"), name="held"'
+
+
+async def test_a_permit_released_elsewhere_goes_to_the_tenant_that_holds_the_fewest(stage: Stage) -> None:
+    await stage.play("site remote=True", FAIR, "slow")
+    limiter = Limiter(stage.remote.inner)
+    elsewhere = await hit_all(limiter, [(Bucket("held", (Concurrency(2),)), "everyone", 1)])
+    await stage.play("stalls", "come GET / X-Tenant=big")
+    stage.remote.hangs = False
+    await stage.play("come GET / X-Tenant=big", "come GET / X-Tenant=small", "recovers")
+    assert await stage.play("inside") == ["big"]
+    assert stage.remote.inner.refund(elsewhere.begin_refund())
+    assert await stage.play("sleep 1s", "inside") == ["", "big small"]
+
+
+async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back(stage: Stage) -> None:
+    """As where a server ends its event loop."""
+    await stage.play("site remote=True", 'rule "/", concurrency=1', "slow", "come GET /")
+    assert await stage.play("inside", "permits") == ["nobody", "1"]
+    coroutine: Any = stage.tasks[0].get_coro()
+    coroutine.close()
+    assert await stage.play("ended", "permits") == ["none", "0"]
