@@ -5,6 +5,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,12 @@ def test_the_version_stands_in_one_place_and_is_that_of_the_changelog() -> None:
     assert newest, "CHANGELOG.md has no heading such as `## 0.1.0`"
     assert "version" not in PROJECT
     assert "version" in PROJECT["dynamic"]
-    metadata = ProjectMetadata(str(ROOT), PluginManager(), PYPROJECT)
+    metadata = ProjectMetadata(str(ROOT), PluginManager(), deepcopy(PYPROJECT))
     assert metadata.version == slidegate.__version__ == newest[1]
 
 
 def test_every_link_and_picture_of_the_readme_leads_to_a_file_from_an_index() -> None:
-    metadata = ProjectMetadata(str(ROOT), PluginManager(), PYPROJECT)
+    metadata = ProjectMetadata(str(ROOT), PluginManager(), deepcopy(PYPROJECT))
     page, repository, tag = metadata.core.readme, PROJECT["urls"]["Repository"], f"v{slidegate.__version__}"
     targets = re.findall(r"""(?:\]\(|\b(?:src|srcset|href)=")([^)"\s]+)""", page)
     shown = [target for target in targets if not target.startswith(("#", f"{repository}/"))]
