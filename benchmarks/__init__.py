@@ -1,1 +1,1 @@
-"""Benchmarks that compare candidates in one run: `python3 dev.py bench NAME`. Results are in docs/benchmarks.md."""
+"""Benchmarks that compare candidates in one run: `python3 dev.py bench NAME`. Results are in benchmarks/README.md."""

@@ -93,7 +93,7 @@ TABLES: Final = {
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=200, help="of each candidate in each round")
     parser.add_argument(
-        "--chart", action="store_true", help="write what docs/benchmarks.md draws; needs all rows and --other compiled"
+        "--chart", action="store_true", help="write what benchmarks/README.md draws: needs all rows, --other compiled"
     )
     rounds.arguments(parser, TABLES)
 

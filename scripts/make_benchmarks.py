@@ -1,4 +1,4 @@
-"""Writes the table of docs/benchmarks.md, its chart and what the chart says, from benchmarks/numbers.json.
+"""Writes the table of benchmarks/README.md, its chart and what the chart says, from benchmarks/numbers.json.
 
 `--check` only compares. `python3 dev.py bench real --other compiled --chart` writes the microseconds of that file; the
 cells of its tables are edited by hand, from what `bench` prints. README and docs/first_steps.md round the same numbers.
@@ -16,7 +16,7 @@ from benchmarks import chart
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 NUMBERS: Final = ROOT / "benchmarks" / "numbers.json"
-PAGE: Final = ROOT / "docs" / "benchmarks.md"
+PAGE: Final = ROOT / "benchmarks" / "README.md"
 CHART: Final = ROOT / "docs" / "images" / "added"
 BARS: Final = {
     "default": "slidegate",

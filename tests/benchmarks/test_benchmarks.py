@@ -113,7 +113,7 @@ def shown() -> dict[str, list[str]]:
             f"| Microseconds added by a FastAPI dependency | +{endpoint:.0f} | | | +{its_endpoint:.0f} | |",
         ],
         "docs/first_steps.md": [f"the middleware adds {PARTS[round(ours / (ours - compiled))]} less"],
-        "docs/benchmarks.md": [
+        "benchmarks/README.md": [
             f"**Statistics, Prometheus, 100,000 header values** cost {dear[0]:.1f} to {dear[-1]:.1f} times as much, "
             f"permits {permits:.1f} times",
             f"**A refusal at an endpoint** costs {refused} to {decorated} times fastapi-limiter's",
