@@ -3,27 +3,33 @@
 It measures `await limiter.hit`, including deadline and circuit breaker, from 1 task and from 64, over 64 keys; all hits
 are admitted. Both are measured alternately on one redis-server, which this starts. The ratio says how many times as
 fast slidegate is: the median of all rounds, and the worst.
+
+`--leases` compares stores with leases and without, and the moving and the fixed window of `limits`: hits a second and
+their times, of one hot key, of keys with a Zipf distribution, and of keys that are all new; beside the server, and
+through a proxy that delays its replies.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import socket
 import subprocess
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import cycle
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
+from itertools import accumulate, count, cycle
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from limits import parse
 from limits.aio.storage import RedisStorage
-from limits.aio.strategies import MovingWindowRateLimiter
+from limits.aio.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter
 
 from slidegate import Limiter
 from slidegate.stores.redis import RedisStore
@@ -88,12 +94,108 @@ async def run(url: str, tasks: int, options: Namespace) -> list[tuple[float, flo
     return taken[1:]
 
 
+# -- leases ------------------------------------------------------------------------------------------------------------
+
+
+LIMIT: Final = "6000000/minute"
+ZIPF_KEYS: Final = 10_000
+DELAYS_MS: Final = (0, 2, 40)
+SCENES: Final = (("one hot key", 1), ("one hot key", 64), ("Zipf over 10,000 keys", 64), ("all keys new", 64))
+TARGETS_OF_LEASES: Final = {SCENES[0]: "≥20", SCENES[1]: "≥8", SCENES[3]: "≥0.97"}
+"""The least gain beside the server."""
+_new: Final = count()
+
+
+def keys_of(scene: str) -> Callable[[], str]:
+    """Return a function that returns the next key."""
+    if scene == "one hot key":
+        return lambda: "hot"
+    if scene == "all keys new":
+        return lambda: f"new:{next(_new)}"
+    weights = list(accumulate(1 / rank for rank in range(1, ZIPF_KEYS + 1)))
+    drawn = cycle(random.Random(5).choices(range(ZIPF_KEYS), cum_weights=weights, k=200_000))
+    return lambda: f"zipf:{next(drawn)}"
+
+
+async def speed_of(hit: Hit, next_key: Callable[[], str], tasks: int, seconds: float) -> tuple[float, float, float]:
+    """Return hits a second, and the median and the 99th percentile of their times, in milliseconds."""
+    taken, began_s = list[float](), time.perf_counter()
+
+    async def work() -> None:
+        while (hit_s := time.perf_counter()) < began_s + seconds:
+            await hit(next_key())
+            taken.append(time.perf_counter() - hit_s)
+
+    await asyncio.gather(*(work() for _ in range(tasks)))
+    rate, ordered = len(taken) / (time.perf_counter() - began_s), sorted(taken)
+    return rate, 1_000 * ordered[len(ordered) // 2], 1_000 * ordered[len(ordered) * 99 // 100]
+
+
+@asynccontextmanager
+async def delayed(url: str, delay_ms: int) -> AsyncIterator[str]:
+    """Yield an address at which the replies of the server come so much later."""
+    from tests.fault_proxy import FaultProxy
+
+    if not delay_ms:
+        yield url
+        return
+    async with FaultProxy(int(url.rpartition(":")[2].partition("/")[0])) as proxy:
+        proxy.delay_s = delay_ms / 1_000
+        yield f"redis://127.0.0.1:{proxy.port}/0"
+
+
+async def compare_leases(url: str, options: Namespace) -> None:
+    """Measure all scenes, and print a table for each distance."""
+    for delay_ms in DELAYS_MS:
+        async with delayed(url, delay_ms) as address:
+            limit, storage = parse(LIMIT), RedisStorage(f"async+{address}", implementation="redispy")
+            moving, fixed = MovingWindowRateLimiter(storage), FixedWindowRateLimiter(storage)
+            ours = {
+                on: Limiter(RedisStore(address, prefix=f"leases{on}", timeout="10s", leases=on), deadline="10s")
+                for on in (True, False)
+            }
+            candidates: dict[str, Hit] = {
+                "leases": partial(hit_ours, ours[True]),
+                "no leases": partial(hit_ours, ours[False]),
+                "limits, moving": partial(moving.hit, limit, "moving"),
+                "limits, fixed": partial(fixed.hit, limit, "fixed"),
+            }
+            rows = [await row_of(scene, tasks, candidates, delay_ms, options) for scene, tasks in SCENES]
+            for limiter in ours.values():
+                await limiter.close()
+        head = ["scene", "tasks", *(f"{name}: hits/s, p50, p99 ms" for name in candidates), "gain", "target"]
+        show(f"{delay_ms} ms away", head, rows)
+
+
+async def hit_ours(limiter: Limiter, key: str) -> object:
+    return await limiter.hit(key, LIMIT)
+
+
+async def row_of(scene: str, tasks: int, candidates: dict[str, Hit], delay_ms: int, options: Namespace) -> list[str]:
+    """Measure a scene in rounds, of which every other one takes the candidates in reverse; return its row."""
+    next_key, found = keys_of(scene), {name: list[tuple[float, float, float]]() for name in candidates}
+    for turn in range(options.rounds):
+        for name in reversed(candidates) if turn % 2 else candidates:
+            found[name].append(await speed_of(candidates[name], next_key, tasks, options.seconds))
+    medians = {name: [median(one) for one in zip(*rounds, strict=True)] for name, rounds in found.items()}
+    cells = [f"{rate:,.0f}, {half:.2f}, {late:.2f}" for rate, half, late in medians.values()]
+    gain = medians["leases"][0] / medians["no leases"][0]
+    target = "" if delay_ms else TARGETS_OF_LEASES.get((scene, tasks), "")
+    return [scene, str(tasks), *cells, f"{gain:.2f}", target]
+
+
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--hits", type=int, default=2_000, help="of each candidate in each round")
+    parser.add_argument("--leases", action="store_true", help="compare stores with leases and without")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each candidate in each round, with --leases")
 
 
 def main(options: Namespace) -> None:
+    if options.leases:
+        with redis_server() as url:
+            asyncio.run(compare_leases(url, options))
+        return
     rows = []
     for tasks, target in TARGETS.items():
         with redis_server() as url:

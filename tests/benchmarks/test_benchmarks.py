@@ -65,6 +65,7 @@ def run(name: str, flags: list[str], program: Path) -> str:
     ("name", "flags"),
     [
         *SMALL.items(),
+        pytest.param("redis", ["--leases", "--rounds", "1", "--seconds", "0.05"], marks=pytest.mark.all),
         *(pytest.param(name, flags, marks=pytest.mark.all) for name, flags in LONGER.items()),
         *(pytest.param(name, flags, marks=pytest.mark.deep) for name, flags in LONGEST.items()),
     ],

@@ -7,7 +7,7 @@ import random
 import time
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import pytest
@@ -382,6 +382,42 @@ async def test_a_failed_call_ends_leases_and_loses_one_but_not_the_bound(server:
         assert left(store) == 0, "it may lead to a server that has lost the last writes"
         assert await asks(store)
         assert await used(direct) <= 6000
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+async def test_nothing_is_spent_after_a_restart_once_a_call_has_failed(is_saved: bool) -> None:
+    """A server that comes back without what it wrote last, as after a failover, has the identity of before."""
+    with RedisServer() as server:
+        async with leasing(server) as (store,):
+            await hit(store, "bob", MINUTE)
+            if is_saved:
+                server.command("SAVE")
+            await leased(store)
+            life = store.parts.news.life
+            server.kill()
+            server.start()
+            while left(store):
+                with suppress(StoreError):
+                    await hit(store, "eve", "6000/minute @11")
+            assert await asks(store)
+            await store.batcher().hear()
+            assert (store.parts.news.life == life) is is_saved
+            await asyncio.sleep(0.05)
+            assert await used(store) == 1, "and nothing of what was lost is refunded"
+
+
+@pytest.mark.parametrize("step_us", [10_000_000, 50_000, -50_000, -10_000_000])
+async def test_a_step_of_the_server_s_clock_ends_leases_with_the_next_answer(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, step_us: int
+) -> None:
+    stepped_us = 0
+    monkeypatch.setattr(StoreTime, "for_script", lambda time_: time.time_ns() // 1_000 + stepped_us)
+    async with leasing(server) as (store,):
+        await leased(store)
+        stepped_us = step_us
+        assert not await asks(store), "nobody has said so yet"
+        await hit(store, "bob", MINUTE)
+        assert left(store) == 0
 
 
 def test_a_step_of_the_clock_is_noticed() -> None:

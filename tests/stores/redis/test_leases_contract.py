@@ -1,16 +1,22 @@
 """The contract of stores with leases: what differs, and that nothing else does."""
 
-from collections.abc import Sequence
-from typing import Any
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
+from slidegate import Decision, MemoryStore, parse_limits
+from slidegate.core import Bucket
 from slidegate.stores.redis import RedisStore, question, slice_leases
 from slidegate.testing import FakeClock
 
 from ...contract import StoreContract
+from ...contract.player import settle
+from ...contract.programs import YEAR_2100_US
 from ...redis_servers import RedisServer, needs_redis
-from .stores import PLENTY, fresh_prefix
+from .stores import PLENTY, fresh_prefix, workers_at
 
 pytestmark = needs_redis
 
@@ -62,3 +68,148 @@ class TestLeased(StoreContract):
 
     def make_store(self, clock: FakeClock) -> RedisStore:
         return Returning(self.server.url, prefix=fresh_prefix(), timeout=PLENTY, clock=clock, leases=True)
+
+
+LIMITED: Final = ((Bucket("x", parse_limits("3000/10s")), "ann", 1),)
+PAGE: Final = Path(__file__).resolve().parents[3] / "docs/stores/redis.md"
+
+
+class Two:
+    """Two workers, one of which has leased units."""
+
+    def __init__(self, one: RedisStore, other: RedisStore) -> None:
+        self.one, self.other = one, other
+
+    async def lease(self, checks: Any = LIMITED) -> int:
+        """Have the one lease units; return how many."""
+        leases = self.one.parts.leases
+        assert leases is not None
+        for _ in range(400):
+            await settle(self.one.hit(checks))
+            if ahead := sum(len(lease.units) for lease in leases._leases.values()):
+                return ahead
+        raise AssertionError("no lease")
+
+    async def is_spent(self, checks: Any = LIMITED) -> bool:
+        """Return whether the one admits a hit and asks nobody."""
+        answer = self.one.hit(checks)
+        return isinstance(answer, Decision) and answer.allowed
+
+    async def fill(self, checks: Any = LIMITED) -> Decision:
+        """Have the other spend what there is; return the refusal."""
+        while (decision := await settle(self.other.hit(checks))).allowed:
+            pass
+        return decision
+
+
+async def remaining(two: Two) -> None:
+    ahead = await two.lease()
+    own, others = await settle(two.one.hit(LIMITED)), await settle(two.other.peek(LIMITED))
+    assert others.remaining == own.remaining - ahead
+
+
+async def refused_meanwhile(two: Two) -> None:
+    await two.lease(SMALL)
+    assert not (await two.fill(SMALL)).allowed
+    assert await two.is_spent(SMALL)
+
+
+async def retry_after(two: Two) -> None:
+    ahead = await two.lease(SMALL)
+    refused = await two.fill(SMALL)
+    leases = two.one.parts.leases
+    assert leases is not None
+    leases.refund_all(two.one.batcher().refund_in_background)
+    await two.one.batcher().server_us()
+    two.other.parts.refusals.change_all()  # a second later
+    admitted = [(await settle(two.other.hit(SMALL))).allowed for _ in range(ahead + 1)]
+    assert admitted == [True] * ahead + [False]
+    assert (refused.retry_after_us or 0) > 1_000_000
+
+
+async def changes_of_others(two: Two) -> None:
+    await two.lease()
+    await two.other.bans.ban("ann", None, "", "ann")
+    assert await two.is_spent()
+
+
+async def resets(two: Two) -> None:
+    await two.lease(SMALL)
+    await two.other.reset("ann")
+    await two.fill(SMALL)
+    assert await two.is_spent(SMALL), "besides the whole amount"
+
+
+async def lost_data(two: Two) -> None:
+    await two.lease(SMALL)
+    assert await two.other.reset_all()  # as after FLUSHALL, which other tests would see
+    await two.fill(SMALL)
+    assert await two.is_spent(SMALL), "besides the whole amount"
+
+
+async def dead_worker(two: Two) -> None:
+    ahead, leases = await two.lease(), two.one.parts.leases
+    assert leases is not None
+    spent = (await settle(two.one.hit(LIMITED))).readings[0][0]
+    leases.drop()  # as when it is killed, or its call fails
+    await two.one.close()
+    assert (await settle(two.other.hit(LIMITED))).readings[0][0] == spent + ahead
+
+
+SMALL: Final = ((Bucket("small", parse_limits("200/minute @10")), "ann", 1),)
+DIFFERENCES: Final[dict[str, Callable[[Two], Awaitable[None]]]] = {
+    "`remaining`, the `RateLimit` field, `peek`, `inspect`": remaining,
+    "a request near the limit": refused_meanwhile,
+    "`Retry-After`": retry_after,
+    "a ban, an unban, a refund or a changed amount by another worker": changes_of_others,
+    "a reset by another worker": resets,
+    "Redis lost its data, or a failover the last writes": lost_data,
+    "a worker is killed, or its call fails": dead_worker,
+}
+"""What differs from a store without leases: a row of the page each."""
+OTHERS: Final = ("a worker is stopped", "the machine of a worker is paused", "the server's clock steps forward")
+"""Rows that tests of their own show: in `test_leases` and in `test_storm`."""
+
+
+def test_the_page_lists_what_differs() -> None:
+    section = PAGE.read_text("utf-8").split("\n## Leases\n")[1].split("\n## ")[0]
+    rows = [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("| ")]
+    assert rows[1:] == [*DIFFERENCES, *OTHERS]
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+async def test_what_differs(server: RedisServer, name: str) -> None:
+    async with workers_at(server, 2, leases=True) as (one, other):
+        await DIFFERENCES[name](Two(one, other))
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("load", [0.95, 1.5])
+@pytest.mark.parametrize("workers", [2, 8, 32])
+async def test_few_requests_are_refused_because_others_have_leased(
+    server: RedisServer, rng: random.Random, workers: int, load: float
+) -> None:
+    """Workers of different weights, in bursts; a store in memory counts what is spent, and would have admitted them."""
+    clock = FakeClock(YEAR_2100_US)
+    memory, needless, asked_nobody, many = MemoryStore(clock=clock), 0, 0, 9_000
+    weights = [1 / place for place in range(1, workers + 1)]
+    async with workers_at(server, workers, leases=True, clock=clock) as stores:
+        for number in range(many):
+            rate = 300 * load * (2 if number // 600 % 4 == 0 else 2 / 3)
+            clock.advance(us=int(rng.expovariate(rate) * 1_000_000))
+            for each in stores:
+                leases = each.parts.leases
+                assert leases is not None
+                for lease in [*leases._leases.values()]:
+                    if clock.now_us >= lease.until_us:  # the timer of the event loop, which goes by another clock
+                        leases.refund_rest(lease, each.batcher().refund_in_background)
+            (store,) = rng.choices(stores, weights)
+            answer = store.hit(LIMITED)
+            decision = await settle(answer)
+            asked_nobody += decision.allowed and isinstance(answer, Decision)
+            if decision.allowed:
+                await settle(memory.charge(LIMITED))
+            else:
+                needless += (await settle(memory.peek(LIMITED))).allowed
+    print(f"{workers} workers, load {load}: {needless / many:.2%} needless, {asked_nobody / many:.0%} asked nobody")  # noqa: T201
+    assert needless <= many / 100

@@ -19,7 +19,7 @@ class LeasingHit(Asked):
         assert leases is not None, "only a store with leases has such hits"
         ahead = leases.wanted(question, self.refund)
         is_seldom = ahead is None and question.is_seldom(asked, self.sent_ns)
-        self._is_lease = question.is_joinable and not is_seldom
+        self._is_lease = not is_seldom and question.is_joinable
         if not self._is_lease:
             return super()._pack_hits(hit)
         self.is_several = True
