@@ -147,7 +147,7 @@ def invitation(port: int, token: str) -> Iterator[str]:
     """Yield what to try while the site is served."""
     url = f"http://{HOST}:{port}"
     yield f"\nServing the same site at {url} until Ctrl-C.\n"
-    yield f"The dashboard is at {url}{DASHBOARD}/?window=3h, and shows the replay."
+    yield f"The dashboard is at {url}{DASHBOARD}/?window=6h, and shows the replay."
     yield f"Sign in with any name and this password: {token}"
     for what, command in CURL.items():
         yield f"\n{what}\n  {command.format(url=url)}"

@@ -81,7 +81,7 @@ def test_the_printed_curl_lines_are_refused_as_printed(tmp_path: Path) -> None:
             client.auth = ("anybody", token)
             assert client.get(address).status_code == 200
             api = f"{address.partition('?')[0]}api"
-            seen = client.get(f"{api}/statistics?window=3h").json()["total"]
+            seen = client.get(f"{api}/statistics?window=6h").json()["total"]
             assert (seen["passed"], seen["banned"]) == (4, 1)
             (ban,) = client.get(f"{api}/bans").json()["bans"]
             assert ban["key"] == "203.0.113.77"

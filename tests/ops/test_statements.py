@@ -200,7 +200,7 @@ ROUNDS = 25
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClock]:
     clock = FakeClock(NOW_US)
     monkeypatch.setattr(time, "time", lambda: clock.now_us / 1_000_000)
-    monkeypatch.setattr("slidegate.ops.look.time", lambda: clock.now_us / 1_000_000)
+
     with limits_clock(clock):
         yield clock
 

@@ -26,7 +26,7 @@ class Kind(StrEnum):
     NO_REQUESTS = "no_requests"
 
 
-class Action(NamedTuple):
+class Proposal(NamedTuple):
     """Something that an operator may do about it.
 
     Attributes:
@@ -111,7 +111,7 @@ class Statement:
     kind: Kind
     text: str
     values: Mapping[str, Any] = field(default_factory=dict)
-    actions: tuple[Action, ...] = ()
+    actions: tuple[Proposal, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

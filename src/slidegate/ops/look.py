@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
-from time import time
 from typing import Any, Final, NamedTuple
 
 from .. import Limiter
@@ -90,7 +90,7 @@ async def look(limiter: Limiter, recent: Recent, outage: Outage | None) -> Seen:
     stats, clients, keys = recent
     published = await limiter.published()
     off = next((one for one in await limiter.overrides() if one.name == "*"), None)
-    now_us = int(time() * 1_000_000)
+    now_us = int(time.time() * 1_000_000)
     from_us, is_cut = _time_of_clients(stats, now_us, await limiter.now_us())
     return Seen(
         total=stats.total,
@@ -100,7 +100,7 @@ async def look(limiter: Limiter, recent: Recent, outage: Outage | None) -> Seen:
         from_us=from_us,
         is_cut=is_cut,
         span=span_of(min(stats.seen_us / 1_000_000, 300)),
-        kinds=_kinds(published),
+        kinds=kinds_of(published),
         larger=await _larger(limiter, recent),
         limits=_texts(limiter),
         banned=await _banned(limiter, recent),
@@ -124,7 +124,7 @@ def _time_of_clients(stats: Stats, now_us: int, store_us: int) -> tuple[int, boo
     return now_us - (store_us - first_us), is_cut
 
 
-def _kinds(published: Iterable[Any]) -> dict[str, str]:
+def kinds_of(published: Iterable[Any]) -> dict[str, str]:
     """Return the kind of key that each rule reads; of a name that two rules have, nothing is known."""
     found: dict[str, str] = {}
     for rule in (rule for one in published for rule in one.text.rules):

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network, ip_network
 from typing import Any, Final, NamedTuple
 
-from .incident import Action, Kind, Seen, Statement
+from .incident import Kind, Proposal, Seen, Statement
 from .traffic import ClientTraffic, Traffic
 
 STANDS_OUT: Final = 1 / 3
@@ -168,22 +168,22 @@ def _of_one(seen: Seen, rule: str, refused: _Refused, whole: int) -> Statement:
     when, since = _times(seen, one.refused_since_us)
     values = {**_share(seen, rule), "part": refused.times, "whole": whole, "offender": one.key, **since}
     text = "{rule} refuses {share}: {part} of {whole} refusals are {offender}" + when
-    actions = [Action("look", one.key), *_raise(seen, rule)]
+    actions = [Proposal("look", one.key), *_raise(seen, rule)]
     many = stands_for(one)
     if many:
         return Statement(Kind.SHARED_ADDRESS, f"{text}. {many}", values, tuple(actions))
     if refused.is_client and _limited(one) >= MIN_REFUSALS and _limited(one) >= GOES_ON * one.requests:
         values["passed"] = one.passed
         text += ", which goes on: {passed} of its requests passed"
-        return Statement(Kind.FLOOD, text, values, (Action("ban", one.key), *actions))
+        return Statement(Kind.FLOOD, text, values, (Proposal("ban", one.key), *actions))
     return Statement(Kind.AT_LIMIT, text, values, tuple(actions))
 
 
-def _raise(seen: Seen, rule: str) -> list[Action]:
+def _raise(seen: Seen, rule: str) -> list[Proposal]:
     """Return the action that makes a limit of a rule larger, if it can be changed."""
     if rule not in seen.larger:
         return []
-    return [Action("raise", *seen.larger[rule])]
+    return [Proposal("raise", *seen.larger[rule])]
 
 
 def stands_for(one: ClientTraffic) -> str:
@@ -221,19 +221,19 @@ def _of_everyone(seen: Seen, rule: str) -> Statement:
     text = "{rule} refuses {share}: all clients together reach its limit"
     if values["limits"]:
         text += " of {limits}"
-    actions = [Action("open", rule), *_raise(seen, rule)]
+    actions = [Proposal("open", rule), *_raise(seen, rule)]
     total = seen.total or Traffic()
     for busiest in seen.clients.busiest[:1]:
         if busiest.requests >= STANDS_OUT * _requests(total):
             values |= {"part": busiest.requests, "whole": _requests(total), "offender": busiest.key}
             text += "; {part} of {whole} requests are {offender}"
-            actions.insert(0, Action("look", busiest.key))
+            actions.insert(0, Proposal("look", busiest.key))
     return Statement(Kind.EVERYONE, text, values, tuple(actions))
 
 
 def _of_crowd(seen: Seen, rule: str, refused: Sequence[_Refused], whole: int) -> Statement:
     """Return the sentence about many clients of whom none stands out."""
-    actions = (Action("open", rule), *_raise(seen, rule))
+    actions = (Proposal("open", rule), *_raise(seen, rule))
     values = _share(seen, rule)
     if not refused:
         return Statement(Kind.CROWD, "{rule} refuses {share}: its clients were not seen", values, actions)
@@ -268,9 +268,9 @@ def _of_calm(seen: Seen) -> Statement:
             break
         text += ": {part} of {whole} refusals are {offender}"
         values |= {"part": one.refused, "whole": total.refused, "offender": one.key}
-        actions = [Action("look", one.key)]
+        actions = [Proposal("look", one.key)]
         if one.key in seen.banned:
             text += ", which is banned"
-            actions.append(Action("unban", one.key))
+            actions.append(Proposal("unban", one.key))
         return Statement(Kind.STOPPED, text, values, tuple(actions))
     return Statement(Kind.STOPPED, text, values)

@@ -45,6 +45,7 @@ from .stats_rows import (
     own_name,
     pause,
     read_events,
+    read_minutes,
     read_ranking,
     read_stats,
     steps_of,
@@ -114,7 +115,7 @@ class Statistics(Observer):
         self._writing: asyncio.Task[None] | None = None
         # By how much the store's clock is ahead of that of this process.
         self._ahead_s = 0.0
-        self._began_s = monotonic()
+        # When this worker first wrote: a request counts in the slice in which it is written.
         self._from_us: int | None = None
 
     # -- counting ------------------------------------------------------------------------------------------------------
@@ -237,7 +238,7 @@ class Statistics(Observer):
     async def _keep_worker(self, now_us: int, kept_s: float) -> None:
         """Write who this worker is, and when it wrote."""
         if self._from_us is None:
-            self._from_us = now_us - int((monotonic() - self._began_s) * 1_000_000)
+            self._from_us = now_us
         row = {**own_name(), "at_us": now_us, "from_us": self._from_us}
         await self._limiter.keep_row(WORKERS, 0, encoded(row), int(kept_s * 1_000_000))
 
@@ -298,6 +299,18 @@ class Statistics(Observer):
             StoreError: The store does not answer.
         """
         return await self._ranking(KEYS, limit)
+
+    async def minutes(self, *, of_keys: bool = False) -> list[list[ClientTraffic]]:
+        """Return the busiest and the most refused clients of each of the last five minutes, the oldest minute first.
+
+        Args:
+            of_keys: Whether to return keys of other kinds instead.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        await self.publish()
+        return await read_minutes(self._limiter, KEYS if of_keys else CLIENTS)
 
     async def _ranking(self, kind: str, limit: int) -> Ranking:
         check_whole(limit, 1, 1_000, "clients: limit", "for example 50")

@@ -21,7 +21,7 @@ from ..core.errors import ConfigurationError, quoted
 from .clients import Clients
 from .encoding import decoded
 from .tally import Series
-from .traffic import LoggedEvent, Ranking, Stats, Traffic, Worker
+from .traffic import ClientTraffic, LoggedEvent, Ranking, Stats, Traffic, Worker
 
 ALIVE_S: Final = 300.0
 """A worker that has written nothing for so many seconds is no longer listed."""
@@ -86,7 +86,9 @@ async def read_stats(limiter: Limiter, steps: Steps, rule: str | None, route: st
     first = max(last - number_of_steps + 1, 0)
     steps_seen = [Traffic() for _ in range(number_of_steps)]
     stats = Stats(step_us, first * step_us, Traffic(), {}, {}, steps_seen, [])
+    earliest = last
     for number, _, row in await limiter.rows(kind, first, last):
+        earliest = min(earliest, number)
         for (rules, of_route), traffic in Series.unpacked(row):
             if rule is not None and rule not in rules:
                 continue
@@ -96,17 +98,10 @@ async def read_stats(limiter: Limiter, steps: Steps, rule: str | None, route: st
         await pause()
     now_us = await limiter.now_us()
     stats.workers.extend(await _read_workers(limiter, now_us))
-    return stats._replace(seen_us=now_us - _seen_from(stats, now_us))
-
-
-def _seen_from(stats: Stats, now_us: int) -> int:
-    """Return when the counts of a window begin: with it, or when the first worker began or the first request came."""
+    # The counts begin with the window, or when the first worker began or the first request came.
     counting_s = max((worker.counting_s for worker in stats.workers), default=0)
-    from_us = max(now_us - int(counting_s * 1_000_000), stats.start_us)
-    for place, step in enumerate(stats.steps):
-        if step.passed or step.refused or step.unavailable:
-            return min(from_us, stats.start_us + place * stats.step_us)
-    return from_us
+    from_us = min(now_us - int(counting_s * 1_000_000), earliest * step_us)
+    return stats._replace(seen_us=now_us - max(from_us, stats.start_us))
 
 
 async def _read_workers(limiter: Limiter, now_us: int) -> list[Worker]:
@@ -130,6 +125,18 @@ async def read_ranking(limiter: Limiter, kind: str, limit: int) -> Ranking:
         clients.add_row(row)
         await pause()
     return clients.ranking(limit)
+
+
+async def read_minutes(limiter: Limiter, kind: str) -> list[list[ClientTraffic]]:
+    """Return the first clients, or keys, of each of the last minutes of all workers, the oldest minute first."""
+    step_us, kept = STEPS[kind]
+    last = await limiter.now_us() // step_us
+    first = max(last - kept + 1, 0)
+    minutes = [Clients() for _ in range(last - first + 1)]
+    for number, _, row in await limiter.rows(kind, first, last):
+        minutes[number - first].add_row(row)
+        await pause()
+    return [[one.described() for one in minute.values()] for minute in minutes]
 
 
 async def read_events(limiter: Limiter, limit: int) -> list[LoggedEvent]:

@@ -33,8 +33,10 @@ from slidegate.core.errors import StoreUnavailable
 from slidegate.dashboard import Dashboard
 from slidegate.ops.dashboard import charts
 from slidegate.ops.dashboard.app import MAX_BODY
-from slidegate.ops.dashboard.page import rate
-from slidegate.ops.dashboard.service import WINDOWS, Service
+from slidegate.ops.dashboard.page import DOCS
+from slidegate.ops.dashboard.service import Service
+from slidegate.ops.dashboard.snapshots import WINDOWS
+from slidegate.ops.dashboard.texts import rate
 from slidegate.ops.statistics import EVERY_S, Statistics
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, RecordingObserver
@@ -182,7 +184,7 @@ async def test_what_is_no_whole_request_is_answered_as_a_server_wants_it_and_cha
 
 
 async def test_head_has_the_headers_of_a_get_and_no_body(site: Site) -> None:
-    for path in ("static/page.js", "api/limits", "shadow", "nothing"):
+    for path in ("static/page.js", "api/limits", "bans", "nothing"):
         get, head = [await site.send(method, path) for method in ("GET", "HEAD")]
         assert (head.status, head.body, head.headers["content-length"]) == (get.status, b"", str(len(get.body)))
 
@@ -215,8 +217,9 @@ async def test_a_failed_store_is_told_without_its_password(clock: FakeClock, cap
             await limiter.ban("198.51.100.7", "1h")
         shown = [limiter, limiter.store, site.dashboard, vars(site.dashboard), raised.value, observer.events]
         shown += [caplog.text, *((answer.start, answer.body) for answer in [*views, *answers])]
-    for view in views:
-        assert view.status == 200
+    assert "The store is away since" in views[0].body.decode()
+    assert [view.status for view in views] == [200] * len(views)
+    for view in views[1:]:
         assert 'The store does not answer, and requests are decided by <code>on_error="local"' in view.body.decode()
     for answer in answers:
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
@@ -286,7 +289,7 @@ async def test_keys_of_any_characters_are_found_lifted_and_shown_as_text_in_ever
     assert await statuses(keyed, 2) == [200, 429]
     assert await statuses(shadow, 2) == [200, 200]
     assert [one["details"]["status"] for one in (await read(site, "client", key=key))["refusals"]] == ["429"]
-    assert f"clients?{urlencode({'key': key})}" in (await site.page("shadow")).names("a", "href")
+    assert f"./clients?{urlencode({'key': key})}" in (await site.page("?rule=tried")).names("a", "href")
     status, _ = await site.ask("PUT", "bans", {"key": key, "duration": "1h", "reason": key})
     assert status == (200 if key.startswith("user:") else 400)
     await site.limiter.ban(key, "1h", reason=key, by=key)
@@ -399,12 +402,14 @@ async def test_whatever_a_form_has_it_leads_on_or_says_why_not(view: str, do: st
 async def test_page_of_a_view_is_small_and_asks_no_other_place(site: Site) -> None:
     for number in range(30):
         await site.visit("/articles/a", times=number % 12, client=f"198.51.100.{number}")
-    files = {"static/page.js": 5_000, "static/style.css": 14_000, "static/icon.svg": 1_000}
-    for name, most in [*files.items(), *((view, 30_000) for view in VIEWS)]:
+    files = {"static/page.js": 5_000, "static/style.css": 15_000, "static/icon.svg": 1_000}
+    for name, most in [*files.items(), *((view, 30_000) for view in (*VIEWS, "?rule=all", "?route=GET /"))]:
         body = (await site.get(name)).body
         assert len(body) <= most, name
         text = body.decode()
-        assert {*re.findall(r"https?://[^\s\"'`)<]+", text)} <= {"http://www.w3.org/2000/svg"}
+        linked = {*re.findall(r"https?://[^\s\"'`)<]+", text)} - {"http://www.w3.org/2000/svg"}
+        assert linked <= {DOCS}
+        assert text.count(DOCS) == text.count(f'<a href="{DOCS}" rel="noreferrer">')
         assert not re.search(r"""(?:src|href|from|import)\s*=?\s*["'(]//""", text)
     script = (await site.get("static/page.js")).body
     assert not Parser(Language(tree_sitter_javascript.language())).parse(script).root_node.has_error
@@ -474,7 +479,7 @@ def reads(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     reads, statistics = list[str](), Statistics.of(site.limiter)
 
     async def noted(name: str, *given: Any, **more: Any) -> Any:
-        reads.append(name)
+        reads.append(f"{name} {given[0]}" if name == "read" else name)
         await anyio.lowlevel.checkpoint()
         return await getattr(Statistics, name)(statistics, *given, **more)
 
@@ -488,7 +493,7 @@ async def test_viewers_share_what_is_read_from_the_store(site: Site, reads: list
         for _ in range(20):
             for view in ("", "clients", "bans"):
                 group.start_soon(site.page, view)
-    assert sorted(reads) == ["clients", "events", "read"]
+    assert sorted(reads) == ["clients", "events", "read 5m"]
 
 
 @pytest.mark.parametrize(("window", "interval_us"), [("5m", 2_000_000), ("1h", 10_000_000)])
@@ -499,7 +504,7 @@ async def test_a_snapshot_is_shared_for_two_seconds_or_ten(
         site.clock.advance(us=pause_us)
         await site.page(f"?window={window}")
         assert (await site.get(f"api/statistics?window={window}")).status == 200
-        assert reads.count("read") == times
+        assert reads.count(f"read {window}") == times
 
 
 async def test_a_change_is_shown_though_another_viewer_still_reads(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -560,7 +565,8 @@ STEP_S = st.sampled_from([5.0, 60.0, 300.0, 1_200.0])
 
 def stats(steps: list[dict[str, Any]], step_s: float = 5.0) -> dict[str, Any]:
     start_at = 1_800_000_000.0
-    return {"steps": steps, "step_s": step_s, "start_at": start_at, "at": start_at + step_s * (len(steps) - 0.5)}
+    at = start_at + step_s * (len(steps) - 0.5)
+    return {"steps": steps, "step_s": step_s, "start_at": start_at, "at": at, "seen_s": at - start_at}
 
 
 def points(path: str) -> list[tuple[float, float]]:
@@ -586,7 +592,7 @@ def test_chart_of_any_numbers_is_well_formed_inside_its_place_and_stacked_in_the
                 tops[path.attrib["class"].split()[1]] = [y for _, y in drawn]
         titles = [title.text or "" for title in lines.iter("title")]
         assert len(titles) == len(chart.rows) == len(done)
-        for title, (when, texts) in zip(titles, chart.rows, strict=True):
+        for title, (when, texts, _) in zip(titles, chart.rows, strict=True):
             legend = [f"{name} {text}" for name, text in zip(chart.names, texts, strict=True)]
             said = [one for one in legend if not one.endswith((" 0", f" {charts.NOTHING}"))]
             assert title == f"{when}: {', '.join(said) or 'none'}"
@@ -613,7 +619,9 @@ async def test_chart_of_any_window_shows_all_requests_that_its_tile_counts(
     last = found["steps"][-1]["passed"] if found["step_s"] == 5.0 else 0
     assert sum(step["passed"] for step, _ in drawn) + last == found["total"]["passed"] > 0
     chart = charts.requests(found, lambda value: str(value))
-    rates = [0.0 if texts[0] == "0.0" else float(texts[0]) for _, texts in chart.rows]
+    rates = [0.0 if texts[0] == "None" else float(texts[0]) for _, texts, _ in chart.rows]
+    unseen = [texts[0] for _, texts, _ in chart.rows].count("None")
+    assert found["seen_s"] <= found["step_s"] * (len(found["steps"]) - unseen)
     assert [rate * length_s for rate, (_, length_s) in zip(rates, drawn, strict=True)] == pytest.approx(
         [step["passed"] for step, _ in drawn]
     )

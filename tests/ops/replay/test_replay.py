@@ -28,7 +28,7 @@ from starlette.routing import Mount, Route
 
 from slidegate import BanPolicy, Limiter, MemoryStore, Networks, RateLimit, RateLimitMiddleware, Rule, client_ip, header
 from slidegate.core import Quota
-from slidegate.ops.dashboard.page import count, ms, rate, share, span
+from slidegate.ops.dashboard.texts import count, ms, rate, share, span
 from slidegate.ops.replay import AccessLogs, AccessRecord, Measured, Played, Replay, Simulated, line_parser
 from slidegate.ops.replay import logs as logs_module
 from slidegate.ops.replay.logs import NO_TIME, PRESETS, Preset, parse_line

@@ -57,6 +57,8 @@ _TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+x
 _JSON: Final = "application/json"
 _FORM: Final = "application/x-www-form-urlencoded"
 _READ: Final = ("GET", "HEAD")
+_OPEN: Final = ("/static/style.css", "/static/icon.svg")
+"""What the page for those without a token needs."""
 
 
 class Dashboard:
@@ -111,6 +113,8 @@ class Dashboard:
         await response(scope, receive, send)
 
     async def _respond(self, request: Request, path: str) -> Response:
+        if path in _OPEN and request.method in _READ:
+            return self._file(path)
         user = await self._identify(request)
         if request.method not in _READ and not may_change(request):
             raise HTTPException(
@@ -128,9 +132,12 @@ class Dashboard:
         if request.method not in _READ:
             raise HTTPException(405, "Expected GET or POST.", {"allow": "GET, HEAD, POST"})
         if path in self._files:
-            body, media_type = self._files[path]
-            return Response(body, media_type=media_type)
+            return self._file(path)
         return await self._page.show(path[1:], request.query_params)
+
+    def _file(self, path: str) -> Response:
+        body, media_type = self._files[path]
+        return Response(body, media_type=media_type)
 
     async def _call(self, request: Request, name: str, user: str) -> Response:
         """Return the response of an operation of the API."""

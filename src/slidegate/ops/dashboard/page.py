@@ -1,33 +1,26 @@
-"""The page of the dashboard: what each of its five views shows, and what its forms change."""
+"""The page of the dashboard: it draws four views, and its forms change bans and limits."""
 
 from __future__ import annotations
 
-import platform
-import re
-from collections import Counter
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from functools import cache
-from itertools import groupby
-from operator import itemgetter
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import jinja2
-from markupsafe import Markup, escape
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
-from ... import ConfigurationError, MemoryStore, StoreError, __version__
-from ...core import compiled
-from ...core.logs import escaped
+from ... import ConfigurationError, StoreError
 from ..readers import UnreadKeyError
-from ..rows import EVERYWHERE, check_key, key_of, place_of, span_of
-from . import charts
-from .charts import NOTHING
-from .service import WINDOWS, Service, problem_of, text_of
+from ..rows import EVERYWHERE, check_key, key_of, place_of
+from . import charts, texts
+from .service import Service, problem_of
+from .snapshots import requests_of
+from .texts import address
+from .views import Views, seen_s
 
-VIEWS: Final = {"": "Now", "clients": "Clients", "bans": "Bans", "shadow": "Shadow", "configuration": "Configuration"}
+VIEWS: Final = {"": "Now", "clients": "Clients", "bans": "Bans", "configuration": "Configuration"}
 _OPERATIONS: Final = {
     "ban": ("POST", "bans"),
     "unban": ("DELETE", "bans"),
@@ -35,65 +28,16 @@ _OPERATIONS: Final = {
     "restore": ("DELETE", "limits"),
 }
 """The operation of each form that changes something."""
-_UTC: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
-NEAREST: Final = 12
-SHADOWED: Final = 20
-
-
-def count(value: float | None) -> str:
-    """Return a whole number with separators."""
-    return NOTHING if value is None else f"{value:,.0f}"
-
-
-def rate(value: float | None) -> str:
-    """Return a number in three digits."""
-    return NOTHING if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def share(part: float, whole: float) -> str:
-    """Return a share in percent."""
-    return f"{100 * part / whole:.3g} %" if whole else NOTHING
-
-
-def ms(value: float | None) -> str:
-    """Return milliseconds with their unit."""
-    return NOTHING if value is None else f"{value / 1_000:.1f} s" if value >= 10_000 else f"{rate(value)} ms"
-
-
-def span(seconds: float | None) -> str:
-    """Return a length of time in its two largest units."""
-    return NOTHING if seconds is None else span_of(max(seconds, 0))
-
-
-def moment(at: float | None) -> Markup | str:
-    """Return a time in UTC; the page's script shows it in the reader's time zone."""
-    if at is None:
-        return NOTHING
-    when = datetime.fromtimestamp(at, UTC)
-    return Markup(f'<time datetime="{when:%Y-%m-%dT%H:%M:%SZ}">{when:%Y-%m-%d %H:%M:%S}</time>')
-
-
-def plain(text: object, most: int = 80) -> str:
-    """Return a text without control characters and changes of direction, which browsers would obey."""
-    return escaped(str(text), most)
-
-
-def timed(text: object) -> Markup:
-    """Return the message of an event, whose times, in UTC, are elements: the page's script shows them as all others."""
-    return Markup(_UTC.sub(_moment_of, str(escape(plain(text, 256)))))
-
-
-def _moment_of(found: re.Match[str]) -> str:
-    try:
-        return str(moment(datetime.fromisoformat(found[0]).timestamp()))
-    except ValueError:  # a client may choose what looks like a time
-        return found[0]
-
-
-def grouped(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return events, each with how many `times` it follows itself: several workers report a changed limit."""
-    found = [[*same] for _, same in groupby(events, key=itemgetter("kind", "message"))]
-    return [{**same[0], "times": len(same)} for same in found]
+DOCS: Final = "https://example.org/slidegate/slidegate/tree/main/docs/guides/operating.md"
+_FILTERS: Final[tuple[Callable[..., Any], ...]] = (
+    texts.count,
+    texts.rate,
+    texts.ms,
+    texts.span,
+    texts.moment,
+    texts.plain,
+    texts.sentence,
+)
 
 
 @cache
@@ -107,10 +51,10 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    texts: tuple[Callable[..., Any], ...] = (count, rate, ms, span, moment, plain, timed, grouped)
-    environment.filters |= {text.__name__: text for text in texts}
-    environment.globals |= {"views": VIEWS, "windows": WINDOWS, "everywhere": EVERYWHERE.holds}
-    environment.globals |= {"share": share, "span": span, "charts": charts, "urlencode": urlencode}
+    environment.filters |= {text.__name__: text for text in _FILTERS}
+    environment.globals |= {"views": VIEWS, "everywhere": EVERYWHERE.holds, "docs": DOCS}
+    environment.globals |= {"share": texts.share, "span": texts.span, "charts": charts, "address": address}
+    environment.globals |= {"requests_of": requests_of, "seen_s": seen_s}
     for name in environment.list_templates():
         environment.get_template(name)
     return environment
@@ -129,7 +73,13 @@ class Page:
         self._limiter = service.limiter
         self._changes = changes
         self._templates = _environment()
-        self._drawn: dict[str, tuple[dict[str, Any], list[charts.Chart]]] = {}
+        views = Views(service)
+        self._views = {
+            "": views.now,
+            "clients": views.clients,
+            "bans": views.bans,
+            "configuration": views.configuration,
+        }
 
     async def show(self, view: str, query: Mapping[str, str], wrong: Mapping[str, Any] | None = None) -> Response:
         """Return a view.
@@ -144,18 +94,39 @@ class Page:
         """
         if view not in VIEWS:
             raise HTTPException(404, "This page does not exist.")
-        shown: dict[str, Any] = {}
+        shown: dict[str, Any] = {"tabs": dict.fromkeys(VIEWS), "title": VIEWS[view], "statement": None}
         is_failing = self._limiter.is_failing
         try:
-            await getattr(self, f"_{view or 'now'}")(shown, query)
+            await self._views[view](shown, query)
+            shown["tabs"] |= await self._counts()
         except StoreError:
             is_failing = True
-        shown |= {"view": view, "query": query, "may": self._changes, "wrong": wrong or {}}
-        shown |= {"is_failing": is_failing, "on_error": self._limiter.on_error, "made": _made(query)}
-        by_function = not all(one.changeable for one in self._limiter.limits())
-        shown["unseen"] = "; limits of functions are not looked at" if by_function else ""
+        wrong = wrong or {}
+        shown |= {"view": view, "query": query, "may": self._changes, "wrong": wrong}
+        shown |= {
+            "problem": None,
+            "above": "",
+            "is_failing": is_failing,
+            "on_error": self._limiter.on_error,
+            "made": _made(query),
+        }
         text = self._templates.get_template(f"{view or 'now'}.html").render(shown)
-        return Response(text, (wrong or {}).get("status", 200), media_type="text/html")
+        return Response(text, wrong.get("status", 200), media_type="text/html")
+
+    async def _counts(self) -> dict[str, tuple[int, str]]:
+        """Return the numbers beside the names of views, and of what they are."""
+        snapshots = self._service.snapshots
+        clients = await snapshots.clients.get()
+        refused = [one for one in clients["clients"] if one["refused"]]
+        findings = 0
+        for middleware in self._limiter.middlewares:
+            findings += len(middleware.findings)
+        changes = await snapshots.changes.get()
+        return {
+            "clients": (len(refused), "refused"),
+            "bans": (await snapshots.bans_total.get(), "active"),
+            "configuration": (findings + len(changes), "findings and changes"),
+        }
 
     async def submit(self, view: str, form: dict[str, str], by: str) -> Response:
         """Do what a form asks for, and return to its view; show it again if that fails.
@@ -166,113 +137,42 @@ class Page:
         action = form.get("do", "")
         if view not in VIEWS or action not in (*_OPERATIONS, "find"):
             raise HTTPException(404, "This form does not exist.")
-        fields = {name: value for name, value in form.items() if value and name not in ("do", "kind")}
-        if form.get("kind"):
-            fields["key"] = f"{form['kind']}:{fields.pop('name', '')}"
-        elif "value" in form:
-            fields["key"] = fields.pop("value", "")
-            fields.pop("name", None)
+        fields = _fields_of(form)
         try:
             if action == "find":
                 key = fields.get("key", "")
                 check_key(key)
                 found = key_of(key, fields.get("value"))
-                return _go(view, {"key": found if isinstance(found, str) else self._limiter.key_for(found)})
+                if not isinstance(found, str):
+                    found = self._limiter.key_for(found)
+                return _go(view, {"key": found})
             made = await self._service.call(*_OPERATIONS[action], fields, by)
-            kept = {"key": made["key"]} if "key" in made and (view == "clients" or action == "ban") else {}
-            return _go(view, {**kept, "done": action})
+            if "key" in made and (view == "clients" or action == "ban"):
+                return _go(view, {"key": made["key"], "done": action})
+            return _go(view, {"done": action})
         except (HTTPException, ConfigurationError, StoreError) as error:
-            problem = problem_of(error)
-            if form.get("kind"):
-                form.pop("value", None)  # it may be a secret
-            query = {"key": fields["key"]} if view == "clients" and "key" in fields and action != "find" else {}
-            wrong = {"key": "", "name": "", **form, "text": problem.detail, "status": problem.status_code}
-            wrong["is_unread"] = isinstance(error, UnreadKeyError)
-            return await self.show(view, query, wrong)
+            return await self._again(view, form, fields, error)
+
+    async def _again(self, view: str, form: dict[str, str], fields: Mapping[str, str], error: Exception) -> Response:
+        """Return a view with a form that was refused, and why."""
+        problem = problem_of(error)
+        if form.get("kind"):
+            form.pop("value", None)  # it may be a secret
+        query: dict[str, str] = {}
+        if view == "clients" and "key" in fields and form["do"] != "find":
+            query["key"] = fields["key"]
+        wrong: dict[str, Any] = {"key": "", "name": "", **form}
+        wrong |= {"text": problem.detail, "status": problem.status_code}
+        wrong["is_unread"] = isinstance(error, UnreadKeyError)
+        return await self.show(view, query, wrong)
 
     def problem(self, path: str, problem: HTTPException) -> Response:
         """Return the page of an error."""
         template = self._templates.get_template("problem.html")
-        text = template.render(problem=problem, above="../" * path.count("/", 1))
+        above = "../" * path.count("/", 1)
+        said: dict[str, Any] = {"made": "", "is_failing": False, "statement": None, "wrong": None}
+        text = template.render(problem=problem, title=problem.status_code, above=above, **said)
         return Response(text, problem.status_code, media_type="text/html")
-
-    # -- views: each fills `shown` step by step; what needs no store is shown without one ------------------------------
-
-    async def _now(self, shown: dict[str, Any], query: Mapping[str, str]) -> None:
-        window = query.get("window", "5m")
-        shown.update(stats=None, nearest=[], drawn=[], window=window, limits=self._limits_of_rules())
-        stats = await self._service.read_statistics(window)
-        drawn = self._drawn.get(window)
-        if drawn is None or drawn[0] is not stats:
-            drawn = self._drawn[window] = stats, [charts.requests(stats, rate), charts.times(stats, rate)]
-        clients = await self._service.clients.get()
-        spent = [one for one in [*clients["clients"], *clients["keys"]] if one["nearest"] is not None]
-        spent.sort(key=lambda one: (-one["nearest"]["used"] / one["nearest"]["amount"], one["key"]))
-        shown.update(stats=stats, nearest=spent[:NEAREST], drawn=drawn[1])
-
-    async def _clients(self, shown: dict[str, Any], query: Mapping[str, str]) -> None:
-        sort = query.get("sort", "requests")
-        shown.update(client=None, clients=[], keys=[], sort=sort)
-        if query.get("key"):
-            shown["client"] = await self._service.read_client(query["key"])
-        shown.update(await self._service.clients.get())
-        if sort == "refused":
-            for name in ("clients", "keys"):
-                refused = [one for one in shown[name] if one["refused"]]
-                shown[name] = sorted(refused, key=lambda one: -one["refused"])
-
-    async def _bans(self, shown: dict[str, Any], query: Mapping[str, str]) -> None:
-        shown.update(bans=None, events=[], history=[])
-        shown["bans"] = await self._service.read_bans(query.get("q", ""))
-        shown.update(await self._service.read_history())
-        events = await self._service.events.get()
-        shown["events"] = [one for one in events if one["kind"] not in ("refused", "shadow_refused")]
-
-    async def _shadow(self, shown: dict[str, Any], query: Mapping[str, str]) -> None:
-        window = query.get("window", "1h")
-        limits = self._limits_of_rules(shadow=True)
-        policies = [one for middleware in self._limiter.middlewares for one in middleware.ban_policies if one.shadow]
-        shown.update(window=window, rules=limits, policies=policies, stats=None, found=[], bans=[])
-        shown["stats"] = await self._service.read_statistics(window)
-        events = await self._service.events.get()
-        refused = [one["details"] for one in events if one["kind"] == "shadow_refused"]
-        shown["found"] = Counter((one["rule"], one["key"]) for one in refused).most_common(SHADOWED)
-        shown["bans"] = [one for one in events if one["kind"] == "shadow_banned"]
-
-    async def _configuration(self, shown: dict[str, Any], query: Mapping[str, str]) -> None:
-        limiter = self._limiter
-        middlewares = [(f"Middleware {number}", one) for number, one in enumerate(limiter.middlewares, start=1)]
-        shown.update(
-            version=f"{__version__}{', compiled' if compiled else ''}",
-            python=platform.python_version(),
-            store=type(limiter.store).__name__.removesuffix("Store"),
-            is_shared=not isinstance(limiter.store, MemoryStore),
-            limiter=limiter,
-            limits=self._service.limits([]),
-            off=None,
-            middlewares=middlewares,
-            workers=[],
-            published={"groups": [], "rules": []},
-            key_name=key_name,
-        )
-        shown.update(await self._service.read_limits())
-        shown["published"] = await self._service.read_rules()
-        shown["workers"] = (await self._service.read_statistics())["workers"]
-
-    def _limits_of_rules(self, *, shadow: bool = False) -> dict[str, list[str]]:
-        """Return the limits in force by the label of their rule."""
-        found: dict[str, list[str]] = {}
-        for one in self._limiter.limits():
-            if one.shadow or not shadow:
-                found.setdefault(one.rule, []).append(text_of(one))
-        return found
-
-
-def key_name(key: object) -> str:
-    """Return by what a rule counts, in words."""
-    if key is None:
-        return "address"
-    return plain(getattr(key, "identity", None) or getattr(key, "__qualname__", type(key).__qualname__))
 
 
 def _made(query: Mapping[str, str]) -> str:
@@ -281,8 +181,23 @@ def _made(query: Mapping[str, str]) -> str:
     if done not in _OPERATIONS:
         return ""
     text = "The change is made; all workers know it within a second."
-    place = place_of(query["key"]) if done == "ban" and query.get("key") else EVERYWHERE
-    return text if place == EVERYWHERE else f"{text} The ban holds {place.sentence}."
+    if done != "ban" or not query.get("key"):
+        return text
+    place = place_of(query["key"])
+    if place == EVERYWHERE:
+        return text
+    return f"{text} The ban holds {place.sentence}."
+
+
+def _fields_of(form: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of an operation, given those of a form: it names the key by a kind, a name and a value."""
+    fields = {name: value for name, value in form.items() if value and name not in ("do", "kind")}
+    if form.get("kind"):
+        fields["key"] = f"{form['kind']}:{fields.pop('name', '')}"
+    elif "value" in form:
+        fields["key"] = fields.pop("value", "")
+        fields.pop("name", None)
+    return fields
 
 
 def _go(view: str, query: Mapping[str, str]) -> Response:

@@ -1,4 +1,4 @@
-// Refreshes the page: fetches it again every two seconds and writes only what has changed. All works without it.
+// Refreshes the page: fetches it every two seconds and writes only what has changed. All works without it.
 
 const EVERY_MS = 2000;
 const TOLD_MS = 15000;
@@ -24,11 +24,11 @@ async function refresh() {
   const answer = await fetch(location.href, { cache: "no-store", signal: AbortSignal.timeout(20000) });
   if (answer.status === 401) return "Signed out";
   if (!answer.ok) return `Failed (${answer.status})`;
-  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("main");
+  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   if (busy()) return "Paused";
-  localize(fresh);
   const focused = document.activeElement;
-  merge(main, fresh);
+  localize(page.body);
+  for (const id of ["tabs", "main"]) merge(document.getElementById(id), page.getElementById(id));
   if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
   return "Live";
 }
@@ -57,11 +57,7 @@ function merge(old, fresh) {
     else old.insertBefore(kept, next);
     update(kept, child);
   }
-  while (next) {
-    const gone = next;
-    next = next.nextSibling;
-    gone.remove();
-  }
+  for (let gone; (gone = next); gone.remove()) next = next.nextSibling;
 }
 
 function update(kept, fresh) {
@@ -78,7 +74,9 @@ function update(kept, fresh) {
 function localize(part) {
   const clock = (at, text) => new Date(at * 1000).toLocaleTimeString("sv").slice(0, text.match(/^[\d:]*/)[0].length);
   const set = (node, at) => (node.textContent = node.textContent.replace(/^[\d:]+/, clock(at, node.textContent)));
-  for (const time of part.querySelectorAll("time")) time.textContent = new Date(time.dateTime).toLocaleString("sv");
+  for (const time of part.querySelectorAll("time")) {
+    time.textContent = new Date(time.dateTime).toLocaleString("sv").slice(...("clock" in time.dataset ? [11, 16] : [0]));
+  }
   for (const tick of part.querySelectorAll("[data-at]")) set(tick, +tick.dataset.at);
   for (const figure of part.querySelectorAll("[data-start]")) {
     const at = (place) => +figure.dataset.start + place * figure.dataset.step;
@@ -93,12 +91,10 @@ addEventListener("DOMContentLoaded", () => {
   const button = document.getElementById("theme");
   const label = () => (button.textContent = `Theme: ${(root.dataset.theme = theme())}`);
   button.hidden = false;
-  button.addEventListener("click", () => {
-    theme(THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length]);
-    label();
-  });
+  button.addEventListener("click", () => label(theme(THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length])));
   // A form in which something was typed stays as it is.
   main.addEventListener("input", (event) => event.target.form && (event.target.form.dataset.keep = ""));
+  document.getElementById("zone").textContent = Intl.DateTimeFormat().resolvedOptions().timeZone;
   label();
   localize(main);
   // What is told after a change leaves, and is not told again when the page is loaded anew.

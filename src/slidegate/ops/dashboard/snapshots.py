@@ -1,0 +1,224 @@
+"""What the dashboard reads of statistics, bans and events, as dictionaries that all viewers share for some seconds.
+
+Names end in their unit: `_at` is Unix time in seconds, `_s` seconds, `_ms` milliseconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Final
+
+from ... import ConfigurationError, Limiter, StoreError
+from ...core.errors import quoted
+from ..incident import Seen, Statement
+from ..look import WINDOW, Outages, Recent, look, read_recent, seen_nothing
+from ..rows import named, row_of_action, row_of_ban, row_of_change, row_of_window
+from ..statements import statement_of
+from ..statistics import LoggedEvent, Ranking, Statistics, Traffic
+from ..traffic import COUNTS, ClientTraffic
+from .shared import Shared
+
+SHORT_S: Final = 2.0
+LONG_S: Final = 10.0
+"""How long a snapshot of a window above 5 minutes is shared, and how many bans there are."""
+WINDOWS: Final = (WINDOW, "1h", "6h", "24h")
+MAX_POINTS: Final = 72
+"""How many steps each window has at most; they have 60 or 72."""
+MAX_CLIENTS: Final = 24
+"""How many of the busiest clients, and of the most refused ones, are shown and compared with their limits."""
+MAX_BANS: Final = 1_000
+MAX_EVENTS: Final = 500
+MAX_PARTS: Final = 32
+"""Of how many rules and routes snapshots are kept."""
+_S: Final = 1_000_000
+_DETAILS: Final = ("key", "client", "rule", "reason", "by", "status", "policy", "ban")
+"""The details of events that the page shows."""
+_REQUESTS_OF: Final = ("passed", "refused", "unavailable")
+
+
+class Snapshots:
+    """Reads the statistics of one limiter, its bans and its events.
+
+    Args:
+        limiter: The limiter.
+
+    Attributes:
+        recent: The counts of five minutes.
+        clients: The busiest and the most refused clients and other keys.
+        statement: The sentence about the last five minutes.
+        events: The latest events.
+        history: What operators and commands have done lately.
+        changes: The changes of limits in force.
+        minutes: The clients of each of the last five minutes, and at True the keys of other kinds.
+        bans: The newest bans.
+        bans_total: How many bans there are.
+    """
+
+    def __init__(self, limiter: Limiter) -> None:
+        self._limiter = limiter
+        self._statistics = Statistics.of(limiter)
+        self._outages = Outages(limiter)
+        self._windows: dict[tuple[str, str, str], Shared[dict[str, Any]]] = {}
+        self.recent: Shared[Recent] = Shared(partial(read_recent, self._statistics), SHORT_S)
+        self.clients: Shared[dict[str, list[dict[str, Any]]]] = Shared(self._clients, SHORT_S)
+        self.statement: Shared[Statement] = Shared(self._statement, SHORT_S)
+        self.events: Shared[list[dict[str, Any]]] = Shared(self._events, SHORT_S)
+        self.history: Shared[list[dict[str, Any]]] = Shared(self._history, SHORT_S)
+        self.changes: Shared[list[dict[str, Any]]] = Shared(self._changes, SHORT_S)
+        self.minutes: dict[bool, Shared[list[list[ClientTraffic]]]] = {}
+        for of_keys in (False, True):
+            self.minutes[of_keys] = Shared(partial(self._statistics.minutes, of_keys=of_keys), SHORT_S)
+        self.bans: Shared[dict[str, Any]] = Shared(partial(self.bans_with, ""), SHORT_S)
+        self.bans_total: Shared[int] = Shared(self._bans_total, LONG_S)
+
+    def forget(self) -> None:
+        """Read again for the next viewer, after a change."""
+        shared = self.clients, self.statement, self.history, self.changes, self.bans, self.bans_total
+        for one in shared:
+            one.forget()
+
+    async def statistics(self, window: str = WINDOW, rule: str = "", route: str = "") -> dict[str, Any]:
+        """Return the counts of all workers in a window: in total, by rule, by route and by step.
+
+        Args:
+            window: One of `WINDOWS`.
+            rule: The name of a rule, for the requests alone that it counted or refused.
+            route: A route, for the requests alone to it.
+
+        Raises:
+            ConfigurationError: There is no such window.
+        """
+        if window not in WINDOWS:
+            raise ConfigurationError(f"expected one of {', '.join(WINDOWS)}, not {quoted(window)}", "window")
+        name = window, rule, route
+        if name not in self._windows:
+            if len(self._windows) >= MAX_PARTS:
+                self._windows.clear()
+            interval_s = SHORT_S if window == WINDOW else LONG_S
+            self._windows[name] = Shared(partial(self._read_statistics, *name), interval_s)
+        return await self._windows[name].get()
+
+    async def _read_statistics(self, window: str, rule: str, route: str) -> dict[str, Any]:
+        if window == WINDOW and not rule and not route:
+            stats = (await self.recent.get()).stats
+        else:
+            stats = await self._statistics.read(window, rule=rule or None, route=route or None)
+        now = time.time()
+        ahead_us = int(now * _S) - await self._limiter.now_us()
+        steps = _merged(stats.steps)
+        step_us = stats.step_us * len(stats.steps) // len(steps)
+        return {
+            "window_s": stats.step_us * len(stats.steps) / _S,
+            "seen_s": stats.seen_us / _S,
+            "step_s": step_us / _S,
+            "start_at": (stats.start_us + ahead_us) / _S,
+            "at": now,
+            "workers": [worker._asdict() for worker in stats.workers],
+            "total": _traffic(stats.total),
+            "rules": _by_name(stats.rules),
+            "routes": _by_name(stats.routes),
+            "steps": [_traffic(step) for step in steps],
+        }
+
+    async def _statement(self) -> Statement:
+        outage = self._outages.current()
+        try:
+            seen: Seen = await look(self._limiter, await self.recent.get(), outage)
+        except StoreError:
+            seen = seen_nothing(self._limiter, outage)
+        return statement_of(seen)
+
+    async def _clients(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the busiest and the most refused clients, and keys of other kinds, each with its nearest limit."""
+        recent = await self.recent.get()
+        return {"clients": await self._ranked(recent.clients), "keys": await self._ranked(recent.keys)}
+
+    async def _ranked(self, ranking: Ranking) -> list[dict[str, Any]]:
+        """Return the clients of both lists, each once, the busiest first."""
+        found: list[dict[str, Any]] = []
+        by_key = {one.key: one for one in [*ranking.busiest[:MAX_CLIENTS], *ranking.refused[:MAX_CLIENTS]]}
+        for client in sorted(by_key.values(), key=lambda one: -one.requests):
+            view = await self._limiter.inspect(client.key)
+            is_banned = await self._limiter.banned(client.key) is not None
+            nearest: dict[str, Any] | None = None
+            for window in view.windows:
+                row = row_of_window(window)
+                if row["used"] and not row["shadow"] and (nearest is None or _fullness(row) > _fullness(nearest)):
+                    nearest = row
+            seen = {**asdict(client), "requests": client.requests}
+            found.append({**seen, "is_banned": is_banned, "nearest": nearest})
+        return found
+
+    async def _events(self) -> list[dict[str, Any]]:
+        return [_event(event) for event in await self._statistics.events(limit=MAX_EVENTS)]
+
+    async def _history(self) -> list[dict[str, Any]]:
+        return [row_of_action(one) for one in await self._limiter.history()]
+
+    async def _changes(self) -> list[dict[str, Any]]:
+        return [row_of_change(one) for one in await self._limiter.overrides()]
+
+    async def bans_with(self, text: str) -> dict[str, Any]:
+        """Return the newest bans that contain a text, at most `MAX_BANS`, and how many there are."""
+        wanted, total, found = text.casefold(), 0, []
+        async for ban in self._limiter.bans():
+            total += 1
+            if any(wanted in one.casefold() for one in (ban.key, ban.reason, ban.by)):
+                found.append(ban)
+        newest = heapq.nsmallest(MAX_BANS, found, key=lambda ban: (-ban.since_us, ban.key))
+        return {"bans": [row_of_ban(ban) for ban in newest], "matching": len(found), "total": total}
+
+    async def _bans_total(self) -> int:
+        total: int = (await self.bans.get())["total"]
+        return total
+
+
+def _fullness(window: dict[str, Any]) -> float:
+    share: float = window["used"] / window["amount"]
+    return share
+
+
+def requests_of(traffic: dict[str, Any]) -> int:
+    """Return all requests of some counts."""
+    return sum(traffic[name] for name in _REQUESTS_OF)
+
+
+def _merged(steps: Sequence[Traffic]) -> Sequence[Traffic]:
+    """Return at most `MAX_POINTS` steps: some that follow each other together."""
+    together = -(-len(steps) // MAX_POINTS)
+    if together == 1:
+        return steps
+    found = []
+    for first in range(0, len(steps), together):
+        merged = Traffic()
+        for step in steps[first : first + together]:
+            merged.add(step)
+        found.append(merged)
+    return found
+
+
+def _by_name(traffic: dict[str, Traffic]) -> dict[str, dict[str, Any]]:
+    return {name: _traffic(one) for name, one in traffic.items()}
+
+
+def _traffic(traffic: Traffic) -> dict[str, Any]:
+    return {
+        **named(traffic, *COUNTS),
+        "limited": traffic.refused - traffic.banned - traffic.blocked,
+        "p50_ms": _ms(traffic.p50_us),
+        "p95_ms": _ms(traffic.p95_us),
+        "p99_ms": _ms(traffic.p99_us),
+    }
+
+
+def _ms(time_us: float | None) -> float | None:
+    return None if time_us is None else time_us / 1_000
+
+
+def _event(event: LoggedEvent) -> dict[str, Any]:
+    details = {**dict.fromkeys(_DETAILS, ""), **event.details}
+    return {"at": event.time_us / _S, **named(event, "kind", "message", "worker"), "details": details}

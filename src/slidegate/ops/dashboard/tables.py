@@ -1,0 +1,243 @@
+"""The tables of the page: each is made of dictionaries that the service returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from ..rows import EVERYWHERE
+from . import cells
+from .amounts import Amount
+from .cells import Act, Head, Row, Table, text_or_nothing
+from .charts import NOTHING
+from .texts import count, grouped, moment, ms, plain, rate, share, timed
+
+Rows = Sequence[Mapping[str, Any]]
+Query = Mapping[str, str]
+FIVE_MINUTES: Final = "last five minutes"
+MOST: Final = 50
+MAX_RULES: Final = 200
+_LIFTED: Final = "it is lifted"
+
+
+# -- clients -----------------------------------------------------------------------------------------------------------
+
+
+def first_clients(found: Rows, unseen: str) -> Table:
+    """Return the clients that matter first."""
+    table = clients("Refused most, or nearest to a limit", "Client", found, "", unseen)
+    return table._replace(heads=[head._replace(by="") for head in table.heads])  # they have an order
+
+
+def clients(caption: str, who: str, found: Rows, empty: str, unseen: str) -> Table:
+    """Return the clients, or keys of other kinds, with their nearest limits."""
+    heads = [
+        Head(who, by="key"),
+        Head("Limit"),
+        Head("Spent", "wide"),
+        Head("Requests", "n wide", "requests"),
+        Head("Refused", "n", "refused"),
+    ]
+    rows = []
+    for one in found:
+        name = cells.client(one["key"])
+        if one["is_banned"]:
+            name = cells.badge(name, "Banned", is_hot=True)
+        limit: cells.Value = text_or_nothing("")
+        spent: cells.Value = text_or_nothing("")
+        nearest = one["nearest"]
+        if nearest is not None:
+            limit = cells.small(plain(nearest["rule"], 40), nearest["limit"])
+            spent = cells.gauge(nearest["used"], nearest["amount"])
+        elif one["rule"]:
+            limit = cells.small(plain(one["rule"], 40), one["limits"], 40)
+        rows.append(Row([name, limit, spent, count(one["requests"]), cells.refused(one["refused"])], one["key"]))
+    return Table(caption, heads, rows, empty, FIVE_MINUTES + unseen)
+
+
+def refusals(events: Sequence[dict[str, Any]]) -> Table:
+    """Return the latest refusals of one client."""
+    heads = [Head("When"), Head("Reason"), Head("By"), Head("Status", "n wide"), Head("Times", "n")]
+    rows = []
+    for one in grouped(events)[:20]:
+        details = one["details"]
+        by = text_or_nothing(details["rule"] or details["by"], 64)
+        if details["reason"] == "banned":
+            by = f"ban of {by}"
+        status = plain(details["status"], 6)
+        rows.append(Row([moment(one["at"]), plain(details["reason"], 40), by, status, count(one["times"])]))
+    return Table("Latest refusals", heads, rows, "No recent refusal of this client is recorded.")
+
+
+# -- traffic -----------------------------------------------------------------------------------------------------------
+
+
+def rules(found: Rows, query: Query) -> Table:
+    """Return the counts of rules."""
+    heads = [
+        Head("Rule", by="name"),
+        Head("Passed", "n", "passed"),
+        Head("Limited", "n", "limited"),
+        Head("Refused", "n", "share"),
+        Head("In shadow", "n wide", "shadow_refused"),
+        Head("Per second", "n wide", "per_s"),
+        Head("p95", "n wide", "p95_ms"),
+    ]
+    rows = []
+    for one in found:
+        name = cells.small(cells.part("rule", one["name"], query), one["limits"], 60)
+        shadow: cells.Value = text_or_nothing("")
+        if one["is_shadow"]:
+            name = cells.badge(name, "Shadow")
+            shadow = cells.refused(one["shadow_refused"])
+        counts: list[cells.Value] = [NOTHING, NOTHING, NOTHING, shadow, NOTHING, NOTHING]
+        if one["requests"]:
+            refused = share(one["refused"], one["requests"])
+            counts = [count(one["passed"]), cells.refused(one["limited"]), refused, shadow]
+            counts += [rate(one["per_s"]), ms(one["p95_ms"])]
+        rows.append(Row([name, *counts], one["name"]))
+    empty = "No rule has counted a request in this window."
+    if query.get("only"):
+        empty = "There is no such rule. Write shadow=True at a Rule to try its limits: it refuses nobody."
+    return Table("Rules", heads, rows, empty)
+
+
+def routes(found: Rows, query: Query) -> Table:
+    """Return the counts of routes."""
+    heads = [
+        Head("Route", by="name"),
+        Head("Passed", "n", "passed"),
+        Head("Refused", "n wide", "refused"),
+        Head("Exceptions", "n wide", "exceptions"),
+        Head("Per second", "n wide", "per_s"),
+        Head("Median", "n wide", "p50_ms"),
+        Head("p95", "n", "p95_ms"),
+    ]
+    rows = []
+    for one in found:
+        counts = [count(one["passed"]), cells.refused(one["refused"]), cells.refused(one["exceptions"])]
+        times = [rate(one["per_s"]), ms(one["p50_ms"]), ms(one["p95_ms"])]
+        rows.append(Row([cells.part("route", one["name"], query), *counts, *times], one["name"]))
+    note = "most refusals come before a route is found: see the rules"
+    return Table("Routes", heads, rows, "No request has reached a route in this window.", note)
+
+
+def clients_of(found: Rows, *, of_rule: bool) -> Table:
+    """Return the clients of a rule or a route."""
+    heads = [Head("Client"), Head("Passed", "n")]
+    if of_rule:
+        heads.append(Head("Refused", "n"))
+    rows = []
+    for one in found:
+        counts: list[cells.Value] = [count(one["passed"])]
+        if of_rule:
+            counts.append(cells.refused(one["refused"]))
+        rows.append(Row([cells.client(one["key"]), *counts], one["key"]))
+    empty = "No client of it is among the busiest or the most refused of the last five minutes."
+    return Table("Clients", heads, rows, empty, f"the busiest and the most refused of the {FIVE_MINUTES}")
+
+
+def amounts(limit: str, found: Iterable[Amount]) -> Table:
+    """Return what other amounts of a limit would have refused."""
+    heads = [Head("Amount"), Head("Clients", "n"), Head("Requests", "n")]
+    rows = []
+    for one in found:
+        name: cells.Value = count(one.amount)
+        if one.in_force:
+            name = cells.badge(name, "In force")
+        rows.append(Row([name, count(one.clients), cells.refused(one.requests)], str(one.amount)))
+    note = f"at least, of the requests of the {FIVE_MINUTES}"
+    return Table(f"What other amounts of {limit} would have refused", heads, rows, note=note)
+
+
+def shadowed(found: Iterable[tuple[str, int]]) -> Table:
+    """Return whom a shadow rule would have refused."""
+    rows = [Row([cells.client(key), count(number)], key) for key, number in found]
+    heads = [Head("Client"), Head("Recent refusals", "n")]
+    return Table("Whom its shadow would have refused", heads, rows, note="among the latest events of all workers")
+
+
+# -- bans, changes, events ---------------------------------------------------------------------------------------------
+
+
+def bans(found: Rows, text: str, matching: int, total: int) -> Table:
+    """Return the newest bans."""
+    heads = [
+        Head("Client", by="key"),
+        Head("Reason", "long", "reason"),
+        Head("By", "", "by"),
+        Head("Level", "n", "level"),
+        Head("Since", "", "since_at"),
+        Head("Until", "", "until_at"),
+    ]
+    rows = []
+    for one in found[:MOST]:
+        name = cells.client(one["key"])
+        if one["holds"] != EVERYWHERE.holds:
+            name = cells.small(name, f"holds {one['holds']}")
+        until: cells.Value = _LIFTED
+        if one["until_at"]:
+            until = moment(one["until_at"])
+        texts = [text_or_nothing(one["reason"], 256), plain(one["by"], 64), text_or_nothing(one["level"])]
+        acts = [Act("unban", "Unban", "key", one["key"])]
+        rows.append(Row([name, *texts, moment(one["since_at"]), until], f"{one['key']} {one['level']}", acts))
+    note, empty = count(total), "Nobody is banned."
+    if text:
+        note, empty = f"{count(matching)} of {count(total)}", "No ban matches."
+    if matching > MOST:
+        note += f", {MOST} of them"
+    return Table("Active bans", heads, rows, empty, note, "stack", acts=True)
+
+
+def events(found: Sequence[dict[str, Any]]) -> Table:
+    """Return the latest events."""
+    heads = [Head("When"), Head("Event", "long"), Head("Message", "long"), Head("Worker", "soft long")]
+    rows = []
+    for one in grouped(found)[:MOST]:
+        worker = plain(one["worker"], 64)
+        if one["times"] > 1:
+            worker = f"{one['times']} times"
+        kind = plain(one["kind"].replace("_", " "), 40)
+        rows.append(Row([moment(one["at"]), kind, timed(one["message"]), worker]))
+    empty, note = "No event has been recorded yet.", "of all workers, newest first"
+    return Table("Events", heads, rows, empty, note, "stack")
+
+
+def history(actions: Rows) -> Table:
+    """Return what operators and commands have done."""
+    heads = [Head("When"), Head("What", "long"), Head("Change", "long"), Head("By"), Head("Reason", "long")]
+    rows = []
+    for one in actions:
+        target: cells.Value = plain(one["target"], 64)
+        if one["kind"] in ("ban", "unban"):
+            target = cells.client(one["target"])
+        reason = text_or_nothing(one["reason"], 256)
+        rows.append(Row([moment(one["at"]), target, _done(one), plain(one["by"], 64), reason]))
+    note = f"the latest {len(actions)}, by pages, commands and code of all workers"
+    empty = "Nobody has banned or changed anything in 90 days."
+    return Table("By operators", heads, rows, empty, note, "stack")
+
+
+def _done(one: Mapping[str, Any]) -> cells.Value:
+    """Return an action in words."""
+    kind, was = one["kind"], plain(one["was"], 80)
+    until: cells.Value = f"until {_LIFTED}"
+    if one["until_at"] is not None:
+        until = Markup("until {}").format(moment(one["until_at"]))
+    if kind == "ban":
+        return Markup("banned {}").format(until)
+    if kind == "unban":
+        return "unbanned"
+    if one["target"] == "*":
+        if kind == "restore":
+            return "switched on"
+        return Markup("switched off {}").format(until)
+    if kind == "override" and was:
+        return Markup("changed from {} to {} {}").format(was, plain(one["limit"], 40), until)
+    if kind == "override":
+        return Markup("changed to {} {}").format(plain(one["limit"], 40), until)
+    if was:
+        return f"restored, was {was}"
+    return "restored"
