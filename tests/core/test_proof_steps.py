@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from slidegate.stores.redis.slice_leases import CLOCK_ERROR, ROUNDING_US
+
 z3 = pytest.importorskip("z3", reason="z3-solver publishes no wheel for this interpreter and system")
 
 W, s, span, N, x, k = z3.Ints("W s span N x k")
@@ -90,18 +92,18 @@ def test_every_step_keeps_the_invariant(step: str) -> None:
 sent, charged, came, length, part = z3.Ints("sent charged came length part")
 CLOCKS = z3.And(
     sent <= charged,
-    # The clock of the worker goes at most a thousandth slower than that of the store; both are rounded down.
-    (use - at - 1) * 1000 <= (came - charged + 1) * 1001,
+    # The clock of the worker goes at most this much slower than that of the store; both are rounded down.
+    (use - at - 1) * CLOCK_ERROR <= (came - charged + 1) * (CLOCK_ERROR + 1),
     length >= 0,
     moment == at + length,
-    part * 1000 <= length,
-    length < (part + 1) * 1000,
+    part * CLOCK_ERROR <= length,
+    length < (part + 1) * CLOCK_ERROR,
 )
-"""A lease of `length` microseconds, `part` is a thousandth; a unit is used when the worker's clock says `came`."""
+"""A lease of `length` microseconds, less `part`; a unit is used when the worker's clock says `came`."""
 
 
 def test_what_a_worker_spends_before_its_lease_ends_it_spends_in_the_slice() -> None:
-    assert counterexample(z3.And(CLOCKS, came < sent + length - part - 5), use < moment) is None
+    assert counterexample(z3.And(CLOCKS, came < sent + length - part - ROUNDING_US), use < moment) is None
 
 
 # Each is a rule of the proof that is broken by a little.
@@ -123,7 +125,7 @@ WRONG = {
         after(kept=kept - 1, used=used + 1, unused=unused - 1),
     ),
     "a lease that is not shortened by what the clock may be slow": (
-        z3.And(CLOCKS, came < sent + length - 5),
+        z3.And(CLOCKS, came < sent + length - ROUNDING_US),
         use < moment,
     ),
 }
