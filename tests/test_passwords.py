@@ -218,7 +218,7 @@ def test_no_message_about_a_file_shows_the_password_in_it(line: str, tmp_path: P
 
 IN_COMMANDS = [
     "check {}", "check {}:app", "check --factory {}", "explain {} --store {}", "explain 192.0.2.1 --store {}",
-    "explain 192.0.2.1 --rules {}", "bans list {}", "bans list --store {}", "bans {}", "{}", "--{}", "bans list --{}",
+    "explain user:7 --value {}", "bans list {}", "bans list --store {}", "bans {}", "{}", "--{}", "bans list --{}",
     "bans add 192.0.2.1 --store {} --for {}", "limits list --store {}", "limits set api {} --store memory://",
     "simulate {}", "simulate x.log --limit {}", "suggest {}",
 ]  # fmt: skip

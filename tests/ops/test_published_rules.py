@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, RateLimitMiddleware, Rule, header
+from slidegate import BanPolicy, Networks, RateLimitMiddleware, Rule, client_ip, header
 from slidegate.ops.published_rules import compared
 from slidegate.testing import FakeClock
 
@@ -20,25 +20,43 @@ VERSIONS: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {
     ),
     "another key": (
         {"rules": [BASE[0], Rule("/login", "5/minute", key=header("X-API-Key"), name="login")]},
-        {"login": ["5/1m by address", "5/1m by header:x-api-key"]},
+        {"login": ["5/1m by address, /login", "5/1m by header:x-api-key, /login"]},
     ),
     "in shadow": (
         {"rules": [BASE[0], Rule("/login", "5/minute", shadow=True, name="login")]},
-        {"login": ["5/1m by address", "5/1m by address, in shadow"]},
+        {"login": ["5/1m by address, /login", "5/1m by address, /login, in shadow"]},
     ),
     "a function": (
         {"rules": [BASE[0], Rule("/login", lambda request: "5/minute", name="login")]},
-        {"login": ["5/1m by address", "limits of a function by address"]},
+        {"login": ["5/1m by address, /login", "limits of a function by address, /login"]},
     ),
-    "one rule less": ({"rules": BASE[:1]}, {"login": ["5/1m by address", ""]}),
+    "one rule less": ({"rules": BASE[:1]}, {"login": ["5/1m by address, /login", ""]}),
     "a policy more": ({"rules": BASE, "bans": BanPolicy(name="abuse")}, {"abuse": ["", "ban by address"]}),
+    "another path": (
+        {"rules": [BASE[0], Rule("/log-in", "5/minute", name="login")]},
+        {"login": ["5/1m by address, /login", "5/1m by address, /log-in"]},
+    ),
+    "a list": (
+        {"rules": BASE, "blocklist": Networks(["192.0.2.0/24"])},
+        {"blocklist": ["", "blocklist of 1 ranges"]},
+    ),
+    "other networks": (
+        {"rules": BASE, "client": client_ip(ipv4_prefix=24)},
+        {
+            "api": ["9/1m by address", "9/1m by address /24 and /64"],
+            "login": ["5/1m by address, /login", "5/1m by address /24 and /64, /login"],
+            "client": ["client by address", "client by address /24 and /64"],
+        },
+    ),
     "of another name": (
         {"rules": BASE, "name": "outer"},
         {
             "api": ["9/1m by address", ""],
-            "login": ["5/1m by address", ""],
+            "login": ["5/1m by address, /login", ""],
             "outer:api": ["", "9/1m by address"],
-            "outer:login": ["", "5/1m by address"],
+            "outer:login": ["", "5/1m by address, /login"],
+            "client": ["client by address", ""],
+            "outer:client": ["", "client by address"],
         },
     ),
 }

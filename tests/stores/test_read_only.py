@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, Limiter
+from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimitMiddleware
 from slidegate.core import SharedRow, StoreUnavailable
 from slidegate.core.errors import StoreError
 from slidegate.limiter.failure_policy import OnError
 from slidegate.stores.read_only import ReadOnlyStore
 from slidegate.testing import RecordingObserver
 
+from ..asgi import hello
 from ..contract.player import settle
 from ..contract.store_contract import CHECKS, QUESTIONS, SHARED_QUESTIONS
 from .conftest import Opened
@@ -78,6 +79,13 @@ async def test_a_limiter_that_only_reads_counts_nothing_itself(on_error: OnError
     assert (await limiter.peek("user:bob", "5/minute")).remaining == 4
     assert (told.kinds, limiter.is_failing, limiter.failures) == ([], False, 0)
     await limiter.close()
+
+
+@pytest.mark.parametrize("options", [{"limits": "5/minute"}, {"bans": BanPolicy()}])
+def test_a_middleware_needs_a_limiter_that_counts(options: dict[str, Any]) -> None:
+    limiter = Limiter.from_url("memory://", read_only=True)
+    with pytest.raises(ConfigurationError, match="read_only"):
+        RateLimitMiddleware(hello, limiter=limiter, **options)
 
 
 @pytest.mark.parametrize("kind", ["lmdb", "redis"])

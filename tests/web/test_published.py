@@ -53,6 +53,7 @@ async def test_a_worker_publishes_labels_limits_keys_actions_and_order() -> None
     app = RateLimitMiddleware(hello, rules=rules, limiter=limiter, bans=bans, messages=messages, name="outer")
     (published,) = await limiter.published()
     assert {(one.name, one.limit, one.rule, one.key, one.action, one.order) for one in published.text.rules} == {
+        ("", "", "client", "address", "client", 0),
         ("", "", "/health", "", "exempt", 0),
         ("", "", "/.git/{rest|path}", "", "block", 1),
         ("login_60", "5/1m", "login", "header:x-api-key", "limit", 2),
@@ -79,7 +80,7 @@ async def test_workers_that_have_met_other_routes_publish_one_text_and_16_bytes_
     assert sorted(number - min(texts) for number in texts) == [0, 1], "a head and a part"
     assert [len(value) for name, (value, _) in rows.rows.items() if name[0] == WORKERS] == [16] * 4
     (published,) = await limiter_on(rows).published()
-    labels = ["per-route *", *(f"per-route GET /{name}/{{id}}" for name in "abc")]
+    labels = ["client", "per-route *", *(f"per-route GET /{name}/{{id}}" for name in "abc")]
     assert (published.workers, [one.rule for one in published.text.rules]) == (4, labels)
 
 
@@ -141,7 +142,7 @@ async def test_limits_at_endpoints_are_published_as_requests_meet_them(guarded: 
     met = {one.name for one in limiter.limits()}
     assert {*before.text.limits} == met
     assert ("below" in met) is not guarded
-    assert len(before.text.rules) == 10 + (not guarded)
+    assert sum(one.at_endpoint for one in before.text.rules) == 10 + (not guarded)
 
 
 async def test_an_operator_changes_a_limit_at_an_endpoint_that_no_request_has_met() -> None:

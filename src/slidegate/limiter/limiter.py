@@ -123,7 +123,7 @@ class Limiter:
                 address; with options ``"memory://?max_keys=50000&max_bans=1000"``. Or as an object, such as pydantic's
                 `RedisDsn` or `SecretStr`.
             read_only: Whether the store must already exist and is only read, for tools: every change raises
-                `StoreUnavailable`, whatever `on_error` is.
+                `StoreUnavailable`, whatever `on_error` is, and no middleware takes this limiter.
             create: Whether to create what does not exist; a command of an operator does not, because after a mistyped
                 address it would change a store that no application uses.
             options: As for the constructor.

@@ -44,8 +44,8 @@ class PublishedRule:
         rule: The label of the rule.
         key: The kind of key that it reads: ``address``, ``everyone``, ``user``, ``header:X-API-Key``, several with
             ``+`` between them, or ``function``.
-        action: ``limit``, ``block``, ``exempt``, ``honeypot``, ``ban`` for a policy of bans, or ``blocklist`` or
-            ``allowlist`` for some of its ranges.
+        action: ``limit``, ``block``, ``exempt``, ``honeypot``, ``ban`` for a policy of bans, ``blocklist`` or
+            ``allowlist`` for some of its ranges, or ``client`` for how a middleware determines clients.
         shadow: Whether it reports and never refuses.
         by_function: Whether a function of the application's returns the limit, which is the fallback then.
         order: Its place among the rules of its middleware.
@@ -55,7 +55,7 @@ class PublishedRule:
             empty for all.
         conditional: Whether a condition decides if it concerns a request.
         final: Whether no later rule concerns its requests.
-        at_endpoint: Whether it is a limit at an endpoint, which no rule of the middleware exempts from.
+        at_endpoint: Whether it is a limit at an endpoint, or of messages, which no rule of the middleware exempts from.
         cost: The units of a request.
         cost_by_function: Whether a function returns them.
         wait_us: How long a request may wait for room.

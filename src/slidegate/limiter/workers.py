@@ -188,7 +188,7 @@ class Workers:
             StoreError: The store does not answer.
         """
         found = []
-        for digest, count in (await self._living(COMMAND_DEADLINE_S)).items():
+        for digest, count in sorted((await self._living(COMMAND_DEADLINE_S)).items()):
             found.append(await self._publication(digest, count))
             await let_others_run()
         return found

@@ -5,14 +5,15 @@ Workers differ during a rolling upgrade, or if two services share a store.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 Place: TypeAlias = tuple[str, str, str]
 """What one rule is recognised by in all groups: its middleware, its label, and the name of a limit."""
 
-ABSENT: Final = ""
-"""What a group enforces by a rule that it does not have."""
+_CLIENT: Final = "client"
+_OWN_PREFIXES: Final = (32, 64)
 
 
 def compared(published: Sequence[Any]) -> dict[str, Any]:
@@ -26,38 +27,41 @@ def compared(published: Sequence[Any]) -> dict[str, Any]:
     enforced = []
     for one in published:
         groups.append({"workers": one.workers, "is_readable": one.is_readable, "same_secret": one.same_secret})
-        enforced.append(_enforced(one.text.rules))
+        enforced.append(_by_place(one.text.rules))
     places: dict[Place, None] = {}
     for rules in enforced:
         places.update(dict.fromkeys(rules))
-    return {"groups": groups, "rules": [_row(place, enforced) for place in places]}
+    rows = []
+    for place in places:
+        row = _row(place, [rules.get(place, []) for rules in enforced])
+        if row["differs"] or place[1] != _CLIENT:  # how clients are determined is no rule
+            rows.append(row)
+    return {"groups": groups, "rules": rows}
 
 
-def _row(place: Place, enforced: Sequence[Mapping[Place, str]]) -> dict[str, Any]:
+def _row(place: Place, by_group: Sequence[list[Any]]) -> dict[str, Any]:
     """Return a rule, with what each group enforces by it."""
     middleware, label, name = place
-    by_group = [rules.get(place, ABSENT) for rules in enforced]
+    texts = ["; ".join(dict.fromkeys(map(text_of, rules))) for rules in by_group]
     return {
         "middleware": middleware,
         "rule": label,
         "name": name,
-        "by_group": by_group,
-        "differs": len({*by_group}) > 1,
+        "by_group": texts,
+        "differs": any(rules != by_group[0] for rules in by_group),
     }
 
 
-def _enforced(rules: Sequence[Any]) -> dict[Place, str]:
-    """Return what some workers enforce, in words, by the place of the rule."""
-    found: dict[Place, str] = {}
+def _by_place(rules: Sequence[Any]) -> dict[Place, list[Any]]:
+    """Return the rules of some workers by their places, without their numbers, which one more rule changes."""
+    found: dict[Place, list[Any]] = {}
     for rule in rules:
-        place = rule.middleware, rule.rule, rule.name
-        words = [found[place]] if place in found else []
-        found[place] = "; ".join([*words, text_of(rule)])
+        found.setdefault((rule.middleware, rule.rule, rule.name), []).append(replace(rule, order=0))
     return found
 
 
 def text_of(rule: Any) -> str:
-    """Return what a published rule does, in words: ``5/1m by address``."""
+    """Return what a published rule does, in words: ``5/1m by address, POST /login``."""
     words: str = rule.action
     if rule.limit:
         words = rule.limit
@@ -65,6 +69,14 @@ def text_of(rule: Any) -> str:
         words = "limits of a function"
     if rule.key:
         words += f" by {rule.key}"
+    if (rule.ipv4_prefix, rule.ipv6_prefix) != _OWN_PREFIXES:
+        words += f" /{rule.ipv4_prefix} and /{rule.ipv6_prefix}"
+    if rule.size:
+        words += f" of {rule.size:,} ranges"
+    if rule.requests and rule.requests not in rule.rule:
+        words += f", {rule.requests}"
+    if rule.conditional:
+        words += ", if a condition holds"
     if rule.shadow:
         words += ", in shadow"
     return words

@@ -9,6 +9,7 @@ from functools import partial
 from ..core.arguments import check_name, expect
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Bucket
+from ..core.errors import ConfigurationError
 from ..core.networks import Networks
 from ..findings.report import Findings
 from ..limiter import Limiter
@@ -117,6 +118,10 @@ def build(
     expect("client", client, ClientAddress, "client_ip()")
     if limiter is None:
         limiter = Limiter()
+    if limiter.store.is_read_only:
+        raise ConfigurationError(
+            "it was opened with read_only=True, for a tool, and cannot count; leave that out", "limiter"
+        )
     if client is None:
         client = client_ip()
     checked_key(key)  # also where no rule counts by it

@@ -23,6 +23,8 @@ from .policy import Policy
 from .rule_values import Matching
 
 BAN: Final = "ban"
+CLIENT: Final = "client"
+"""The label and the action of the row that says how a middleware determines clients."""
 HONEYPOT: Final = "honeypot"
 MESSAGES: Final = "messages"
 """The label of the limits of messages on websockets."""
@@ -47,6 +49,7 @@ def published_rules(policy: Policy, app: object) -> Iterator[PublishedRule]:
         app: The application whose routes it guards; None if that is not known yet.
     """
     middleware, rules = policy.names.prefix.removesuffix(":"), policy.rules
+    yield PublishedRule(rule=CLIENT, action=CLIENT, middleware=middleware, **_key_of(None, policy))
     for kind in ("allowlist", "blocklist"):
         yield from _of_list(policy, kind, middleware)
     for order, bound in enumerate(rules.own):
@@ -61,6 +64,7 @@ def published_rules(policy: Policy, app: object) -> Iterator[PublishedRule]:
         yield from _of_rule(bound, policy, {"order": last, **_at_endpoint(bound)})
     if policy.messages is not None:
         about: dict[str, Any] = {"requests": "messages on websockets", "bucket": policy.messages.name, "order": last}
+        about["at_endpoint"] = True
         for limit in policy.messages.limits:  # without a name, as operators cannot change them
             yield PublishedRule("", written(limit), MESSAGES, middleware=middleware, **about, **_key_of(None, policy))
     for ban in policy.signals.ban_policies.values():

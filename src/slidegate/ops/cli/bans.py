@@ -65,7 +65,7 @@ async def add_ban(
     target = key_of(key, value)
     check_key(key)
     if value is not None:
-        await _compare_secrets(limiter)
+        await compare_secrets(limiter)
     name = limiter.key_for(target)
     readers = await readers_of(limiter, name)
     if not anyway:
@@ -93,7 +93,7 @@ async def remove_ban(limiter: Limiter, key: str, value: str | None, by: str) -> 
     """
     target = key_of(key, value)
     if value is not None:
-        await _compare_secrets(limiter)
+        await compare_secrets(limiter)
     name = limiter.key_for(target)
     if not await limiter.unban(target, by=by):
         wider = await limiter.banned(target)
@@ -107,7 +107,7 @@ def end_of(row: dict[str, Any]) -> str:
     return "it is removed" if row["until_at"] is None else time_of(ceil(row["until_at"]))
 
 
-async def _compare_secrets(limiter: Limiter) -> None:
+async def compare_secrets(limiter: Limiter) -> None:
     """Check that the digest of a value is the one that the workers of the application use.
 
     Raises:

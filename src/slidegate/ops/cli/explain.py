@@ -1,226 +1,287 @@
-"""``slidegate explain``: why a client is refused, until when, and what is counted for it."""
+"""``slidegate explain``: whether a client is refused, by what and until when, as far as workers have published it."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import Any, Final
 
 import click
 
-from ... import ConfigurationError, Limiter, RateLimitMiddleware, Rule, everyone
-from ...core import Networks
-from ..replay import nothing
-from ..rows import EVERYWHERE, key_of, keys_of, place_of, row_of_ban, row_of_window, span_of, windows_of
-from .bans import end_of
-from .main import Answer, asking, middleware_of, program, table, time_of, with_value
+from ... import Limiter
+from ..explained import Explained, explained
+from ..rows import key_of, named, row_of_ban, row_of_change, row_of_window, span_of
+from ..standing import EVERY, SEVERAL, Reason, Standing, Verdict, Window
+from .bans import compare_secrets, end_of
+from .main import Answer, asking, program, table, time_of, with_value
 
+REFUSED: Final = 3
+UNKNOWN: Final = 4
+"""The exit codes; 0 if the client is not refused, 1 and 2 for failures as for other commands."""
+CODES: Final = {Verdict.NOT_REFUSED: 0, Verdict.REFUSED: REFUSED, Verdict.UNKNOWN: UNKNOWN}
 _S: Final = 1_000_000
-_NAMED: Final = 10
-"""How many limits of workers are named."""
-_WINDOW_COLUMNS: Final = ("name", "limit", "used", "remaining", "room in", "all back in")
+_NAMED: Final = 5
+"""How many rules are named in one line."""
+_MOST_WINDOWS: Final = 20
+_WINDOW_COLUMNS: Final = ("name", "limit", "used", "remaining", "room in", "all back in", "key", "requests")
+_REFUSAL_COLUMNS: Final = ("time", "reason", "by", "route", "client")
 
 
 @program.command()
-@asking()
+@asking(code_of=lambda rows: CODES[rows[0]["verdict"]])
 @click.argument("key")
 @with_value
-@click.option("--rules", metavar="FILE", help="The configuration file whose rules count it.")
-@click.option(
-    "--rule", "named", metavar="NAME=LIMITS", multiple=True, help='A rule in code, "api=100/10s". Repeatable.'
-)
-async def explain(limiter: Limiter, key: str, value: str | None, rules: str | None, named: tuple[str, ...]) -> Answer:
-    """Show why KEY is refused, until when, and what is counted for it.
+async def explain(limiter: Limiter, key: str, value: str | None) -> Answer:
+    """Show whether KEY is refused, by what and until when, and what is counted for it.
 
-    KEY is an address, user:42 or another key. The store does not contain the rules: name them with --rules or --rule to
-    see their windows, with the amounts that operators have changed. What was not looked at is named; it may refuse KEY.
+    KEY is an address, user:42 or another key. The rules are those that the workers of the application have published
+    within a minute, with the amounts that operators have changed; each group of workers with other rules is shown. What
+    cannot be known is named, such as limits that a function returns. The exit code is 0 if KEY is not refused, 3 if
+    requests of it are refused, and 4 if that is unknown, as when no worker has published its rules.
 
     \b
-    Example: slidegate explain 203.0.113.7 --rules slidegate.toml
+    Example: slidegate explain 203.0.113.7 --store redis://localhost:6379/0
     """
     client = key_of(key, value)
-    of_file = None if rules is None else middleware_of(rules)
-    middlewares = _counting(limiter, of_file, named)  # limiters have weak references to them
-    ban = await limiter.banned(client)
-    changes = await limiter.overrides()  # reads them, and the middleware applies them
-    off = next((one.until.timestamp() for one in changes if one.name == "*"), None)
-    keys = [client]
-    if of_file is not None and value is None:
-        keys = keys_of(of_file.client.truncated(client), [of_file])
-    if of_file is not None and any(rule.charging.key is everyone for rule in of_file.rules):
-        keys.append("everyone")
-    view = await limiter.inspect(keys[0])
-    windows = [row_of_window(window) for window in (await windows_of(limiter, keys))[0]]
-    del middlewares
-    lists = {} if of_file is None else of_file.lists
-    listed = {kind: networks is not None and _is_in(networks, key) for kind, networks in lists.items()}
-    blocklist = None if of_file is None else of_file.policy.blocklist
-    if blocklist is not None and listed["blocklist"]:
-        listed["blocklist"] = not any(blocklist.spares(*one) for one in Networks([key]).ranges())
-    left_us = None if ban is None else ban.left_us(view.unix_us)
-    state: dict[str, Any] = {
-        "key": view.key,
-        "refused": None,
-        "off_until_at": off,
-        "at": view.unix_us / _S,
-        **listed,
-        "blocked_by": _blocking_all(of_file),
-        "ban": None if ban is None else {**row_of_ban(ban), "left_s": None if left_us is None else left_us / _S},
-        "windows": windows,
-        "not_looked_at": [],
+    if value is not None:
+        await compare_secrets(limiter)
+    found = await explained(limiter, client)
+    return [_row(found)], _lines(found)
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def _row(found: Explained) -> dict[str, Any]:
+    off_until_at = None
+    if found.off is not None:
+        off_until_at = found.off.until.timestamp()
+    refusals = None
+    if found.refusals is not None:
+        refusals = [{"at": one.time_us / _S, **one.details} for one in found.refusals]
+    traffic = None
+    if found.traffic is not None:
+        traffic = named(found.traffic, "key", "passed", "refused", "rule", "limits", "route")
+    return {
+        "key": found.subject.key,
+        "verdict": found.verdict.value,
+        "at": found.at_us / _S,
+        "off_until_at": off_until_at,
+        "groups": [_row_of_group(one) for one in found.groups],
+        "unreadable_workers": found.unreadable,
+        "bans": [{**row_of_ban(ban), **_ladder(ban, found)} for ban in found.bans],
+        "changes": [row_of_change(one) for one in found.changes],
+        "statistics": {"is_attached": found.refusals is not None, "last_5_minutes": traffic, "refusals": refusals},
     }
-    state["refused"] = _is_refused(state)
-    if off is None:
-        names = {name for one in await limiter.published() for name in one.text.limits}
-        state["not_looked_at"] = [*_unseen(of_file, view.key, windows, names)]
-    return [state], _state_lines(state)
 
 
-def _is_refused(state: dict[str, Any]) -> bool | None:
-    """Return whether a client is refused; None if nothing that was looked at refuses it, as something else may."""
-    if state["off_until_at"] is not None:
-        return False
-    if state.get("allowlist"):
-        return None
-    reasons = state["ban"], state.get("blocklist"), state["blocked_by"], *filter(_refuses, state["windows"])
-    return True if any(reasons) else None
+def _row_of_group(group: Standing) -> dict[str, Any]:
+    return {
+        "workers": group.workers,
+        "verdict": group.verdict.value,
+        "reasons": [_row_of_reason(one) for one in group.reasons],
+        "not_looked_at": [*_not_looked_at(group)],
+        "windows": [_row_of_window(one) for one in group.windows],
+    }
 
 
-def _blocking_all(of_file: RateLimitMiddleware | None) -> str | None:
-    """Return the label of a rule that blocks every request before any other ends the list; None if there is none."""
-    rules = () if of_file is None else of_file.rules
-    first = next((rule for rule in rules if rule.action.is_final), None)
-    if first is not None and first.action.blocks and first.matching.is_everything:
-        return first.label
-    return None
+def _row_of_reason(reason: Reason) -> dict[str, Any]:
+    row = {**named(reason, "kind", "by", "requests"), "apart_from": [*reason.apart_from], "until_at": None}
+    if reason.ban is not None and reason.ban.until is not None:
+        row["until_at"] = reason.ban.until.timestamp()
+    if reason.window is not None and reason.window.retry_after_us is not None:
+        row["retry_after_s"] = reason.window.retry_after_us / _S
+    return row
 
 
-def _unseen(
-    of_file: RateLimitMiddleware | None, key: str, windows: Sequence[dict[str, Any]], names: Iterable[str]
-) -> Iterator[str]:
-    """Yield what may refuse a client, and was not looked at.
+def _row_of_window(window: Window) -> dict[str, Any]:
+    row = row_of_window(window.state)
+    row |= {"name": window.rule.name, "rule": window.rule.rule, "shadow": window.rule.shadow}
+    return {**row, "configured": window.rule.limit, "requests": window.rule.requests or EVERY}
 
-    Args:
-        of_file: The middleware of a file.
-        key: The key of the client.
-        windows: Its windows that were looked at.
-        names: The names of limits that workers have.
-    """
-    rules = () if of_file is None else of_file.rules
-    if of_file is not None and of_file.default_rule is not None:
-        yield "default_limits, which count each route by itself"
-    blocking = [rule.label for rule in rules if rule.action.blocks]
-    if blocking and _blocking_all(of_file) is None:
-        yield f"which requests the blocking rules meet: {', '.join(blocking)}"
-    is_address, kind = place_of(key) == EVERYWHERE, key.partition(":")[0]
-    own = {"address" if is_address else kind, key.partition("#")[0], f"network:{kind}"}
-    others = {_kind_of(rule) for rule in rules if rule.counts and rule.charging.key is not everyone} - own
-    if others:
-        yield f"windows under the other keys of its requests: {', '.join(sorted(others))}"
-    if is_address and kind != "asn":
-        yield "bans of its operator"
-    known = sorted({*names} - {window["name"] for window in windows})
-    more = f"; workers have {', '.join(known[:_NAMED])}{', ...' if len(known) > _NAMED else ''}" if known else ""
-    if windows or of_file is not None:
-        yield f"limits and lists in code, at endpoints and of other files{more}"
+
+def _ladder(ban: Any, found: Explained) -> dict[str, Any]:
+    """Return how long bans of a policy last, and what the next one would last."""
+    durations = found.ladders.get(ban.by, "").split()
+    if not ban.level or not durations:
+        return {"durations": [], "next": None}
+    return {"durations": durations, "next": durations[min(ban.level, len(durations) - 1)]}
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+def _lines(found: Explained) -> Iterator[str]:
+    key = found.subject.key
+    if found.off is not None:
+        yield f"{key} is not refused: all workers are off until {time_of(found.off.until.timestamp())}; after that:"
     else:
-        yield f"limits and lists: name the rules with --rules FILE or --rule NAME=LIMITS{more}"
+        yield _headline(found)
+    for group in found.groups:
+        yield from _group_lines(group, found)
+    if found.unreadable:
+        yield f"  not looked at: the rules of {found.unreadable} workers, which are not there, or of a later version"
+    yield from _ban_lines(found)
+    for one in found.changes:
+        was = f"from {one.was} " if one.was else ""
+        times = f"since {time_of(one.since.timestamp())} until {time_of(one.until.timestamp())}"
+        reason = f": {one.reason}" if one.reason else ""
+        yield f"  changed: {one.name} {was}to {one.limit}, {times} by {one.by}{reason}"
+    yield from _statistics_lines(found)
+    yield from _window_lines(found)
 
 
-def _kind_of(rule: Rule) -> str:
-    """Return the kind of the keys by which a rule of a file counts."""
-    key = rule.charging.key
-    if key is None or hasattr(key, "truncated"):
-        return "address"
-    return str(getattr(key, "identity", ""))
+def _headline(found: Explained) -> str:
+    key, verdict = found.subject.key, found.verdict
+    if not found.groups and not found.unreadable:
+        return f"{key}: unknown, because no worker has published its rules within a minute"
+    if verdict is Verdict.UNKNOWN:
+        return f"{key}: unknown; nothing that was looked at refuses it"
+    if verdict is Verdict.NOT_REFUSED:
+        return f"{key} is not refused"
+    reasons = [reason for group in found.groups for reason in group.reasons]
+    if any(reason.requests.startswith(EVERY) and not reason.apart_from for reason in reasons):
+        return f"{key} is refused"
+    return f"{key} is refused, though not each request"
 
 
-def _is_in(networks: Networks, key: str) -> bool:
-    """Return whether a list contains a key that is an address or a network, as most clients of IPv6 are."""
-    try:
-        own = Networks([key])
-    except ConfigurationError:
-        return False
-    return Networks.of_ranges([*networks.ranges(), *own.ranges()]) == networks
-
-
-def _counting(limiter: Limiter, of_file: RateLimitMiddleware | None, named: Sequence[str]) -> list[RateLimitMiddleware]:
-    """Return middlewares that count by the rules of a file and those of the command, each under its own name."""
-    rules = defaultdict[str, list[Rule]](list)
-    if of_file is not None:
-        rules[of_file.prefix.removesuffix(":")] += of_file.rules
-    for name, rule in map(_named_rule, named):
-        rules[name].append(rule)
-    return [RateLimitMiddleware(nothing, limiter=limiter, rules=own, name=name or None) for name, own in rules.items()]
-
-
-def _named_rule(text: str) -> tuple[str, Rule]:
-    """Return the name of a middleware, empty for one without, and a rule of it."""
-    name, equals, limits = text.partition("=")
-    if not equals:
-        raise ConfigurationError(f'expected a name and limits, for example "api=100/10s", not {text!r}', "--rule")
-    outer, _, own = name.rpartition(":")
-    return outer, Rule("*", limits, name=own)
-
-
-def _refuses(window: dict[str, Any]) -> bool:
-    return not window["shadow"] and window["retry_after_s"] != 0
-
-
-def _state_lines(state: dict[str, Any]) -> Iterator[str]:
-    key, windows = state["key"], state["windows"]
-    if state["refused"]:
-        yield f"{key} is refused"
-        yield from _refusal_lines(state)
-    elif state["off_until_at"] is not None:
-        yield f"{key} is not refused: all workers are off until {time_of(state['off_until_at'])}"
-    elif state.get("allowlist"):
-        yield f"{key} is on the allowlist, and never refused by this file"
-    else:
-        yield f"{key} has no ban" + (", and every limit below has room" if windows else "")
-    for unseen in state["not_looked_at"]:
+def _group_lines(group: Standing, found: Explained) -> Iterator[str]:
+    """Yield what equal workers do; with a line in front if there are others."""
+    if len(found.groups) > 1:
+        yield f"  {_workers(group.workers)}: {group.verdict}"
+    for reason in group.reasons:
+        yield f"  {_requests_of(reason)}, {_because(reason, found)}"
+    for unseen in _not_looked_at(group):
         yield f"  not looked at: {unseen}"
-    for number, line in enumerate(_window_table(windows)):
-        yield from (line,) if number else ("", line)
 
 
-def _refusal_lines(state: dict[str, Any]) -> Iterator[str]:
-    """Yield a line for each reason for which a client is refused."""
-    ban = state["ban"]
-    if state.get("blocklist"):
-        yield "  by the blocklist"
-    if state["blocked_by"] is not None:
-        yield f"  by {state['blocked_by']}, which blocks every request"
-    if ban is not None:
-        span = "for ever" if ban["left_s"] is None else f"for {span_of(ban['left_s'])}"
-        source = ": ".join(filter(None, (ban["by"], ban["reason"])))
-        place = "" if ban["holds"] == EVERYWHERE.holds else f"; it holds {ban['holds']}"
-        yield f"  by the ban of {ban['key']} {span}, until {end_of(ban)}; by {source}{place}"
-    for window in filter(_refuses, state["windows"]):
-        yield f"  by {window['name']} {_until(window, state['at'])}: {window['used']} of {window['limit']} are used"
+def _workers(number: int) -> str:
+    if number == 1:
+        return "1 worker"
+    return f"{number} workers"
 
 
-def _window_table(windows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    rows = [
-        {
-            **window,
-            "name": f"{window['name']} (shadow)" if window["shadow"] else window["name"],
-            "room in": _room(window),
-            "all back in": span_of(window["reset_after_s"]) if window["reset_after_s"] else "",
-        }
-        for window in windows
-    ]
-    return table(_WINDOW_COLUMNS, rows)
+def _requests_of(reason: Reason) -> str:
+    if not reason.apart_from:
+        return reason.requests
+    return f"{reason.requests} apart from {_listed(reason.apart_from)}"
 
 
-def _until(window: dict[str, Any], now_s: float) -> str:
-    wait_s = window["retry_after_s"]
-    if wait_s is None:
+def _because(reason: Reason, found: Explained) -> str:
+    """Return by what requests are refused, and until when."""
+    if reason.kind == "blocklist":
+        if reason.by == "blocklist":
+            return "by the blocklist"
+        return f"by the blocklist {reason.by}"
+    if reason.kind == "block":
+        return f"by {reason.by}, which blocks"
+    if reason.ban is not None:
+        return f"by the ban of {reason.ban.key}"
+    state = reason.window
+    assert state is not None, "a limit has a window"
+    return f"by {reason.by} {_until(state, found.at_us)}: {state.used} of {state.limit} are used"
+
+
+def _until(state: Any, at_us: int) -> str:
+    if state.retry_after_us is None:
         return "until one of its requests ends"
-    return f"for {span_of(wait_s)}, until {time_of(ceil(now_s + wait_s))}"
+    if not state.retry_after_us:  # there is room, but not for the cost of a request
+        return "for the cost of a request"
+    wait_s = state.retry_after_us / _S
+    return f"for {span_of(wait_s)}, until {time_of(ceil(at_us / _S + wait_s))}"
 
 
-def _room(window: dict[str, Any]) -> str:
-    wait_s = window["retry_after_s"]
-    return "unknown" if wait_s is None else span_of(wait_s) if wait_s else "now"
+def _ban_lines(found: Explained) -> Iterator[str]:
+    for ban in found.bans:
+        row, ladder = row_of_ban(ban), _ladder(ban, found)
+        source = ": ".join(filter(None, (ban.by, ban.reason)))
+        left_us = ban.left_us(found.at_us)
+        length = "for ever"
+        if left_us is not None:
+            length = f"for {span_of(left_us / _S)}"
+        level = ""
+        if ladder["next"] is not None:
+            level = f"; level {ban.level}, the next one lasts {ladder['next']}"
+        yield f"  ban of {ban.key} {length}, until {end_of(row)}; by {source}{level}"
+
+
+def _not_looked_at(group: Standing) -> Iterator[str]:
+    """Yield what was not looked at, with the first of many rules."""
+    yield from group.unseen
+    for key, rules in group.other_keys.items():
+        if key == "function":
+            yield f"the keys that functions return for {_listed(rules)}"
+        elif key == SEVERAL:
+            yield f"the clients in it, which {_listed(rules)} count{'s' if len(rules) == 1 else ''} by themselves"
+        else:
+            yield f"its {key}, by which {_listed(rules)} count{'s' if len(rules) == 1 else ''}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMED])
+    if len(names) > _NAMED:
+        return f"{shown} and {len(names) - _NAMED} more"
+    return shown
+
+
+def _statistics_lines(found: Explained) -> Iterator[str]:
+    if found.refusals is None:
+        yield "  no statistics are attached, or no worker has written any in five minutes"
+        return
+    traffic = found.traffic
+    if traffic is not None:
+        under = f", the last one under {traffic.rule} with {traffic.limits}" if traffic.limits else ""
+        route = f" at {traffic.route}" if traffic.route else ""
+        yield f"  in five minutes: {traffic.passed:,} passed, {traffic.refused:,} were refused{under}{route}"
+    if not found.refusals:
+        yield "  no refusal of it is among the latest ones"
+        return
+    rows = []
+    for event in found.refusals:
+        details = event.details
+        by = details.get("rule") or details.get("by", "")
+        rows.append({**dict.fromkeys(_REFUSAL_COLUMNS, ""), **details, "time": time_of(event.time_us / _S), "by": by})
+    yield ""
+    yield from table(_REFUSAL_COLUMNS, rows)
+
+
+def _window_lines(found: Explained) -> Iterator[str]:
+    """Yield the windows of which something is spent, or all if these are few; once for groups that have the same."""
+    rows = []
+    for window in {(one.rule.bucket, one.rule.name, str(one.state.limit)): one for one in _windows(found)}.values():
+        rows.append(_window_row(window))
+    shown = rows
+    if len(rows) > _MOST_WINDOWS:
+        shown = [row for row in rows if row["used"]][:_MOST_WINDOWS]
+    if shown:
+        yield ""
+    yield from table(_WINDOW_COLUMNS, shown)
+    if len(shown) < len(rows):
+        yield f"and {len(rows) - len(shown)} more limits"
+
+
+def _windows(found: Explained) -> Iterator[Window]:
+    for group in found.groups:
+        yield from group.windows
+
+
+def _window_row(window: Window) -> dict[str, Any]:
+    state = window.state
+    name = window.rule.name or window.rule.rule
+    if window.rule.shadow:
+        name = f"{name} (shadow)"
+    room = "now"
+    if state.retry_after_us is None:
+        room = "unknown"
+    elif state.retry_after_us:
+        room = span_of(state.retry_after_us / _S)
+    return {
+        "name": name,
+        "limit": str(state.limit),
+        "used": state.used,
+        "remaining": state.remaining,
+        "room in": room,
+        "all back in": span_of(state.reset_after_us / _S) if state.reset_after_us else "",
+        "key": window.key,
+        "requests": window.rule.requests or EVERY,
+    }

@@ -183,13 +183,16 @@ with_value = click.option(
 # -- the store ---------------------------------------------------------------------------------------------------------
 
 
-def asking(*, writes: bool = False) -> Callable[[Callable[..., Awaitable[Answer]]], Callable[..., None]]:
+def asking(
+    *, writes: bool = False, code_of: Callable[[Sequence[Mapping[str, Any]]], int] | None = None
+) -> Callable[[Callable[..., Awaitable[Answer]]], Callable[..., None]]:
     """Make the function of a command that asks a store, with the options ``--store`` and ``--json``.
 
     The decorated function takes a limiter on the store, and returns its result as rows for JSON and as lines of text.
 
     Args:
         writes: Whether the function writes; otherwise the store is opened read-only.
+        code_of: Returns the exit code for the rows of the result; None for 0.
     """
 
     def decorated(work: Callable[..., Awaitable[Answer]]) -> Callable[..., None]:
@@ -204,7 +207,10 @@ def asking(*, writes: bool = False) -> Callable[[Callable[..., Awaitable[Answer]
         @with_json
         @wraps(work)
         def command(store: str, as_json: bool, **arguments: Any) -> None:
-            show(as_json, *ask(store, lambda limiter: work(limiter, **arguments), writes=writes))
+            rows, lines = ask(store, lambda limiter: work(limiter, **arguments), writes=writes)
+            show(as_json, rows, lines)
+            if code_of is not None:
+                click.get_current_context().exit(code_of(rows))
 
         return command
 

@@ -1,0 +1,336 @@
+"""What is said of a client is true: each claim is compared with what its next request gets from a real application.
+
+A situation is a set of rules, lists and policies, perhaps with a second group of workers, and what has happened before.
+"Not refused" may be said only if every request passes, a reason only if all requests that it names are refused, and a
+request that is refused has a reason, or something was not looked at.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import event, example, given, settings
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    Networks,
+    RateLimit,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    everyone,
+    header,
+)
+from slidegate.ops.explained import Explained, explained
+from slidegate.ops.standing import EVERY, Standing, Verdict
+from slidegate.ops.statistics import Statistics
+from slidegate.testing import FakeClock
+
+from ..asgi import call, page
+from .shared_rows import START_US, SharedRows
+
+CLIENT, NEIGHBOUR, STRANGER = "203.0.113.7", "203.0.200.1", "198.51.100.1"
+VALUE = "k123"
+
+
+@RateLimit("2/minute")
+async def limited(request: Any) -> Any:
+    return await page(request)
+
+
+def routes() -> list[Route]:
+    paths = ("/", "/health", "/old", "/search", "/items/{id}")
+    login = Route("/login", page, methods=["GET", "POST"])
+    return [*(Route(path, page) for path in paths), login, Route("/limited", limited)]
+
+
+RULES: dict[str, Callable[[], Rule]] = {
+    "health": lambda: Rule("/health", exempt=True, name="health"),
+    "free": lambda: Rule("*", exempt=True, name="free"),
+    "login": lambda: Rule("/login", "2/minute", methods=["POST"], name="login"),
+    "all": lambda: Rule("*", "3/minute", name="all"),
+    "pair": lambda: Rule("*", "3/minute; 4/hour", name="pair"),
+    "keyed": lambda: Rule("*", "2/minute", key=header("X-API-Key"), name="keyed"),
+    "service": lambda: Rule("*", "6/minute", key=everyone, name="service"),
+    "old": lambda: Rule("/old", block=True, name="old"),
+    "closed": lambda: Rule("*", block=True, name="closed"),
+    "evil": lambda: Rule("*", block=True, when=lambda request: "evil" in request.headers, name="evil"),
+    "search": lambda: Rule("/search", "2/minute", final=True, name="search"),
+    "vip": lambda: Rule("*", exempt=True, when=lambda request: "vip" in request.headers, name="vip"),
+    "tried": lambda: Rule("*", "1/minute", shadow=True, name="tried"),
+    "plans": lambda: Rule("*", lambda request: "2/minute", name="plans"),
+    "tenants": lambda: Rule("*", "2/minute", key=lambda request: "tenant:a", name="tenants"),
+    "costly": lambda: Rule("*", "5/minute", cost=2, name="costly"),
+    "dear": lambda: Rule("*", "5/minute", cost=lambda request: 2, name="dear"),
+    "wide": lambda: Rule("*", "4/minute", key=client_ip(ipv4_prefix=16), name="wide"),
+    "night": lambda: Rule("*", "1/minute", when=lambda request: "night" in request.headers, name="night"),
+    "sockets": lambda: Rule("*", "1/minute", connection="websocket", name="sockets"),
+}
+OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "default limits": lambda: {"default_limits": "2/minute"},
+    "default limits by key": lambda: {"default_limits": "2/minute", "key": header("X-API-Key")},
+    "blocked": lambda: {"blocklist": Networks([f"{CLIENT}/32"])},
+    "network blocked": lambda: {"blocklist": Networks(["203.0.113.0/24", "10.0.0.0/8"])},
+    "neighbour blocked": lambda: {"blocklist": Networks([NEIGHBOUR])},
+    "allowed": lambda: {"allowlist": Networks(["203.0.113.0/28"])},
+    "stranger allowed": lambda: {"allowlist": Networks([STRANGER])},
+    "bans": lambda: {"bans": BanPolicy("2/10m", "1h")},
+    "bans by key": lambda: {"bans": BanPolicy("2/10m", "1h", key=header("X-API-Key"))},
+    "shadow bans": lambda: {"bans": BanPolicy("1/10m", "1h", shadow=True)},
+    "networks": lambda: {"client": client_ip(ipv4_prefix=24)},
+    "named": lambda: {"name": "outer"},
+    "long blocklist": lambda: {"blocklist": Networks([f"198.{18 + n // 256}.{n % 256}.0/25" for n in range(1_001)])},
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request of a client, or several."""
+
+    method: str = "GET"
+    path: str = "/"
+    fields: tuple[str, ...] = ()
+    client: str = CLIENT
+    times: int = 1
+
+
+PROBES = [
+    Request(),
+    Request("GET", "/health"),
+    Request("POST", "/login"),
+    Request("GET", "/login"),
+    Request("GET", "/old"),
+    Request("GET", "/search"),
+    Request("GET", "/items/7"),
+    Request("GET", "/limited"),
+    Request("GET", "/nowhere"),
+    Request(fields=("x-api-key",)),
+    Request(fields=("vip",)),
+    Request(fields=("evil",)),
+    Request(fields=("night",)),
+]
+DEEDS: dict[str, Callable[[Limiter], Any]] = {
+    "bans it": lambda limiter: limiter.ban(CLIENT, "1h", by="ann"),
+    "bans its network": lambda limiter: limiter.ban("203.0.113.0/24", "1h"),
+    "bans a neighbour": lambda limiter: limiter.ban(NEIGHBOUR, "1h"),
+    "bans a value": lambda limiter: limiter.ban(header("X-API-Key").of(VALUE), "1h"),
+    "bans a wide network": lambda limiter: limiter.ban("203.0.0.0/16", "1h"),
+    "lowers": lambda limiter: limiter.override("all", "1/minute", "1h", by="ann"),
+    "raises": lambda limiter: limiter.override("all", "90/minute", "1h", by="ann"),
+    "switches off": lambda limiter: limiter.override("*", "off", "1h", by="ann"),
+}
+OPTION_SETS = st.lists(st.sampled_from([*OPTIONS]), max_size=3, unique=True)
+RULE_SETS = st.lists(st.sampled_from([*RULES]), max_size=5, unique=True)
+GROUPS = st.lists(st.tuples(RULE_SETS, OPTION_SETS), min_size=1, max_size=2)
+HISTORIES = st.lists(
+    st.sampled_from([*DEEDS])
+    | st.builds(
+        Request,
+        st.sampled_from(["GET", "POST"]),
+        st.sampled_from(["/", "/login", "/search", "/items/7", "/limited", "/nowhere"]),
+        st.sampled_from([(), ("x-api-key",)]),
+        st.sampled_from([CLIENT, CLIENT, NEIGHBOUR, STRANGER]),
+        st.integers(1, 7),
+    ),
+    max_size=4,
+)
+
+
+@dataclass
+class Situation:
+    """Groups of workers on one store, and what has happened before."""
+
+    store: Any
+    rows: SharedRows
+    apps: list[Any] = field(default_factory=list)
+    limiters: list[Limiter] = field(default_factory=list)
+
+    def add(self, rules: list[str], options: list[str]) -> None:
+        """Add a worker."""
+        given: dict[str, Any] = {}
+        for name in options:
+            given |= OPTIONS[name]()
+        if rules:
+            given["rules"] = [RULES[name]() for name in rules]
+        limiter = Limiter(self.store)
+        middleware = RateLimitMiddleware(Starlette(routes=routes()), limiter=limiter, **given)
+        self.apps.append(middleware)
+        self.limiters.append(limiter)
+
+    async def send(self, app: Any, request: Request) -> bool:
+        """Send a request, and return whether it passed."""
+        fields = dict.fromkeys(request.fields, VALUE)
+        for _ in range(request.times):
+            answer = await call(app, request.path, request.method, headers=fields, client=(request.client, 1234))
+        return answer.status not in (403, 429, 503)
+
+
+async def play(groups: list[tuple[list[str], list[str]]], history: list[Any], *, attached: bool = False) -> Situation:
+    clock = FakeClock(START_US)
+    rows = SharedRows(clock)
+    store = MemoryStore(clock=clock, wall_clock=clock)
+    store.shared_rows = rows
+    situation = Situation(store, rows)
+    for rules, options in groups:
+        situation.add(rules, options)
+    if attached:
+        for limiter in situation.limiters:
+            Statistics.of(limiter)
+    for app in situation.apps:
+        await situation.send(app, Request(client="192.0.2.99"))
+    for number, one in enumerate(history):
+        if isinstance(one, Request):
+            await situation.send(situation.apps[number % len(situation.apps)], one)
+        else:
+            with suppress(ConfigurationError):  # a limit that no worker has
+                await DEEDS[one](Limiter(store))
+            for limiter in situation.limiters:
+                await limiter.overrides()
+    for limiter in situation.limiters:
+        await limiter.engine.workers.write(1.0)
+        if attached:
+            await Statistics.of(limiter).publish()
+    return situation
+
+
+async def group_of(situation: Situation, app: Any, found: Explained) -> Standing:
+    """Return what is said of the workers of one application."""
+    published = await Limiter(situation.store).published()
+    own = (await app.limiter.published())[0].text.rules
+    (at,) = [number for number, one in enumerate(published) if one.text.rules == own]
+    return found.groups[at]
+
+
+def names(requests: str, request: Request) -> bool:
+    """Return whether a reason, in whose words some requests are named, speaks of a request."""
+    requests, _, without = requests.partition(" of the middleware ")[0].partition(" without ")
+    if without and without.removeprefix("header:") in request.fields:
+        return False
+    if requests == EVERY:
+        return True
+    path = "/items/{id}" if request.path.startswith("/items/") else request.path
+    *words, last = requests.removeprefix("endpoint ").split(" ")
+    if requests == "paths without a route":
+        return path == "/nowhere"
+    if requests.startswith("websocket"):
+        return False
+    methods = words[0].split(",") if words else [request.method]
+    return request.method in methods and path == last
+
+
+def check(found: Explained, group: Standing, request: Request, passed: bool) -> None:
+    """Compare what is said with what a request got."""
+    if found.off is not None:
+        assert passed
+        return
+    naming = []
+    for reason in group.reasons:
+        if names(reason.requests, request) and not any(names(one, request) for one in reason.apart_from):
+            naming.append(reason)
+    assert not (passed and naming), f"{naming} refuse, but it passed"
+    if passed:
+        return
+    assert found.verdict is not Verdict.NOT_REFUSED, "it was refused"
+    assert naming or group.unseen or group.other_keys, "it was refused, and nothing says so"
+
+
+@settings(max_examples=60)
+@given(GROUPS, HISTORIES, st.permutations(PROBES), st.booleans())
+@example([(["keyed"], [])], [Request(times=3)], [Request(fields=("x-api-key",))], False)
+@example([(["all"], ["bans by key"])], ["bans a value"], [Request(fields=("x-api-key",))], False)
+@example([(["closed"], ["allowed"])], ["bans it"], PROBES, False)
+@example([(["costly"], [])], [Request(times=2)], [Request()], False)
+@example([(["free"], [])], [Request("GET", "/limited", times=3)], [Request("GET", "/limited")], False)
+@example([(["health", "all"], ["bans", "networks"])], [Request(times=6)], [Request("GET", "/health")], False)
+@example([(["health", "all"], ["networks"])], ["bans its network"], [Request("GET", "/health")], True)
+def test_each_claim_is_what_the_next_request_gets(
+    groups: list[tuple[list[str], list[str]]], history: list[Any], probes: list[Request], attached: bool
+) -> None:
+    async def compare() -> None:
+        situation = await play(groups, history, attached=attached)
+        for number, probe in enumerate(probes):
+            found = await explained(Limiter(situation.store), CLIENT)
+            event(found.verdict.value)
+            assert (found.refusals is not None) == attached
+            assert sum(one.workers for one in found.groups) == len(groups)
+            app = situation.apps[number % len(groups)]
+            group = await group_of(situation, app, found)
+            check(found, group, probe, await situation.send(app, probe))
+
+    asyncio.run(compare())
+
+
+async def of_one(rule: Rule, requests: int) -> tuple[Any, Standing]:
+    """Return an application with one rule, after some requests, and what is said of its workers."""
+    clock = FakeClock(START_US)
+    store = MemoryStore(clock=clock, wall_clock=clock)
+    store.shared_rows = SharedRows(clock)
+    app = RateLimitMiddleware(Starlette(routes=routes()), limiter=Limiter(store), rules=[rule])
+    for _ in range(requests):
+        await call(app, client=(CLIENT, 1234))
+    await app.limiter.engine.workers.write(1.0)
+    found = await explained(Limiter(store), CLIENT)
+    return app, found.groups[0]
+
+
+async def test_who_waits_long_enough_is_not_said_to_be_refused() -> None:
+    _, group = await of_one(Rule("*", "2/second", wait="2s", name="short"), 2)
+    assert (group.verdict, [*group.unseen]) == (
+        Verdict.UNKNOWN,
+        ["whether requests may wait for short, up to 2 s"],
+    )
+    app, group = await of_one(Rule("*", "2/hour", wait="2s", name="long"), 2)
+    assert group.verdict is Verdict.REFUSED
+    assert (await call(app, client=(CLIENT, 1234))).status == 429
+
+
+async def test_who_holds_all_permits_is_refused_until_a_request_ends() -> None:
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: Any) -> Any:
+        begun.set()
+        await goes_on.wait()
+        return await page(request)
+
+    clock = FakeClock(START_US)
+    store = MemoryStore(clock=clock, wall_clock=clock)
+    store.shared_rows = SharedRows(clock)
+    rule = Rule("*", "9/minute", concurrency=1, name="busy")
+    app = RateLimitMiddleware(Starlette(routes=[Route("/", slow)]), limiter=Limiter(store), rules=[rule])
+    held = asyncio.create_task(call(app, client=(CLIENT, 1234)))
+    await begun.wait()
+    await app.limiter.engine.workers.write(1.0)
+    (reason,) = (await explained(Limiter(store), CLIENT)).groups[0].reasons
+    assert reason.window is not None
+    assert (reason.by, reason.window.used, reason.window.retry_after_us) == ("busy", 1, None)
+    assert (await call(app, client=(CLIENT, 1234))).status == 429
+    goes_on.set()
+    assert (await held).status == 200
+    group = (await explained(Limiter(store), CLIENT)).groups[0]
+    assert (group.verdict, len(group.windows)) == (Verdict.NOT_REFUSED, 2)
+
+
+async def test_rules_that_cannot_be_read_are_no_rules_without_a_reason() -> None:
+    situation = await play([(["all"], [])], [])
+    for name in [name for name in situation.rows.rows if name[0] == "rules"]:
+        del situation.rows.rows[name]
+    found = await explained(Limiter(situation.store), CLIENT)
+    assert (found.verdict, found.unreadable, found.groups) == (Verdict.UNKNOWN, 1, [])
+
+
+async def test_the_bans_of_others_are_named_where_a_request_may_meet_them() -> None:
+    situation = await play([(["keyed", "all"], [])], [])
+    tool = Limiter(situation.store)
+    await tool.ban(header("X-API-Key").of("another"), "1h")
+    await tool.ban(header("X-Other").of("another"), "1h")
+    await tool.ban("user:ann", "1h")
+    found = await explained(Limiter(situation.store), CLIENT)
+    assert [*found.groups[0].unseen] == ["bans of its header:x-api-key"]
