@@ -1,9 +1,8 @@
 """A Python-Markdown extension that adapts pages to the site, which lacks some files of the checkout.
 
 * ``<!-- page: CHANGELOG.md -->`` as the first line of a page includes that file of the root.
-* In an included file, paths of HTML pictures are adjusted, and badges, which another host serves, are dropped.
 * Empty header cells of tables become plain cells, so that screen readers do not announce them as headings.
-* Links to included files lead to their pages. Links to other files outside of `docs` are reduced to their text.
+* Links to included files, and to the README, lead to their pages. Links to other files outside of `docs` are reduced to their text.
 """
 
 from __future__ import annotations
@@ -26,10 +25,8 @@ if TYPE_CHECKING:
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCS: Final = ROOT / "docs"
 PAGE: Final = re.compile(r"<!-- page: ([\w.]+) -->")
-BADGE: Final = re.compile(r"^\[!\[.*\n+", re.MULTILINE)
-PICTURE: Final = re.compile(r'\b(src|srcset)="docs/')
-PAGES: Final = {"README.md": "index.md"}
-"""Files of the root, and the pages in `docs` that include them."""
+PAGES: Final = {"README.md": "index.md", "CHANGELOG.md": "reference/changelog.md"}
+"""Files of the root, and the pages in `docs` that stand for them."""
 
 
 def placed(target: str, source: Path, page: Path) -> str | None:
@@ -62,7 +59,7 @@ class RootFiles(Preprocessor):
         if found is None:
             return lines
         self.source = ROOT / found[1]
-        return PICTURE.sub(r'\1="', BADGE.sub("", self.source.read_text("utf-8"))).splitlines()
+        return self.source.read_text("utf-8").splitlines()
 
 
 class LinksAndTables(Treeprocessor):
