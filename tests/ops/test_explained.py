@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from starlette.applications import Starlette
@@ -35,6 +36,7 @@ from slidegate.ops.statistics import Statistics
 from slidegate.testing import FakeClock
 
 from ..asgi import call, page
+from ..redis_servers import needs_redis
 from .shared_rows import START_US, SharedRows
 
 CLIENT, NEIGHBOUR, STRANGER = "203.0.113.7", "203.0.200.1", "198.51.100.1"
@@ -334,3 +336,25 @@ async def test_the_bans_of_others_are_named_where_a_request_may_meet_them() -> N
     await tool.ban("user:ann", "1h")
     found = await explained(Limiter(situation.store), CLIENT)
     assert [*found.groups[0].unseen] == ["bans of its header:x-api-key"]
+
+
+@needs_redis
+@pytest.mark.parametrize("kind", ["redis"])
+async def test_units_that_workers_have_leased_may_let_requests_pass_where_the_window_has_no_room(url: str) -> None:
+    """A hot key has units charged ahead: its window looks full, and requests pass all the same."""
+    limiter = Limiter.from_url(f"{url}&leases=true", deadline="20s")
+    rules = [Rule("*", "99/minute", name="leased"), Rule("/login", "5/minute", name="exact")]
+    app = RateLimitMiddleware(Starlette(routes=routes()), limiter=limiter, rules=rules)
+    for _ in range(99):
+        await call(app, client=(CLIENT, 1234))
+    await limiter.engine.workers.write(20.0)
+    tool = Limiter.from_url(url, deadline="20s")
+    group = (await explained(tool, CLIENT)).groups[0]
+    assert {one.rule.name: one.rule.leased for one in group.windows if not one.rule.at_endpoint} == {
+        "leased": True,
+        "exact": False,
+    }
+    (unseen,) = group.unseen
+    assert (group.verdict, unseen.partition(" that ")[0]) == (Verdict.UNKNOWN, "units of leased")
+    await limiter.close()
+    await tool.close()

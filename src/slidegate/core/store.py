@@ -175,6 +175,8 @@ class Store:
     """
     is_read_only: bool = False
     """Whether every change raises `StoreReadOnly`."""
+    leases_units: bool = False
+    """Whether a worker may have units charged that it has not spent yet, and admit requests with them."""
 
     def __init__(self) -> None:
         # The check of an ABC without its metaclass: a compiled store would share the caches of ABCMeta with all other

@@ -308,6 +308,11 @@ class Walk:
         if rule.wait_us and (wait_us is None or wait_us <= rule.wait_us):
             self._standing.leave_out(f"whether requests may wait for {rule.rule}, up to {rule.wait_us / 1_000_000:g} s")
             return
+        if rule.leased:
+            self._standing.leave_out(
+                f"units of {rule.rule} that workers have leased for a second at most; else it refuses"
+            )
+            return
         self._judge_reason(rule, reason, perhaps)
 
     def _judge_reason(self, rule: Any, reason: Reason, perhaps: Sequence[str]) -> None:

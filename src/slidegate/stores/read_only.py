@@ -27,6 +27,7 @@ class ReadOnlyStore(Store):
         self._store = store
         self.bans = _ReadOnlyBans(store)
         self.answers_threads = store.answers_threads
+        self.leases_units = store.leases_units
         if store.shared_rows is not None:
             self.shared_rows = _ReadOnlyRows(store, store.shared_rows)
         if isinstance(store, CountsPermits):

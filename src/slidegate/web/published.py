@@ -10,7 +10,9 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from ..core.bans.policy import BanPolicy
+from ..core.concurrency import Concurrency
 from ..core.durations import format_duration
+from ..core.limits import AnyLimit, Limit
 from ..limiter.named_limits import written
 from ..limiter.published import PublishedRule, rules_of
 from ..networks.lists import file_of
@@ -90,13 +92,16 @@ def _of_rule(bound: BoundRule, policy: Policy, place: Mapping[str, Any]) -> Iter
         yield PublishedRule(rule=rule.label, action=rule.action.kind.value, **about)
         return
     charging = rule.charging
-    for published in rules_of(bound.named, bucket=bound.identity, **about, **_key_of(charging.key, policy)):
+    limits = bound.named
+    rows = rules_of(limits, bucket=bound.identity, **about, **_key_of(charging.key, policy))
+    for limit, published in zip(limits, rows, strict=True):
         is_permit = published.limit.isdigit()
         yield replace(
             published,
             cost=1 if is_permit else charging.cost,
             cost_by_function=charging.cost_function is not None and not is_permit,
             wait_us=charging.wait_us,
+            leased=_may_be_leased(limit.configured, policy) and not charging.count_denied,
         )
 
 
@@ -108,7 +113,16 @@ def _of_routes(defaults: DefaultLimits, app: object, policy: Policy, order: int)
         requests = label
         if label == NO_ROUTE:
             requests = "paths without a route"
-        yield from rules_of(defaults.limits_of(label), requests=requests, bucket=defaults.bucket_of(label), **about)
+        about |= {"requests": requests, "bucket": defaults.bucket_of(label)}
+        for limit in defaults.limits_of(label):
+            yield from rules_of([limit], leased=_may_be_leased(limit.configured, policy), **about)
+
+
+def _may_be_leased(limit: AnyLimit, policy: Policy) -> bool:
+    """Return whether workers may have units of a limit charged ahead; those of permits and exact limits never are."""
+    if not policy.limiter.store.leases_units or isinstance(limit, Concurrency):
+        return False
+    return not (isinstance(limit, Limit) and limit.exact)
 
 
 def _shown_at_endpoints(policy: Policy, app: object) -> list[BoundRule]:

@@ -131,6 +131,7 @@ class RedisStore(Store):
             max_waiting=max_waiting,
             leases=SliceLeases(time, refusals, news) if leases else None,
         )
+        self.leases_units = leases
         self.bans = RedisBans(self.parts, self.batcher, self.observers.tell, max_bans)
         self.shared_rows = RedisRows(self.batcher, packing.meta + b":rows:")
         self._prefix = prefix
