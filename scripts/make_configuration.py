@@ -24,7 +24,7 @@ from slidegate.web.rules import EXCLUSIONS, NEEDS
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SCHEMA: Final = ROOT / "docs" / "slidegate.schema.json"
-PAGE: Final = ROOT / "docs" / "guides" / "configuration.md"
+PAGE: Final = ROOT / "docs" / "reference" / "configuration.md"
 KEYS: Final = re.compile(r"(?P<head><!-- keys of (?P<name>[\w ]+) -->\n\n).*?(?=\n\n|\n\Z)", re.DOTALL)
 TYPES: Final = {str: "string", bool: "boolean", int: "integer", float: "number"}
 TEXT: Final = {"type": "string"}

@@ -2,7 +2,8 @@
 
 * ``<!-- page: CHANGELOG.md -->`` as the first line of a page includes that file of the root.
 * Empty header cells of tables become plain cells, so that screen readers do not announce them as headings.
-* Links to included files, and to the README, lead to their pages. Links to other files outside of `docs` are reduced to their text.
+* Links to included files, and to the README, lead to their pages. Links to other files outside of `docs` are reduced to
+  their text.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from .redis_servers import RedisCluster, RedisServer
 
 POSIX_ALONE = re.compile(r"LmdbStore needs POSIX|No module named '(?:fcntl|grp|pty|pwd|resource|termios|tty)'")
 ROOT = Path(__file__).resolve().parents[1]
-METRICS = ROOT / "docs" / "guides" / "metrics.md"
+METRICS = ROOT / "docs" / "reference" / "events.md"
 FORKING = ("stores/test_forks.py", "stores/lmdb/")
 """The tests that fork most."""
 
@@ -152,7 +152,7 @@ def details() -> dict[str, set[str]]:
 
 
 odd_events: list[str] = []
-"""Events of the package whose fields differ from those of docs/guides/metrics.md, or whose messages break off."""
+"""Events of the package whose fields differ from those of docs/reference/events.md, or whose messages break off."""
 _finish = Event.__post_init__
 
 

@@ -134,7 +134,7 @@ def test_the_committed_schema_and_page_are_those_that_the_definitions_make() -> 
     assert make_configuration.main(["--check"]) == 0, "run python scripts/make_configuration.py"
 
 
-PAGE = (ROOT / "docs" / "guides" / "configuration.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "reference" / "configuration.md").read_text("utf-8")
 SHOWN = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 

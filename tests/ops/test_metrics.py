@@ -40,7 +40,8 @@ from ..virtual_time import VirtualTime
 from .site import Site, Visitor
 
 DURATION: Final = "slidegate.request.duration"
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "guides" / "metrics.md"
+DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
+PAGE: Final = DOCS / "reference" / "events.md"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0"
 
 
@@ -408,8 +409,8 @@ def test_every_metric_is_on_the_dashboard_and_legends_name_labels(series: dict[s
 def test_the_page_says_which_events_are_logged_as_information(caplog: pytest.LogCaptureFixture) -> None:
     """Those of files are logged where they are read, and not again."""
     caplog.set_level(logging.INFO, "slidegate")
-    limiter, text = Limiter(), PAGE.read_text("utf-8")
-    kinds = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    limiter, text = Limiter(), (DOCS / "guides" / "metrics.md").read_text("utf-8")
+    kinds = re.findall(r"^\| `(\w+)` \|", PAGE.read_text("utf-8"), re.MULTILINE)
     for kind in kinds:
         limiter.engine.emit(Event(kind, "a test"))
     levels = {line.message.split(": ")[1]: line.levelname for line in caplog.records}
