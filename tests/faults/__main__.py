@@ -26,7 +26,7 @@ from slidegate.core import Reason
 from slidegate.stores.lmdb import LmdbStore
 
 from ..redis_servers import ReplicaPair, Sentinel, until
-from ..stores.lmdb.processes import child
+from ..stores.forked import child
 from ..stores.redis.faults import FAULTS, Deployment, on_a_cluster, on_a_server
 
 KEYS = [f"user:{number}" for number in range(16)]

@@ -26,7 +26,6 @@ from slidegate.limiter.named_limits import NamedLimit, parse_one
 from slidegate.limiter.news import LIMITS as CHANGED_LIMITS
 from slidegate.limiter.published import PublishedRule, rules_of
 from slidegate.limiter.workers import WORKERS
-from slidegate.stores.lmdb import LmdbStore
 from slidegate.testing import RecordingObserver
 
 from ..contract.programs import SECOND_US
@@ -372,7 +371,7 @@ TestChanges.settings = settings(max_examples=50)
 
 def test_a_thread_without_an_event_loop_looks_when_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(news, "AGING_US", 0)
-    limiter, script = (Limiter(LmdbStore(tmp_path), deadline="20s") for _ in range(2))
+    limiter, script = (Limiter.from_url(f"lmdb://{tmp_path}", deadline="20s") for _ in range(2))
     job = limiter.limited("5/minute", key="k", rule="job")(lambda: True)
     with limiter.sync, script.sync:
         assert job()

@@ -25,7 +25,6 @@ from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemorySt
 from slidegate.core import Bucket, Concurrency, Reason, StoreTimeout, StoreUnavailable
 from slidegate.limiter import portal
 from slidegate.limiter.aio import answer_of
-from slidegate.stores.lmdb import LmdbStore, batching, environment, gate
 from slidegate.stores.open_store import open_store
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -74,7 +73,7 @@ async def test_in_a_worker_thread_of_a_loop_it_works(url: str) -> None:
 def test_a_writer_that_is_stopped_hangs_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slidegate.stores.lmdb.bans.LmdbBans.change.__defaults__", (0.2,))  # 30 s for commands
     observer = RecordingObserver(without=["refused"])
-    limiter = Limiter(LmdbStore(tmp_path), deadline="20ms", on_error="local", observers=[observer])
+    limiter = Limiter.from_url(f"lmdb://{tmp_path}", deadline="20ms", on_error="local", observers=[observer])
     with limiter.sync as blocking, open(tmp_path / "gate", "rb") as file:
         assert blocking.hit("user:1", "2/hour").remaining == 1
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -136,9 +135,9 @@ def test_behind_a_writer_that_is_stopped_all_that_a_hit_asks_takes_little_more_t
 ) -> None:
     """The changed limits of operators, too, which a thread reads before its question."""
     time = Ticking()
-    for module in (environment, batching, gate):
-        monkeypatch.setattr(module, "time", time)
-    limiter = Limiter(LmdbStore(tmp_path), deadline="50ms", on_error="local")
+    for module in ("environment", "batching", "gate"):
+        monkeypatch.setattr(f"slidegate.stores.lmdb.{module}.time", time)
+    limiter = Limiter.from_url(f"lmdb://{tmp_path}", deadline="50ms", on_error="local")
     with limiter.sync as blocking, open(tmp_path / "gate", "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         for number in range(5):
@@ -337,11 +336,12 @@ def test_greenlets_share_what_needs_no_event_loop(kind: str, url: str) -> None:
     assert said == "50 50 False\n" if kind != "redis" else said.endswith("True\n"), said
 
 
-def test_no_thread_starts_for_a_store_that_needs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+def test_no_thread_starts_for_a_store_that_needs_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portal, "Thread", None)
-    for limiter in (Limiter(MemoryStore()), Limiter(LmdbStore(tmp_path))):
-        assert limiter.sync.hit("user:1", "5/minute")
-        limiter.sync.close()
+    limiter = Limiter.from_url(url)
+    assert limiter.sync.hit("user:1", "5/minute")
+    limiter.sync.close()
 
 
 @pytest.mark.parametrize("how", ["closed", "closed on another loop", "gone"])

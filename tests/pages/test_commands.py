@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import pytest
 
-from slidegate.stores.lmdb import LmdbStore
+from slidegate.stores.open_store import open_store
 
 from ..redis_servers import free_port, until
 from ..test_docs import PAGES, ROOT, RUN_HERE, page_name
@@ -224,7 +224,8 @@ def test_commands_on_the_page_run_in_its_order(page: Path, tmp_path: Path) -> No
     work, lib = tmp_path / "work", tmp_path / "lib"
     fill(tmp_path)
     lib.mkdir()
-    LmdbStore(lib / "slidegate").close()
+    if "lmdb" in text:
+        open_store(f"lmdb://{lib}/slidegate").close()
     paths = {"PATH": str(tmp_path / "bin"), "PYTHONPATH": os.pathsep.join((str(TESTED), str(ROOT)))}
     replaced = {"/var/lib/app": str(lib), "/var/log/nginx": str(work)}
     shell = Shell(work, {**paths, "LANG": "C.UTF-8"}, replaced)

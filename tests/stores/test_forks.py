@@ -20,7 +20,7 @@ from slidegate.testing import FakeClock
 
 from ..contract.store_contract import POLICY, bucket
 from ..files.test_watcher import KINDS, Followed
-from .lmdb.processes import actor, outcome
+from .forked import actor, outcome
 
 PATIENCE_S = 30
 DAY_US = 86_400_000_000

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
@@ -20,8 +20,6 @@ from slidegate import Decision, Limiter, Quota, parse_limits
 from slidegate.core import Bucket, Concurrency, Reason, SharedRow, StoreUnavailable
 from slidegate.stores import leases
 from slidegate.stores.leases import HeldPermits
-from slidegate.stores.lmdb import LmdbStore
-from slidegate.stores.lmdb.windows import RENEWED_AT_ONCE, WindowRows
 from slidegate.stores.redis.batch import MAX_IN_CALL
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -30,7 +28,6 @@ from ..contract.programs import YEAR_2100_US, Choices
 from ..redis_servers import AT_REDIS, BOUND_S, RedisCluster, RedisServer, needs_redis, needs_valkey
 from ..virtual_time import turns
 from .conftest import Opened
-from .lmdb.processes import Faulty, gate_held
 
 TWO = Bucket("render", [Concurrency(2)])
 WINDOW = Bucket("window", parse_limits("100/minute"))
@@ -187,7 +184,12 @@ async def test_a_lease_is_renewed_without_being_asked(
 ) -> None:
     """Also that of who had to wait longer than to its renewal, as one does whose hits find the files held."""
     holds, other = (hire(**short) for _ in range(2))
-    with gate_held(holds) if isinstance(holds, LmdbStore) and way == "hit" else nullcontext():
+    waiting: AbstractContextManager[object] = nullcontext()
+    if type(holds).__name__ == "LmdbStore" and way == "hit":
+        from .lmdb.processes import gate_held  # not every Python has LMDB
+
+        waiting = gate_held(holds)
+    with waiting:
         taking = [asyncio.ensure_future(settle(getattr(holds, way)(((TWO, "ann", 1),)))) for _ in range(2)]
         await asyncio.sleep(0.05)
     held = await asyncio.gather(*taking)
@@ -222,7 +224,7 @@ def test_without_an_event_loop_questions_renew_all_permits(in_file: Opened, cloc
     assert all(decision.allowed for decision in held)
 
 
-def take_now(store: LmdbStore, key: str = "ann") -> Decision:
+def take_now(store: Any, key: str = "ann") -> Decision:
     decision = store.hit(((TWO, key, 1),))
     assert isinstance(decision, Decision)
     return decision
@@ -250,6 +252,8 @@ def test_a_hit_costs_the_same_however_many_permits_of_its_key_are_held(in_file: 
 def test_thousands_of_rows_are_renewed_in_short_transactions(
     in_file: Opened, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, on_loop: bool
 ) -> None:
+    from slidegate.stores.lmdb.windows import RENEWED_AT_ONCE, WindowRows
+
     holds, other, keys = in_file(), in_file(), [f"user:{number}" for number in range(1_000)]
     held = [take_now(holds, key) for key in keys for _ in range(2)]
     clock.advance(us=LEASE_US - 1)
@@ -272,6 +276,8 @@ async def test_whatever_fails_in_the_transaction_of_others_no_more_than_the_amou
     in_file: Opened, rng: random.Random, monkeypatch: pytest.MonkeyPatch, clock: FakeClock
 ) -> None:
     """The others are done again, each by itself, from what was there before; or none can be committed."""
+    from .lmdb.processes import Faulty, gate_held
+
     is_failing, held = [False], list[Decision]()
     # No quota is counted without a clock of the system.
     store = in_file(wall_clock=lambda: YEAR_2100_US // (not is_failing[-1]))

@@ -35,22 +35,18 @@ from ...contract.programs import HOUR_US
 from ...contract.store_contract import CHECKS, QUESTIONS, SHARED_QUESTIONS
 from ...hurry import at_once, hurried
 from ..conftest import Opened
+from ..forked import actor, child, fork, fork_in_c, outcome
 from .processes import (
     SMALL,
     Faulty,
-    actor,
     at_call,
-    child,
     counts_file,
     files_open_in,
-    fork,
-    fork_in_c,
     gate_held,
     in_another_process,
     leave,
     mounted,
     on_a_disk,
-    outcome,
     overwrite,
     python,
 )

@@ -33,7 +33,8 @@ from ...contract.store_contract import CHECKS, with_examples
 from ...redis_servers import until
 from ...reference.ban_model import Made
 from ..conftest import Opened
-from .processes import SMALL, Faulty, actor, child, keys_in, outcome
+from ..forked import actor, child, outcome
+from .processes import SMALL, Faulty, keys_in
 
 POLICY = BanPolicy("1/minute", "1h", factor=2, forgive="400d")
 

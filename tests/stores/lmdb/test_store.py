@@ -42,19 +42,17 @@ from ...contract.store_contract import CHECKS, bucket
 from ...hurry import PATIENCE_S, at_once, hurried
 from ...virtual_time import VirtualTime, turns
 from ..conftest import Opened
+from ..forked import actor, end, outcome
 from .processes import (
     SMALL,
     TwoProcesses,
-    actor,
     counts_file,
-    end,
     files_open_in,
     gate_held,
     in_a_namespace,
     in_another_process,
     keys_in,
     on_a_disk,
-    outcome,
     overwrite_heads,
     python,
 )

@@ -1,0 +1,65 @@
+"""Runs a command of dev.py in a Debian sid, which has the newest Pythons, on any Linux with debootstrap.
+
+    sudo python3 -m scripts.debian_sid /var/tmp/sid 3.15
+    sudo python3 -m scripts.debian_sid /var/tmp/sid 3.14 test --all --copy /etc/pip.conf /etc/ssl/certs
+
+The directory is made if it is missing, in two minutes, and stays. The last commit of the checkout is tested. The
+command has the variables of this environment; ``--copy`` gives it files that they name, or settings of pip and uv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PYTHONS: Final = ("python3.13", "python3.14", "python3.15")
+PACKAGES: Final = ("ca-certificates", "curl", "gcc", "git", "libc6-dev", *PYTHONS)
+ENTER: Final = """
+mount -t proc proc "$0/proc"
+mount --rbind /dev "$0/dev"
+exec chroot "$0" sh -c 'cd /srv/checkout && exec "$@"' sh "$@"
+"""
+
+
+def make(system: Path) -> None:
+    """Install Debian sid into a directory."""
+    included = [*PACKAGES, *(f"{python}-{part}" for python in PYTHONS for part in ("dev", "venv"))]
+    subprocess.run(["debootstrap", "--variant=minbase", f"--include={','.join(included)}", "sid", system], check=True)
+
+
+def copy(path: Path, system: Path) -> None:
+    """Copy a file or a directory to the same place in the other system."""
+    there = system / path.relative_to("/")
+    there.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        shutil.copytree(path, there, dirs_exist_ok=True)
+    else:
+        shutil.copy(path, there)
+
+
+def main() -> int:
+    """Install the system if it is missing, clone the checkout into it, and run the command there."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.debian_sid")
+    parser.add_argument("system", type=Path)
+    parser.add_argument("python", choices=[name.removeprefix("python") for name in PYTHONS])
+    parser.add_argument("--copy", nargs="+", type=Path, default=[])
+    options, command = parser.parse_known_args()
+    system: Path = options.system.absolute()
+    if not system.exists():
+        make(system)
+    for path in options.copy:
+        copy(path.absolute(), system)
+    checkout = system / "srv" / "checkout"
+    shutil.rmtree(checkout, ignore_errors=True)
+    subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, checkout], check=True)
+    entered = ("unshare", "--mount", "sh", "-ec", ENTER, system, f"python{options.python}", "dev.py")
+    return subprocess.run([*entered, *(command or ["test"])]).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""What this Python has no wheel for leaves out its own tests alone, by name, and never more than are expected."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+HIDDEN = """
+import sys
+from pathlib import Path
+sys.modules["lmdb"] = None
+import pytest
+from tests import skips
+skips.MOST = Path(sys.argv[1])
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[2:]]))
+"""
+NEEDED = (
+    "tests/stores/lmdb/test_journal.py",
+    "tests/limiter/test_sync.py::test_no_thread_starts_for_a_store_that_needs_none",
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the numbers are those of Linux")
+@pytest.mark.parametrize("most", [2, 1])
+def test_tests_that_need_what_has_no_wheel_are_skipped_and_counted(most: int, tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers"
+    numbers.write_text(f"{sys.version_info.major}.{sys.version_info.minor} {most}\n", "utf-8")
+    command = [sys.executable, "-c", HIDDEN, str(numbers), *NEEDED]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert "1 passed, 2 skipped" in ended.stdout, ended.stdout
+    assert "lmdb has no wheel for Python" in ended.stdout
+    assert (ended.returncode, "at most 1 may be" in ended.stdout) == ((0, False) if most == 2 else (1, True))
