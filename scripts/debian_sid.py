@@ -32,33 +32,25 @@ def make(system: Path) -> None:
     subprocess.run(["debootstrap", "--variant=minbase", f"--include={','.join(included)}", "sid", system], check=True)
 
 
-def copy(path: Path, system: Path) -> None:
-    """Copy a file or a directory to the same place in the other system."""
-    there = system / path.relative_to("/")
-    there.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():
-        shutil.copytree(path, there, dirs_exist_ok=True)
-    else:
-        shutil.copy(path, there)
-
-
 def main() -> int:
     """Install the system if it is missing, clone the checkout into it, and run the command there."""
     parser = argparse.ArgumentParser(prog="python -m scripts.debian_sid")
     parser.add_argument("system", type=Path)
     parser.add_argument("python", choices=[name.removeprefix("python") for name in PYTHONS])
     parser.add_argument("--copy", nargs="+", type=Path, default=[])
-    options, command = parser.parse_known_args()
+    options, arguments = parser.parse_known_args()
     system: Path = options.system.absolute()
     if not system.exists():
         make(system)
+    # Links in the other system lead out of it, into this one, so they are replaced and not followed.
     for path in options.copy:
-        copy(path.absolute(), system)
+        command = ("cp", "--parents", "--recursive", "--dereference", "--remove-destination", path.absolute(), system)
+        subprocess.run(command, check=True)
     checkout = system / "srv" / "checkout"
     shutil.rmtree(checkout, ignore_errors=True)
     subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, checkout], check=True)
     entered = ("unshare", "--mount", "sh", "-ec", ENTER, system, f"python{options.python}", "dev.py")
-    return subprocess.run([*entered, *(command or ["test"])]).returncode
+    return subprocess.run([*entered, *(arguments or ["test"])]).returncode
 
 
 if __name__ == "__main__":
