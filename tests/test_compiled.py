@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import subprocess
 import sys
 import tomllib
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -41,6 +42,15 @@ def test_exactly_the_chosen_modules_are_compiled_and_the_package_says_whether_th
         path = importlib.import_module(name).__file__ or ""
         assert path.endswith(tuple(EXTENSION_SUFFIXES)) == (COMPILED_RUN and name in CHOSEN), path
     assert [name for name in LISTS["compile"] if not (compile_wheel.PACKAGE / name).exists()] == []
+
+
+def test_what_is_compiled_needs_no_package_that_the_source_does_not() -> None:
+    """mypyc has a library of its own, which some code that it makes imports."""
+    names = ", ".join(sorted(CHOSEN))
+    code = f"import sys; sys.modules['librt'] = None; import {names}"
+    subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=True
+    )
 
 
 def test_a_class_that_derives_from_a_compiled_one_is_compiled_too() -> None:
