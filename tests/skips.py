@@ -19,6 +19,8 @@ Report = TypeVar("Report", pytest.CollectReport, pytest.TestReport)
 POSIX_ALONE: Final = re.compile(r"LmdbStore needs POSIX|No module named '(?:fcntl|grp|pty|pwd|resource|termios|tty)'")
 WITHOUT_WHEEL: Final = [name for name in ("lmdb", "tree_sitter") if find_spec(name) is None]
 """Packages that are not installed, because there is no wheel for this Python."""
+needs_lmdb: Final = pytest.mark.skipif("lmdb" in WITHOUT_WHEEL, reason="lmdb has no wheel for this Python")
+"""For tests whose failure would not say so."""
 MOST: Final = Path(__file__).with_name("skips.txt")
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -28,7 +30,7 @@ def missing_here(text: str) -> str | None:
     if os.name == "nt" and (found := POSIX_ALONE.search(text)):
         return found[0]
     for name in WITHOUT_WHEEL:
-        if re.search(rf"(?:needs the package|No module named|import of) '?{name}\b", text):
+        if re.search(rf"(?:needs the package|No module named|import of) '?{name}", text):
             return f"{name} has no wheel for Python {PYTHON}"
     return None
 

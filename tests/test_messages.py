@@ -87,7 +87,7 @@ def works(call: str) -> bool:
     try:
         return "..." in call or eval(call, dict(GIVEN)) is not None
     except (ConfigurationError, NameError) as error:
-        return re.search("cannot read|does not exist|is not defined", str(error)) is not None
+        return re.search("cannot read|does not exist|is not defined|needs the package", str(error)) is not None
 
 
 def test_the_calls_that_messages_propose_can_be_written() -> None:

@@ -126,7 +126,7 @@ PLACES: dict[str, Callable[..., Any] | str] = {
     **{name: getattr(slidegate, name) for name in slidegate.__all__ if callable(getattr(slidegate, name))},
     **METHODS,
     **OTHERS,
-    "LmdbStore": "slidegate.stores.lmdb.LmdbStore",  # imported where it is asked: not every Python has LMDB
+    "LmdbStore": "slidegate.stores.lmdb:LmdbStore",  # imported where it is asked: not every Python has LMDB
 }
 NO_ADDRESSES = {
     *(("LmdbStore", way) for way in ("with a user", "an assignment")),  # a directory, which is made by that name

@@ -129,7 +129,7 @@ async def problem_of(function: Callable[..., Any], name: str, value: object) -> 
     return None
 
 
-LMDB = "slidegate.stores.lmdb.LmdbStore"
+LMDB = "slidegate.stores.lmdb:LmdbStore"
 """Imported where it is called: not every Python has LMDB."""
 
 

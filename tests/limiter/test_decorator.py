@@ -25,6 +25,7 @@ from slidegate.testing import FakeClock
 
 from ..redis_servers import until
 from ..remote_stores import SlowStore
+from ..stores.forked import fork
 from ..virtual_time import OnALoop, VirtualTime, turns, use_virtual_time
 from .test_limiter import ran
 
@@ -344,7 +345,7 @@ def test_a_child_does_not_queue_behind_the_waiters_of_its_parent() -> None:
     with a_line(units=3, permits=1) as line:
         for _ in range(2):
             line.arrive(tenant="a", cost=1, wait_ms=60_000)
-        child = os.fork()
+        child = fork()
         if not child:
             os._exit(line.queues.waiting + line.queues.is_queued(NAME))
         assert os.waitpid(child, 0)[1] == 0

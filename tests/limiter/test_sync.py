@@ -111,7 +111,7 @@ def test_no_method_takes_the_event_loop_of_its_thread_away(url: str) -> None:
             ]
             for call in calls:
                 call()
-                assert asyncio.get_event_loop_policy().get_event_loop() is loop, call
+                assert asyncio.get_event_loop() is loop, call
     finally:
         asyncio.set_event_loop(None)
         loop.close()
@@ -286,7 +286,7 @@ def run(program: str, *arguments: str, timeout_s: float = BOUND_S) -> str:
     warnings = ("-W", "default", "-W", "ignore:This process:DeprecationWarning")
     command = [sys.executable, *warnings, "-c", program, *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
     return ended.stdout
 
 

@@ -49,6 +49,7 @@ from ..asgi import PEER, call, hello, page, statuses
 from ..hurry import THREADS, race
 from ..redis_servers import AT_REDIS
 from ..served_by_workers import AMOUNT, NAME
+from ..stores.forked import fork
 from ..virtual_time import VirtualTime, turns
 from ..workers import PATIENCE_S, ask, serving
 from .shared_rows import START_US, SharedRows, worker_of
@@ -462,7 +463,7 @@ def test_a_child_that_is_forked_while_a_thread_counts_begins_anew(statistics: St
     statistics.request(PASSED)
     read, write = os.pipe()
     with statistics._counting:
-        child = os.fork()
+        child = fork()
         if not child:
             try:
                 statistics.request(REFUSED)

@@ -38,6 +38,7 @@ from slidegate.core import Check
 from ..asgi import PEER, call, scope_of
 from ..redis_servers import AT_REDIS, free_port, until
 from ..remote_stores import SlowStore
+from ..skips import needs_lmdb
 from ..virtual_time import turns
 
 BOUND_S = 60
@@ -394,7 +395,7 @@ app = Starlette(routes=[Route("/", stream)], middleware=[Middleware(RateLimitMid
 """
 
 
-@pytest.mark.parametrize("kind", STORES[1:])
+@pytest.mark.parametrize("kind", [pytest.param("lmdb", marks=needs_lmdb), AT_REDIS])
 def test_a_server_that_ends_waits_for_what_its_requests_have_begun(url: str, tmp_path: Path) -> None:
     (tmp_path / "streams.py").write_text(STREAMS)
     port = free_port()
