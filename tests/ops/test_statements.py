@@ -20,7 +20,6 @@ from slidegate.ops.look import Outages, look, read_recent, seen_nothing
 from slidegate.ops.statements import stands_for, statement_of
 from slidegate.ops.statistics import Statistics
 from slidegate.ops.traffic import ClientTraffic, Ranking, Traffic
-from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, limits_clock
 
@@ -215,6 +214,8 @@ def make(clock: FakeClock, tmp_path: Path) -> Iterator[Callable[[Any, int], Inci
         if happening is outage:
             limiters = [Limiter(RedisStore(f"redis://127.0.0.1:{free_port()}/0"))]
         elif number % 2:
+            from slidegate.stores.lmdb import LmdbStore  # not every Python has LMDB
+
             store = LmdbStore(tmp_path / f"{happening.__name__}{number}", clock=clock, max_map_size=2**20)
             opened.append(store)
             limiters = [Limiter(store, deadline="30s"), Limiter(store, deadline="30s")]
