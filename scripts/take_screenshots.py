@@ -26,47 +26,52 @@ MARGIN_S: Final = 30
 """How long before its end the pictures are taken."""
 SIZE: Final = {"width": 1280, "height": 960}
 FLOOD: Final = "203.0.113.7"
-PEOPLE: Final = [f"198.51.100.{number}" for number in range(2, 150)]
-PATHS: Final = ("/", "/articles/windows", "/articles/retry-after", "/reports", "/articles/fair-queues", "/search")
+PEOPLE: Final = [f"198.51.100.{number}" for number in range(2, 250)]
+PATHS: Final = (*["/"] * 12, *["/reports"] * 6, "/search")
 SHOWN: Final = {"now": "", "client": f"clients?key={FLOOD}"}
 BEARER: Final = {"Authorization": f"Bearer {TOKEN}"}
 
 
 def traffic(site: Site) -> None:
-    """Send requests of many ordinary clients, and from the middle on a flood of one, which is banned near the end."""
-    chance, until_s, is_banned = random.Random(1), time.monotonic() + TRAFFIC_S, False
+    """Send requests of many ordinary clients, and from the middle on a flood of one."""
+    chance, until_s, is_changed = random.Random(1), time.monotonic() + TRAFFIC_S, False
     with httpx.Client(base_url=site.url, timeout=PATIENCE_S) as client:
         while (left_s := until_s - time.monotonic()) > 0:
             flooding = chance.random() < (0.4 if left_s < TRAFFIC_S / 2 else 0.01)
             who = FLOOD if flooding else "192.0.2.200" if chance.random() < 0.03 else chance.choice(PEOPLE)
-            fields = {"X-Forwarded-For": who, "X-API-Key": f"key-{chance.randint(1, 4)}"}
+            fields = {"X-Forwarded-For": who, "X-API-Key": f"key of {who}"}
             client.get(chance.choice(PATHS), headers=fields)
-            if left_s < TRAFFIC_S / 4 and not is_banned:
-                is_banned = True
+            if left_s < TRAFFIC_S / 4 and not is_changed:
+                is_changed = True
                 change(site)
             time.sleep(chance.random() * (0.02 + 0.02 * (chance.random() < 0.5)))
 
 
 def change(site: Site) -> None:
-    """Ban a few, and change a limit."""
-    for key, reason in ((FLOOD, "floods the reports"), ("192.0.2.0/28", "scans for passwords"), ("user:42", "resells")):
-        ban = {"key": key, "duration": "6h", "reason": reason}
-        httpx.put(f"{site.dashboard}api/bans", headers=BEARER, json=ban).raise_for_status()
+    """Ban a network, and change a limit."""
+    ban(site, "192.0.2.0/28", "scans for passwords")
     limit = {"name": "reports", "limit": "400/10m", "duration": "2h", "reason": "month's end"}
     httpx.put(f"{site.dashboard}api/limits", headers=BEARER, json=limit).raise_for_status()
 
 
+def ban(site: Site, key: str, reason: str) -> None:
+    """Ban a client."""
+    said = {"key": key, "duration": "6h", "reason": reason}
+    httpx.post(f"{site.dashboard}api/bans", headers=BEARER, json=said).raise_for_status()
+
+
 def take(browser: Browser, site: Site) -> None:
-    """Take the screenshots."""
+    """Take the screenshots: of the flood, and of its client when it is banned."""
     password: Any = {"username": "ann", "password": TOKEN}
-    for scheme in ("light", "dark"):
-        options: Any = {"viewport": SIZE, "color_scheme": scheme, "http_credentials": password}
-        page = browser.new_context(**options).new_page()
-        for name, path in SHOWN.items():
+    for name, path in SHOWN.items():
+        for scheme in ("light", "dark"):
+            options: Any = {"viewport": SIZE, "color_scheme": scheme, "http_credentials": password}
+            page = browser.new_context(**options).new_page()
             page.goto(site.dashboard + path)
             page.get_by_text("Live", exact=True).wait_for()
             page.screenshot(path=PICTURES / f"dashboard-{name}-{scheme}.png")
-        page.context.close()
+            page.context.close()
+        ban(site, FLOOD, "floods the reports")
 
 
 def main() -> None:

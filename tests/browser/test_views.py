@@ -35,6 +35,8 @@ VIEWS = {
     "?rule=everybody": "Now",
     "?route=GET /": "Now",
 }
+MAX_PHONE = 2_500
+"""How many pixels high a page is on a phone at most."""
 CLIPPED = """() => [...document.querySelectorAll("main *, header *")]
     .filter((element) => !element.closest("svg, .scroll, .unseen, .tabs") && element.checkVisibility())
     .filter((element) => !element.querySelector(".pop[open]") && !element.matches(".pop"))
@@ -105,7 +107,8 @@ def site() -> Iterator[Site]:
 def put(site: Site, what: str, **change: str) -> None:
     """Ban a client or change a limit, like a script."""
     bearer = {"Authorization": f"Bearer {TOKEN}"}
-    done = httpx.put(f"{site.dashboard}api/{what}", headers=bearer, json={"duration": "1h", **change})
+    method = {"bans": "POST", "limits": "PUT"}[what]
+    done = httpx.request(method, f"{site.dashboard}api/{what}", headers=bearer, json={"duration": "1h", **change})
     assert done.status_code == 200, done.text
 
 
@@ -349,6 +352,73 @@ def test_operator_watches_a_flood_and_bans_its_client(sites: list[Site], opened:
     expect(page.get_by_text("Not banned")).to_be_visible()
     for site in sites:
         until(lambda site=site: REFUSED_BY_BAN not in site.flood(CLIENT, 12), "no worker refuses it by a ban")
+
+
+@pytest.mark.parametrize("java_script", [True, False])
+def test_from_the_sentence_to_the_ban_its_end_the_raised_limit_and_the_client_in_one_click_each(
+    java_script: bool, opened: OpenPage
+) -> None:
+    with served() as (site,):
+        assert set(site.flood(CLIENT, 5 * AMOUNT + 50)) == {200, 429}
+        page = opened(site, TOKEN, java_script_enabled=java_script)
+        sentence = page.get_by_role("region", name="The last five minutes")
+        expect(sentence).to_contain_text(
+            re.compile(rf"everybody refuses \d\d %: (\d+) of \1 refusals are {CLIENT}, since")
+        )
+        expect(sentence).to_contain_text("which goes on: 30 of its requests passed")
+        expect(sentence).to_contain_text("This worker alone: the store is in memory.")
+        sentence.get_by_role("button", name="Ban for 1 h").click()
+        expect(sentence).to_contain_text(f"{CLIENT}, which is banned")
+        assert site.ask(CLIENT) == REFUSED_BY_BAN
+        sentence.get_by_role("button", name="Unban").click()
+        expect(sentence).to_contain_text("which goes on")
+        assert site.ask(CLIENT) == 429
+        sentence.get_by_role("button", name=f"Raise to {2 * AMOUNT}/10m for 1 h").click()
+        expect(page.get_by_text("The change is made")).to_be_visible()
+        until(lambda: site.ask(CLIENT) == 200, "the limit is raised")
+        sentence.get_by_role("link", name="Look at the client").click()
+        expect(page.get_by_role("heading", name=CLIENT)).to_be_visible()
+        page.go_back()
+        sentence.get_by_role("link", name="everybody").click()
+        expect(page.get_by_role("heading", name="Rule everybody")).to_be_visible()
+        amounts = page.get_by_role("table", name=re.compile(f"^What other amounts of {2 * AMOUNT}.10m"))
+        expect(amounts.get_by_role("row").filter(has_text="In force")).to_contain_text(str(2 * AMOUNT))
+        expect(row(page, "Clients", CLIENT)).to_be_visible()
+        page.context.close()  # before the server ends
+
+
+def test_a_form_moves_nothing_and_goes_with_a_click_elsewhere(site: Site, opened: OpenPage) -> None:
+    places = (
+        "() => [...document.querySelectorAll('main summary, main tr')].map((one) => one.getBoundingClientRect().top)"
+    )
+    for view in ("configuration", "bans", "clients?key=203.0.113.7"):
+        page = opened(site, TOKEN, view)
+        before = page.evaluate(places)
+        for summary in page.locator("main .pop > summary").all():
+            summary.click()
+            assert page.evaluate(places) == before
+            expect(page.locator("main .pop[open]")).to_have_count(1)
+            page.locator("h1").click()
+            expect(page.locator("main .pop[open]")).to_have_count(0)
+
+
+def test_a_page_on_a_phone_is_not_endless(site: Site, opened: OpenPage) -> None:
+    for view in ("", "clients", "?rule=everybody", "configuration"):
+        page = opened(site, TOKEN, view, viewport={"width": 375, "height": 812})
+        assert page.evaluate("document.documentElement.scrollHeight") <= MAX_PHONE, view
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_those_without_a_token_has_its_style(scheme: str, site: Site, opened: OpenPage) -> None:
+    answer = httpx.get(site.dashboard)
+    assert answer.status_code == 401
+    page = opened(site, None, "/", color_scheme=scheme)
+    # As a browser shows it after its dialog was closed, which no test can do.
+    page.route("**/signed-out", lambda route: route.fulfill(body=answer.text, content_type="text/html"))
+    page.goto(f"{site.dashboard}signed-out")
+    expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
+    assert page.evaluate("getComputedStyle(document.querySelector('.card')).borderRadius") == "8px"
+    assert violations(page) + page.evaluate(CLIPPED) == []
 
 
 def test_all_of_it_works_without_scripts_and_a_page_with_them_says_that_its_server_stops(opened: OpenPage) -> None:

@@ -82,7 +82,6 @@ class Service:
             ("GET", "summary"): self.read_summary,
             ("GET", "client"): self.read_client,
             ("GET", "bans"): self.read_bans,
-            ("PUT", "bans"): self.ban,
             ("POST", "bans"): self.ban,
             ("DELETE", "bans"): self.unban,
             ("GET", "limits"): self.read_limits,

@@ -75,7 +75,7 @@ function localize(part) {
   const clock = (at, text) => new Date(at * 1000).toLocaleTimeString("sv").slice(0, text.match(/^[\d:]*/)[0].length);
   const set = (node, at) => (node.textContent = node.textContent.replace(/^[\d:]+/, clock(at, node.textContent)));
   for (const time of part.querySelectorAll("time")) {
-    time.textContent = new Date(time.dateTime).toLocaleString("sv").slice(...("clock" in time.dataset ? [11, 16] : [0]));
+    time.textContent = new Date(time.dateTime).toLocaleString("sv").slice(..."clock" in time.dataset ? [11, 16] : [0]);
   }
   for (const tick of part.querySelectorAll("[data-at]")) set(tick, +tick.dataset.at);
   for (const figure of part.querySelectorAll("[data-start]")) {
@@ -86,14 +86,15 @@ function localize(part) {
 }
 
 addEventListener("DOMContentLoaded", () => {
-  main = document.getElementById("main");
-  state = document.getElementById("state");
+  [main, state] = ["main", "state"].map((id) => document.getElementById(id));
   const button = document.getElementById("theme");
   const label = () => (button.textContent = `Theme: ${(root.dataset.theme = theme())}`);
   button.hidden = false;
   button.addEventListener("click", () => label(theme(THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length])));
   // A form in which something was typed stays as it is.
   main.addEventListener("input", (event) => event.target.form && (event.target.form.dataset.keep = ""));
+  const shut = (one) => (one.open = false);
+  addEventListener("click", ({ target: at }) => at.closest(".pop") || main.querySelectorAll(".pop[open]").forEach(shut));
   document.getElementById("zone").textContent = Intl.DateTimeFormat().resolvedOptions().timeZone;
   label();
   localize(main);
