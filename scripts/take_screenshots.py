@@ -37,7 +37,7 @@ def traffic(site: Site) -> None:
     chance, until_s, is_changed = random.Random(1), time.monotonic() + TRAFFIC_S, False
     with httpx.Client(base_url=site.url, timeout=PATIENCE_S) as client:
         while (left_s := until_s - time.monotonic()) > 0:
-            flooding = chance.random() < (0.4 if left_s < TRAFFIC_S / 2 else 0.01)
+            flooding = chance.random() < (0.12 if left_s < TRAFFIC_S / 2 else 0.01)
             who = FLOOD if flooding else "192.0.2.200" if chance.random() < 0.03 else chance.choice(PEOPLE)
             fields = {"X-Forwarded-For": who, "X-API-Key": f"key of {who}"}
             client.get(chance.choice(PATHS), headers=fields)
