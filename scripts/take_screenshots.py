@@ -1,12 +1,14 @@
-"""Takes the screenshots for the pages in docs/: the dashboard of four workers under simulated traffic.
+"""Takes the screenshots for the pages in docs/: /docs of the demo, and the dashboard of four workers under traffic.
 
 Run ``python -m scripts.take_screenshots`` in the root of the checkout. It requires Chromium on PATH, and takes about
-four minutes, because it generates traffic first.
+four minutes, because it generates traffic first; with ``openapi``, it takes only the picture of /docs. What that page
+loads from elsewhere is answered from build/: ``npm install --prefix build/swagger-ui swagger-ui-dist``.
 """
 
 from __future__ import annotations
 
 import random
+import sys
 import tempfile
 import threading
 import time
@@ -14,13 +16,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Route, sync_playwright
+from starlette.testclient import TestClient
 
+from examples.demo.app import app
 from tests.browser.chromium import PROGRAM, arguments
 from tests.browser.site import TOKEN, Site, served
 from tests.workers import PATIENCE_S
 
-PICTURES: Final = Path(__file__).resolve().parents[1] / "docs" / "images"
+ROOT: Final = Path(__file__).resolve().parents[1]
+PICTURES: Final = ROOT / "docs" / "images"
+SWAGGER: Final = ROOT / "build" / "swagger-ui" / "node_modules" / "swagger-ui-dist"
 TRAFFIC_S: Final = 260
 MARGIN_S: Final = 30
 """How long before its end the pictures are taken."""
@@ -74,8 +80,33 @@ def take(browser: Browser, site: Site) -> None:
         ban(site, FLOOD, "floods the reports")
 
 
-def main() -> None:
-    """Generate traffic, and take the screenshots."""
+def take_document(browser: Browser) -> None:
+    """Take the screenshot of /docs: how the login refuses, and its limits."""
+    demo = TestClient(app, "http://demo.example", client=("192.0.2.1", 1))
+
+    def answer(route: Route) -> None:
+        url = route.request.url
+        if url.startswith("http://demo.example/"):
+            answered = demo.get(url)
+            route.fulfill(status=answered.status_code, headers=dict(answered.headers), body=answered.content)
+        elif "swagger-ui" in url:
+            route.fulfill(path=SWAGGER / url.rpartition("/")[2])
+        else:
+            route.abort()
+
+    page = browser.new_context(viewport={"width": 1000, "height": 1800}).new_page()
+    page.route("**/*", answer)
+    page.goto("http://demo.example/docs")
+    login = page.locator(".opblock-post", has_text="/login")
+    login.locator(".opblock-summary-control").click()
+    refused: Any = login.locator('[data-code="429"]').bounding_box()
+    whole: Any = login.bounding_box()
+    shown: Any = {**whole, "y": refused["y"], "height": whole["y"] + whole["height"] - refused["y"]}
+    page.screenshot(path=PICTURES / "openapi.png", clip=shown, full_page=True)
+
+
+def take_dashboard() -> None:
+    """Generate traffic, and take the screenshots of the dashboard."""
     with tempfile.TemporaryDirectory() as folder, served(f"lmdb://{folder}/limits", workers=4) as (site,):
         sending = threading.Thread(target=traffic, args=(site,))
         sending.start()
@@ -87,5 +118,15 @@ def main() -> None:
         sending.join()
 
 
+def main(only: str = "") -> None:
+    """Take the screenshots."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=PROGRAM, args=arguments())
+        take_document(browser)
+        browser.close()
+    if only != "openapi":
+        take_dashboard()
+
+
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

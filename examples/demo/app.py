@@ -94,7 +94,7 @@ def make_app(limiter: Limiter, trusted: Sequence[str] = (), token: str | None = 
         trusted: Networks of proxies whose X-Forwarded-For is trusted.
         token: The token of the dashboard; None for a site without one.
     """
-    app = FastAPI(title="slidegate demo")
+    app = FastAPI(title="slidegate demo", swagger_ui_parameters={"showExtensions": True})  # in /docs
     app.add_middleware(
         RateLimitMiddleware,
         limiter=limiter,
