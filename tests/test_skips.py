@@ -1,5 +1,7 @@
 """What this Python has no wheel for leaves out its own tests alone, by name, and never more than are expected."""
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,3 +34,14 @@ def test_tests_that_need_what_has_no_wheel_are_skipped_and_counted(most: int, tm
     assert "1 passed, 2 skipped" in ended.stdout, ended.stdout
     assert "lmdb has no wheel for Python" in ended.stdout
     assert (ended.returncode, "at most 1 may be" in ended.stdout) == ((0, False) if most == 2 else (1, True))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the numbers are those of Linux")
+def test_what_only_the_source_can_run_counts_as_no_skip_of_a_compiled_run(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers"
+    numbers.write_text(f"{sys.version_info.major}.{sys.version_info.minor} 0\n", "utf-8")
+    command = [sys.executable, "-c", HIDDEN, str(numbers), "-m", "interpreted and not deep", "tests/web/test_bounds.py"]
+    environment = {**os.environ, "SLIDEGATE_COMPILED": "1"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert re.search(r"\b[1-9]\d* skipped", ended.stdout), ended.stdout
+    assert ended.returncode == 0, ended.stdout
