@@ -104,7 +104,7 @@ async def remove_ban(limiter: Limiter, key: str, value: str | None, by: str) -> 
 
 def end_of(row: dict[str, Any]) -> str:
     """Return the end of a ban from its row."""
-    return "it is removed" if row["until_at"] is None else time_of(ceil(row["until_at"]))
+    return "unbanned" if row["until_at"] is None else time_of(ceil(row["until_at"]))
 
 
 async def compare_secrets(limiter: Limiter) -> None:

@@ -23,7 +23,7 @@ _S: Final = 1_000_000
 _NAMED: Final = 5
 """How many rules are named in one line."""
 _MOST_WINDOWS: Final = 20
-_WINDOW_COLUMNS: Final = ("name", "limit", "used", "remaining", "room in", "all back in", "key", "requests")
+_WINDOW_COLUMNS: Final = ("name", "limit", "used", "remaining", "retry in", "reset in", "key", "requests")
 _REFUSAL_COLUMNS: Final = ("time", "reason", "by", "route", "client")
 
 
@@ -196,7 +196,7 @@ def _ban_lines(found: Explained) -> Iterator[str]:
         row, ladder = row_of_ban(ban), _ladder(ban, found)
         source = ": ".join(filter(None, (ban.by, ban.reason)))
         left_us = ban.left_us(found.at_us)
-        length = "for ever"
+        length = "without an end"
         if left_us is not None:
             length = f"for {span_of(left_us / _S)}"
         level = ""
@@ -270,18 +270,18 @@ def _window_row(window: Window) -> dict[str, Any]:
     name = window.rule.name or window.rule.rule
     if window.rule.shadow:
         name = f"{name} (shadow)"
-    room = "now"
+    retry = "now"
     if state.retry_after_us is None:
-        room = "unknown"
+        retry = "unknown"
     elif state.retry_after_us:
-        room = span_of(state.retry_after_us / _S)
+        retry = span_of(state.retry_after_us / _S)
     return {
         "name": name,
         "limit": str(state.limit),
         "used": state.used,
         "remaining": state.remaining,
-        "room in": room,
-        "all back in": span_of(state.reset_after_us / _S) if state.reset_after_us else "",
+        "retry in": retry,
+        "reset in": span_of(state.reset_after_us / _S) if state.reset_after_us else "",
         "key": window.key,
         "requests": window.rule.requests or EVERY,
     }
