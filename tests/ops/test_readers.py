@@ -4,7 +4,17 @@ from typing import Any
 
 import pytest
 
-from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule, header, user
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    MemoryStore,
+    RateLimitMiddleware,
+    Rule,
+    cookie,
+    header,
+    user,
+)
 from slidegate.ops.readers import Reading, check_read, readers_of
 from slidegate.web.keys import combine
 
@@ -12,7 +22,7 @@ from ..asgi import hello
 
 DIGEST = "#9e8c9f05d4728d0f8b2cfa5b28b233c4"
 BY_HEADER = Rule("/a", "5/minute", key=header("X-API-Key"), name="keyed")
-CASES: dict[str, tuple[dict[str, Any], str, Reading, str]] = {
+CASES: dict[str, tuple[dict[str, Any], Any, Reading, str]] = {
     "an address": ({"limits": "5/minute"}, "203.0.113.7", Reading.READ, "on every request"),
     "a rule": ({"rules": [BY_HEADER]}, f"header:x-api-key{DIGEST}", Reading.READ, "where rule 'keyed' reads it"),
     "another header": ({"rules": [BY_HEADER]}, f"header:x-other{DIGEST}", Reading.UNREAD, ""),
@@ -23,6 +33,30 @@ CASES: dict[str, tuple[dict[str, Any], str, Reading, str]] = {
         "on every request",
     ),
     "a user": ({"limits": "5/minute", "key": user}, "user:ann", Reading.READ, "where rule 'default' reads it"),
+    "a user with a sign in the name": (
+        {"limits": "5/minute", "key": user},
+        "user:ann#1",
+        Reading.READ,
+        "where rule 'default' reads it",
+    ),
+    "a user with a long name": (
+        {"limits": "5/minute", "key": user},
+        f"user:{'x' * 70}",
+        Reading.READ,
+        "where rule 'default' reads it",
+    ),
+    "a header with a long name": (
+        {"rules": [Rule("/a", "5/minute", key=header("X-Internal-Service-Account-Id"), name="keyed")]},
+        header("X-Internal-Service-Account-Id").of("k123"),
+        Reading.READ,
+        "where rule 'keyed' reads it",
+    ),
+    "a cookie with a sign in its name": (
+        {"rules": [Rule("/a", "5/minute", key=cookie("a#b"), name="keyed")]},
+        cookie("a#b").of("k123"),
+        Reading.READ,
+        "where rule 'keyed' reads it",
+    ),
     "no user": ({"limits": "5/minute"}, "user:ann", Reading.UNREAD, ""),
     "a function": (
         {"limits": "5/minute", "key": lambda request: "x"},
@@ -42,8 +76,9 @@ CASES: dict[str, tuple[dict[str, Any], str, Reading, str]] = {
 
 @pytest.mark.parametrize("case", CASES)
 async def test_who_reads_a_kind_of_key_is_what_workers_have_published(case: str) -> None:
-    options, key, reading, holds = CASES[case]
+    options, given, reading, holds = CASES[case]
     limiter = Limiter(MemoryStore())
+    key = limiter.key_for(given)
     assert (await readers_of(limiter, f"header:x-other{DIGEST}")).reading is Reading.UNKNOWN, "there is no worker"
     middleware = RateLimitMiddleware(hello, limiter=limiter, **options)
     found = await readers_of(limiter, key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
@@ -12,6 +13,9 @@ from .rows import EVERYWHERE, Place, place_of
 _NAMED: Final = 5
 """How many rules are named."""
 _OF_FUNCTIONS: Final = "function"
+_DIGEST: Final = re.compile("(.*)#[0-9a-f]{32}")
+_SHOWN_OF_KIND: Final = 31
+"""How much of a kind stands in front of a digest: keys have at most 64 characters."""
 
 
 class Reading(Enum):
@@ -44,14 +48,16 @@ async def readers_of(limiter: Limiter, key: str) -> Readers:
     if place == EVERYWHERE:
         return Readers(Reading.READ, place)
     published = await limiter.published()
+    # A worker whose rules are not known, as one of another version, may read it.
     if not published or not all(one.is_readable for one in published):
         return Readers(Reading.UNKNOWN, place)
-    reading = list(_reading(published, _kind_of(key)))
-    if any(rule.action == "ban" for rule in reading):
+    rules = list(_rules_that_read(published, key))
+    # A policy of bans reads the key of every request, a rule only of those that it concerns.
+    if any(rule.action == "ban" for rule in rules):
         return Readers(Reading.READ, EVERYWHERE)
-    if not reading:
+    if not rules:
         return Readers(Reading.UNREAD, place)
-    return Readers(Reading.READ, Place(f"where {_shown(reading)} it", place.remedy))
+    return Readers(Reading.READ, Place(f"where {_shown(rules)} it", place.remedy))
 
 
 class UnreadKeyError(ConfigurationError):
@@ -72,6 +78,7 @@ def check_read(readers: Readers, key: str, how_anyway: str) -> None:
     if readers.reading is not Reading.UNREAD:
         return
     ways = how_anyway
+    # The remedy speaks of every request; any rule that reads the key would do.
     remedy = readers.place.remedy.removesuffix("for every request").rstrip(", ")
     if remedy:
         ways = f"{remedy} in the application, or {how_anyway}"
@@ -82,18 +89,32 @@ def check_read(readers: Readers, key: str, how_anyway: str) -> None:
 
 
 def _kind_of(key: str) -> str:
-    """Return the kind of a key: ``header:x-api-key`` of a digest, ``user`` of ``user:ann``."""
-    if "#" in key:
-        return key.partition("#")[0]
+    """Return the kind of a key, for a message: ``header:x-api-key`` of a digest, ``user`` of ``user:ann``."""
+    digest = _DIGEST.fullmatch(key)
+    if digest is not None:
+        return digest[1]
     return key.partition(":")[0]
 
 
-def _reading(published: Sequence[Any], kind: str) -> Iterator[Any]:
-    """Yield the rules that read a kind of key; a function of the application's may return any."""
+def _rules_that_read(published: Sequence[Any], key: str) -> Iterator[Any]:
+    """Yield the rules that read the kind of a key."""
     for one in published:
         for rule in one.text.rules:
-            if rule.key in (kind, _OF_FUNCTIONS) or (kind == "combined" and "+" in rule.key):
+            # A function of the application's may return any key.
+            if rule.key == _OF_FUNCTIONS or key.startswith(_beginnings_of(rule.key)):
                 yield rule
+
+
+def _beginnings_of(kind: str) -> tuple[str, ...]:
+    """Return how the keys of a kind begin, as rules name it."""
+    # The name of a user stands in its key. Of a long name there is a digest, as of all long texts.
+    if kind == "user":
+        return "user:", "long#"
+    digests = f"{kind[:_SHOWN_OF_KIND]}#"
+    # Combined keys have `+` between their kinds, but so may the name of a header.
+    if "+" in kind:
+        return "combined#", digests
+    return (digests,)
 
 
 def _shown(rules: Iterable[Any]) -> str:
@@ -101,5 +122,7 @@ def _shown(rules: Iterable[Any]) -> str:
     names = list(dict.fromkeys(repr(rule.rule) for rule in rules))
     if len(names) == 1:
         return f"rule {names[0]} reads"
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    more = ""
+    if len(names) > _NAMED:
+        more = f" and {len(names) - _NAMED} more"
     return f"rules {', '.join(names[:_NAMED])}{more} read"
