@@ -1,7 +1,9 @@
 """A question to a limiter that was not awaited is no answer: it raises where it is used as one, and works elsewhere."""
 
 import asyncio
+import copy
 import gc
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +43,14 @@ def test_an_attribute_of_the_answer_is_missing_and_said() -> None:
         unawaited.allowed  # noqa: B018 - it raises
     assert not hasattr(unawaited, "remaining")
     assert unawaited.__name__ == "hit"
+    unawaited.close()
+
+
+def test_it_cannot_be_copied_as_no_coroutine_can() -> None:
+    unawaited = Limiter().hit("ann", "5/minute")
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"limiter\.hit\(\.\.\.\) was not awaited"):
+            copied(unawaited)
     unawaited.close()
 
 

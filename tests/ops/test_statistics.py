@@ -438,6 +438,32 @@ def test_what_clients_choose_is_bounded(statistics: Statistics) -> None:
     assert all(len(counted) <= MAX_CLIENTS for counted in statistics._current.values())
 
 
+async def test_a_write_whose_answer_is_late_does_not_undo_a_later_one() -> None:
+    rows = SharedRows()
+    limiter, statistics = worker_of(rows)
+    statistics.request(told(PASSED))
+    await statistics.publish()
+    statistics.request(told(PASSED))
+    keep_row, is_written, goes_on = limiter.keep_row, asyncio.Event(), asyncio.Event()
+
+    async def keep_row_and_answer_late(*row: Any) -> None:
+        await keep_row(*row)
+        limiter.keep_row = keep_row  # type: ignore[method-assign]
+        is_written.set()
+        await goes_on.wait()
+
+    limiter.keep_row = keep_row_and_answer_late  # type: ignore[method-assign]
+    slow = asyncio.create_task(statistics.publish())
+    await is_written.wait()
+    statistics.request(told(PASSED))
+    await statistics.publish()
+    goes_on.set()
+    await slow
+    assert (await statistics.read("5m")).total.passed == 3
+    assert (await statistics.read("1h")).total.passed == 3
+    assert [one.passed for one in (await statistics.clients()).busiest] == [3]
+
+
 async def test_others_run_while_thousands_are_counted(statistics: Statistics, monkeypatch: pytest.MonkeyPatch) -> None:
     counted, count = [0], Tally.count
 

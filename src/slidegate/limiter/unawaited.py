@@ -56,6 +56,14 @@ class Unawaited(Coroutine[Any, Any, T]):
             obj=self,
         )
 
+    def __reduce__(self) -> NoReturn:
+        """Raise, because no coroutine can be copied.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(f"{self._call} was not awaited, and no copy of it can be made; write await {self._call}")
+
     def __await__(self) -> Generator[Any, Any, T]:
         return self._work.__await__()
 

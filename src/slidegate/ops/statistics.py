@@ -215,11 +215,16 @@ class Statistics(Observer):
 
     async def _write(self) -> None:
         """Write the rows that have changed."""
-        for name, slice_ in self._unwritten.copy().items():  # more may be counted meanwhile
+        for name in [*self._unwritten]:
+            # As it is now: another call may count more, or write all there is, while this one waits for the store.
+            slice_ = self._unwritten.get(name)
+            if slice_ is None:
+                continue
             kind, number = name
             step_us, kept = STEPS[kind]
             await self._limiter.keep_row(kind, number, slice_.packed(), (kept + 1) * step_us)
-            if self._unwritten.get(name) is slice_:  # else more was counted during the write
+            # Else more was counted during the write.
+            if self._unwritten.get(name) is slice_:
                 del self._unwritten[name]
             await pause()
 
