@@ -20,7 +20,8 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from slidegate import Decision, Limiter, MemoryStore, parse_limits
 from slidegate.core import Bucket, Check, Concurrency, Reason
-from slidegate.limiter.queues import LATE_S, Queues
+from slidegate.limiter.queues import Queues
+from slidegate.limiter.waiters import LATE_S
 from slidegate.testing import FakeClock
 
 from ..redis_servers import until
@@ -350,6 +351,24 @@ def test_a_child_does_not_queue_behind_the_waiters_of_its_parent() -> None:
             os._exit(line.queues.waiting + line.queues.is_queued(NAME))
         assert os.waitpid(child, 0)[1] == 0
         assert line.queues.waiting == 1
+
+
+async def test_who_gives_up_behind_others_is_told_when_there_is_room_as_of_then() -> None:
+    time = await use_virtual_time()
+    store, queues = MemoryStore(clock=time.clock), Queues()
+    checks = [(Bucket(NAME[0], parse_limits("1/2s")), KEY, 1)]
+
+    async def ask() -> Decision:
+        return store.hit(checks)
+
+    async def wait(wait_us: int) -> Decision:
+        refused = store.hit(checks)  # as if all had been asked before the first of them had its answer
+        return await queues.wait(NAME, refused, ask, wait_us=wait_us, wait_max=16)
+
+    store.hit(checks)
+    *others, last = await asyncio.gather(*map(wait, (5_000_000, 5_000_000, 2_500_000)))
+    assert [decision.allowed for decision in others] == [True, True]
+    assert (last.allowed, last.retry_after_us) == (False, 1_490_000), "one was admitted after 2 s, and it left at 2.51"
 
 
 @pytest.mark.parametrize("first", [0, 1])

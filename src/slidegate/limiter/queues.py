@@ -18,116 +18,19 @@ this process. The state of a queue belongs to no event loop: waiters of any loop
 
 from __future__ import annotations
 
-import sys
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from math import inf
-from typing import Final, TypeAlias
-
-import anyio
+from typing import TypeAlias
 
 from ..core.buckets import Check
 from ..core.decision import Decision, Reason
 from ..core.quotas import Quota
-from ..core.ring import OPEN
 from ..stores.forks import InChild, ProcessLock
-from ..stores.shared import running_loop
+from .waiters import Name, Queue, Waiter
 
-PAUSE_S: Final = 0.2
-"""How long the first waiter sleeps at most before it asks again."""
-LATE_S: Final = 0.01
-"""The tolerance of bounds for late timers: without it the second request of a burst would miss its turn."""
-
-Name: TypeAlias = tuple[str, str]
-"""The name of a bucket, and a key."""
 Ask: TypeAlias = Callable[[], Awaitable[Decision]]
-
-
-class _Waiter:
-    """A request that waits. It sleeps in its own event loop, of asyncio or trio; any thread may wake it.
-
-    Attributes:
-        tenant: The tenant whose share of the permits it takes.
-        is_gone: Returns whether its client has left.
-        until_s: When its time is over; see `_now_s`.
-    """
-
-    def __init__(self, tenant: str, is_gone: Callable[[], bool], wait_us: int) -> None:
-        self.tenant = tenant
-        self.is_gone = is_gone
-        self.until_s = _now_s() + wait_us / 1_000_000 + LATE_S
-        self._event = anyio.Event()
-        self._call_soon: Callable[[Callable[[], object]], object]
-        loop = running_loop()
-        if loop is not None:
-            self._call_soon = loop.call_soon_threadsafe
-        else:
-            self._call_soon = sys.modules["trio"].lowlevel.current_trio_token().run_sync_soon
-
-    def wake(self) -> None:
-        """End the sleep. Callable from any thread."""
-        with suppress(RuntimeError):  # its event loop has ended
-            self._call_soon(lambda: self._event.set())
-
-    async def sleep(self, pause_s: float) -> None:
-        """Sleep for a while, until its time is over, or until it is woken."""
-        with anyio.move_on_after(min(pause_s, self.until_s - _now_s())):
-            await self._event.wait()
-        self._event = anyio.Event()
-
-
-class _Queue:
-    """The waiters of one rule and key.
-
-    Attributes:
-        waiters: The waiters, in order of arrival.
-        refused: The waiter that was refused last.
-        refusal: Its refusal.
-        room_s: When it expects room for its own cost.
-    """
-
-    def __init__(self) -> None:
-        self.waiters: dict[_Waiter, None] = {}
-        self.refused: _Waiter | None = None
-        self.refusal: Decision | None = None
-        self.room_s = 0.0
-
-    def is_hopeless(self, waiter: _Waiter) -> bool:
-        """Return whether the time of a waiter is over before there is room, for all that is known."""
-        room_s = self.room_s if self.refused in self.waiters else 0.0
-        return max(_now_s(), room_s) >= waiter.until_s
-
-    def make_room(self, tenant: str) -> bool:
-        """Remove waiters whose clients have left, else the newest one of the tenant with the most.
-
-        Returns:
-            False if nobody was removed: every client is there, and no tenant has more waiters than `tenant` would have.
-        """
-        gone = [waiter for waiter in self.waiters if waiter.is_gone()]
-        if not gone:
-            waiting = Counter([tenant, *(waiter.tenant for waiter in self.waiters)])
-            most = max(waiting.values())
-            if waiting[tenant] == most:
-                return False
-            gone = [next(waiter for waiter in reversed(self.waiters) if waiting[waiter.tenant] == most)]
-        for waiter in gone:
-            del self.waiters[waiter]
-            waiter.wake()
-        return True
-
-    def refusal_of(self, name: Name) -> Decision | None:
-        """Return the refusal of a waiter that never asked: what the last refusal says about the rule and its key."""
-        last = self.refusal
-        if last is None:
-            return None
-        left_us = max(round((self.room_s - _now_s()) * 1_000_000), 1)
-        pairs = zip([check for check in last.checks for _ in check[0].limits], last.readings, strict=True)
-        own = [(check, reading) for check, reading in pairs if (check[0].name, check[1]) == name]
-        readings = [(*reading[:3], OPEN if check[0].is_permit else left_us) for check, reading in own]
-        checks = [*dict.fromkeys(check for check, _ in own)]
-        return Decision(False, Reason.LIMITED, last.now_us, checks, readings) if own else None
+"""Asks the store the whole question of a request."""
 
 
 class Queues:
@@ -135,7 +38,7 @@ class Queues:
 
     def __init__(self) -> None:
         self._lock = ProcessLock()
-        self._queues: dict[Name, _Queue] = {}
+        self._queues: dict[Name, Queue] = {}
         self._permits: dict[Name, Counter[str]] = {}
         self._in_child = InChild(self.forget)
 
@@ -153,13 +56,16 @@ class Queues:
         with self._lock:
             permits = self._permits.setdefault(name, Counter())
             permits[tenant] += change
+            # Of a tenant without permits nothing is kept: `+` leaves such counts out.
             if not +permits:
                 del self._permits[name]
         self._wake(name)  # another waiter may be the first one now
 
     def refunded(self, checks: Iterable[Check]) -> None:
         """Wake the first waiter of each rule and key whose units or permits were refunded."""
-        for bucket, key, _ in checks if self._queues else ():
+        if not self._queues:
+            return
+        for bucket, key, _ in checks:
             self._wake((bucket.name, key))
 
     def wake(self) -> None:
@@ -198,18 +104,20 @@ class Queues:
             The last decision; an admission after a wait has the reason WAITED. A request that cannot be admitted in
             time, by the retry-after of the first waiter, is refused immediately.
         """
-        waiter = _Waiter(tenant, is_gone, wait_us)
+        waiter = Waiter(tenant, is_gone, wait_us)
         with self._lock:
-            queue = self._queues.get(name) or _Queue()
+            queue = self._queues.get(name) or Queue()
             joins = len(queue.waiters) < wait_max or queue.make_room(tenant)
             if joins:
                 self._queues[name] = queue
                 queue.waiters[waiter] = None
         try:
             decision = await self._wait_for_turn(name, queue, waiter, refused, ask)
+            # It never asked, or so long ago that its answer is out of date: the last refusal tells more.
             if decision is None:
                 decision = queue.refusal_of(name)
-            if decision is None:  # the first waiter is still asking for the first time
+            # The first waiter is still asking for the first time.
+            if decision is None:
                 decision = await ask()
         finally:
             if joins:
@@ -219,28 +127,37 @@ class Queues:
         return decision
 
     async def _wait_for_turn(
-        self, name: Name, queue: _Queue, waiter: _Waiter, decision: Decision | None, ask: Ask
+        self, name: Name, queue: Queue, waiter: Waiter, decision: Decision | None, ask: Ask
     ) -> Decision | None:
-        """Sleep, and ask as the first waiter, until there is an answer or the time is over; return the last answer."""
-        has_slept = False
+        """Sleep, and ask as the first waiter, until there is an answer or the time is over.
+
+        Args:
+            name: The name of the queue.
+            queue: The queue.
+            waiter: The request.
+            decision: Its refusal before it waits, if it has asked.
+            ask: Asks the store.
+
+        Returns:
+            The decision as of now; None if it has slept since it asked, or never asked.
+        """
         while waiter in queue.waiters and not waiter.is_gone():
             pause_s = inf
             if self._first(name) is waiter:
-                if decision is None or has_slept:
+                if decision is None:
                     decision = await ask()
                 room_us = room_in_us(decision)
+                # It is admitted, or refused for something that no wait changes.
                 if room_us is None:
-                    break
-                wait_s = room_us / 1_000_000  # 0 for a permit
-                queue.refused, queue.refusal, queue.room_s = waiter, decision, _now_s() + wait_s
-                pause_s = min(wait_s or PAUSE_S, PAUSE_S)
+                    return decision
+                pause_s = queue.note_refusal(waiter, decision, room_us)
             if queue.is_hopeless(waiter):
-                break
+                return decision
             await waiter.sleep(pause_s)
-            has_slept = True
+            decision = None
         return decision
 
-    def _leave(self, name: Name, queue: _Queue, waiter: _Waiter) -> None:
+    def _leave(self, name: Name, queue: Queue, waiter: Waiter) -> None:
         """Remove a waiter from its queue, and wake the new first one."""
         with self._lock:
             queue.waiters.pop(waiter, None)
@@ -254,20 +171,16 @@ class Queues:
         if waiter is not None:
             waiter.wake()
 
-    def _first(self, name: Name) -> _Waiter | None:
+    def _first(self, name: Name) -> Waiter | None:
         """Return the oldest waiter of the tenant that has the fewest permits."""
         with self._lock:
             queue, permits = self._queues.get(name), self._permits.get(name)
             if queue is None or not queue.waiters:
                 return None
-            waiters = queue.waiters
-            return min(waiters, key=lambda waiter: permits[waiter.tenant]) if permits else next(iter(waiters))
-
-
-def _now_s() -> float:
-    """Return monotonic time in seconds, the same in all event loops: that of trio's begins anywhere."""
-    loop = running_loop()
-    return time.monotonic() if loop is None else loop.time()
+            # Only rules that are fair count permits by tenant.
+            if not permits:
+                return next(iter(queue.waiters))
+            return min(queue.waiters, key=lambda waiter: permits[waiter.tenant])
 
 
 def is_too_late(decision: Decision, wait_us: int) -> bool:
@@ -283,7 +196,9 @@ def room_in_us(decision: Decision) -> int | None:
         None if it is of no use to wait: the request is admitted, was not refused by limits, costs more than a limit
         allows, or has spent a quota, whose next period is not waited for.
     """
-    lacking = decision.violated if decision.reason is Reason.LIMITED else ()
-    if not lacking or any(isinstance(state.limit, Quota) for state in lacking):
+    if decision.reason is not Reason.LIMITED:
         return None
-    return max(state.retry_after_us or 0 for state in lacking)
+    violated = decision.violated
+    if not violated or any(isinstance(state.limit, Quota) for state in violated):
+        return None
+    return max(state.retry_after_us or 0 for state in violated)

@@ -19,7 +19,7 @@ from ..core.bans.policy import BanPolicy
 from ..core.buckets import Check
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError
-from ..limiter.queues import Name
+from ..limiter.waiters import Name
 from .clients import KEY, Client, outside, record_of
 from .headers import Field, Fields, complete, joined
 from .plan import Plan

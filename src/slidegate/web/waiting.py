@@ -18,7 +18,8 @@ from ..core.memo import remember
 from ..limiter import Limiter
 from ..limiter.aio import answer_of, on_asyncio
 from ..limiter.engine import Engine
-from ..limiter.queues import Name, is_too_late, room_in_us
+from ..limiter.queues import is_too_late, room_in_us
+from ..limiter.waiters import Name
 from .bound_rule import BoundRule
 from .callbacks import UserCallbacks, request_of
 from .client_ip import ClientAddress
