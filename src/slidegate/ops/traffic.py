@@ -189,8 +189,9 @@ class ClientTraffic:
 
     def add(self, other: ClientTraffic) -> None:
         """Add the counts of another slice or worker, a later one."""
-        if other.rule and other.refused_at_us >= self.refused_at_us:
-            self.rule, self.limits, self.route = other.rule, other.limits, other.route
+        if other.refused_at_us >= self.refused_at_us:
+            if other.rule:
+                self.rule, self.limits, self.route = other.rule, other.limits, other.route
             self.refused_at_us = other.refused_at_us
         if other.refused_since_us:
             self.refused_since_us = min(self.refused_since_us or other.refused_since_us, other.refused_since_us)

@@ -53,6 +53,8 @@ def clients(caption: str, who: str, found: Rows, empty: str, unseen: str) -> Tab
             spent = cells.gauge(nearest["used"], nearest["amount"])
         elif one["rule"]:
             limit = cells.small(plain(one["rule"], 40), one["limits"], 40)
+        elif one["blocked"]:  # by networks that are written in code, which have no name
+            limit = "a list"
         rows.append(Row([name, limit, spent, count(one["requests"]), cells.refused(one["refused"])], one["key"]))
     return Table(caption, heads, rows, empty, FIVE_MINUTES + unseen)
 
