@@ -23,7 +23,7 @@ from slidegate.ops.traffic import ClientTraffic, Ranking, Traffic
 from slidegate.stores.redis import RedisStore
 from slidegate.testing import FakeClock, limits_clock
 
-from ..asgi import call, page
+from ..asgi import call, hello, page
 from ..redis_servers import free_port
 
 NOW_US = 1_800_000_000_000_000
@@ -372,3 +372,29 @@ def test_after_a_ban_the_next_offender_is_named() -> None:
     statement = statement_of(seen_of(one, banned=frozenset([one.key])))
     assert statement.kind is Kind.STOPPED
     assert [action.does for action in statement.actions] == ["look", "unban"]
+
+
+@pytest.mark.parametrize("later_s", [1, 59, 130, 250])
+async def test_the_limit_that_is_to_be_raised_is_the_one_that_refused_also_when_its_window_is_empty_again(
+    later_s: int, clock: FakeClock
+) -> None:
+    limiter = Limiter(MemoryStore(clock=clock, wall_clock=clock))
+    app = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", "5/minute; 20/hour", name="login")])
+    statistics = Statistics.of(limiter)
+    for _ in range(40):
+        await call(app, client=("198.51.100.7", 1))
+    await statistics.publish()
+    clock.advance(f"{later_s}s")
+    seen = await look(limiter, await read_recent(statistics), None)
+    assert seen.larger == {"login": ("login_60", "10/1m")}
+
+
+async def test_a_long_window_that_is_full_is_to_be_raised(clock: FakeClock) -> None:
+    limiter = Limiter(MemoryStore(clock=clock, wall_clock=clock))
+    app = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", "50/minute; 20/hour", name="login")])
+    statistics = Statistics.of(limiter)
+    for _ in range(40):
+        await call(app, client=("198.51.100.7", 1))
+    clock.advance("2m")
+    seen = await look(limiter, await read_recent(statistics), None)
+    assert seen.larger == {"login": ("login_3600", "40/1h")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from .. import Limiter
@@ -152,7 +153,7 @@ async def _banned(limiter: Limiter, recent: Recent) -> frozenset[str]:
 
 
 async def _larger(limiter: Limiter, recent: Recent) -> dict[str, tuple[str, str]]:
-    """Return for each rule that refuses the name of its fullest limit, and twice that limit."""
+    """Return for each rule that refuses the name of the limit that does, and twice that limit."""
     refusing = [name for name, traffic in recent.stats.rules.items() if traffic.refused]
     refusing.sort(key=lambda name: -recent.stats.rules[name].refused)
     found = {}
@@ -160,10 +161,20 @@ async def _larger(limiter: Limiter, recent: Recent) -> dict[str, tuple[str, str]
         limits = {one.name: one for one in limiter.limits() if one.rule == rule and one.changeable and not one.shadow}
         if not limits:
             continue
-        fullness = await _fullness(limiter, recent, rule)
-        fullest = max(limits.values(), key=lambda one: fullness.get(one.name, 0))
-        found[rule] = fullest.name, fullest.with_amount(2 * fullest.limit.amount)
+        refusing_limit = _refusing(limits.values(), await _fullness(limiter, recent, rule))
+        found[rule] = refusing_limit.name, refusing_limit.with_amount(2 * refusing_limit.limit.amount)
     return found
+
+
+def _refusing(limits: Iterable[Any], fullness: Mapping[str, float]) -> Any:
+    """Return the limit of a rule that refuses: one that is full, else that with the shortest window.
+
+    What is left of a refusal some minutes later is in long windows alone, and these were not full.
+    """
+    full = [one for one in limits if fullness.get(one.name, 0) >= 1]
+    if full:
+        return max(full, key=lambda one: fullness[one.name])
+    return min(limits, key=lambda one: getattr(one.limit, "window_us", inf))
 
 
 async def _fullness(limiter: Limiter, recent: Recent, rule: str) -> Mapping[str, float]:
