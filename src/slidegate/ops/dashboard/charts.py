@@ -24,6 +24,8 @@ NEAR: Final = 0.8
 """From which share of a limit a bar is amber."""
 _STEPS_S: Final = (10, 15, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200, 10_800, 21_600)
 """The distances of ticks on the time axis."""
+_BESIDE: Final = {"ban": 0.2, "change": 0.5, "outage": 0.8}
+"""Where in its step a mark of each kind is, so that several are seen."""
 _COUNTED: Final = {"passed": "passed", "limited": "limited", "by bans": "banned", "by lists": "blocked"}
 _TIMES: Final = {"median": "p50_ms", "p95": "p95_ms"}
 
@@ -205,7 +207,7 @@ def _drawn(name: str, line: Values, top: float, *, is_area: bool) -> Iterator[st
 def _drawn_marks(of_steps: Mapping[int, Sequence[Mark]]) -> Iterator[str]:
     for place, marks in sorted(of_steps.items()):
         for kind in sorted({mark.kind for mark in marks}):
-            yield f'<path class="mark {kind}" d="M{place + 0.5} 0V{HEIGHT}"/>'
+            yield f'<path class="mark {kind}" d="M{place + _BESIDE[kind]} 0V{HEIGHT}"/>'
 
 
 def _tooltip(names: Iterable[str], row: Row) -> str:
