@@ -17,15 +17,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from contextvars import Context
 from datetime import timedelta
 from threading import Lock
 from time import monotonic
 from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
-
-import anyio
 
 from .. import Limiter, everyone
 from ..core.arguments import check_whole
@@ -42,6 +40,7 @@ from .stats_rows import (
     KEYS,
     STEPS,
     WORKERS,
+    bounded,
     own_name,
     pause,
     read_events,
@@ -55,8 +54,6 @@ from .traffic import ClientTraffic, LoggedEvent, Ranking, Stats, Traffic, Worker
 
 __all__ = ["ClientTraffic", "LoggedEvent", "Ranking", "Statistics", "Stats", "Traffic", "Worker"]
 
-END_S: Final = 5.0
-"""How long the end of an application waits for a store that does not answer, in seconds."""
 EVERY_S: Final = 5.0
 """The time from the first new count to the write that includes it, in seconds."""
 PART: Final = 128
@@ -250,7 +247,7 @@ class Statistics(Observer):
     async def end(self) -> None:
         """Write what is left, when the application ends or the limiter is closed."""
         self._due_in = None
-        with _bounded():
+        with bounded():
             await self._end_writing()
             await self.publish()
             await self._keep_worker(0, 0)
@@ -350,12 +347,3 @@ def _begin_anew() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew)
-
-
-def _bounded() -> AbstractContextManager[object]:
-    """Return a bound for the end of an application; without an event loop, only commands of the store have one."""
-    try:
-        anyio.get_current_task()
-    except RuntimeError:
-        return nullcontext()
-    return anyio.fail_after(END_S)

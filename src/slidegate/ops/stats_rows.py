@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from heapq import nlargest
 from typing import Any, Final, NamedTuple
 
+import anyio
 from anyio.lowlevel import checkpoint
 
 from .. import Limiter
@@ -25,6 +26,8 @@ from .traffic import ClientTraffic, LoggedEvent, Ranking, Stats, Traffic, Worker
 
 ALIVE_S: Final = 300.0
 """A worker that has written nothing for so many seconds is no longer listed."""
+END_S: Final = 5.0
+"""How long the end of an application waits for a store that does not answer, in seconds."""
 KEPT_US: Final = 86_400_000_000
 """How long the events of a worker are shown, in microseconds."""
 
@@ -77,6 +80,15 @@ async def pause() -> None:
     """Let other tasks run, and be cancelled, if an event loop runs in this thread."""
     with suppress(RuntimeError):
         await checkpoint()
+
+
+def bounded() -> AbstractContextManager[object]:
+    """Return a bound for the end of an application; without an event loop, only commands of the store have one."""
+    try:
+        anyio.get_current_task()
+    except RuntimeError:
+        return nullcontext()
+    return anyio.fail_after(END_S)
 
 
 async def read_stats(limiter: Limiter, steps: Steps, rule: str | None, route: str | None) -> Stats:
