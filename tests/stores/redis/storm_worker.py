@@ -1,22 +1,23 @@
 """A worker of the storm: it hits some keys, and writes when each hit was admitted, by the clock of this machine.
 
-    python -m tests.stores.redis.storm_worker ADDRESS PREFIX FILE SECONDS SEED
+    python -m tests.stores.redis.storm_worker ADDRESS PREFIX FILE SEED
+
+It ends when it is asked to, by SIGTERM.
 
 A line of the file has the key, the earliest and the latest moment of the admission, and the end of its slice if nobody
-was asked for it, else 0; the last line has the numbers of hits, of those that asked nobody, and of units refunded.
+was asked for it, else 0.
 """
 
 import asyncio
 import os
 import random
+import signal
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any, Final
 
 from slidegate import Decision, Limit, StoreError
 from slidegate.core import Bucket
-from slidegate.core.reservation import Reservation
 from slidegate.stores.redis import RedisStore
 
 from ...contract.player import settle
@@ -43,15 +44,14 @@ CHECKS: Final = {key: ((Bucket("storm", limits), key, 1),) for key, limits in LI
 
 
 class Worker:
-    """Hits a store until a moment."""
+    """Hits a store until it is ended."""
 
-    def __init__(self, store: RedisStore, seed: int, until_s: float) -> None:
-        self.store, self.rnd, self.until_s = store, random.Random(seed), until_s
+    def __init__(self, store: RedisStore, seed: int) -> None:
+        self.store, self.rnd, self.has_ended = store, random.Random(seed), False
         self.lines = list[str]()
-        self.hits = self.local = 0
 
     async def run(self) -> None:
-        while time.monotonic() < self.until_s:
+        while not self.has_ended:
             await asyncio.sleep(self.rnd.expovariate(HITS_A_SECOND / TASKS / 10))
             for turn in range(self.rnd.choice((1, 1, 1, 4, 40))):
                 if turn:
@@ -69,12 +69,10 @@ class Worker:
         answer: Any = self.store.hit(CHECKS[key])
         ended_us = time.time_ns() // 1_000
         decision = await settle(answer)
-        self.hits += 1
         if not decision.allowed:
             return
         end_us = 0
         if isinstance(answer, Decision):
-            self.local += 1
             end_us = min(mark for _, _, mark, _ in decision.readings)
         else:
             began_us = ended_us = decision.now_us
@@ -85,31 +83,25 @@ class Worker:
                 return
         self.lines.append(f"{key} {began_us} {ended_us} {end_us}\n")
 
+    def end(self) -> None:
+        self.has_ended = True
+
     async def write(self, log: int) -> None:
-        while time.monotonic() < self.until_s + 0.1:
+        while not self.has_ended:
             await asyncio.sleep(0.01)
             lines, self.lines = self.lines, []
             os.write(log, "".join(lines).encode())
 
 
-async def main(address: str, prefix: str, path: str, seconds: str, seed: str) -> None:
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+async def main(address: str, prefix: str, path: str, seed: str) -> None:
     store = RedisStore(address, prefix=prefix, leases=True, timeout="5s")
-    refunded = 0
-    batcher = store.batcher()
-    real = batcher.refund_in_background
-
-    def refund(reservations: Sequence[Reservation]) -> None:
-        nonlocal refunded
-        refunded += sum(one.units[0] for one in reservations)
-        real(reservations)
-
-    batcher.refund_in_background = refund  # type: ignore[method-assign]
-    worker = Worker(store, int(seed), time.monotonic() + float(seconds))
+    worker = Worker(store, int(seed))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.end)
+    await settle(store.hit(CHECKS["hot"]))  # connected
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     await asyncio.gather(worker.write(log), *(worker.run() for _ in range(TASKS)))
     os.write(log, "".join(worker.lines).encode())
     await store.close()
-    os.write(log, f"{worker.hits} {worker.local} {refunded}\n".encode())
 
 
 if __name__ == "__main__":

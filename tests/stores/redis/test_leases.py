@@ -14,7 +14,7 @@ import pytest
 
 from slidegate import Decision, Limit, Quota, StoreError
 from slidegate.core import BanSubject, Bucket, Check, Concurrency, Reason, parse_address
-from slidegate.stores.redis import RedisStore
+from slidegate.stores.redis import RedisStore, batch
 from slidegate.stores.redis.clock import StoreTime, monotonic_us
 from slidegate.stores.redis.question import FEW
 from slidegate.stores.redis.refusals import Refusals
@@ -27,6 +27,7 @@ from ...contract.programs import YEAR_2100_US
 from ...contract.store_contract import bucket
 from ...fault_proxy import FaultProxy
 from ...redis_servers import HOST, RedisServer, needs_redis
+from ...virtual_time import turns
 from .stores import Ahead, eventually, hit, store_at, usual, workers_at
 
 pytestmark = needs_redis
@@ -107,13 +108,12 @@ async def test_a_question_that_was_not_asked_for_a_while_begins_anew(server: Red
 
 
 async def test_one_that_goes_on_being_asked_leases_in_the_next_slice_at_once(server: RedisServer) -> None:
+    checks = ((usual("8000/2s @4"), "ann", 1),)
     async with leasing(server) as (store,):
-        for turn in range(5):
-            asked = [await asks(store, SHORT) for _ in range(40)]
-            assert turn == 0 or sum(asked) <= 8, (
-                "for a half of last time's, then for as many again; in two slices perhaps"
-            )
-            await asyncio.sleep(0.25)
+        for turn in range(4):
+            asked = [await asks(store, checks) for _ in range(100)]
+            assert turn == 0 or sum(asked) <= 9, "for half of last time's, and as many again; in three slices at most"
+            await asyncio.sleep(0.5)
 
 
 @pytest.mark.parametrize(
@@ -193,11 +193,12 @@ async def test_whoever_gives_up_leaves_a_unit_to_the_next(server: RedisServer) -
         for _ in range(4 * FEW):
             await settle(store.hit(ANN))
         for lease in leases_of(store):
-            lease.units.clear()
+            lease.until_us = lease.came_us  # it has ended just now
         proxy.delay_s = 0.2
         answer: Any = store.hit(ANN)
         await asyncio.sleep(0.05)
         answer.cancel()
+        proxy.delay_s = 0.0
         await eventually(lambda: left(store) >= 2)  # the unit of the one that gave up, too
 
 
@@ -268,7 +269,7 @@ async def test_a_worker_that_was_stopped_spends_nothing_after_the_slice(server: 
 
 async def test_a_slow_answer_is_no_longer_lease(server: RedisServer) -> None:
     async with FaultProxy(server.port) as proxy, leasing(f"redis://{HOST}:{proxy.port}/0") as (store,):
-        for _ in range(2 * FEW):
+        for _ in range(100):
             await settle(store.hit(SHORT))
         await asyncio.sleep(0.3)
         proxy.delay_s = 0.3
@@ -277,7 +278,41 @@ async def test_a_slow_answer_is_no_longer_lease(server: RedisServer) -> None:
             assert left(store) == 0, "its slice has ended when it comes"
         proxy.delay_s = 0
         await asyncio.sleep(0.4)
-        assert await used(store, SECOND) <= 3
+        assert await used(store, SECOND) <= 103, "and what was charged ahead is refunded"
+
+
+@asynccontextmanager
+async def on_its_way(server: RedisServer) -> AsyncIterator[tuple[RedisStore, Any]]:
+    """Yield a store and a hit that was sent, with which units are charged ahead; the answer comes after the block."""
+    async with FaultProxy(server.port) as proxy, leasing(f"redis://{HOST}:{proxy.port}/0") as (store,):
+        for _ in range(100):
+            await settle(store.hit(ANN))
+        for lease in leases_of(store):
+            lease.units.clear()
+        proxy.freeze()
+        answer: Any = store.hit(ANN)
+        await turns(20)
+        yield store, answer
+        proxy.thaw()
+        assert (await answer).allowed
+        assert left(store) == 0
+        assert await asks(store)
+
+
+async def test_a_lease_on_its_way_ends_by_a_ban_of_this_process(server: RedisServer) -> None:
+    async with on_its_way(server) as (store, _):
+        store.parts.refusals.change_key("ann")  # as a strike does that bans
+
+
+async def test_a_lease_on_its_way_ends_by_a_reset(server: RedisServer) -> None:
+    """One over another connection, which is answered before. Others have spent since what is there then."""
+    async with on_its_way(server) as (store, _), store_at(server, prefix=store._prefix) as other:
+        assert await other.reset("ann")
+        for _ in range(5):
+            await hit(other, limits=MINUTE)
+        store._forget("ann")
+    async with store_at(server, prefix=store._prefix) as other:
+        assert await used(other) == 5 + 1
 
 
 @pytest.mark.parametrize("banned", ["ann", "192.0.2.9", "192.0.2.0/24"])
@@ -289,19 +324,50 @@ async def test_a_ban_by_this_process_ends_its_leases_at_once(server: RedisServer
         assert (await settle(store.hit(ANN, subjects))).reason is Reason.BANNED
 
 
-@pytest.mark.parametrize(("banned", "within_s"), [("ann", 1.0), ("192.0.2.9", 1.0), ("192.0.2.0/24", 0.2)])
+@pytest.mark.parametrize("banned", ["ann", "192.0.2.9", "192.0.2.0/24"])
 async def test_a_ban_by_another_worker_takes_effect_within_a_second(
-    server: RedisServer, ahead: Ahead, banned: str, within_s: float
+    server: RedisServer, ahead: Ahead, banned: str
 ) -> None:
-    """That of a network a second after the news of networks, however young the lease is."""
     subjects = (parse_address("192.0.2.9"), "192.0.2.9")
     async with leasing(server, 2) as (one, other):
-        await hit(one, limits=MINUTE)  # the news are of now
-        ahead.by_s += 0.9
         await leased(one, ANN, subjects)
         await other.bans.ban(banned, None, "", "ann")
-        ahead.by_s += within_s
+        ahead.by_s += 1.0
         assert (await settle(one.hit(ANN, subjects))).reason is Reason.BANNED
+
+
+async def test_a_ban_of_a_network_takes_effect_with_the_news_however_young_the_lease_is(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "NEWS_NS", 200_000_000)
+    subjects = (parse_address("192.0.2.9"), "192.0.2.9")
+    async with leasing(server, 2) as (one, other):
+        decisions = await leased(one, ANN, subjects)
+        await other.bans.ban("192.0.2.0/24", None, "", "ann")
+        await asyncio.sleep(0.2)
+        for _ in range(3):
+            assert (await settle(one.hit(ANN, subjects))).reason is Reason.BANNED
+        assert await used(other) <= len(decisions) + left(one), "what was charged before the ban was known is refunded"
+
+
+async def test_units_that_come_with_news_of_a_ban_are_refunded(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "NEWS_NS", 200_000_000)
+    subjects = (parse_address("192.0.2.9"), "192.0.2.9")
+    async with leasing(server, 2) as (one, other):
+        many = 100
+        for _ in range(many):
+            await settle(one.hit(ANN, subjects))
+        leases = one.parts.leases
+        assert leases is not None
+        leases.refund_all(one.batcher().refund_in_background)
+        await other.bans.ban("192.0.2.0/24", None, "", "ann")
+        await asyncio.sleep(0.2)
+        for _ in range(3):
+            assert (await settle(one.hit(ANN, subjects))).reason is Reason.BANNED
+        assert left(one) == 0
+        assert await used(other) == many
 
 
 async def test_a_lease_is_spent_only_by_those_whom_redis_has_cleared_under_it(server: RedisServer) -> None:
@@ -344,6 +410,7 @@ async def test_a_changed_amount_ends_leases(server: RedisServer) -> None:
     async with leasing(server) as (store,):
         await leased(store, ((limited, "ann", 1),))
         limited.limits[0].become(10)
+        assert await asks(store, ((limited, "ann", 1),))
         decisions = [await settle(store.hit(((limited, "ann", 1),))) for _ in range(10)]
         assert sum(decision.allowed for decision in decisions) < 10
 

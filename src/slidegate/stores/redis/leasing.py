@@ -28,7 +28,7 @@ class LeasingHit(Asked):
     def _account(self, decision: Decision, admitted: int, left: int, lasts_us: int) -> None:
         """Keep the units that were charged ahead, and those of hits that nobody awaits any more."""
         leases = self.parts.leases
-        if leases is None or not self._is_lease or self.by_network:  # which may have been banned since
+        if leases is None or not self._is_lease:
             super()._account(decision, admitted, left, lasts_us)
         else:
             leases.grant(self.question, decision, self.sent_ns, lasts_us, admitted, left, self.refund)

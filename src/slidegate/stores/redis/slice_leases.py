@@ -173,6 +173,7 @@ class SliceLeases:
         came_us = self._time.local_us()
         changes = self._refusals.changes
         until_us = self._time.sent_us(sent_ns) + min(lasts_us - lasts_us // CLOCK_ERROR - ROUNDING_US, MOST_US)
+        # The lease has ended already: its slice is over, or a client or its network has been banned meanwhile.
         if came_us >= until_us or self._refusals.has_changed(question.refusing, sent_ns):
             if left:
                 refund(charges_of(decision, left))
