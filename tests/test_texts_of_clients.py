@@ -26,7 +26,7 @@ from slidegate.core.logs import MAX_CHARS, Throttle, escaped
 from slidegate.limiter import aio
 from slidegate.limiter.aio import in_background, to_the_end
 from slidegate.networks.lists import read_entries
-from slidegate.ops.replay.logs import line_parser, parse_line
+from slidegate.ops.replay.lines import line_parser, parse_line
 from slidegate.testing import FakeClock, RecordingObserver
 from slidegate.web.client_ip import read_node, split_forwarded, split_list
 from slidegate.web.visit import Visit

@@ -8,10 +8,11 @@ from typing import Any, Final
 
 from .. import Limiter
 from ..core import Ban
-from .standing import Bans, Standing, Verdict, Walk, Window, keys_of
+from .standing import Bans, Standing, Verdict, Window, keys_of
 from .stats_rows import CLIENTS, KEYS, WORKERS, read_events, read_ranking
 from .subjects import ADDRESS, Subject
 from .traffic import ClientTraffic, LoggedEvent
+from .walk import Walk
 
 MOST_REFUSALS: Final = 10
 _MOST: Final = 1_000

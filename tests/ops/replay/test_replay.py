@@ -31,7 +31,7 @@ from slidegate.core import Quota
 from slidegate.ops.dashboard.texts import count, ms, rate, share, span
 from slidegate.ops.replay import AccessLogs, AccessRecord, Measured, Played, Replay, Simulated, line_parser
 from slidegate.ops.replay import logs as logs_module
-from slidegate.ops.replay.logs import NO_TIME, PRESETS, Preset, parse_line
+from slidegate.ops.replay.lines import NO_TIME, PRESETS, Preset, parse_line
 from slidegate.ops.replay.replay import checks_of, scope_of
 from slidegate.ops.replay.report import MINUTE_US, QUANTILES, measure, peak, quantile, refused_by, separation
 from slidegate.ops.rows import span_of

@@ -35,13 +35,15 @@ async def list_bans(limiter: Limiter, by: str | None, match: str) -> Answer:
     Example: slidegate bans list --match scanner
     """
     wanted = match.casefold()
-    rows = [
-        row_of_ban(ban)
-        async for ban in limiter.bans()
-        if by in (None, ban.by) and any(wanted in text.casefold() for text in (ban.key, ban.reason, ban.by))
-    ]
-    if not rows:
-        note("no ban matches" if match or by else "there are no bans")
+    rows = []
+    async for ban in limiter.bans():
+        has_text = any(wanted in text.casefold() for text in (ban.key, ban.reason, ban.by))
+        if has_text and by in (None, ban.by):
+            rows.append(row_of_ban(ban))
+    if not rows and (match or by):
+        note("no ban matches")
+    elif not rows:
+        note("there are no bans")
     return rows, table(_COLUMNS, [{**row, "until": end_of(row)} for row in rows])
 
 
@@ -104,7 +106,9 @@ async def remove_ban(limiter: Limiter, key: str, value: str | None, by: str) -> 
 
 def end_of(row: dict[str, Any]) -> str:
     """Return the end of a ban from its row."""
-    return "unbanned" if row["until_at"] is None else time_of(ceil(row["until_at"]))
+    if row["until_at"] is None:
+        return "unbanned"
+    return time_of(ceil(row["until_at"]))
 
 
 async def compare_secrets(limiter: Limiter) -> None:

@@ -56,9 +56,6 @@ def _row(found: Explained) -> dict[str, Any]:
     off_until_at = None
     if found.off is not None:
         off_until_at = found.off.until.timestamp()
-    refusals = None
-    if found.refusals is not None:
-        refusals = [{"at": one.time_us / _S, **one.details} for one in found.refusals]
     traffic = None
     if found.traffic is not None:
         traffic = named(found.traffic, "key", "passed", "refused", "rule", "limits", "route")
@@ -71,8 +68,18 @@ def _row(found: Explained) -> dict[str, Any]:
         "unreadable_workers": found.unreadable,
         "bans": [{**row_of_ban(ban), **_ladder(ban, found)} for ban in found.bans],
         "changes": [row_of_change(one) for one in found.changes],
-        "statistics": {"is_attached": found.refusals is not None, "last_5_minutes": traffic, "refusals": refusals},
+        "statistics": {
+            "is_attached": found.refusals is not None,
+            "last_5_minutes": traffic,
+            "refusals": _refusals(found),
+        },
     }
+
+
+def _refusals(found: Explained) -> list[dict[str, Any]] | None:
+    if found.refusals is None:
+        return None
+    return [{"at": one.time_us / _S, **one.details} for one in found.refusals]
 
 
 def _row_of_group(group: Standing) -> dict[str, Any]:
@@ -122,13 +129,20 @@ def _lines(found: Explained) -> Iterator[str]:
     if found.unreadable:
         yield f"  not looked at: the rules of {found.unreadable} workers, which are not there, or of a later version"
     yield from _ban_lines(found)
-    for one in found.changes:
-        was = f"from {one.was} " if one.was else ""
-        times = f"since {time_of(one.since.timestamp())} until {time_of(one.until.timestamp())}"
-        reason = f": {one.reason}" if one.reason else ""
-        yield f"  changed: {one.name} {was}to {one.limit}, {times} by {one.by}{reason}"
+    for change in found.changes:
+        yield f"  changed: {_change_text(change)}"
     yield from _statistics_lines(found)
     yield from _window_lines(found)
+
+
+def _change_text(change: Any) -> str:
+    words = f"{change.name} to {change.limit}"
+    if change.was:
+        words = f"{change.name} from {change.was} to {change.limit}"
+    words += f", since {time_of(change.since.timestamp())} until {time_of(change.until.timestamp())} by {change.by}"
+    if change.reason:
+        words += f": {change.reason}"
+    return words
 
 
 def _headline(found: Explained) -> str:
@@ -139,9 +153,10 @@ def _headline(found: Explained) -> str:
         return f"{key}: unknown; nothing that was looked at refuses it"
     if verdict is Verdict.NOT_REFUSED:
         return f"{key} is not refused"
-    reasons = [reason for group in found.groups for reason in group.reasons]
-    if any(reason.requests.startswith(EVERY) and not reason.apart_from for reason in reasons):
-        return f"{key} is refused"
+    for group in found.groups:
+        for reason in group.reasons:
+            if reason.requests.startswith(EVERY) and not reason.apart_from:
+                return f"{key} is refused"
     return f"{key} is refused, though not each request"
 
 
@@ -212,9 +227,15 @@ def _not_looked_at(group: Standing) -> Iterator[str]:
         if key == "function":
             yield f"the keys that functions return for {_listed(rules)}"
         elif key == SEVERAL:
-            yield f"the clients in it, which {_listed(rules)} count{'s' if len(rules) == 1 else ''} by themselves"
+            yield f"the clients in it: {_counts(rules)} each by itself"
         else:
-            yield f"its {key}, by which {_listed(rules)} count{'s' if len(rules) == 1 else ''}"
+            yield f"its {key}, by which {_counts(rules)}"
+
+
+def _counts(rules: Sequence[str]) -> str:
+    if len(rules) == 1:
+        return f"{rules[0]} counts"
+    return f"{_listed(rules)} count"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -230,9 +251,12 @@ def _statistics_lines(found: Explained) -> Iterator[str]:
         return
     traffic = found.traffic
     if traffic is not None:
-        under = f", the last one under {traffic.rule} with {traffic.limits}" if traffic.limits else ""
-        route = f" at {traffic.route}" if traffic.route else ""
-        yield f"  in five minutes: {traffic.passed:,} passed, {traffic.refused:,} were refused{under}{route}"
+        words = f"{traffic.passed:,} passed, {traffic.refused:,} were refused"
+        if traffic.limits:
+            words += f", the last one under {traffic.rule} with {traffic.limits}"
+        if traffic.route:
+            words += f" at {traffic.route}"
+        yield f"  in five minutes: {words}"
     if not found.refusals:
         yield "  no refusal of it is among the latest ones"
         return
@@ -247,9 +271,12 @@ def _statistics_lines(found: Explained) -> Iterator[str]:
 
 def _window_lines(found: Explained) -> Iterator[str]:
     """Yield the windows of which something is spent, or all if these are few; once for groups that have the same."""
-    rows = []
-    for window in {(one.rule.bucket, one.rule.name, str(one.state.limit)): one for one in _windows(found)}.values():
-        rows.append(_window_row(window))
+    distinct: dict[object, dict[str, Any]] = {}
+    for group in found.groups:
+        for window in group.windows:
+            place = window.rule.bucket, window.rule.name, str(window.state.limit)
+            distinct[place] = _window_row(window)
+    rows = [*distinct.values()]
     shown = rows
     if len(rows) > _MOST_WINDOWS:
         shown = [row for row in rows if row["used"]][:_MOST_WINDOWS]
@@ -260,16 +287,14 @@ def _window_lines(found: Explained) -> Iterator[str]:
         yield f"and {len(rows) - len(shown)} more limits"
 
 
-def _windows(found: Explained) -> Iterator[Window]:
-    for group in found.groups:
-        yield from group.windows
-
-
 def _window_row(window: Window) -> dict[str, Any]:
     state = window.state
     name = window.rule.name or window.rule.rule
     if window.rule.shadow:
         name = f"{name} (shadow)"
+    back = ""
+    if state.reset_after_us:
+        back = span_of(state.reset_after_us / _S)
     retry = "now"
     if state.retry_after_us is None:
         retry = "unknown"
@@ -281,7 +306,7 @@ def _window_row(window: Window) -> dict[str, Any]:
         "used": state.used,
         "remaining": state.remaining,
         "retry in": retry,
-        "reset in": span_of(state.reset_after_us / _S) if state.reset_after_us else "",
+        "reset in": back,
         "key": window.key,
         "requests": window.rule.requests or EVERY,
     }

@@ -53,9 +53,11 @@ async def set_limit(limiter: Limiter, name: str, limit: str, duration: str, reas
     Example: slidegate limits set api 50/minute --for 2h --reason "the database is slow"
     """
     row = row_of_change(await limiter.override(name, limit, duration, reason=reason, by=by))
-    was = f"from {row['was']} " if row["was"] else ""
+    change = f"to {row['limit']}"
+    if row["was"]:
+        change = f"from {row['was']} {change}"
     times = f"in force from {time_of(row['since_at'])} until {time_of(row['until_at'])}"
-    return [row], [f"changed: {row['name']} {was}to {row['limit']}, {times}; {_having(row)}"]
+    return [row], [f"changed: {row['name']} {change}, {times}; {_having(row)}"]
 
 
 @limits.command("off")
@@ -94,7 +96,9 @@ async def restore_limit(limiter: Limiter, name: str, by: str) -> Answer:
 def _having(row: dict[str, Any]) -> str:
     """Return how many workers have the limit of a change, as the end of a line."""
     workers = row["workers"]
+    if workers == 1:
+        return "1 worker has it"
     if workers:
-        return "1 worker has it" if workers == 1 else f"{workers} workers have it"
+        return f"{workers} workers have it"
     checked = "" if row["name"] == "*" else ", so the name was not checked"
     return f"no worker on this store had a request within a minute{checked}; those that have one until then take it"

@@ -93,8 +93,12 @@ with_json = click.option("--json", "as_json", is_flag=True, help="Write JSON, on
 
 def show(as_json: bool, rows: Iterable[Mapping[str, Any]], lines: Iterable[str]) -> None:
     """Write a result to stdout: `rows` as JSON, one object per line, or `lines` as text."""
-    for line in (json.dumps(row, allow_nan=False) for row in rows) if as_json else map(escaped, lines):
-        click.echo(line)
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(row, allow_nan=False))
+        return
+    for line in lines:
+        click.echo(escaped(line))
 
 
 def note(message: str) -> None:
@@ -116,7 +120,9 @@ def _cell(value: object) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.3f}"
-    return "" if value is None else escaped(str(value), MAX_CELL)
+    if value is None:
+        return ""
+    return escaped(str(value), MAX_CELL)
 
 
 def time_of(unix_s: float) -> str:

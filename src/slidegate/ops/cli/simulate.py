@@ -12,7 +12,7 @@ import click
 
 from ... import RateLimitMiddleware
 from ..replay import AccessLogs, Measured, Replay, Simulated
-from ..replay.logs import IN_ANOTHER_ENCODING, NO_TIME, PRESETS
+from ..replay.lines import IN_ANOTHER_ENCODING, NO_TIME, PRESETS
 from ..replay.report import ALL, LEAST_CLIENTS
 from ..rows import span_of
 from .check import imported, middlewares_in
@@ -22,6 +22,7 @@ MANY_REQUESTS: Final = 100
 """The number of requests from which on the number of clients tells whether they are clients."""
 TOO_MANY_CLIENTS: Final = 0.9
 """The share of clients in requests from which on a result means nothing."""
+_RULE_COLUMNS: Final = ("rule", "kind", "requests", "refused", "clients refused")
 _OWN_TABLES: Final = ("would_refuse", "separation", "busiest")
 """What of a route is not shown in the table of all routes."""
 _MAX_LAYERS: Final = 100
@@ -105,8 +106,8 @@ def _simulated_text(value: dict[str, Any]) -> Iterator[str]:
         f"{value['passed']:,} passed, {_part(value['refused'], requests)} refused, "
         f"of {_part(value['refused_clients'], clients)} clients"
     )
-    rows = [{**row, "clients refused": row["refused_clients"]} for row in value["rules"]]
-    yield from ("", *table(("rule", "kind", "requests", "refused", "clients refused"), rows))
+    yield ""
+    yield from table(_RULE_COLUMNS, [{**row, "clients refused": row["refused_clients"]} for row in value["rules"]])
     if value["most_refused"]:
         yield from ("", "Refused most often", *table(("client", "requests", "refused"), value["most_refused"]))
 
@@ -126,15 +127,22 @@ def suggest(log: tuple[str, ...], app: str | None, as_json: bool, **formats: str
     Example: slidegate suggest access.log
     """
     logs = _logs_in(log, formats)
-    served = None if app is None else imported(app)
-    measured = Measured(served, None if served is None else next(iter(_middlewares_around(served)), None))
+    measured = Measured()
+    if app is not None:
+        served = imported(app)
+        around = _middlewares_around(served)
+        outermost = around[0] if around else None
+        measured = Measured(served, outermost)
     _read(logs, measured)
     times_us = measured.clients.values()
-    span = span_of((max(times[-1] for times in times_us) - min(times[0] for times in times_us)) / 1_000_000)
+    first_us, last_us = min(times[0] for times in times_us), max(times[-1] for times in times_us)
     counted = sum(map(len, times_us))
     left_out = measured.requests - counted
-    headline = f"{counted:,} requests of {len(measured.clients):,} clients in {span}"
-    headline += f"; {left_out:,} more are exempt or blocked, and not measured" if left_out else ""
+    headline = (
+        f"{counted:,} requests of {len(measured.clients):,} clients in {span_of((last_us - first_us) / 1_000_000)}"
+    )
+    if left_out:
+        headline += f"; {left_out:,} more are exempt or blocked, and not measured"
     routes = measured.routes()
     found = {"requests": counted, "left_out": left_out, "clients": len(measured.clients), "routes": routes}
     show(as_json, [found], [headline, *_suggested_text(routes)])
@@ -143,22 +151,28 @@ def suggest(log: tuple[str, ...], app: str | None, as_json: bool, **formats: str
 def _suggested_text(routes: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield from ("", "Busiest minute of each client")
     yield from table([name for name in routes[0] if name not in _OWN_TABLES], routes)
-    rows = [
-        {
-            "route": route["route"],
-            "limit": row["limit"],
-            "clients": _part(row["clients"], route["clients"]),
-            "requests": _part(row["requests"], route["requests"]),
-        }
-        for route in routes
-        for row in route["would_refuse"]
-    ]
+    rows: list[dict[str, str]] = []
+    for route in routes:
+        rows += _refusals_at(route)
     yield from ("", "What limits would have refused", *table(tuple(rows[0]), rows))
     yield from ("", "Numbers", *map(_separation_text, routes))
-    separated = [route for route in routes if route["separation"] is not None]
-    lines = [line for route in separated for line in _rule_of(route)]
+    lines: list[str] = []
+    for route in routes:
+        if route["separation"] is not None:
+            lines += _rule_of(route)
     if lines:
         yield from ("", "For a configuration file. In shadow they refuse nobody, and report whom they would.", *lines)
+
+
+def _refusals_at(route: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """Yield a row for each limit that was tried at a route."""
+    for tried in route["would_refuse"]:
+        yield {
+            "route": route["route"],
+            "limit": tried["limit"],
+            "clients": _part(tried["clients"], route["clients"]),
+            "requests": _part(tried["requests"], route["requests"]),
+        }
 
 
 def _separation_text(route: dict[str, Any]) -> str:
@@ -195,7 +209,9 @@ def _rule_of(route: dict[str, Any]) -> Iterator[str]:
 
 def _part(part: int, whole: int) -> str:
     percent = 100 * part / whole
-    return f"{part:,} ({percent:.2g} %)" if percent < 99.5 else f"{part:,} (100 %)"
+    if percent >= 99.5:
+        return f"{part:,} (100 %)"
+    return f"{part:,} ({percent:.2g} %)"
 
 
 # -- what both commands read -------------------------------------------------------------------------------------------
@@ -210,14 +226,23 @@ def _logs_in(names: Sequence[str], formats: dict[str, Any]) -> AccessLogs:
 def _middlewares_around(app: Any) -> list[RateLimitMiddleware]:
     """Return the middlewares around all of an application, from the outside in."""
     found = middlewares_in(app)
-    layers = [app]
-    while app is not None and len(layers) < _MAX_LAYERS:
-        app = next((below for name in _BELOW if (below := getattr(app, name, None)) is not None), None)
-        layers.append(app)
-    around = [layer for layer in layers if isinstance(layer, RateLimitMiddleware)]
+    around = []
+    for _ in range(_MAX_LAYERS):
+        if isinstance(app, RateLimitMiddleware):
+            around.append(app)
+        app = _layer_below(app)
     if len(found) > len(around):
         note(f"{len(found) - len(around)} middlewares of routes or mounted applications are not replayed")
     return around
+
+
+def _layer_below(app: Any) -> Any:
+    """Return the layer that an application wraps; None if it shows none."""
+    for name in _BELOW:
+        below = getattr(app, name, None)
+        if below is not None:
+            return below
+    return None
 
 
 def _read(logs: AccessLogs, target: Simulated | Measured) -> None:
@@ -244,10 +269,10 @@ def _check(logs: AccessLogs, target: Simulated | Measured) -> None:
     if unreadable > records:
         remedy = _REMEDIES.get(logs.unreadable.most_common(1)[0][0], _OTHER_FORMAT)
         raise click.ClickException(f"{shown}; {remedy}")
+    if not records:
+        raise click.ClickException("the log is empty")
     if not clients:
-        raise click.ClickException(
-            f"none of {records:,} records is an HTTP request that limits count" if records else "the log is empty"
-        )
+        raise click.ClickException(f"none of {records:,} records is an HTTP request that limits count")
     if clients > TOO_MANY_CLIENTS * target.requests and target.requests >= MANY_REQUESTS:
         raise click.ClickException(
             f"{target.requests:,} requests come from {clients:,} clients, such as {next(iter(target.clients))}, so "

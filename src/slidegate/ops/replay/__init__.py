@@ -1,11 +1,12 @@
 """Replays access logs through the real middleware in virtual time, and measures how busy clients were.
 
-`logs` reads files, `replay` sends records to copies of middlewares, and `report` counts the results.
+`lines` and `logs` read files, `replay` sends records to copies of middlewares, and `report` counts the results.
 """
 
 from __future__ import annotations
 
-from .logs import AccessLogs, AccessRecord, line_parser
+from .lines import AccessRecord, line_parser
+from .logs import AccessLogs
 from .replay import Played, Replay, nothing
 from .report import Measured, Simulated
 

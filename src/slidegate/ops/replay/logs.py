@@ -1,272 +1,29 @@
-"""Reads access logs: when which client requested what, and the status of the response.
+"""Reads files of access logs, and merges their records by time; `lines` reads each line.
 
-Each line is read by itself, because concatenated files mix formats:
-
-* Combined and Common, also with more in front or behind: ``ADDRESS IDENT USER [TIME] "REQUEST" STATUS ...``. The time
-  is what stands in brackets before the request. `client_of` finds the client among the words before the time, whatever
-  Kubernetes, Docker, syslog or journald has written in front.
-* The logs of uvicorn and granian: ``TIME ... ADDRESS - "REQUEST" STATUS``.
-* JSON of nginx, Caddy and Traefik, with one of `PRESETS`.
-* Any line, by a regular expression with named groups.
-
-Log content is untrusted and never raises: a line becomes a record, or the reason why it does not. Each pattern matches
-a text in one way only, so a hostile line cannot make it slow. Memory use is constant, whatever a file contains.
-
-A file is only roughly in order, because servers write a line when the response is complete, and some log the start of
-the request. So the records of each file are sorted within a buffer, and the files are then merged.
+Memory use is constant, whatever a file contains. A file is only roughly in order, because servers write a line when the
+response is complete, and some log the start of the request. So the records of each file are sorted within a buffer, and
+the files are then merged.
 """
 
 from __future__ import annotations
 
 import gzip
 import heapq
-import json
-import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from functools import lru_cache, partial
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final
 
-from ...core import ConfigurationError, parse_address
 from ...core.encodings import encoding_of
-from ...core.errors import quoted
 from ...core.logs import escaped
+from .lines import IN_ANOTHER_ENCODING, AccessRecord, Preset, line_parser
 
-Preset: TypeAlias = Literal["nginx", "caddy", "traefik"]
 BUFFERED: Final = 32_768
 """The number of records buffered for sorting; several files share it."""
 MAX_LINE_BYTES: Final = 65_536  # nginx reads at most four header buffers of 8 KiB
 MAX_SHOWN: Final = 160
 STANDARD_INPUT: Final = "-"
-NO_CLIENT: Final = "it contains no address of a client"
-NO_REQUEST: Final = "it contains no request of an access log"
-NO_TIME: Final = "it contains no time"
-IN_ANOTHER_ENCODING: Final = {name: f"it is in {name}, not in UTF-8" for name in ("UTF-16", "UTF-32")}
-PRESETS: Final[dict[Preset, str]] = {
-    "nginx": "time=msec|time_iso8601|time_local client=remote_addr request=request method=request_method "
-    "path=request_uri|uri status=status headers=http_",
-    "caddy": "time=ts client=request.client_ip|request.remote_ip method=request.method path=request.uri status=status "
-    "headers=request.headers",
-    "traefik": "time=StartUTC client=ClientHost method=RequestMethod path=RequestPath status=DownstreamStatus "
-    "headers=request_",
-}
-"""Where the JSON lines of servers have what a record needs; ``|`` separates alternatives."""
-_FIELDS: Final = {name: dict(pair.split("=") for pair in text.split()) for name, text in PRESETS.items()}
-_MAX_TIME_S: Final = 253_402_300_800  # the year 10000
-_MAX_WORD: Final = 64  # no address and no time is longer
-# No group is possessive: CPython before 3.11.5 matches such groups incorrectly.
-_QUOTED: Final = r'"([^"\\]*+(?:\\.[^"\\]*+)*)"'
-_REQUEST_AND_STATUS: Final = re.compile(rf"{_QUOTED} ([0-9]{{3}})(?= |$)(?: \S++ {_QUOTED} {_QUOTED}(?= |$))?")
-_REQUEST_LINE: Final = re.compile(r"([A-Za-z][\w-]*+) (\S++) (?:HTTP/)?[0-9](?:\.[0-9])?", re.ASCII)
-_WITHOUT_DURATION: Final = re.compile(r'" [0-9]{3}(?! ?[0-9])')
-_STATUS: Final = re.compile(r"[0-9]{1,3}")
-_ISO_TIME: Final = re.compile(
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.,][0-9]{1,9})?(?: ?[+-][0-9]{2}:?[0-9]{2}|Z)?"
-)
-# RFC 5424 has a host and three fields in front of the message that may be "-", as an ident is.
-_SYSLOG: Final = re.compile(r"(?:<[0-9]{1,3}>)?1 \S+ \S+ \S+ \S+ \S+ (?:-|(?:\[[^]]*\])+) ")
-
-
-class AccessRecord(NamedTuple):
-    """One logged request."""
-
-    time_us: int
-    """The time of the request, in microseconds since 1970 UTC."""
-    client: str
-    """The address of the client, without a port."""
-    method: str
-    """The HTTP method; empty if the client did not send an HTTP request."""
-    path: str
-    """The logged request target with its query; without a method, the text logged instead of a request."""
-    status: int
-    """The status of the response; 0 if none is logged."""
-    headers: tuple[tuple[str, str], ...] = ()
-    """The logged header fields of the request: (lower-case name, value)."""
-
-
-Parsed: TypeAlias = AccessRecord | str
-"""A record, or the reason why a line has none."""
-
-
-# -- lines of text -----------------------------------------------------------------------------------------------------
-
-
-def parse_line(text: str) -> Parsed:
-    """Parse a line of text in one of the known formats other than JSON."""
-    if prefix := _SYSLOG.match(text):
-        text = text[prefix.end() :]
-    # A user name may contain anything but an unescaped quotation mark, so the first of these ends the time.
-    end = text.find('] "')
-    start = text.rfind("[", 0, end) if end > 0 else -1
-    if start >= 0 and text[start + 1].isdigit():
-        time, before, behind = text[start + 1 : end], text[:start], text[end + 2 :]
-    else:
-        before, _, request = text.partition(' - "')
-        # Kubernetes and others write a time in front; the last one is that of the server.
-        time, behind = next(reversed(_ISO_TIME.findall(before)), ""), f'"{request}'
-        # uvicorn writes a port behind each address, of IPv6 without brackets; granian none, but a duration at the end.
-        if _WITHOUT_DURATION.search(behind):
-            before = re.sub(":[0-9]+$", "", before)
-    match = _REQUEST_AND_STATUS.match(behind)
-    if match is None:
-        return NO_REQUEST
-    request, status, referer, agent = match.groups()
-    headers = {"referer": referer, "user-agent": agent}
-    return _record(time, client_of(before.split()), _request_of(request), status, headers)
-
-
-def client_of(words: Sequence[str]) -> str | None:
-    """Return the address of the client from the words before the time of a line; None if there is none.
-
-    It is the last address, whatever stands in front of it or behind it; of a list from X-Forwarded-For the last one as
-    well, which the nearest proxy has added. Clients choose their user names, which may look like addresses: so if an
-    address has an ident of ``-`` behind it, the first such address is the client.
-    """
-    found = [(index, address) for index, word in enumerate(words) if (address := address_in(word)) is not None]
-    before_ident = [address for index, address in found if words[index + 1 : index + 2] == ["-"]]
-    return before_ident[0] if before_ident else found[-1][1] if found else None
-
-
-def address_in(word: str) -> str | None:
-    """Return the address in a word, without a port, brackets, quotation marks, and what precedes a comma."""
-    word = word.rpartition(",")[2].strip(' "')
-    return _address_in(word) if len(word) <= _MAX_WORD else None
-
-
-@lru_cache(maxsize=4_096)
-def _address_in(word: str) -> str | None:
-    bare = word.removeprefix("[").partition("]")[0]
-    if parse_address(bare) is not None:
-        return bare
-    host, _, port = bare.rpartition(":")
-    return host if port.isdecimal() and parse_address(host) is not None else None
-
-
-# -- JSON, and other formats -------------------------------------------------------------------------------------------
-
-
-def line_parser(*, regex: str | None = None, preset: Preset | None = None) -> Callable[[str], Parsed]:
-    """Return a function that parses the text of a line; by default `parse_line`.
-
-    Args:
-        regex: A regular expression that is searched in each line. Its named groups are ``time``, ``client``,
-            ``request`` or ``method`` and ``path``, and optionally ``status`` and ``header_NAME``.
-        preset: One of `PRESETS`: reads JSON with the fields of this server.
-
-    Raises:
-        ConfigurationError: The regular expression is invalid, or a required group is missing; or both are given.
-    """
-    if preset is not None:
-        if regex is not None:
-            raise ConfigurationError(f"cannot be combined with preset {preset!r}; give one of them", "regex")
-        return partial(_parse_json, fields=_FIELDS[preset])
-    if regex is None:
-        return parse_line
-    try:
-        pattern = re.compile(regex)
-    except re.error as error:
-        raise ConfigurationError(f"{quoted(regex)} is no regular expression: {error}", "regex") from None
-    groups = pattern.groupindex
-    if not ({"time", "client"} <= groups.keys() and {"request", "path"} & groups.keys()):
-        expected = "(?P<time>...), (?P<client>...) and (?P<request>...) or (?P<path>...)"
-        raise ConfigurationError(f"expected groups {expected}, not {quoted(regex)}", "regex")
-    fields = {name: name for name in groups} | {"headers": "header_"}
-    return lambda text: _record_of_fields(match.groupdict(), fields) if (match := pattern.search(text)) else NO_REQUEST
-
-
-def _parse_json(text: str, fields: Mapping[str, str]) -> Parsed:
-    try:
-        line = json.loads(text[text.find("{") :])
-    except (ValueError, RecursionError):
-        line = None
-    if not isinstance(line, dict):
-        return "it is not a valid JSON object"
-    # Caddy logs a failed request a second time, as an error.
-    if str(line.get("logger")).startswith("http.log.error"):
-        return NO_REQUEST
-    return _record_of_fields(line, fields)
-
-
-def _record_of_fields(line: Mapping[str, Any], fields: Mapping[str, str]) -> Parsed:
-    found = {part: _first_given(line, names) for part, names in fields.items()}
-    client, method, path = found["client"], found.get("method", "GET"), found.get("path")
-    if "request" in found and isinstance(found["request"], str):
-        target = _request_of(found["request"])
-    else:
-        target = (method, path) if isinstance(method, str) and isinstance(path, str) else ("", "-")
-    address = address_in(client) if isinstance(client, str) else None
-    headers = _headers_of(line, fields["headers"])
-    return _record(found["time"], address, target, found.get("status", 0), headers)
-
-
-def _headers_of(line: Mapping[str, Any], where: str) -> dict[str, object]:
-    """Return the fields of an object of header fields, or of names with a prefix."""
-    below = _below(line, where)
-    if isinstance(below, dict):
-        return {name: value[0] if isinstance(value, list) and value else value for name, value in below.items()}
-    return {name.removeprefix(where): value for name, value in line.items() if name.startswith(where)}
-
-
-def _first_given(line: Mapping[str, Any], names: str) -> Any:
-    values = (_below(line, name) for name in names.split("|"))
-    return next((value for value in values if value not in (None, "", "-")), None)
-
-
-def _below(line: Mapping[str, Any], name: str) -> Any:
-    value: Any = line
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
-
-
-def _request_of(text: str) -> tuple[str, str]:
-    """Split a request line into method and target; the method is empty if it is not an HTTP request."""
-    match = _REQUEST_LINE.fullmatch(text)
-    return (match[1], match[2]) if match else ("", text)
-
-
-def _record(
-    time: object, client: str | None, request: tuple[str, str], status: object, headers: Mapping[str, object]
-) -> Parsed:
-    if client is None:
-        return NO_CLIENT
-    if time in ("", None):
-        return NO_TIME
-    time_us = time_us_of(str(time))
-    if time_us is None:
-        return "its time cannot be read"
-    if _STATUS.fullmatch(str(status)) is None:
-        return "it contains no status"
-    given = {name.lower().replace("_", "-"): value for name, value in headers.items() if value not in ("", "-")}
-    texts = tuple((name, value) for name, value in given.items() if isinstance(value, str))
-    return AccessRecord(time_us, client, *request, int(str(status)), texts)
-
-
-@lru_cache(maxsize=1_024)
-def time_us_of(text: str) -> int | None:
-    """Parse ``12/May/2024:00:00:17 +0000``, ISO 8601 or a number of seconds; return None for any other text.
-
-    A time without a zone counts as UTC: limits depend on differences of times alone.
-    """
-    if len(text) > _MAX_WORD:
-        return None
-    try:
-        if text.replace(".", "", 1).isdecimal():
-            time_s = float(text)
-        elif "/" in text:
-            time_s = datetime.strptime(text, "%d/%b/%Y:%H:%M:%S %z").timestamp()
-        else:
-            moment = datetime.fromisoformat(re.sub(" (?=[+-])", "", text))
-            time_s = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    except ValueError:
-        return None
-    return round(time_s * 1_000_000) if 0 <= time_s < _MAX_TIME_S else None
-
-
-# -- files -------------------------------------------------------------------------------------------------------------
 
 
 class AccessLogs:
@@ -328,16 +85,23 @@ class AccessLogs:
                 yield record
                 continue
             encoding = encoding_of(line)
-            reason = IN_ANOTHER_ENCODING[encoding] if encoding else record
-            shown = reason if encoding else f"{reason}: {escaped(text, MAX_SHOWN)}"
+            if encoding:
+                reason = shown = IN_ANOTHER_ENCODING[encoding]
+            else:
+                reason, shown = record, f"{record}: {escaped(text, MAX_SHOWN)}"
             self.unreadable[reason] += 1
             self.example = self.example or f"line {number} of '{escaped(name, MAX_SHOWN)}': {shown}"
 
 
 def _lines(name: str) -> Iterator[bytes]:
     """Yield the lines of a file, each cut to `MAX_LINE_BYTES`."""
-    with open(0 if name == STANDARD_INPUT else name, "rb", closefd=name != STANDARD_INPUT) as raw:
-        file: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2).startswith(b"\x1f\x8b") else raw
+    opened: str | int = name
+    if name == STANDARD_INPUT:
+        opened = 0
+    with open(opened, "rb", closefd=name != STANDARD_INPUT) as raw:
+        file: Any = raw
+        if raw.peek(2).startswith(b"\x1f\x8b"):
+            file = gzip.GzipFile(fileobj=raw)
         try:
             while line := file.readline(MAX_LINE_BYTES):
                 yield line

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ... import ConfigurationError, Limiter, MemoryStore, RateLimitMiddleware, Rule
 from ...core import Check, Event, Reason
 from ...events import Outcome
-from .logs import AccessRecord
+from .lines import AccessRecord
 
 MAX_KEYS: Final = 2_000_000
 """The most windows, and the most bans, that a replay keeps."""
@@ -49,8 +49,11 @@ class Played(NamedTuple):
 
 def checks_of(outcome: Outcome) -> list[Check]:
     """Return the checks of an outcome; a client that is banned or blocked is counted by no rule."""
-    counted = [decision for decision in outcome.decisions if decision.reason not in (Reason.BANNED, Reason.BLOCKED)]
-    return [check for decision in counted for check in decision.checks]
+    checks: list[Check] = []
+    for decision in outcome.decisions:
+        if decision.reason not in (Reason.BANNED, Reason.BLOCKED):
+            checks += decision.checks
+    return checks
 
 
 class Replay:
@@ -69,21 +72,26 @@ class Replay:
 
     def __init__(self, middlewares: Sequence[RateLimitMiddleware]) -> None:
         self.now_us = 0
-        rules = [rule for one in middlewares for rule in one.rules]
-        self.unwaited = [rule.label for rule in rules if rule.charging.wait_us or rule.charging.concurrency]
-        keyed = [(rule.label, _key_name(rule)) for rule in rules]
-        defaults = [one.default_rule for one in middlewares if one.default_rule is not None]
-        keyed += [("default_limits", _key_name(rule)) for rule in defaults]
-        self.keyed = [f"{label} ({name})" for label, name in keyed if _is_sent(name)]
+        self.unwaited: list[str] = []
+        self.keyed: list[str] = []
+        for one in middlewares:
+            for rule in one.rules:
+                self._note(rule, rule.label)
+        for one in middlewares:
+            if one.default_rule is not None:
+                self._note(one.default_rule, "default_limits")
         self._answer = _LoggedAnswer(middlewares[-1].app)
         self._outcome: Outcome
         self._events: list[Event] = []
         self._status = 0
-        limiters = {id(one.limiter): self._new_limiter() for one in middlewares}
+        limiters: dict[int, Limiter] = {}
         self._app: ASGIApp = self._answer
         self.middlewares: list[RateLimitMiddleware] = []
         for one in reversed(middlewares):
-            copied = _copied(one, self._app, limiters[id(one.limiter)])
+            limiter = limiters.get(id(one.limiter))
+            if limiter is None:
+                limiter = limiters[id(one.limiter)] = self._new_limiter()
+            copied = _copied(one, self._app, limiter)
             self.middlewares.insert(0, copied)
             self._app = copied
 
@@ -103,7 +111,9 @@ class Replay:
             ConfigurationError: More than `MAX_KEYS` windows or bans are in use.
         """
         self.now_us = max(self.now_us, record.time_us)
-        self._answer.status = record.status if 200 <= record.status <= 599 else 200
+        self._answer.status = record.status
+        if not 200 <= record.status <= 599:
+            self._answer.status = 200
         self._events = []
         scope = scope_of(record)
         await self._app(scope, _receive, self._send)
@@ -120,6 +130,14 @@ class Replay:
     def request(self, outcome: Outcome) -> None:
         """Receive the outcome of a request; each limiter reports one, that of the outermost middleware the last."""
         self._outcome = outcome
+
+    def _note(self, rule: Rule, label: str) -> None:
+        """Note if a rule waits, or counts by what the log may lack."""
+        if rule.charging.wait_us or rule.charging.concurrency:
+            self.unwaited.append(label)
+        name = _key_name(rule)
+        if _is_sent(name):
+            self.keyed.append(f"{label} ({name})")
 
     def _new_limiter(self) -> Limiter:
         limiter = Limiter(MemoryStore(max_keys=MAX_KEYS, max_bans=MAX_KEYS, clock=lambda: self.now_us))
@@ -193,8 +211,14 @@ async def _receive() -> Message:
 
 def scope_of(record: AccessRecord) -> dict[str, Any]:
     """Return the ASGI scope of a logged HTTP request, with the logged header fields."""
-    # A proxy gets targets such as http://example.org/a, whose path is what an application gets.
-    target = record.path if record.path.startswith("/") else "/" + record.path.partition("://")[2].partition("/")[2]
+    target = record.path
+    if not target.startswith("/"):
+        # A proxy gets targets such as http://example.org/a, whose path is what an application gets.
+        _, _, below_scheme = target.partition("://")
+        target = "/" + below_scheme.partition("/")[2]
+    headers = []
+    for name, value in record.headers:
+        headers.append((name.encode("latin-1", "replace"), value.encode(errors="replace")))
     raw_path, _, query = target.partition("?")
     return {
         "type": "http",
@@ -206,9 +230,7 @@ def scope_of(record: AccessRecord) -> dict[str, Any]:
         "raw_path": raw_path.encode(errors="replace"),
         "query_string": query.encode(errors="replace"),
         "root_path": "",
-        "headers": [
-            (name.encode("latin-1", "replace"), value.encode(errors="replace")) for name, value in record.headers
-        ],
+        "headers": headers,
         "client": (record.client, 0),
         "server": ("localhost", 80),
     }

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from ... import Limit, RateLimitMiddleware, Rule
 from ...core import Reason
 from ...events import Outcome
-from .logs import AccessRecord
+from .lines import AccessRecord
 from .replay import Replay, checks_of, nothing
 
 MAX_REFUSED: Final = 10
@@ -34,9 +34,10 @@ LEAST_RATIO: Final = 3
 """How many times the requests of the next client a client has at least made on the other side of a gap."""
 LEAST_REQUESTS: Final = 10
 """The fewest requests a minute above a gap: below that, clients differ by chance."""
-_AMOUNTS: Final = tuple(digit * 10**power for power in range(8) for digit in (1, 2, 3, 4, 5, 6, 8))
+_POWERS: Final = [10**power for power in range(8)]
+_AMOUNTS: Final = [digit * power for power in _POWERS for digit in (1, 2, 3, 4, 5, 6, 8)]
 """The amounts that are suggested: each is at most twice the one before."""
-_ROUND: Final = (0, *(digit * 10**power for power in range(8) for digit in (1, 2, 5)))
+_ROUND: Final = [0, *(digit * power for power in _POWERS for digit in (1, 2, 5))]
 _BOUNDLESS: Final = Limit(2**31 - 1, "1s")
 ALL: Final = "all"
 _PER_ROUTE: Final = "per-route:"
@@ -80,12 +81,12 @@ class Simulated:
         self.clients: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
         self.rows: defaultdict[tuple[str, str], Row] = defaultdict(Row)
-        rules = [rule for middleware in replay.middlewares for rule in middleware.rules]
-        for rule in rules:
-            if rule.counts and not rule.action.is_shadow:
-                self.rows[rule.action.kind, rule.label] = Row(0)
-            elif rule.counts or rule.action.blocks:
-                self.rows[rule.action.kind, rule.label] = Row(None)
+        for middleware in replay.middlewares:
+            for rule in middleware.rules:
+                if rule.counts and not rule.action.is_shadow:
+                    self.rows[rule.action.kind, rule.label] = Row(0)
+                elif rule.counts or rule.action.blocks:
+                    self.rows[rule.action.kind, rule.label] = Row(None)
 
     async def add(self, record: AccessRecord) -> None:
         """Replay an HTTP request and count the result."""
@@ -93,7 +94,8 @@ class Simulated:
         self.requests += 1
         self._first_us = self._first_us or self._replay.now_us
         self.clients[played.client] += 1
-        self.refused.update([] if played.allowed else [played.client])
+        if not played.allowed:
+            self.refused[played.client] += 1
         for label in {bucket.label for bucket, _, _ in checks_of(played.outcome)}:
             row = self.rows["limit", label]
             row.requests = (row.requests or 0) + 1
@@ -116,6 +118,10 @@ class Simulated:
     def value(self) -> Json:
         """Return all results, ready for JSON; of the refused clients those with the most refused requests."""
         refused = self.refused.total()
+        rules = [_row_of(kind, name, row) for (kind, name), row in self.rows.items()]
+        most_refused = []
+        for client, count in self.refused.most_common(MAX_REFUSED):
+            most_refused.append({"client": client, "requests": self.clients[client], "refused": count})
         return {
             "requests": self.requests,
             "clients": len(self.clients),
@@ -124,30 +130,32 @@ class Simulated:
             "refused_clients": len(self.refused),
             "from": self._first_us / 1_000_000,
             "until": self._replay.now_us / 1_000_000,
-            "rules": [
-                {
-                    "rule": name,
-                    "kind": kind,
-                    "requests": row.requests,
-                    "refused": row.refused,
-                    "refused_clients": len(row.clients),
-                }
-                for (kind, name), row in self.rows.items()
-            ],
-            "most_refused": [
-                {"client": client, "requests": self.clients[client], "refused": count}
-                for client, count in self.refused.most_common(MAX_REFUSED)
-            ],
+            "rules": rules,
+            "most_refused": most_refused,
         }
+
+
+def _row_of(kind: str, name: str, row: Row) -> Json:
+    return {
+        "rule": name,
+        "kind": kind,
+        "requests": row.requests,
+        "refused": row.refused,
+        "refused_clients": len(row.clients),
+    }
 
 
 def _refused_by(outcome: Outcome) -> tuple[str, Sequence[str]]:
     """Return what refused a request: the kind of its rows, and their names; none if it passed."""
     if outcome.reason is Reason.BANNED:
         return "ban", [outcome.decisions[-1].by]
+    if outcome.reason is Reason.BLOCKED and outcome.rules:
+        return "block", outcome.rules
     if outcome.reason is Reason.BLOCKED:
-        return ("block", outcome.rules) if outcome.rules else ("list", ["blocklist"])
-    return "limit", () if outcome.allowed else outcome.rules
+        return "list", ["blocklist"]
+    if outcome.allowed:
+        return "limit", ()
+    return "limit", outcome.rules
 
 
 # -- the busiest moments -----------------------------------------------------------------------------------------------
@@ -168,27 +176,30 @@ class Measured:
     def __init__(self, app: ASGIApp | None = None, middleware: RateLimitMiddleware | None = None) -> None:
         self.requests = 0
         self._times_us: dict[str, dict[str, array[int]]] = {ALL: {}}
+        options: dict[str, Any] = {}
         rules: list[Rule] = []
-        lists: Mapping[str, Any] = {}
         if middleware is not None:
-            rules = [rule for rule in middleware.rules if rule.action.is_final]
-            lists = middleware.lists
-        measuring = RateLimitMiddleware(
-            nothing,
-            rules=[*(_unlimited(rule, f"{ALL}-{n}") for n, rule in enumerate(rules)), Rule("*", _BOUNDLESS, name=ALL)],
-            client=None if middleware is None else middleware.client,
-            blocklist=lists.get("blocklist"),
-            allowlist=lists.get("allowlist"),
-        )
-        routes = RateLimitMiddleware(app or nothing, default_limits=_BOUNDLESS, client=measuring.client)
-        self._replay = Replay([measuring] if app is None else [measuring, routes])
+            options = {"client": middleware.client, **middleware.lists}
+            for rule in middleware.rules:
+                if rule.action.is_final:
+                    rules.append(_unlimited(rule, f"{ALL}-{len(rules)}"))
+        rules.append(Rule("*", _BOUNDLESS, name=ALL))
+        middlewares = [RateLimitMiddleware(nothing, rules=rules, **options)]
+        if app is not None:
+            client = middlewares[0].client
+            middlewares.append(RateLimitMiddleware(app, default_limits=_BOUNDLESS, client=client))
+        self._replay = Replay(middlewares)
 
     async def add(self, record: AccessRecord) -> None:
         """Measure an HTTP request."""
         played = await self._replay.play(record)
         self.requests += 1
-        keys = {bucket.name.partition(_PER_ROUTE)[2] or ALL: key for bucket, key, _ in checks_of(played.outcome)}
-        for route, key in keys.items() if ALL in keys else ():
+        keys: dict[str, str] = {}
+        for bucket, key, _ in checks_of(played.outcome):
+            keys[bucket.name.partition(_PER_ROUTE)[2] or ALL] = key
+        if ALL not in keys:  # a rule exempts it, or ends the list before
+            return
+        for route, key in keys.items():
             clients = self._times_us.setdefault(route, {})
             clients.setdefault(key, array("q")).append(self._replay.now_us)
 
@@ -199,17 +210,24 @@ class Measured:
 
     def routes(self) -> list[Json]:
         """Return the results of all requests, and of each route that was requested, ready for JSON."""
-        return [
-            measure("(no route)" if route == _NO_ROUTE else route, clients) for route, clients in self._times_us.items()
-        ]
+        found = []
+        for route, clients in self._times_us.items():
+            name = route
+            if route == _NO_ROUTE:
+                name = "(no route)"
+            found.append(measure(name, clients))
+        return found
 
 
 def _unlimited(rule: Rule, name: str) -> Rule:
     """Return a rule that ends the list where another does; if that counts, this one counts by the client, and all."""
     if not rule.counts:
         return rule
+    paths: str | Sequence[str] = "*"
+    if rule.matching.rule_paths:
+        paths = rule.matching.paths
     return Rule(
-        rule.matching.paths if rule.matching.rule_paths else "*",
+        paths,
         _BOUNDLESS,
         methods=rule.matching.methods,
         connection=rule.matching.connection,
@@ -228,8 +246,6 @@ def measure(route: str, times_us: Mapping[str, Sequence[int]]) -> Json:
     """
     by_client = Counter({client: peak(times) for client, times in times_us.items()})
     peaks = sorted(by_client.values())
-    low = quantile(peaks, 0.95) / 2.5
-    tried = [amount for below, amount in pairwise(_ROUND) if low < amount and below < peaks[-1]]
     found = separation(peaks)
     if found is not None:
         found |= refused_by(found["amount"], times_us.values())
@@ -239,10 +255,20 @@ def measure(route: str, times_us: Mapping[str, Sequence[int]]) -> Json:
         "clients": len(times_us),
         **{f"{100 * share:g}%": quantile(peaks, share) for share in QUANTILES},
         "most": peaks[-1],
-        "would_refuse": [refused_by(amount, times_us.values()) for amount in tried[:MAX_TRIED]],
+        "would_refuse": [refused_by(amount, times_us.values()) for amount in _tried(peaks)],
         "separation": found,
         "busiest": [{"client": client, "most": most} for client, most in by_client.most_common(MAX_BUSIEST)],
     }
+
+
+def _tried(peaks: Sequence[int]) -> Sequence[int]:
+    """Return amounts around the busier clients whose refusals are shown, given the busiest minute of each."""
+    low = quantile(peaks, 0.95) / 2.5
+    tried = []
+    for below, amount in pairwise(_ROUND):
+        if low < amount and below < peaks[-1]:
+            tried.append(amount)
+    return tried[:MAX_TRIED]
 
 
 def separation(peaks: Sequence[int]) -> Json | None:
@@ -257,8 +283,11 @@ def separation(peaks: Sequence[int]) -> Json | None:
     """
     if len(peaks) < LEAST_CLIENTS:
         return None
-    busier = peaks[(len(peaks) - 1) // 2 :]
-    gaps = [(above / below, below, above) for below, above in pairwise(busier) if above >= LEAST_REQUESTS]
+    median = (len(peaks) - 1) // 2
+    gaps: list[tuple[float, int, int]] = []
+    for below, above in pairwise(peaks[median:]):
+        if above >= LEAST_REQUESTS:
+            gaps.append((above / below, below, above))
     ratio, below, above = max(gaps, default=(0, 0, 0))
     if ratio < LEAST_RATIO:
         return None
@@ -269,8 +298,14 @@ def separation(peaks: Sequence[int]) -> Json | None:
 def refused_by(amount: int, times_us: Iterable[Sequence[int]]) -> Json:
     """Return how many clients and requests a limit a minute would have refused, exactly as a limiter does."""
     limit = Limit(amount, "1m")
-    refused = [refusals(times, limit) for times in times_us if len(times) > amount]
-    return {"limit": str(limit), "clients": sum(map(bool, refused)), "requests": sum(refused)}
+    clients = requests = 0
+    for times in times_us:
+        if len(times) <= amount:  # it refuses none of them
+            continue
+        refused = refusals(times, limit)
+        requests += refused
+        clients += refused > 0
+    return {"limit": str(limit), "clients": clients, "requests": requests}
 
 
 def peak(times_us: Sequence[int]) -> int:

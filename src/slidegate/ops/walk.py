@@ -1,0 +1,251 @@
+"""What equal workers do with the requests of a client: what refuses it, and what cannot be known of that.
+
+A reason is certain: each request that it names is refused. What may refuse others, or may let these pass, is named as
+not looked at, and nothing is said to be not refused then::
+
+    list, ban, block, limit without room    a reason
+    the same under a condition              not looked at
+    a limit with room                       nothing
+    a rule that cannot be evaluated         not looked at
+
+The rules of a middleware are walked in order, as for a request: what is exempt ends the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .. import Networks
+from ..core import Ban
+from .standing import EVERY, SEVERAL, Bans, Reason, Standing, Window, keys_of
+from .subjects import Subject, networks_of
+
+
+class Walk:
+    """Walks the rules of one middleware for a client.
+
+    Args:
+        standing: What is found.
+        subject: The client.
+        bans: The bans that may refuse it.
+        windows: Its windows, by the published rule.
+        where: What is said of the requests of this middleware, if there are several; else empty.
+    """
+
+    def __init__(
+        self, standing: Standing, subject: Subject, bans: Bans, windows: Mapping[Any, Window], where: str
+    ) -> None:
+        self._standing = standing
+        self._subject = subject
+        self._bans = bans
+        self._windows = windows
+        self._where = where
+        # The requests that earlier rules let pass, and the rules that may let some pass.
+        self._passed: list[str] = []
+        self._perhaps: list[str] = []
+        self._is_over = False
+        self._may_be_allowed = False
+
+    def over(self, rules: Sequence[Any]) -> None:
+        """Walk the published rules of the middleware."""
+        if self._is_on_allowlist(rules):
+            return
+        self._look_at_blocklist(rules)
+        self._look_at_bans(rules)
+        self._note_other_bans(rules)
+        for rule in sorted(rules, key=_order):
+            if rule.action in ("limit", "block", "exempt", "shadow"):
+                self._look_at(rule)
+
+    # -- lists and bans ------------------------------------------------------------------------------------------------
+
+    def _is_on_allowlist(self, rules: Sequence[Any]) -> bool:
+        """Return whether the client is on the allowlist, and note if it may be."""
+        networks, unpublished = _list_in(rules, "allowlist")
+        part = self._subject.part_in(networks)
+        if part.is_whole:
+            return True
+        if not self._subject.is_address and (networks or unpublished):
+            self._doubt("whether its address is on the allowlist")
+        elif unpublished:
+            self._doubt(f"whether it is on the allowlist of {unpublished:,} ranges, which are too many to be published")
+        elif part.is_any:
+            self._doubt("the part of it that is on the allowlist")
+        return False
+
+    def _doubt(self, what: str) -> None:
+        """Note what may let all requests pass, so that nothing refuses them for certain."""
+        self._may_be_allowed = True
+        self._standing.leave_out(what)
+
+    def _look_at_blocklist(self, rules: Sequence[Any]) -> None:
+        networks, unpublished = _list_in(rules, "blocklist")
+        part = self._subject.part_in(networks)
+        if part.is_whole:
+            name = next(rule.rule for rule in rules if rule.action == "blocklist")
+            self._refuse(Reason("blocklist", name, EVERY + self._where))
+        elif not self._subject.is_address and (networks or unpublished):
+            self._standing.leave_out("whether its address is on the blocklist")
+        elif unpublished:
+            self._standing.leave_out(
+                f"whether it is on the blocklist of {unpublished:,} ranges, which are too many to be published"
+            )
+        elif part.is_any:
+            self._standing.leave_out("the part of it that is on the blocklist")
+
+    def _look_at_bans(self, rules: Sequence[Any]) -> None:
+        """Look at the bans that concern every request; those of the key of one rule concern its requests alone."""
+        own = {self._subject.key}
+        for rule in rules:
+            if rule.action == "client":
+                own.add(self._subject.client_key(_prefixes(rule)))
+        readers = [rule for rule in rules if rule.action == "ban"]
+        for ban in self._bans.near:
+            if self._subject.is_address:
+                part = self._subject.part_banned(ban)
+                if part.is_whole or ban.key in own:
+                    self._refuse(Reason("ban", ban.by, EVERY + self._where, ban=ban))
+                elif part.is_any:
+                    self._standing.leave_out(f"the part of it that is banned: {ban.key}")
+            elif ban.key == self._subject.key and any(keys_of(one, self._subject)[0] for one in readers):
+                self._refuse(Reason("ban", ban.by, EVERY + self._where, ban=ban))
+
+    def _note_other_bans(self, rules: Sequence[Any]) -> None:
+        """Note the kinds of keys of other bans that requests of the client may have."""
+        read = {rule.key for rule in rules} | {"address"}
+        for kind in sorted(self._bans.kinds):
+            if kind == "asn":
+                self._standing.leave_out("bans of its operator")
+            elif kind in read and kind != self._subject.kind:
+                self._standing.leave_out(f"bans of its {kind}")
+
+    # -- rules, in order -----------------------------------------------------------------------------------------------
+
+    def _look_at(self, rule: Any) -> None:
+        if rule.at_endpoint:
+            passed, perhaps = [], []
+        elif self._is_over:
+            return
+        else:
+            passed, perhaps = self._passed, self._perhaps
+        if rule.requests not in passed:
+            self._judge(rule, [one for one in passed if _may_meet(one, rule.requests)], perhaps)
+        if rule.at_endpoint or not (rule.final or rule.action == "exempt"):
+            return
+        # 1. A condition decides whether it ends the list.
+        if rule.conditional:
+            self._perhaps.append(rule.rule)
+            return
+        # 2. It does for its requests.
+        if rule.requests:
+            self._passed.append(rule.requests)
+            return
+        # 3. It does for all.
+        self._is_over = True
+
+    def _judge(self, rule: Any, passed: Sequence[str], perhaps: Sequence[str]) -> None:
+        """Note what a rule refuses, and whether that is certain."""
+        if rule.action == "block":
+            self._judge_reason(rule, Reason("block", rule.rule, self._named(rule), tuple(passed)), perhaps)
+            return
+        if rule.action != "limit" or rule.shadow:
+            return
+        key, among = keys_of(rule, self._subject)
+        self._note_other_keys(rule)
+        if not key:
+            return
+        requests = self._named(rule) + among
+        for ban in self._bans.near:
+            if ban.key == key and not self._is_known(ban):
+                self._judge_reason(rule, Reason("ban", ban.by, requests, tuple(passed), ban=ban), perhaps)
+        if rule.by_function:
+            self._standing.leave_out(f"the limits of {rule.rule}, which a function returns")
+            return
+        window = self._windows.get(rule)
+        if window is not None:
+            self._judge_window(rule, Reason("limit", rule.rule, requests, tuple(passed), window=window.state), perhaps)
+
+    def _judge_window(self, rule: Any, reason: Reason, perhaps: Sequence[str]) -> None:
+        """Note whether a window has room for the cost of a request."""
+        state = reason.window
+        assert state is not None, "the caller has looked at it"
+        if rule.cost_by_function:
+            if state.used:
+                self._standing.leave_out(
+                    f"what a request costs under {rule.rule}, which a function returns: {state.remaining} are left"
+                )
+            return
+        if state.remaining >= max(rule.cost, 1):
+            return
+        # A request waits where it would have room in time, unless too many do.
+        wait_us = state.retry_after_us
+        if rule.wait_us and (wait_us is None or wait_us <= rule.wait_us):
+            self._standing.leave_out(f"whether requests may wait for {rule.rule}, up to {rule.wait_us / 1_000_000:g} s")
+            return
+        if rule.leased:
+            self._standing.leave_out(
+                f"units of {rule.rule} that workers have leased for a second at most; else it refuses"
+            )
+            return
+        self._judge_reason(rule, reason, perhaps)
+
+    def _judge_reason(self, rule: Any, reason: Reason, perhaps: Sequence[str]) -> None:
+        """Note a reason if it is certain, else on what it depends."""
+        if rule.conditional:
+            self._standing.leave_out(f"whether the condition of {rule.rule} holds, which refuses then")
+        elif perhaps:
+            self._standing.leave_out(f"whether {' or '.join(perhaps)} lets it pass, else {rule.rule} refuses")
+        else:
+            self._refuse(reason)
+
+    def _refuse(self, reason: Reason) -> None:
+        if self._may_be_allowed:
+            self._standing.leave_out(f"{reason.by}, which refuses if it is not allowed")
+        else:
+            self._standing.reasons.append(reason)
+
+    def _is_known(self, ban: Ban) -> bool:
+        return any(reason.ban is ban and reason.requests.startswith(EVERY) for reason in self._standing.reasons)
+
+    def _note_other_keys(self, rule: Any) -> None:
+        """Note by which other keys a rule counts requests of the client."""
+        key, among = keys_of(rule, self._subject)
+        if key and not among:
+            return
+        kind = rule.key
+        if self._subject.is_several(_prefixes(rule)):
+            kind = SEVERAL
+        rules = self._standing.other_keys.setdefault(kind, [])
+        if rule.rule not in rules:
+            rules.append(rule.rule)
+
+    def _named(self, rule: Any) -> str:
+        return (rule.requests or EVERY) + self._where
+
+
+def _may_meet(one: str, other: str) -> bool:
+    """Return whether requests may be among both of two kinds, as published rules name them."""
+    paths, others = _paths_in(one), _paths_in(other)
+    if not paths or not others or "{" in one or "{" in other:
+        return True
+    return not paths.isdisjoint(others)
+
+
+def _paths_in(requests: str) -> set[str]:
+    return {word for word in requests.split() if word.startswith("/")}
+
+
+def _order(rule: Any) -> tuple[int, bool, str, str]:
+    return rule.order, rule.at_endpoint, rule.rule, rule.name
+
+
+def _prefixes(rule: Any) -> tuple[int, int]:
+    return rule.ipv4_prefix, rule.ipv6_prefix
+
+
+def _list_in(rules: Iterable[Any], kind: str) -> tuple[Networks, int]:
+    """Return the networks of a list of a middleware; and how many ranges it has, if these are not published."""
+    of_list = [rule for rule in rules if rule.action == kind]
+    unpublished = sum(rule.size for rule in of_list if rule.size and not rule.ranges)
+    return networks_of(rule.ranges for rule in of_list), unpublished
