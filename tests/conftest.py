@@ -23,7 +23,7 @@ from .redis_servers import RedisCluster, RedisServer
 from .skips import most_skipped, skipped_where_missing
 
 ROOT = Path(__file__).resolve().parents[1]
-METRICS = ROOT / "docs" / "reference" / "events.md"
+EVENTS = ROOT / "docs" / "reference" / "errors.md"
 FORKING = ("stores/test_forks.py", "stores/lmdb/")
 """The tests that fork most."""
 
@@ -146,13 +146,13 @@ os.environ.pop("SLIDEGATE_SECRET", None)  # that of the developer would change e
 @cache
 def details() -> dict[str, set[str]]:
     """Return the names of the details of each kind of events; nothing without the page, as in a copy of the tests."""
-    text = METRICS.read_text("utf-8") if METRICS.exists() else ""
+    text = EVENTS.read_text("utf-8").partition("\n## All kinds of events\n")[2] if EVENTS.exists() else ""
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]*) \|$", text, re.MULTILINE)
     return {kind: set(re.findall("`([^`]+)`", named)) for kind, named in rows}
 
 
 odd_events: list[str] = []
-"""Events of the package whose fields differ from those of docs/reference/events.md, or whose messages break off."""
+"""Events of the package whose fields differ from those of docs/reference/errors.md, or whose messages break off."""
 _finish = Event.__post_init__
 
 

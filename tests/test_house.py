@@ -113,7 +113,7 @@ def test_every_place_that_names_the_supported_pythons_names_the_same() -> None:
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))["jobs"]
     skips = (ROOT / "tests" / "skips.txt").read_text("utf-8")
     badge = (ROOT / "README.md").read_text("utf-8")
-    versions = (ROOT / "docs" / "reference" / "versions.md").read_text("utf-8")
+    versions = (ROOT / "docs" / "reference" / "api.md").read_text("utf-8")
     assert list(PYTHONS) == named == jobs["test"]["strategy"]["matrix"]["python"]
     assert named == re.findall(r"^(3\.\d+) ", skips, re.MULTILINE)
     assert PYPROJECT["tool"]["cibuildwheel"]["build"] == [f"cp{name.replace('.', '')}-*" for name in named]

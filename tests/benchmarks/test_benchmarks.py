@@ -112,7 +112,7 @@ def shown() -> dict[str, list[str]]:
             f"leanest peer, adds {peer:.0f} us, and fastapi-limiter at an endpoint {its_endpoint:.0f} us to "
             f"slidegate's {endpoint:.0f} us",
         ],
-        "docs/reference/versions.md": [f"the middleware adds {PARTS[round(ours / (ours - compiled))]} less"],
+        "docs/reference/api.md": [f"the middleware adds {PARTS[round(ours / (ours - compiled))]} less"],
         "benchmarks/README.md": [
             f"**Statistics, Prometheus, 100,000 header values** cost {dear[0]:.1f} to {dear[-1]:.1f} times as much, "
             f"permits {permits:.1f} times",

@@ -13,7 +13,7 @@ from .passwords import without_addresses
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event that may interest an operator. docs/reference/events.md lists all kinds and their details.
+    """An event that may interest an operator. docs/reference/errors.md lists all kinds and their details.
 
     Attributes:
         kind: The kind of the event, for example ``"banned"``.

@@ -42,7 +42,7 @@ LEVELS: Final[dict[str, int]] = {
 }
 """The level of each kind in the log."""
 KINDS: Final = tuple(LEVELS)
-"""All kinds of events; docs/reference/events.md describes when each is emitted, and its details."""
+"""All kinds of events; docs/reference/errors.md describes when each is emitted, and its details."""
 
 
 Ended: TypeAlias = Literal["refused", "success", "exception", "cancelled"]
