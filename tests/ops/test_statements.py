@@ -95,7 +95,8 @@ class Incident:
             except StoreError:
                 assert outage is not None
         try:
-            seen = await look(limiter, await read_recent(Statistics.of(limiter)), outage)
+            recent = await read_recent(Statistics.of(limiter))
+            seen = await look(limiter, recent, await limiter.published(), outage)
         except StoreError:
             seen = seen_nothing(limiter, outage)
         return seen, statement_of(seen)
@@ -385,7 +386,7 @@ async def test_the_limit_that_is_to_be_raised_is_the_one_that_refused_also_when_
         await call(app, client=("198.51.100.7", 1))
     await statistics.publish()
     clock.advance(f"{later_s}s")
-    seen = await look(limiter, await read_recent(statistics), None)
+    seen = await look(limiter, await read_recent(statistics), await limiter.published(), None)
     assert seen.larger == {"login": ("login_60", "10/1m")}
 
 
@@ -396,5 +397,5 @@ async def test_a_long_window_that_is_full_is_to_be_raised(clock: FakeClock) -> N
     for _ in range(40):
         await call(app, client=("198.51.100.7", 1))
     clock.advance("2m")
-    seen = await look(limiter, await read_recent(statistics), None)
+    seen = await look(limiter, await read_recent(statistics), await limiter.published(), None)
     assert seen.larger == {"login": ("login_3600", "40/1h")}

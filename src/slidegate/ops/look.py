@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -77,19 +77,19 @@ def seen_nothing(limiter: Limiter, outage: Outage | None) -> Seen:
     return Seen(outage=outage, is_shared=limiter.store.shared_rows is not None)
 
 
-async def look(limiter: Limiter, recent: Recent, outage: Outage | None) -> Seen:
+async def look(limiter: Limiter, recent: Recent, published: Sequence[Any], outage: Outage | None) -> Seen:
     """Return what was seen.
 
     Args:
         limiter: The limiter.
         recent: The counts.
+        published: What workers have published of their rules; see `Limiter.published`.
         outage: The outage that there is.
 
     Raises:
         StoreError: The store does not answer.
     """
     stats, clients, keys = recent
-    published = await limiter.published()
     off = next((one for one in await limiter.overrides() if one.name == "*"), None)
     now_us = int(time.time() * 1_000_000)
     from_us, is_cut = _time_of_clients(stats, now_us, await limiter.now_us())

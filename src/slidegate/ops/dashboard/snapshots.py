@@ -24,7 +24,7 @@ from .shared import Shared
 
 SHORT_S: Final = 2.0
 LONG_S: Final = 10.0
-"""How long a snapshot of a window above 5 minutes is shared, and how many bans there are."""
+"""How long a snapshot of a window above 5 minutes is shared, the rules of workers, and how many bans there are."""
 WINDOWS: Final = (WINDOW, "1h", "6h", "24h")
 MAX_POINTS: Final = 72
 """How many steps each window has at most; they have 60 or 72."""
@@ -53,6 +53,7 @@ class Snapshots:
         events: The latest events.
         history: What operators and commands have done lately.
         changes: The changes of limits in force.
+        published: The rules of all workers.
         minutes: The clients of each of the last five minutes, and at True the keys of other kinds.
         bans: The newest bans.
         bans_total: How many bans there are.
@@ -72,6 +73,7 @@ class Snapshots:
         self.minutes: dict[bool, Shared[list[list[ClientTraffic]]]] = {}
         for of_keys in (False, True):
             self.minutes[of_keys] = Shared(partial(self._statistics.minutes, of_keys=of_keys), SHORT_S)
+        self.published: Shared[list[Any]] = Shared(limiter.published, LONG_S)
         self.bans: Shared[dict[str, Any]] = Shared(partial(self.bans_with, ""), SHORT_S)
         self.bans_total: Shared[int] = Shared(self._bans_total, LONG_S)
 
@@ -127,7 +129,7 @@ class Snapshots:
     async def _statement(self) -> Statement:
         outage = self._outages.current()
         try:
-            seen: Seen = await look(self._limiter, await self.recent.get(), outage)
+            seen: Seen = await look(self._limiter, await self.recent.get(), await self.published.get(), outage)
         except StoreError:
             seen = seen_nothing(self._limiter, outage)
         return statement_of(seen)

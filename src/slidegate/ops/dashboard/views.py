@@ -111,7 +111,7 @@ class Views:
 
     async def _part(self, shown: Shown, rule: str, route: str) -> None:
         """Fill in the clients of a rule or a route, and what other amounts of the rule would have refused."""
-        published = await self._limiter.published()
+        published = await self._snapshots.published.get()
         kind = kinds_of(published).get(rule, "")
         has_keys = bool(rule) and kind not in (*_ADDRESSES, "everyone")
         if rule and kind == "everyone":
