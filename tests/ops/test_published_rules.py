@@ -38,7 +38,7 @@ VERSIONS: dict[str, tuple[dict[str, Any], dict[str, list[str]]]] = {
     ),
     "a list": (
         {"rules": BASE, "blocklist": Networks(["192.0.2.0/24"])},
-        {"blocklist": ["", "blocklist of 1 ranges"]},
+        {"blocklist": ["", "blocklist of 1 range"]},
     ),
     "other networks": (
         {"rules": BASE, "client": client_ip(ipv4_prefix=24)},

@@ -71,7 +71,9 @@ def text_of(rule: Any) -> str:
         words += f" by {rule.key}"
     if (rule.ipv4_prefix, rule.ipv6_prefix) != _OWN_PREFIXES:
         words += f" /{rule.ipv4_prefix} and /{rule.ipv6_prefix}"
-    if rule.size:
+    if rule.size == 1:
+        words += " of 1 range"
+    elif rule.size:
         words += f" of {rule.size:,} ranges"
     if rule.requests and rule.requests not in rule.rule:
         words += f", {rule.requests}"
