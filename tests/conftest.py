@@ -205,7 +205,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Let a run fail that skips more tests than skips.txt allows."""
+    """Say that a run skips more tests than skips.txt allows; with ``CI=true`` it fails."""
     terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")  # none in a worker of xdist
     most = most_skipped()
     if terminal is None or most is None:
@@ -215,4 +215,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     skipped = sum("interpreted" not in getattr(report, "keywords", ()) for report in reports)
     if skipped > most:
         terminal.write_line(f"{skipped} tests were skipped, and at most {most} may be (tests/skips.txt)", red=True)
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if os.environ.get("CI") == "true":
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -2,7 +2,7 @@
 
 A test that fails because Windows has no LMDB, or because requirements/*.in leave a package out for which this Python
 has no wheel, is skipped with that reason. So that nothing else disappears this way, skips.txt has for each Python the
-most tests that a run may skip; a run with more of them fails.
+most tests that a run may skip; with CI=true a run with more of them fails.
 """
 
 import os
