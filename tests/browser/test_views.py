@@ -388,9 +388,8 @@ def test_from_the_sentence_to_the_ban_its_end_the_raised_limit_and_the_client_in
 
 
 def test_a_form_moves_nothing_and_goes_with_a_click_elsewhere(site: Site, opened: OpenPage) -> None:
-    places = (
-        "() => [...document.querySelectorAll('main summary, main tr')].map((one) => one.getBoundingClientRect().top)"
-    )
+    places = """() => [...document.querySelectorAll("main summary, main tr")]
+        .map((one) => scrollY + one.getBoundingClientRect().top)"""
     for view in ("configuration", "bans", "clients?key=203.0.113.7"):
         page = opened(site, TOKEN, view)
         before = page.evaluate(places)
@@ -412,7 +411,7 @@ def test_a_page_on_a_phone_is_not_endless(site: Site, opened: OpenPage) -> None:
 def test_the_page_of_those_without_a_token_has_its_style(scheme: str, site: Site, opened: OpenPage) -> None:
     answer = httpx.get(site.dashboard)
     assert answer.status_code == 401
-    page = opened(site, None, "/", color_scheme=scheme)
+    page = opened(site, None, "/", "status of 404", color_scheme=scheme)  # the application has no icon
     # As a browser shows it after its dialog was closed, which no test can do.
     page.route("**/signed-out", lambda route: route.fulfill(body=answer.text, content_type="text/html"))
     page.goto(f"{site.dashboard}signed-out")
