@@ -1,8 +1,9 @@
 """Which tests a machine or a Python cannot run, and how many of them a run may have.
 
 A test that fails because Windows has no LMDB, or because requirements/*.in leave a package out for which this Python
-has no wheel, is skipped with that reason. So that nothing else disappears this way, skips.txt has for each Python the
-most tests that a run may skip; with CI=true a run with more of them fails.
+has no wheel, is skipped with that reason; of a file of texts only the entries that need it are not compared. So that
+nothing else disappears this way, skips.txt has for each Python the most tests that a run may skip; with CI=true a run
+with more of them fails.
 """
 
 import os
