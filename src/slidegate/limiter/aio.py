@@ -49,11 +49,16 @@ def on_asyncio() -> bool:
 
 def on_loop() -> bool:
     """Return whether an event loop, of asyncio or trio, runs in this thread."""
+    if on_asyncio():
+        return True
     trio = sys.modules.get("trio")
-    try:  # `in_trio_run` is newer than what anyio needs
-        return on_asyncio() or (trio is not None and trio.lowlevel.current_trio_token() is not None)
+    if trio is None:
+        return False
+    try:
+        trio.lowlevel.current_trio_token()  # `in_trio_run` is newer than what anyio needs
     except RuntimeError:
         return False
+    return True
 
 
 async def let_others_run() -> None:
@@ -74,7 +79,9 @@ async def yielding_to_others(many: Iterable[T], step: int = STEP) -> AsyncIterat
 
 async def answer_of(answer: Awaitable[T] | T) -> T:
     """Return an answer, which may have to be awaited."""
-    return await answer if isawaitable(answer) else answer
+    if isawaitable(answer):
+        return await answer
+    return answer
 
 
 async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_S, late: str = "") -> T:
@@ -95,7 +102,7 @@ async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_
         return await answer_of(answer)
     if not on_asyncio():
         if isinstance(answer, Coroutine):
-            answer.close()
+            answer.close()  # else Python warns that nobody awaited it
         raise ConfigurationError(
             "store: one that must be awaited needs asyncio, and trio runs here; use MemoryStore(), for example"
         )
@@ -141,7 +148,8 @@ async def to_the_end(work: Awaitable[T]) -> T:
             return await work
         with anyio.CancelScope(shield=True):  # under trio only scopes are cancelled
             return await work
-    task, cancelled = _begun(_ended(work)), None
+    task = _begun(_ended(work))
+    cancelled: Sequence[Any] | None = None
     with anyio.CancelScope(shield=True):  # else anyio would cancel the caller in each iteration of the loop
         while not task.done():
             try:
@@ -157,7 +165,10 @@ async def to_the_end(work: Awaitable[T]) -> T:
 
 
 def _cancel_again(message: Sequence[Any]) -> None:
-    """Cancel the running task at its next await; `asyncio.timeout`, for example, may have taken that back by then."""
+    """Cancel the running task at its next await, unless that was taken back by then, as `asyncio.timeout` does.
+
+    The cancellation that the task has swallowed still counts in `cancelling()`.
+    """
     caller = asyncio.current_task()
     if caller is None:
         return
@@ -165,7 +176,7 @@ def _cancel_again(message: Sequence[Any]) -> None:
 
     def cancel() -> None:
         if caller.cancelling() >= requests:
-            caller.uncancel()
+            caller.uncancel()  # as `cancel` counts it once more
             caller.cancel(*message)
 
     caller.get_loop().call_soon(cancel)
@@ -179,20 +190,27 @@ async def finish(deadline_s: float) -> None:
     if not on_asyncio():  # under trio a nursery waits for its tasks
         return
     loop = asyncio.get_running_loop()
-    until_s, idle = loop.time() + deadline_s, 0
-    while idle < _IDLE and loop.time() < until_s:
-        running = [task for task in [*_running] if task.get_loop() is loop]  # other threads change the set meanwhile
-        if running:
-            idle = 0
-            await asyncio.wait(running, timeout=until_s - loop.time())
+    until_s = loop.time() + deadline_s
+    idle_iterations = 0
+    while idle_iterations < _IDLE:
+        left_s = until_s - loop.time()
+        if left_s <= 0:
+            return
+        tasks = _running.copy()  # other threads change the set meanwhile
+        own = [task for task in tasks if task.get_loop() is loop]
+        if own:
+            idle_iterations = 0
+            await asyncio.wait(own, timeout=left_s)
         else:
-            idle += 1
+            idle_iterations += 1
             await asyncio.sleep(0)
 
 
 async def answer_to_the_end(answer: Awaitable[T] | T) -> T:
     """Return an answer; if it has to be awaited, the store is asked to the end, also if the caller is cancelled."""
-    return await to_the_end(answer) if isawaitable(answer) else answer
+    if isawaitable(answer):
+        return await to_the_end(answer)
+    return answer
 
 
 async def _ended(work: Awaitable[Any]) -> _End:
@@ -213,9 +231,16 @@ def _begun(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
 
 def _log_failure(task: asyncio.Future[_End]) -> None:
     """Log the failure of some work, at most once a minute for each type of error: in an outage much of it fails."""
-    if task.cancelled() or task.exception() is not None or (error := task.result().error) is None:
+    # What is no `Exception`, such as KeyboardInterrupt, ends the loop, which reports it.
+    if task.cancelled() or task.exception() is not None:
+        return
+    error = task.result().error
+    if error is None:
         return
     left_out = _throttle.left_out(type(error), monotonic())
-    if left_out is not None:
-        more = f" (and {left_out} more since the last such line)" if left_out else ""
-        logger.error("work in the background failed: %s%s", escaped(written(error)), more)
+    if left_out is None:
+        return
+    more = ""
+    if left_out:
+        more = f" (and {left_out} more since the last such line)"
+    logger.error("work in the background failed: %s%s", escaped(written(error)), more)

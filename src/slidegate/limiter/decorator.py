@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Awaitable, Callable
 from copy import copy
 from datetime import timedelta
@@ -38,6 +39,8 @@ _STATUSES: Final = {Reason.BANNED: 403, Reason.UNAVAILABLE: 503}
 """The statuses with which middlewares answer refusals that are not by a limit."""
 MAX_BLOCKS: Final = 256
 """How many different limits of blocks are remembered."""
+_NOT_IN_RULES: Final = re.compile("[^!-~]|[:;]")
+"""What the name of a function may contain and that of a rule may not."""
 
 
 class Limited:
@@ -58,8 +61,8 @@ class Limited:
         self._engine = engine
         self._limits = parse_limits(limits)
         self._key = _checked_key(key)
-        least = min(limit.amount for limit in self._limits)
-        self._cost = check_whole(cost, 0, least, "limited: cost", "for example 1")
+        smallest = min(limit.amount for limit in self._limits)
+        self._cost = check_whole(cost, 0, smallest, "limited: cost", "for example 1")
         self._wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
         self._rule = None if rule is None else check_name(rule, "rule")
 
@@ -70,7 +73,7 @@ class Limited:
             ConfigurationError: `function` is not a function, or is a generator.
         """
         _check_function(function)
-        caller = self._caller(_name_of(function))
+        caller = self._caller(_name_of(function))  # the function below refers to it, so that it exists as long
         if not inspect.iscoroutinefunction(function):
 
             @wraps(function)
@@ -89,13 +92,13 @@ class Limited:
         return cast("Callable[P, R]", limited_async)
 
     async def __aenter__(self) -> Decision:
-        return await self._admit(self._block.bucket, self._constant())
+        return await self._admit(self._block.bucket, self._key_of_block())
 
     async def __aexit__(self, *error: object) -> None:
         """Do nothing: what the block spent stays spent."""
 
     def __enter__(self) -> Decision:
-        return self._admit_here(self._block.bucket, self._constant())
+        return self._admit_here(self._block.bucket, self._key_of_block())
 
     def __exit__(self, *error: object) -> None:
         """Do nothing: what the block spent stays spent."""
@@ -110,27 +113,42 @@ class Limited:
         Raises:
             RateLimitExceeded: It is refused.
         """
-        spelled, subjects = self._engine.keys.normalize(key)
-        checks, queues, name = ((bucket, spelled, self._cost),), self._engine.queues, (bucket.name, spelled)
+        decision = await self._decide(bucket, key)
+        if decision.allowed:
+            return decision
+        shown = copy(decision)  # with a status for a handler that answers all refusals alike
+        shown.status = _STATUSES.get(decision.reason, 429)
+        raise RateLimitExceeded(shown)
+
+    async def _decide(self, bucket: Bucket, key: str) -> Decision:
+        """Return the decision about a call, after waiting if that may admit it."""
+        canonical, subjects = self._engine.keys.normalize(key)
+        checks = ((bucket, canonical, self._cost),)
+        queues = self._engine.queues
+        name = bucket.name, canonical
 
         async def ask() -> Decision:
             return await answer_of(self._engine.hit(checks, subjects))
 
-        decision: Decision | None = None
-        if not (self._wait_us and queues.is_queued(name)):
+        if not self._wait_us:
+            return await ask()
+        refused: Decision | None = None
+        # Who comes while others wait joins them without having asked.
+        if not queues.is_queued(name):
             decision = await ask()
-        if decision is None or (self._wait_us and room_in_us(decision) is not None):
-            decision = await queues.wait(name, decision, ask, wait_us=self._wait_us, wait_max=MAX_WAITING)
-        if not decision.allowed:
-            shown = copy(decision)  # with a status for a handler that answers all refusals alike
-            shown.status = _STATUSES.get(decision.reason, 429)
-            raise RateLimitExceeded(shown)
-        return decision
+            # It is admitted, or refused for something that no wait changes.
+            if room_in_us(decision) is None:
+                return decision
+            refused = decision
+        return await queues.wait(name, refused, ask, wait_us=self._wait_us, wait_max=MAX_WAITING)
 
     def _key_of(self, args: tuple[Any, ...], options: dict[str, Any]) -> str:
-        return self._key if isinstance(self._key, str) else self._key(*args, **options)
+        """Return the key of a call."""
+        if isinstance(self._key, str):
+            return self._key
+        return self._key(*args, **options)
 
-    def _constant(self) -> str:
+    def _key_of_block(self) -> str:
         if isinstance(self._key, str):
             return self._key
         raise ConfigurationError(
@@ -140,12 +158,20 @@ class Limited:
     @cached_property
     def _block(self) -> BucketCaller:
         """The caller of all blocks with these limits, whose objects may exist for one block each."""
-        blocks, known = self._engine.blocks, (self._rule or DEFAULT_RULE, self._limits)
-        return blocks.get(known) or remember(blocks, known, self._caller(DEFAULT_RULE), MAX_BLOCKS)
+        blocks = self._engine.blocks
+        identity = self._rule or DEFAULT_RULE, self._limits
+        caller = blocks.get(identity)
+        if caller is None:
+            caller = remember(blocks, identity, self._caller(DEFAULT_RULE), MAX_BLOCKS)
+        return caller
 
-    def _caller(self, rule: str) -> BucketCaller:
-        """Return a caller whose limits operators can change as long as it exists."""
-        caller = BucketCaller(Bucket(self._rule or rule, self._limits))
+    def _caller(self, default_rule: str) -> BucketCaller:
+        """Return a caller whose limits operators can change as long as it exists.
+
+        Args:
+            default_rule: The name of its rule if none was given.
+        """
+        caller = BucketCaller(Bucket(self._rule or default_rule, self._limits))
         self._engine.register(caller)
         return caller
 
@@ -177,9 +203,10 @@ def _check_function(function: Callable[..., object]) -> None:
 def _name_of(function: Callable[..., object]) -> str:
     """Return a function's rule name: the same in every process, with only characters that a rule may have."""
     named = inspect.unwrap(function)
-    name = f"{named.__module__}.{named.__qualname__}"
-    name = "".join(letter if " " < letter <= "~" and letter not in ":;" else "_" for letter in name)
+    name = _NOT_IN_RULES.sub("_", f"{named.__module__}.{named.__qualname__}")
     if len(name) <= MAX_NAME:
         return name
+    # Its end tells most; the digest keeps it apart from others with the same end.
     digest = blake2b(name.encode(), digest_size=4).hexdigest()
-    return f"{digest}.{name[len(digest) + 1 - MAX_NAME :]}"
+    kept = MAX_NAME - len(digest) - 1
+    return f"{digest}.{name[-kept:]}"
