@@ -60,7 +60,7 @@ class Callers:
 
     def add(self, caller: Caller) -> None:
         """List a caller."""
-        self._living[id(caller)] = caller
+        self._living[id(caller)] = caller  # by id, as equal callers are several
 
     def remove(self, caller: Caller) -> None:
         """Forget a caller, which another one replaces."""
@@ -72,7 +72,10 @@ class Callers:
 
     def limits(self) -> list[NamedLimit]:
         """Return the limits with which this process counts."""
-        return [limit for caller in self.all() for limit in caller.limits_by_name()]
+        found: list[NamedLimit] = []
+        for caller in self.all():
+            found += caller.limits_by_name()
+        return found
 
     def restart(self) -> None:
         """Let all callers begin anew: they then see the amounts in force, and whether limits count."""
@@ -82,4 +85,9 @@ class Callers:
 
 def living(objects: WeakValueDictionary[int, T]) -> list[T]:
     """Return the objects that exist, oldest first, while other threads may add some."""
-    return [found for reference in objects.valuerefs() if (found := reference()) is not None]
+    found: list[T] = []
+    for reference in objects.valuerefs():
+        one = reference()
+        if one is not None:
+            found.append(one)
+    return found

@@ -91,18 +91,27 @@ class Outcome:
         """
         if self.refusal is not None:
             return self.refusal.reason
-        return self.decisions[-1].reason if self.decisions else Reason.UNAVAILABLE
+        if not self.decisions:
+            return Reason.UNAVAILABLE
+        return self.decisions[-1].reason
 
     @property
     def rules(self) -> tuple[str, ...]:
         """The names of the rules that counted it; for a refusal, of those that refused it."""
         refusal = self.refusal
         if refusal is None or self.ended != "refused":
-            return tuple(dict.fromkeys(bucket.label for one in self.decisions for bucket, _, _ in one.checks))
+            counted: dict[str, None] = {}
+            for decision in self.decisions:
+                for bucket, _, _ in decision.checks:
+                    counted[bucket.label] = None
+            return tuple(counted)
+        # Only a rule sets a status: one that blocks, or whose request left while it waited.
         if refusal.status:
             return (refusal.by,)
-        if refusal.readings and len(refusal.checks) == 1:  # as most refusals of an attack: no states need be made
-            return (refusal.checks[0][0].label,)
+        # Most refusals of an attack are by the only rule, so no states need be made for them.
+        if refusal.readings and len(refusal.checks) == 1:
+            bucket, _, _ = refusal.checks[0]
+            return (bucket.label,)
         return tuple(dict.fromkeys(state.label for state in refusal.violated))
 
 
@@ -154,7 +163,8 @@ class Subscription:
 
     def __init__(self, observer: AnyObserver, hub: ObserverHub) -> None:
         self.observer: Final[Any] = observer
-        event, self.request = _own(observer, "event", "event"), _own(observer, "request", "outcome")
+        event = _own(observer, "event", "event")
+        self.request: Final = _own(observer, "request", "outcome")
         if event is None and self.request is None:
             if isinstance(observer, type) or not callable(observer):
                 raise ConfigurationError(
@@ -173,16 +183,31 @@ class Subscription:
     def log(self, error: Exception) -> None:
         """Log an exception of the observer."""
         left_out = self._throttle.left_out(None, monotonic())
-        if left_out is not None:
-            more = f", {left_out} times more since the last report" if left_out else ""
-            logger.error("observer %r failed%s", self.observer, more, exc_info=error)
+        if left_out is None:
+            return
+        more = ""
+        if left_out:
+            more = f", {left_out} times more since the last report"
+        logger.error("observer %r failed%s", self.observer, more, exc_info=error)
 
 
 def _own(observer: AnyObserver, name: str, takes: str) -> Callable[..., Any] | None:
-    """Return a method that an observer defines itself; None if it does not."""
-    method = None if isinstance(observer, type) else getattr(observer, name, None)
-    is_own = callable(method) and getattr(method, "__func__", method) is not getattr(Observer, name)
-    return _checked(method, takes) if is_own else None
+    """Return a method that an observer defines itself; None if it does not.
+
+    Args:
+        observer: The observer.
+        name: The name of the method.
+        takes: The name of its argument, for messages.
+    """
+    if isinstance(observer, type):  # its methods have no object
+        return None
+    method = getattr(observer, name, None)
+    if not callable(method):
+        return None
+    # That of `Observer` does nothing, so that it need not be called.
+    if getattr(method, "__func__", method) is getattr(Observer, name):
+        return None
+    return _checked(method, takes)
 
 
 def _checked(method: Any, takes: str) -> Callable[..., Any]:
@@ -215,7 +240,7 @@ class ObserverHub:
         self._throttle = Throttle(LINE_EVERY_S)
         self._exceeded: dict[tuple[str, str, Identity], int] = {}
         listed = check_list("observers", observers, "a list of functions that take an Event")
-        self._set(tuple([Subscription(observer, self) for observer in listed]))
+        self._set(tuple(Subscription(observer, self) for observer in listed))
 
     def subscribe(self, observer: AnyObserver) -> Subscription:
         """Subscribe an observer; see `Limiter.observe`."""
@@ -243,42 +268,50 @@ class ObserverHub:
     def report_exceeded(self, decision: Decision, now_us: int) -> None:
         """Emit the event ``exceeded`` for each limit that a key has exceeded, unless it did so within the last window.
 
-        Of a quota that is its period; permits have no window, so that it is a minute.
+        A key that goes on exceeding a limit is so reported once. The window of a quota is its period; permits have
+        none, so that it is a minute.
 
         Args:
             decision: The refusal, by rules in shadow mode too.
             now_us: Monotonic time; not that of the decision, which another store makes in an outage, by another clock.
         """
         for state in decision.violated:
-            known = state.rule, state.key, state.limit.same_window
-            is_news = now_us > self._exceeded.get(known, -1)
+            window = state.rule, state.key, state.limit.same_window
+            quiet_until_us = self._exceeded.get(window, -1)
             window_us = state.limit.span_us or max(state.reset_after_us, _MINUTE_US)
-            remember(self._exceeded, known, now_us + window_us)
-            if is_news:
-                label, key, limit = state.label, state.key, str(state.limit)
-                message = f"{key} has exceeded {limit} under {label!r}"
-                self.emit(Event("exceeded", message, {"key": key, "rule": label, "limit": limit}))
+            remember(self._exceeded, window, now_us + window_us)
+            if now_us <= quiet_until_us:
+                continue
+            label, key, limit = state.label, state.key, str(state.limit)
+            message = f"{key} has exceeded {limit} under {label!r}"
+            self.emit(Event("exceeded", message, {"key": key, "rule": label, "limit": limit}))
 
     def _log(self, event: Event) -> None:
         """Log an event: at most one line a second for each kind and rule, with the number of omitted events."""
         level = LEVELS.get(event.kind, logging.WARNING)
         if not logger.isEnabledFor(level):
             return
-        rule = event.details.get("rule") or event.details.get("by")
-        left_out = self._throttle.left_out(f"{event.kind} under {rule}" if rule else event.kind, monotonic())
+        subject = event.kind
+        rule = event.details.get("rule") or event.details.get("by")  # of a ban, the policy or who made it
+        if rule:
+            subject = f"{event.kind} under {rule}"
+        left_out = self._throttle.left_out(subject, monotonic())
         if left_out is None:
             return
-        more = f" (and {left_out} more since the last such line)" if left_out else ""
+        more = ""
+        if left_out:
+            more = f" (and {left_out} more since the last such line)"
         logger.log(level, "%s: %s%s", event.kind, event.message, more)
 
     async def end(self) -> None:
         """Await the method `end` of observers, and log its exceptions."""
         for subscription in self.subscriptions:
-            if isinstance(subscription.observer, Observer):
-                try:
-                    await subscription.observer.end()
-                except Exception as error:
-                    subscription.log(error)
+            if not isinstance(subscription.observer, Observer):
+                continue
+            try:
+                await subscription.observer.end()
+            except Exception as error:
+                subscription.log(error)
 
     def forget(self) -> None:
         """Call the method `forget` of observers, and forget who has exceeded a limit."""
@@ -288,6 +321,10 @@ class ObserverHub:
                 subscription.observer.forget()
 
     def _set(self, subscriptions: tuple[Subscription, ...]) -> None:
+        """Replace the subscriptions, and sort their methods by what receives them: a request looks only at a list.
+
+        An object with the methods, which need not be an `Observer`, may lack its attributes.
+        """
         self.subscriptions = subscriptions
         self._events = [(one, one.event) for one in subscriptions if one.event is not None]
         self._refusals = [one for one in self._events if getattr(one[0].observer, "refused_events", True)]
