@@ -35,6 +35,7 @@ from .failover import Failover
 from .failure_policy import OnError, check_failure_policy
 from .hearing import FindBan, Hearing, Hit
 from .history import History
+from .instead import Instead
 from .keys import Keys
 from .news import News
 from .observers import AnyObserver, ObserverHub
@@ -128,7 +129,7 @@ class Engine:
         self.rows = Rows(self.command, store.shared_rows, self.unix_us)
         self.workers = Workers(self.rows, self.callers, self.keys.fingerprint, self.unix_us, self.emit)
         self.overrides = Overrides(self.callers, self.unix_us, self._change_amounts, self.emit)
-        self.news = News(self.rows, self.overrides, self.workers, self.now_us)
+        self.news = News(self.rows, self.overrides, self.workers, self.monotonic_us)
         self.hearing = Hearing(
             self.news,
             self.failover,
@@ -167,8 +168,11 @@ class Engine:
         Returns:
             False if nothing could be refunded, or the limiter is closed.
         """
-        never_suspends = self.per_process or not any(charges)  # so that it cannot be cancelled
-        return await (self._refund(charges) if never_suspends else to_the_end(self._refund(charges)))
+        work = self._refund(charges)
+        # What never suspends cannot be cancelled: memory, or nothing to do.
+        if self.per_process or not any(charges):
+            return await work
+        return await to_the_end(work)
 
     async def _refund(self, charges: Iterable[Sequence[Reservation]]) -> bool:
         has_refunded = False
@@ -176,7 +180,7 @@ class Engine:
             if reservations and not self.closed:
                 try:
                     has_refunded |= await answer_of((self.failover or self.store).refund(reservations))
-                finally:
+                finally:  # if it failed, too: who asks again sees whether there is room
                     self.queues.refunded(one.check for one in reservations)
         return has_refunded
 
@@ -191,7 +195,9 @@ class Engine:
             The decision about `checks`; None without any.
         """
         work = self._settle(checks, charges)
-        return await (work if self.per_process else to_the_end(work))  # memory never suspends
+        if self.per_process:  # memory never suspends, so that it cannot be cancelled
+            return await work
+        return await to_the_end(work)
 
     async def _settle(self, checks: Sequence[Check], charges: Collection[Sequence[Reservation]]) -> Decision | None:
         if not checks:
@@ -288,7 +294,7 @@ class Engine:
         """Whether limits count and refuse; once the limiter is closed, they refuse everything."""
         return self.counting and (self.closed or not self.overrides.is_off)
 
-    def now_us(self) -> int:
+    def monotonic_us(self) -> int:
         """Return monotonic time in microseconds."""
         return self.clock.monotonic_ns() // 1_000
 
@@ -299,13 +305,14 @@ class Engine:
         self.queues.wake()
 
     def rebuild(self) -> None:
-        """Set what answers: the store; while nothing counts, or after `close`, an `_Instead`."""
+        """Set what answers: the store; while nothing counts, or after `close`, an `Instead`."""
         limits: Any = self.failover or self.store
         bans: Any = self.failover or self.store.bans
+        # Switched off by a test, or by an operator: everything passes.
         if not self.counts:
-            limits = bans = _Instead(lambda *_: Decision(True, Reason.DISABLED), lambda *_: None)
+            limits = bans = Instead(lambda *_: Decision(True, Reason.DISABLED), lambda *_: None)
         elif self.closed:
-            limits = bans = _Instead(self._refuse, self._refuse)
+            limits = bans = Instead(self._refuse, self._refuse)
         self.hit: Hit = limits.hit
         self.hearing.question = limits.hit
         self.peek: Hit = limits.peek
@@ -313,6 +320,7 @@ class Engine:
         self.find_ban: FindBan = bans.find
         self.hearing.ban_question = bans.find
         self.strike: Callable[[BanPolicy, str, int, str], Ban | Awaitable[Ban | None] | None] = bans.strike
+        # Also while an operator has switched limits off: the news say when they are on again.
         if self.news.may_come and self.counting and not self.closed:
             self.hit, self.find_ban = self.hearing.hit, self.hearing.find_ban
 
@@ -332,16 +340,3 @@ class Engine:
 
 all_engines: Final[WeakValueDictionary[int, Engine]] = WeakValueDictionary()
 """The engines of all limiters of this process."""
-
-
-class _Instead:
-    """Answers in place of a store.
-
-    Args:
-        decide: Answers a question about limits.
-        find: Answers one about bans.
-    """
-
-    def __init__(self, decide: Callable[..., Decision], find: Callable[..., None]) -> None:
-        self.hit = self.peek = self.charge = decide
-        self.find = self.strike = find

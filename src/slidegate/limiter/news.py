@@ -38,8 +38,8 @@ AGING_US: Final = 500_000
 OLD_US: Final = 1_000_000
 DEADLINE_S: Final = 1.0
 """How long the store may take to tell the news; requests wait no longer than their own deadline."""
-PARTS: Final = 5
-"""Which part of the deadline of a question its thread spends on news before it."""
+SHARE_OF_DEADLINE: Final = 0.2
+"""How much of the deadline of a question its thread spends on news before it, at most in each step."""
 AT_ONCE: Final = 50
 """How many overrides are parsed in one step, at 20 us each."""
 _LOG_EVERY_S: Final = 600.0
@@ -74,8 +74,9 @@ class News:
         self._overrides = overrides
         self._workers = workers
         self._now_us = now_us
-        self._tried_us = -OLD_US  # when the last attempt to hear them has ended, or began in a thread
-        self._known: dict[bytes, Override | None] = {}
+        # When the last attempt to read them ended, with or without success, or began in a thread (monotonic).
+        self._tried_us = -OLD_US
+        self._parsed: dict[bytes, Override | None] = {}
         self._throttle = Throttle(_LOG_EVERY_S)
 
     @property
@@ -88,7 +89,9 @@ class News:
         age_us = self._now_us() - self._tried_us
         if age_us < AGING_US:
             return Age.FRESH
-        return Age.AGING if age_us < OLD_US else Age.OLD
+        if age_us < OLD_US:
+            return Age.AGING
+        return Age.OLD
 
     # -- beside requests -----------------------------------------------------------------------------------------------
 
@@ -98,9 +101,9 @@ class News:
         Returns:
             The read that runs; None if it has ended, because the store answers at once.
         """
-        running = self.reading
-        if running is not None and not running.done() and running.get_loop() is running_loop():
-            return running
+        reading = self.reading
+        if reading is not None and not reading.done() and reading.get_loop() is running_loop():
+            return reading
         number = self._overrides.begin_reading()
         try:
             answer = self._rows.ask(LIMITS, 0, DEADLINE_S)
@@ -108,22 +111,22 @@ class News:
             self._failed(error)
             return None
         # Of a store that answers at once, the news are here before the question, unless there is much to parse.
-        if not isawaitable(answer) and self._count_unknown(answer) <= AT_ONCE:
-            self._take(number, [self._parsed(row) for row in answer])
-            self._has_heard()
+        if not isawaitable(answer) and self._count_unparsed(answer) <= AT_ONCE:
+            self._take(number, [self._parse(row) for row in answer])
+            self._finish_reading()
             return None
-        self.reading = in_background(self._finish(number, answer))
+        self.reading = in_background(self._take_when_here(number, answer))
         return self.reading
 
-    async def _finish(self, number: int, answer: Sequence[Row] | Awaitable[Sequence[Row]]) -> bool:
+    async def _take_when_here(self, number: int, answer: Sequence[Row] | Awaitable[Sequence[Row]]) -> bool:
         """Take in an answer when it has come; return whether anything has changed."""
         has_changed = False
         try:
-            has_changed = self._take(number, await self._parsed_in_steps(await within(answer, DEADLINE_S)))
+            has_changed = self._take(number, await self._parse_in_steps(await within(answer, DEADLINE_S)))
         except Exception as error:
             self._failed(error)
         else:
-            self._has_heard()
+            self._finish_reading()
         return has_changed
 
     def ask_in_thread(self, deadline_s: float) -> None:
@@ -134,7 +137,7 @@ class News:
         """
         self._tried_us = self._now_us()  # no other thread asks meanwhile
         with suppress(StopIteration):  # it never suspends: such a store answers at once
-            self._ask_and_write(min(deadline_s / PARTS, DEADLINE_S)).send(None)
+            self._ask_and_write(min(deadline_s * SHARE_OF_DEADLINE, DEADLINE_S)).send(None)
 
     async def _ask_and_write(self, deadline_s: float) -> None:
         try:
@@ -147,6 +150,7 @@ class News:
     def put_off(self) -> None:
         """Ask nothing for half a second, because the store is known to fail."""
         self._tried_us = self._now_us()
+        # No answer will do that: an override ends by itself, in an outage too.
         self._overrides.drop_ended()
 
     # -- for commands --------------------------------------------------------------------------------------------------
@@ -159,7 +163,7 @@ class News:
         """
         number = self._overrides.begin_reading()
         rows = await self._rows.read(LIMITS, 0, 0, deadline_s)
-        self._take(number, await self._parsed_in_steps(rows))
+        self._take(number, await self._parse_in_steps(rows))
 
     async def end(self) -> None:
         """Delete the row of this worker, after what runs: it may write the row once more."""
@@ -174,16 +178,17 @@ class News:
         """Put what was found in force, without rows that this version cannot read."""
         return self._overrides.replace(number, [one for one in found if one is not None])
 
-    async def _parsed_in_steps(self, rows: Sequence[Row]) -> list[Override | None]:
-        return [self._parsed(row) async for row in yielding_to_others(rows, AT_ONCE)]
+    async def _parse_in_steps(self, rows: Sequence[Row]) -> list[Override | None]:
+        return [self._parse(row) async for row in yielding_to_others(rows, AT_ONCE)]
 
-    def _parsed(self, row: Row) -> Override | None:
-        if row.value in self._known:
-            return self._known[row.value]
-        return remember(self._known, row.value, override_in(row.value), _MEMO)
+    def _parse(self, row: Row) -> Override | None:
+        """Return the override of a row; None if this version cannot read it. Most rows are those of the last time."""
+        if row.value in self._parsed:
+            return self._parsed[row.value]
+        return remember(self._parsed, row.value, override_in(row.value), _MEMO)
 
-    def _count_unknown(self, rows: Sequence[Row]) -> int:
-        return sum(row.value not in self._known for row in rows)
+    def _count_unparsed(self, rows: Sequence[Row]) -> int:
+        return sum(row.value not in self._parsed for row in rows)
 
     def _failed(self, error: Exception) -> None:
         """Go on without news: the store failed, which its own questions find, or what it has cannot be read."""
@@ -191,7 +196,7 @@ class News:
         if not isinstance(error, StoreError) and self._throttle.left_out(None, monotonic()) is not None:
             logger.error("changed limits cannot be read", exc_info=error)
 
-    def _has_heard(self) -> None:
+    def _finish_reading(self) -> None:
         """Record that the news are fresh, and write what this worker has to say beside them."""
         self._tried_us = self._now_us()
         if self._workers.is_due():

@@ -65,7 +65,7 @@ class Workers:
         emit: Emits an event.
 
     Attributes:
-        due_s: When this worker writes next; 0 for with the next request.
+        due_s: When this worker writes next (monotonic); 0 for with the next request.
     """
 
     def __init__(
@@ -78,15 +78,20 @@ class Workers:
         self._unix_us = unix_us
         self._emit = emit
         self._written_by = NOBODY
-        self._secrets: dict[int, str] = {}
+        self._fingerprints: dict[int, str] = {}
         self._texts: dict[int, PublishedRules] = {}
         self._throttle = Throttle(_WARN_EVERY_S)
 
     # -- what this worker writes ---------------------------------------------------------------------------------------
 
     def is_due(self) -> bool:
-        """Return whether this worker has to write; a child of `fork` has another name, and writes at once."""
-        return self._rows.is_shared and (monotonic() >= self.due_s or self._written_by != self._rows.worker)
+        """Return whether this worker has to write."""
+        if not self._rows.is_shared:
+            return False
+        # A child of `fork` is another worker, and writes at once.
+        if self._written_by != self._rows.worker:
+            return True
+        return monotonic() >= self.due_s
 
     async def write(self, deadline_s: float) -> None:
         """Write what this worker has to say, and report if other workers have another secret.
@@ -97,7 +102,9 @@ class Workers:
         Raises:
             StoreError: The store does not answer.
         """
-        self.due_s, self._written_by = monotonic() + WRITE_EVERY_S, self._rows.worker
+        # If it fails, it is tried again as late as after a success: a sick store is not asked more often.
+        self.due_s = monotonic() + WRITE_EVERY_S
+        self._written_by = self._rows.worker
         head, parts = await self._text()
         digest = digest_of(head, parts)
         if not await self._rows.read(RULES, digest, digest, deadline_s):
@@ -106,7 +113,7 @@ class Workers:
                 kept_us = TEXT_KEPT_US + KEPT_US
                 await self._rows.write(NOBODY, SharedRow(RULES, digest + number, part, kept_us), deadline_s)
             await self._rows.write(NOBODY, SharedRow(RULES, digest, head, TEXT_KEPT_US), deadline_s)
-        self._secrets[digest] = self._fingerprint
+        self._fingerprints[digest] = self._fingerprint
         row = SharedRow(WORKERS, 0, LIFE.pack(digest, self._unix_us()), KEPT_US)
         await self._rows.write(self._rows.worker, row, deadline_s)
         await self._compare_secrets(deadline_s)
@@ -138,8 +145,8 @@ class Workers:
         living = await self._living(deadline_s)
         differing = 0
         for digest, count in living.items():
-            secret = await self._secret_of(digest, deadline_s)
-            if secret is not None and secret != self._fingerprint:
+            fingerprint = await self._fingerprint_of(digest, deadline_s)
+            if fingerprint not in (None, self._fingerprint):
                 differing += count
         if differing and self._throttle.left_out("secret", monotonic()) is not None:
             message = (
@@ -148,16 +155,16 @@ class Workers:
             )
             self._emit(Event("secret_differs", message, {"workers": differing}))
 
-    async def _secret_of(self, digest: int, deadline_s: float) -> str | None:
+    async def _fingerprint_of(self, digest: int, deadline_s: float) -> str | None:
         """Return the fingerprint of the secret of a text; None if it is gone, or of a later version."""
-        known = self._secrets.get(digest)
-        if known is not None:
-            return known
+        remembered = self._fingerprints.get(digest)
+        if remembered is not None:
+            return remembered
         head = await self._head(digest, deadline_s)
         if head is None:  # and not remembered: its worker will write it again
             return None
-        secret, _ = head
-        return remember(self._secrets, digest, secret, _MEMO)
+        fingerprint, _ = head
+        return remember(self._fingerprints, digest, fingerprint, _MEMO)
 
     async def _head(self, digest: int, deadline_s: float = COMMAND_DEADLINE_S) -> tuple[str, int] | None:
         """Return the fingerprint of the secret and the number of parts of a text, as they stand at its head.
@@ -212,20 +219,27 @@ class Workers:
                 found[LIFE.unpack_from(row.value)[0]] += 1
         return found
 
-    async def _publication(self, digest: int, workers: int) -> Publication:
-        """Return what some workers have published, whose text is read part by part."""
+    async def _publication(self, digest: int, count: int) -> Publication:
+        """Return what some workers have published.
+
+        Args:
+            digest: The digest of their text.
+            count: How many workers these are.
+        """
         head = await self._head(digest)
         if head is None:
-            return Publication(workers, NO_RULES, is_readable=False)
-        secret, parts = head
-        text = self._texts.get(digest) or await self._read_text(digest, parts)
+            return Publication(count, NO_RULES, is_readable=False)
+        fingerprint, parts = head
+        text = self._texts.get(digest)
         if text is None:
-            return Publication(workers, NO_RULES, is_readable=False)
+            text = await self._read_text(digest, parts)
+        if text is None:
+            return Publication(count, NO_RULES, is_readable=False)
         remember(self._texts, digest, text, _MEMO)
-        return Publication(workers, text, secret == self._fingerprint)
+        return Publication(count, text, same_secret=fingerprint == self._fingerprint)
 
     async def _read_text(self, digest: int, parts: int) -> PublishedRules | None:
-        """Return the rules of a text; None if a part is gone."""
+        """Return the rules of a text, read part by part; None if a part is gone."""
         rules: list[PublishedRule] = []
         for number in range(digest + 1, digest + 1 + parts):
             rows = await self._rows.read(RULES, number, number)

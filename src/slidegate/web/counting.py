@@ -153,7 +153,7 @@ class Counting:
                 one.shadowed = (*one.shadowed, (visit.policy, label))
             message = f"rule {label!r} would have refused {key}"
             self._engine.emit(Event("shadow_refused", message, {"rule": label, "key": key}))
-            self._engine.observers.report_exceeded(decision, self._engine.now_us())
+            self._engine.observers.report_exceeded(decision, self._engine.monotonic_us())
 
 
 def _capped(cost: int, cost_max: int | None, bucket: Bucket | None) -> int:

@@ -253,7 +253,7 @@ class Refusals:
         observers = self._engine.observers
         if visit.has_left or not observers.wants("exceeded"):  # who has left was not refused
             return
-        observers.report_exceeded(refusal, self._engine.now_us())
+        observers.report_exceeded(refusal, self._engine.monotonic_us())
         if not observers.wants("refused"):
             return
         state, client = refusal.binding, visit.client.key

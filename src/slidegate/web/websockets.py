@@ -75,7 +75,7 @@ class GuardedWebSocket:
         self._checks: Sequence[Check] = ()
         if bucket is not None:
             self._checks = ((bucket, visit.client.key, 1),)
-        self._looked_us = engine.now_us()
+        self._looked_us = engine.monotonic_us()
         self._ended: Message | None = None
         self._unread: deque[Message] = deque()
         self._struck_by: Message | None = None  # the message that has been a strike, and may be read again
@@ -135,7 +135,7 @@ class GuardedWebSocket:
 
     async def _end_if_banned(self) -> None:
         """Look whether the client is banned if the last look is old enough, and end the websocket if it is."""
-        now_us = self._engine.now_us()
+        now_us = self._engine.monotonic_us()
         if now_us - self._looked_us < LOOK_EVERY_US or self._ended is not None:
             return
         ban = None
