@@ -24,13 +24,16 @@ from .journal import Fields
 from .layout import BETWEEN, DUE, NETWORKS, Rows, row_of
 
 _VERSION_BYTES: Final = 8
+"""Random, so that no two processes write the same version."""
 BANS: Final = "bans"
 LEVELS: Final = "levels"
 _END: Final = {BANS: "until_us", LEVELS: "over_us"}
 """The fields with the ends of rows."""
 
-KnownNetworks: TypeAlias = dict[bytes, BannedNetworks]
-"""The banned networks as this process last read them, by the bytes of their version."""
+CachedNetworks: TypeAlias = dict[bytes, BannedNetworks]
+"""The banned networks as this process last read them, by the bytes of their version: one entry at most.
+
+A transaction that fails after it has changed them leaves a version here that no row has, so it is never found."""
 
 
 class LmdbBanRows:
@@ -38,16 +41,16 @@ class LmdbBanRows:
 
     Args:
         rows: The rows of the transaction.
-        known: The cached bans of networks.
+        cached: The bans of networks as a transaction of this process has left them.
     """
 
-    __slots__ = ("_dbs", "_known", "_rows", "_txn")
+    __slots__ = ("_cached", "_dbs", "_rows", "_txn")
 
-    def __init__(self, rows: Rows, known: KnownNetworks) -> None:
+    def __init__(self, rows: Rows, cached: CachedNetworks) -> None:
         self._rows = rows
         self._txn = rows.txn
         self._dbs = rows.dbs
-        self._known = known
+        self._cached = cached
 
     def bans_of(self, key: str) -> list[Ban]:
         """See `BanRows`."""
@@ -93,11 +96,13 @@ class LmdbBanRows:
     def networks(self) -> BannedNetworks:
         """Return the bans of networks, reading them again if their version has changed."""
         packed = self._txn.get(NETWORKS, None, self._dbs.meta) or b""
-        networks = self._known.get(packed[:_VERSION_BYTES])
+        networks = self._cached.get(packed[:_VERSION_BYTES])
         if networks is None:
-            keys = json.loads(packed[_VERSION_BYTES:] or b"[]")
-            networks = BannedNetworks(ban for key in keys for ban in self.bans_of(key))
-            self._know(packed[:_VERSION_BYTES], networks)
+            bans: list[Ban] = []
+            for key in json.loads(packed[_VERSION_BYTES:] or b"[]"):
+                bans += self.bans_of(key)
+            networks = BannedNetworks(bans)
+            self._cache(packed[:_VERSION_BYTES], networks)
         return networks
 
     def level(self, policy: str, key: str) -> Level | None:
@@ -139,26 +144,35 @@ class LmdbBanRows:
 
     def remove_expired(self, now_us: int, max_count: int) -> bool:
         """See `BanRows`."""
-        ended: list[str] = []
+        ended_networks: list[str] = []
 
-        def due_us(kind: str, row: bytes, packed: bytes) -> int | None:
-            end_us = _due_us(kind, row, packed)
-            if kind == BANS and row.endswith(BETWEEN) and end_us is not None and end_us <= now_us:
-                ended.append(row[: -len(BETWEEN)].decode())
+        def end_and_note(kind: str, row: bytes, packed: bytes) -> int | None:
+            """Return when a row ends; it is deleted if that is over, and noted if it is the ban of a network."""
+            end_us = _end_us(kind, packed)
+            is_over = end_us is not None and end_us <= now_us
+            if is_over and kind == BANS and row.endswith(BETWEEN):
+                ended_networks.append(row.removesuffix(BETWEEN).decode())
             return end_us
 
-        is_more = self._rows.check_due(self._dbs.ban_ends, now_us, max_count, due_us)
-        if ended:  # others would go on to refuse them if Unix time were set back
-            self._keep_networks(self.networks().without(*ended))
+        is_more = self._rows.check_due(self._dbs.ban_ends, now_us, max_count, end_and_note)
+        if ended_networks:  # others would go on to refuse them if Unix time were set back
+            self._keep_networks(self.networks().without(*ended_networks))
         return is_more
 
     def _write(self, kind: str, row: bytes, new: Fields | None) -> None:
-        """Replace or delete a row and its end, which else would stay in the file until then."""
-        database, index = getattr(self._dbs, kind), self._dbs.ban_ends
+        """Replace or delete a row, and its end in the index.
+
+        Args:
+            kind: `BANS` or `LEVELS`, the name of the database.
+            row: The key of the row.
+            new: Its fields; None to delete it.
+        """
+        database = getattr(self._dbs, kind)
+        index = self._dbs.ban_ends
         old = self._txn.get(row, None, database)
         if old is not None:
-            old_end_us = _due_us(kind, row, old)
-            if old_end_us is not None:
+            old_end_us = _end_us(kind, old)
+            if old_end_us is not None:  # else it would stay in the index until then
                 self._txn.delete(DUE.pack(old_end_us) + row, b"", index)
         if new is None:
             self._txn.delete(row, b"", database)
@@ -169,16 +183,19 @@ class LmdbBanRows:
             self._rows.recheck_at(index, end_us, row, kind)
 
     def _keep_networks(self, networks: BannedNetworks) -> None:
+        """Write which networks are banned, as a new version, which all processes read before their next decision."""
         version = os.urandom(_VERSION_BYTES)
         self._txn.put(NETWORKS, version + json.dumps([*networks.bans]).encode(), db=self._dbs.meta)
-        self._know(version, networks)
+        self._cache(version, networks)
 
-    def _know(self, version: bytes, networks: BannedNetworks) -> None:
-        self._known.clear()
-        self._known[version] = networks
+    def _cache(self, version: bytes, networks: BannedNetworks) -> None:
+        """Keep the bans of networks for the next transactions of this process, in place of an earlier version."""
+        self._cached.clear()
+        self._cached[version] = networks
 
 
 def _row_of_ban(ban: Ban) -> bytes:
+    """Return the key of the row of a ban; that of a network ends in a mark, by which `remove_expired` finds it."""
     if ban.network() is None:
         return ban.key.encode()
     return row_of(ban.key)
@@ -194,7 +211,7 @@ def level_of(packed: bytes) -> Level:
     return read_by_name(Level, json.loads(packed))
 
 
-def _due_us(kind: str, row: bytes, packed: bytes) -> int | None:
-    """Return when a row of `bans` or `levels` can be deleted; None for never."""
+def _end_us(kind: str, packed: bytes) -> int | None:
+    """Return when a row of `bans` or `levels` ends and can be deleted; None for never."""
     end_us: int | None = json.loads(packed)[_END[kind]]
     return end_us

@@ -42,7 +42,7 @@ class LmdbBans(BookBans):
         self._batcher = batcher
         self._store = transactions.store
         self._unix_us = transactions.terms.unix_us
-        self._count = 0
+        self._last_count = 0
 
     def find(
         self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S
@@ -64,10 +64,11 @@ class LmdbBans(BookBans):
 
         While another process is behind the gate, it is the number of the last time.
         """
-        counts = self._transactions.write([(_count, (), False)])
+        needs_room = False
+        counts = self._transactions.write([(_count, (), needs_room)])
         if counts is not None:
-            self._count = counts[0]
-        return self._count
+            self._last_count = counts[0]
+        return self._last_count
 
     def active(self) -> list[Ban] | Awaitable[list[Ban]]:
         """Return the bans in force."""
@@ -85,7 +86,8 @@ class LmdbBans(BookBans):
                     bans.append(ban)
             await pause()
             last, _ = rows[-1]
-            rows = await self._batcher.ask(rows_from, last + b"\0", needs_room=False)
+            after_last = last + b"\0"  # the smallest key that is larger
+            rows = await self._batcher.ask(rows_from, after_last, needs_room=False)
         return bans
 
     async def _load(self, bans: list[Ban]) -> int:

@@ -25,7 +25,7 @@ from ...core.store import Clock, Snapshot, Store
 from ..ban_book import LOG_EVERY_US, BanBook
 from ..leases import HeldPermits
 from ..shared import keys_shared
-from .ban_rows import KnownNetworks, LmdbBanRows, ban_of
+from .ban_rows import CachedNetworks, LmdbBanRows, ban_of
 from .counts import CHECK_EVERY, Room
 from .environment import Environment
 from .journal import Noted
@@ -79,7 +79,7 @@ class Transactions:
         self.terms = terms
         self.env = env
         self.bound: dict[Bucket, Bound] = {}
-        self.networks: KnownNetworks = {}
+        self.networks: CachedNetworks = {}
         self.throttle = Throttle(LOG_EVERY_US)
         self.sweep_due_us = 0
 
