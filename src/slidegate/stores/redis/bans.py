@@ -86,7 +86,7 @@ class RedisBans(BanStore):
             return level, made, after
 
         (limit,) = policy.strikes.limits
-        packed = self._packing.limit(policy.strikes, limit, key)
+        packed = self._packing.pack_limit(policy.strikes, limit, key)
         args = b"strike", packed, level_field(policy), int(policy.shadow), weight
         due = await batcher.command(self._packing.names_of(key), *args, read=read)
         if due is None:

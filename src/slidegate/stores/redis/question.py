@@ -13,7 +13,8 @@ from ..leases import HeldPermits
 from .script import HIT, Packed, Packing
 
 FEW: Final = 4
-"""How often a question is asked in a second or under a lease if it is worth one; or twice as often under the last."""
+"""A question that is asked no more often in a second is not worth a lease. Nor is one that was asked less often under
+its lease, and less than twice as often under the one before."""
 _SECOND_NS: Final = 1_000_000_000
 
 
@@ -52,6 +53,8 @@ class Question:
         self.has_permits = any(bucket.is_permit for bucket, _, _ in checks)
         self._terms: list[tuple[Ring, Terms]] = []
         self._packed: Packed | None = None
+        self._since_ns = 0
+        self._asked = 0
 
     @property
     def is_joinable(self) -> bool:
@@ -61,7 +64,12 @@ class Question:
         return all(cost for _, _, cost in self.checks)
 
     def pack(self, packing: Packing, held: HeldPermits) -> Packed:
-        """Pack a hit. It is remembered while its limits have the same terms, unless it changes with time."""
+        """Pack a hit. It is remembered while its limits have the same terms, unless it changes with time.
+
+        Args:
+            packing: Packs it.
+            held: The permits of the worker that asks.
+        """
         for counter, terms in self._terms:
             if counter.terms is not terms:  # an operator has changed the amount
                 self._packed = None
@@ -76,8 +84,14 @@ class Question:
         return packed
 
     def is_seldom(self, asked: int, now_ns: int) -> bool:
-        """Count hits of now (monotonic); return whether they are a few in a second. Only a store with leases counts."""
-        if now_ns - getattr(self, "_since_ns", 0) >= _SECOND_NS:
-            self._since_ns, self._asked = now_ns, 0
+        """Count hits; return whether they are few in this second. Only a store with leases counts them.
+
+        Args:
+            asked: How many hits.
+            now_ns: Monotonic time in nanoseconds.
+        """
+        if now_ns - self._since_ns >= _SECOND_NS:
+            self._since_ns = now_ns
+            self._asked = 0
         self._asked += asked
         return self._asked <= FEW

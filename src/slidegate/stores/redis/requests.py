@@ -151,37 +151,44 @@ class Asked(Awaited):
         return sum([not future.done() for future in self.futures])
 
     def deliver(self, answer: Any, now_us: int) -> bool:
-        """Give each who awaits it a decision; return False if the question has to be asked again.
+        """Give a decision to each who awaits one; return False if the question has to be asked again.
 
         A hit that was charged is refunded if nobody awaits it any more, or if a network has been banned since it was
         packed. If the ban that made it a peek has been lifted since, it is asked again.
         """
-        decision, refusals = self._decision(answer, now_us), self.parts.refusals
+        decision = self._decision(answer, now_us)
         if decision is None:
             return False
-        if decision.reason is Reason.BANNED:
-            refusals.record(decision, self.sent_ns, self.question.refusing)
-        elif self.what != PEEK and (decision.allowed or self.question.counts_denied):
-            refusals.change(self.question.checks)
-        elif self.what == HIT and decision.reason is Reason.LIMITED and answer[0] != UNSETTLED:
-            refusals.record(decision, self.sent_ns, self.question.refusing)
+        self._note(decision, answer)
         awaiting = [future for future in self.futures if not future.done()]
         if self.what == HIT and decision.allowed:
             self._admit(decision, answer, awaiting)
             return True
+        # Callers may change a decision, so that each has its own.
         for future in awaiting[1:]:
             future.set_result(copy(decision))
-        for future in awaiting[:1]:
-            future.set_result(decision)
+        if awaiting:
+            awaiting[0].set_result(decision)
         return True
+
+    def _note(self, decision: Decision, answer: Any) -> None:
+        """Note a refusal, which answers equal hits for a while, or that a charge may have changed what is known."""
+        refusals = self.parts.refusals
+        if decision.reason is Reason.BANNED:
+            refusals.record(decision, self.sent_ns, self.question.refusing)
+        elif self.what != PEEK and (decision.allowed or self.question.counts_denied):
+            refusals.change(self.question.checks)
+        # Who is refused for reservations that are not settled yet may be admitted by a settlement.
+        elif self.what == HIT and decision.reason is Reason.LIMITED and answer[0] != UNSETTLED:
+            refusals.record(decision, self.sent_ns, self.question.refusing)
 
     def _admit(self, decision: Decision, answer: bytes, awaiting: Sequence[asyncio.Future[Decision]]) -> None:
         """Admit as many hits as were charged, and refuse the others."""
-        if not self.is_several and awaiting:
-            awaiting[0].set_result(decision)
-            return
         if not self.is_several:
-            self.refund(decision.begin_refund())
+            if awaiting:
+                awaiting[0].set_result(decision)
+            else:
+                self.refund(decision.begin_refund())
             return
         charged, lasts_us = charged_of(answer)
         for place, future in enumerate(awaiting[:charged], 1):
@@ -192,7 +199,14 @@ class Asked(Awaited):
         self._account(decision, admitted, charged - admitted, lasts_us)
 
     def _account(self, decision: Decision, admitted: int, left: int, lasts_us: int) -> None:
-        """Refund the charges for which nobody waits any more."""
+        """Refund the charges for which nobody waits any more. A store with leases keeps them as a lease.
+
+        Args:
+            decision: The decision after all charges.
+            admitted: How many hits were admitted.
+            left: How many more were charged.
+            lasts_us: How long after the decision their first slice ends.
+        """
         if left:
             self.refund(charges_of(decision, left))
 
@@ -214,7 +228,7 @@ class Asked(Awaited):
                 return None
             # A network has been banned: what was charged before this was known is refunded.
             if is_refused and not was_refused and self.what == HIT and answer[0] == OK:
-                self._admit(self._unpacked(answer, now_us), answer, ())
+                self._admit(self._unpacked(answer, now_us), answer, awaiting=())
         own: Sequence[bytes] = ()
         if answer[0] == BANNED:
             own = answer[1:]

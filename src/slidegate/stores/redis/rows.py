@@ -20,7 +20,7 @@ AT_ONCE: Final = 32
 
 
 class RedisRows(SharedRows):
-    """Writes and reads the rows of all workers.
+    """Writes and reads the rows of all workers. Who awaits an answer keeps the deadline, and cancels it then.
 
     Args:
         batcher: Returns the batcher of the running event loop.
@@ -45,7 +45,9 @@ class RedisRows(SharedRows):
         self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
     ) -> Awaitable[list[tuple[int, bytes, bytes]]]:
         """See `SharedRows`."""
-        return self._read(kind, first) if first == last else self._read_many(kind, first, last)
+        if first == last:  # as of most, in the same call as what is asked next
+            return self._read(kind, first)
+        return self._read_many(kind, first, last)
 
     async def _read_many(self, kind: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
         found: list[tuple[int, bytes, bytes]] = []
@@ -56,7 +58,7 @@ class RedisRows(SharedRows):
     def _read(self, kind: str, number: int) -> Awaitable[list[tuple[int, bytes, bytes]]]:
         def read(fields: list[bytes], now_us: int) -> list[tuple[int, bytes, bytes]]:
             rows = zip(fields[::2], fields[1::2], strict=True)
-            return [(number, worker, row[END.size :]) for worker, row in rows]
+            return [(number, worker, value[END.size :]) for worker, value in rows]
 
         return self._batcher().command((self._key(kind, number),), b"read_rows", read=read)
 

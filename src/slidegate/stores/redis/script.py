@@ -42,11 +42,31 @@ one ignores.
 DIGEST_BYTES: Final = 16
 """Long enough that nobody can search for two keys with the same digest."""
 
-READABLE, UNKEYED, KEYED = b"readable", b"digests", b"keyed "
-"""How the names of keys are made; a digest of the key of `KEYED` names follows."""
+# How the names of keys are made; a digest of the key of `KEYED` names follows.
+READABLE: Final = b"readable"
+UNKEYED: Final = b"digests"
+KEYED: Final = b"keyed "
 
-HIT, PEEK, CHARGE, REFUND, INSPECT, COMMAND, SEVERAL = 1, 2, 3, 4, 5, 6, 7
-OK, LIMITED, UNSETTLED, TOO_LARGE, NOTHING, CHANGED, BANNED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
+# The operations of requests.
+HIT: Final = 1
+PEEK: Final = 2
+CHARGE: Final = 3
+REFUND: Final = 4
+INSPECT: Final = 5
+COMMAND: Final = 6
+SEVERAL: Final = 7
+
+# The statuses of answers.
+OK: Final = 0
+LIMITED: Final = 1
+UNSETTLED: Final = 2
+TOO_LARGE: Final = 3
+NOTHING: Final = 4
+CHANGED: Final = 5
+BANNED: Final = 6
+FAILED: Final = 255
+
+# The modes of limits.
 QUOTA: Final = 2
 """The mode of a quota; the mode of counting refusals, 1, may be added to it."""
 PERMITS: Final = 4
@@ -54,12 +74,12 @@ PERMITS: Final = 4
 
 REQUEST: Final = Struct("<BHHHH")
 _ASK: Final = Struct("<HqI")
-_PLAN: Final = Struct("<8sIqqqHB")
-_PERMITS_PLAN: Final = Struct(f"<8sI{WORKER_BYTES}sqqHB")
+_LIMIT: Final = Struct("<8sIqqqHB")
+_PERMITS: Final = Struct(f"<8sI{WORKER_BYTES}sqqHB")
 _STATE: Final = Struct("<Qqqq")
 _COUNTED: Final = Struct("<I")
 END: Final = Struct("<q")
-"""The end of a ban, with which its row begins."""
+"""The end of a row: of a ban, of a level, and of what workers keep for each other. It stands at its beginning."""
 _FOR_EVER: Final = -1
 _LEVEL: Final = Struct("<qqI")
 _REASONS: Final = {
@@ -86,9 +106,15 @@ class Script(NamedTuple):
     name: bytes
 
 
+_LUA: Final = ("locals", "banned", "ring", "permits", "limits", "bans", "windows")
+"""The parts of the script, each of which may use what those before it define."""
+
+
 def _script(first_line: bytes = b"") -> Script:
-    lua, parts = resources.files(__package__) / "lua", "locals banned ring permits limits bans windows"
-    source = first_line + b"".join((lua / f"{part}.lua").read_bytes() for part in parts.split())
+    lua = resources.files(__package__) / "lua"
+    source = first_line
+    for part in _LUA:
+        source += (lua / f"{part}.lua").read_bytes()
     return Script(source, sha1(source).hexdigest().encode())
 
 
@@ -129,7 +155,9 @@ class Packing:
     """
 
     def __init__(self, prefix: str, unix_us: Clock, *, readable: bool) -> None:
-        self.meta, self.windows, self.strikes = (f"{{{prefix}}}:{kind}".encode() for kind in ("bans", "w:", "s:"))
+        self.meta = f"{{{prefix}}}:bans".encode()
+        self.windows = f"{{{prefix}}}:w:".encode()
+        self.strikes = f"{{{prefix}}}:s:".encode()
         self._unix_us = unix_us
         self.naming = READABLE if readable else UNKEYED
         self._key = b""
@@ -176,7 +204,7 @@ class Packing:
         asks = []
         for bucket, key, cost in checks:
             ask = _ASK.pack(names.setdefault(self.name_of(key), len(names)), 0, min(cost, MAX_UNITS))
-            asks += [ask + self.limit(bucket, limit, key, held) for limit in bucket.limits]
+            asks += [ask + self.pack_limit(bucket, limit, key, held) for limit in bucket.limits]
         packed_bans = pack(f"<{len(bans)}H", *bans)
         return Packed([*names], REQUEST.pack(what, len(names), len(asks), len(bans), 0) + packed_bans + b"".join(asks))
 
@@ -192,23 +220,31 @@ class Packing:
             bucket, key, _ = charged.check
             at = names.setdefault(self.name_of(key), len(names))
             for limit, mark, units in zip(bucket.limits, charged.marks, charged.units, strict=True):
-                asks.append(_ASK.pack(at, mark, units) + self.limit(bucket, limit, key, charged.holder))
+                asks.append(_ASK.pack(at, mark, units) + self.pack_limit(bucket, limit, key, charged.holder))
         return Packed([*names], REQUEST.pack(REFUND, len(names), len(asks), 0, 0) + b"".join(asks))
 
     def permits_row(self, bucket: Bucket, key: str) -> PermitsRow:
         """Return the names of the hash and of the field with the permits of a key."""
         return self.name_of(key), _window_field(bucket, bucket.limits[0])
 
-    def limit(self, bucket: Bucket, limit: AnyLimit, key: str, held: HeldPermits | None = None) -> bytes:
-        """Pack a limit; the fields that a ring uses for lengths have the boundaries of the periods of a quota."""
+    def pack_limit(self, bucket: Bucket, limit: AnyLimit, key: str, held: HeldPermits | None = None) -> bytes:
+        """Pack a limit; the fields that a ring uses for lengths have the boundaries of the periods of a quota.
+
+        Args:
+            bucket: Its bucket.
+            limit: The limit.
+            key: The key that is counted.
+            held: The permits of the worker that asks; only a concurrency limit needs them.
+        """
         if isinstance(limit, Limit):
             field = _window_field(bucket, limit)
-            return _PLAN.pack(field, *limit.counter.terms, 0, limit.resolution, bucket.count_denied)
+            return _LIMIT.pack(field, *limit.counter.terms, 0, limit.resolution, bucket.count_denied)
         if isinstance(limit, Quota):
-            field, periods = _field(bucket.name, *limit.same_window), limit.period_at(self._unix_us())
-            return _PLAN.pack(field, limit.amount, *periods, 0, QUOTA | bucket.count_denied)
+            field = _field(bucket.name, *limit.same_window)  # without LAYOUT: every version reads quotas
+            periods = limit.period_at(self._unix_us())
+            return _LIMIT.pack(field, limit.amount, *periods, 0, QUOTA | bucket.count_denied)
         assert held is not None, "permits are held by a worker"
-        return _permits_plan(self.permits_row(bucket, key), limit.amount, held)
+        return _pack_permits(self.permits_row(bucket, key), limit.amount, held)
 
 
 def command(names: Sequence[bytes], *args: bytes | int) -> Packed:
@@ -228,13 +264,13 @@ def renewal(row: PermitsRow, held: HeldPermits) -> Packed:
         row: Their row.
         held: The permits of the worker.
     """
-    ask = _ASK.pack(0, 0, 0) + _permits_plan(row, 0, held)
+    ask = _ASK.pack(0, 0, 0) + _pack_permits(row, 0, held)
     return Packed((row[0],), REQUEST.pack(REFUND, 1, 1, 0, 0) + ask)
 
 
-def _permits_plan(row: PermitsRow, amount: int, held: HeldPermits) -> bytes:
+def _pack_permits(row: PermitsRow, amount: int, held: HeldPermits) -> bytes:
     """Pack a concurrency limit, with the worker and its true count in the fields that a ring uses for lengths."""
-    return _PERMITS_PLAN.pack(row[1], amount, held.worker, held.lease_us, held.units(row), 0, PERMITS)
+    return _PERMITS.pack(row[1], amount, held.worker, held.lease_us, held.units(row), 0, PERMITS)
 
 
 @lru_cache(MEMO_SIZE)
@@ -263,7 +299,8 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
     Raises:
         StoreUnavailable: The answer cannot be parsed.
     """
-    status, limits = answer[0], 0
+    status = answer[0]
+    limits = 0
     for bucket, _, _ in checks:
         limits += len(bucket.limits)
     end = 1 + limits * _STATE.size
@@ -275,7 +312,7 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
             raise unexpected(answer)
     charged: Sequence[Reservation] | None = ()
     if what == HIT and status == OK:
-        charged = None
+        charged = None  # each check charged its cost; see `Decision`
     elif what == CHARGE and status == OK:
         units = [units for (units,) in _COUNTED.iter_unpack(answer[end:])]
         charged = reserved(checks, [mark for _, _, mark, _ in states], units)

@@ -54,8 +54,8 @@ class StoreNews:
         self.networks = BannedNetworks()
         self.life = b""
         self.count = 0
-        self._version = b"?"
-        self._rows: dict[bytes, Ban] = {}
+        self._version = b"?"  # of the networks; none has this one, so that they are read first
+        self._unpacked: dict[bytes, Ban] = {}
         self._look_us = 0
         """When it is looked next whether Redis evicts keys (monotonic)."""
         self._policy = b""
@@ -74,14 +74,14 @@ class StoreNews:
 
     def pack(self) -> Packed:
         """Pack the question for news."""
-        begins = b""
+        life_if_none = b""
         if self._begins:
-            begins = os.urandom(8).hex().encode()
+            life_if_none = os.urandom(8).hex().encode()
         now_us = monotonic_us()
         looks = not self.life or now_us >= self._look_us
         if looks:
             self._look_us = now_us + LOOK_EVERY_US
-        return command(self.names, b"news", begins, int(looks), self._version, self._packing.naming)
+        return command(self.names, b"news", life_if_none, int(looks), self._version, self._packing.naming)
 
     def read(self, answer: Sequence[Any], now_us: int) -> None:
         """Take in the answer.
@@ -90,13 +90,16 @@ class StoreNews:
             StoreUnavailable: This is a tool, and Redis has no slidegate data, or workers that make other names.
         """
         count, life, policy, version, rows, naming = answer
-        before, self.life = self.life, b""
+        before = self.life
+        # Unknown until the data is checked: after an error the next call asks for the news first.
+        self.life = b""
         if not self._begins:
             self._check_data(life, naming)
         self.life = life
         if policy:
             self._tell_of_eviction(policy)
-        known, self.count = self.count, count
+        known = self.count
+        self.count = count
         if before not in (b"", life):
             message = f"Redis lost its data: counts restart from zero; {known} known bans were lost"
             self._tell(Event("store_reset", message, {"bans": known}))
@@ -120,7 +123,8 @@ class StoreNews:
 
     def _tell_of_eviction(self, policy: bytes) -> None:
         """Tell that Redis evicts keys when it is full, once until that is another policy."""
-        before, self._policy = self._policy, policy
+        before = self._policy
+        self._policy = policy
         if policy in (before, b"noeviction"):
             return
         evicts = f"Redis evicts keys when it is full (maxmemory-policy {policy.decode()})"
@@ -129,7 +133,9 @@ class StoreNews:
 
     def _take_networks(self, rows: Sequence[bytes]) -> None:
         """Replace the bans of networks; of a thousand, only those are unpacked that are new."""
-        before, bans = self._rows, dict[bytes, Ban]()
+        before = self._unpacked
+        bans: dict[bytes, Ban] = {}
         for row in rows:
             bans[row] = before.get(row) or unpack_ban(row)
-        self._rows, self.networks = bans, BannedNetworks(bans.values())
+        self._unpacked = bans
+        self.networks = BannedNetworks(bans.values())

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from enum import Enum
 from functools import partial
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
@@ -36,13 +37,36 @@ Hosts: TypeAlias = tuple[tuple[str, int], ...]
 
 EXAMPLE: Final = "redis://localhost:6379/0"
 ESCAPES: Final = "in a user or password, write : as %3A, @ as %40, / as %2F, ? as %3F and # as %23"
-SCHEMES: Final = (*(f"redis{tls}{kind}" for kind in ("", "+cluster", "+sentinel") for tls in ("", "s")), "unix")
+
+
+class _Kind(Enum):
+    """What an address leads to."""
+
+    SERVER = "server"
+    CLUSTER = "cluster"
+    SENTINEL = "sentinel"
+    SOCKET = "socket"
+
+
+_KINDS: Final = {
+    "redis": _Kind.SERVER,
+    "rediss": _Kind.SERVER,
+    "redis+cluster": _Kind.CLUSTER,
+    "rediss+cluster": _Kind.CLUSTER,
+    "redis+sentinel": _Kind.SENTINEL,
+    "rediss+sentinel": _Kind.SENTINEL,
+    "unix": _Kind.SOCKET,
+}
+SCHEMES: Final = tuple(_KINDS)
+_PORT: Final = 6_379
+_SENTINEL_PORT: Final = 26_379
 _SHAPE: Final = re.compile(r"(?:([^/?#@:]*):([^/?#@]*)@)?([^/?#@]*)(/[^?#]*)?(?:\?([^#]*))?")
+"""The user, the password, the hosts, the path and the options of an address without its scheme."""
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]@]+))(?::([0-9]{1,5}))?")
 _DATABASE: Final = re.compile(r"[0-9]{1,5}")
 _VERIFY: Final = ("none", "optional", "required")
 _SENTINEL_OPTIONS: Final[dict[str, type]] = {"sentinel_username": str, "sentinel_password": str}
-_OPTIONS: Final[dict[str, dict[str, type]]] = {"unix": {"db": int}, "sentinel": _SENTINEL_OPTIONS}
+_OPTIONS: Final[dict[_Kind, dict[str, type]]] = {_Kind.SOCKET: {"db": int}, _Kind.SENTINEL: _SENTINEL_OPTIONS}
 _TLS_OPTIONS: Final[dict[str, type]] = {
     **dict.fromkeys(("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs"), str),
     "ssl_check_hostname": bool,
@@ -56,30 +80,32 @@ def open_client(url: str) -> Client:
         ConfigurationError: The address is invalid.
     """
     scheme, (user, password, place, path, query) = _split(url)
+    kind = _KINDS[scheme]
+    is_tls = scheme.startswith("rediss")
     wrong = partial(_wrong, scheme)
+    accepted = dict(_OPTIONS.get(kind, {}))
+    if is_tls:
+        accepted = _TLS_OPTIONS | accepted
+    given = read_options(query, accepted, f"store address: {scheme}://…")
+    of_sentinels = _of_sentinels(given, wrong)
     options: dict[str, Any] = {}
     if user or password:
         options = {"username": unquote(user) or None, "password": unquote(password)}
-    tls, kind = scheme.startswith("rediss"), scheme.partition("+")[2] or scheme.replace("rediss", "redis")
-    known = (_TLS_OPTIONS if tls else {}) | _OPTIONS.get(kind, {})
-    found = read_options(query, known, f"store address: {scheme}://…")
-    of_sentinels = _of_sentinels(found, wrong)
-    if kind == "unix":
+    if kind is _Kind.SOCKET:
         if place or len(path) < 2:
             raise wrong("expected the path of a Unix socket, for example unix:///run/redis.sock")
-        return Redis(unix_socket_path=unquote(path), **found, **options)
-    if tls:
-        options |= _tls(found, wrong)
-    service, _, number = path[1:].partition("/") if kind == "sentinel" else ("", "", path[1:])
-    hosts = _hosts(place, 26_379 if kind == "sentinel" else 6_379, wrong)
-    if number and not _DATABASE.fullmatch(number):
-        raise wrong(f"expected the number of a database, 0 to 99999, for example /0; {ESCAPES}")
-    database = int(number or 0)
-    if kind == "sentinel":
-        return _master(hosts, service, database, options, of_sentinels, wrong)
-    if kind == "cluster" and database:
-        raise wrong(f"a cluster has only database 0, not {database}")
-    if kind == "cluster":
+        return Redis(unix_socket_path=unquote(path), **given, **options)
+    if is_tls:
+        options |= _tls(given, wrong)
+    if kind is _Kind.SENTINEL:
+        hosts = _hosts(place, _SENTINEL_PORT, wrong)
+        service, _, number = path[1:].partition("/")
+        return _master(hosts, service, _database(number, wrong), options, of_sentinels, wrong)
+    hosts = _hosts(place, _PORT, wrong)
+    database = _database(path[1:], wrong)
+    if kind is _Kind.CLUSTER:
+        if database:
+            raise wrong(f"a cluster has only database 0, not {database}")
         return RedisCluster(startup_nodes=[ClusterNode(host, port) for host, port in hosts], **options)
     if len(hosts) != 1:
         raise wrong(f"expected one host, not {len(hosts)}; for several, use {scheme}+cluster or {scheme}+sentinel")
@@ -87,31 +113,45 @@ def open_client(url: str) -> Client:
     return Redis(host=host, port=port, db=database, **options)
 
 
+def _database(number: str, wrong: Wrong) -> int:
+    """Return the number of a database; 0 if none is given."""
+    if number and not _DATABASE.fullmatch(number):
+        raise wrong(f"expected the number of a database, 0 to 99999, for example /0; {ESCAPES}")
+    return int(number or 0)
+
+
 def _split(url: str) -> tuple[str, Sequence[str]]:
     """Return the scheme, and the user, the password, the hosts, the path and the options."""
-    name, _, rest = clean_address(url).partition("://") if isinstance(url, str) else ("", "", "")
-    scheme, shape = name.lower(), _SHAPE.fullmatch(rest)
+    scheme = rest = ""
+    if isinstance(url, str):
+        name, _, rest = clean_address(url).partition("://")
+        scheme = name.lower()
     if scheme not in SCHEMES:
         raise ConfigurationError(
             f"store address: expected one like {EXAMPLE!r}, with a scheme of {', '.join(SCHEMES)}"
             f"{closest(scheme, SCHEMES)}"
         )
+    shape = _SHAPE.fullmatch(rest)
     if shape is None:
         raise _wrong(scheme, f"expected 'user:password@' or ':password@' before the host; {ESCAPES}")
     return scheme, shape.groups("")
 
 
 def _tls(found: dict[str, Any], wrong: Wrong) -> dict[str, Any]:
-    """Return the options of TLS; without a certificate to verify there is no name to compare."""
+    """Return the options of TLS for the client."""
     verify = found.get("ssl_cert_reqs", "required").lower().removeprefix("cert_")  # as Python's `ssl` writes it
     if verify not in _VERIFY:
         raise wrong(f"ssl_cert_reqs needs none, optional or required, not {quoted(verify)}")
-    return {"ssl": True, "ssl_check_hostname": verify != "none", **found, "ssl_cert_reqs": verify}
+    compares_names = verify != "none"  # without a certificate to verify there is no name to compare
+    return {"ssl": True, "ssl_check_hostname": compares_names, **found, "ssl_cert_reqs": verify}
 
 
 def _of_sentinels(found: dict[str, Any], wrong: Wrong) -> dict[str, str]:
-    """Take the user and the password of sentinels out of the options of an address."""
-    own = {name.partition("_")[2]: found.pop(name) for name in _SENTINEL_OPTIONS if name in found}
+    """Take the user and the password of sentinels out of the options of an address, and return them for the client."""
+    own: dict[str, str] = {}
+    for name in _SENTINEL_OPTIONS:
+        if name in found:
+            own[name.removeprefix("sentinel_")] = found.pop(name)
     if own and "password" not in own:
         raise wrong("sentinel_username needs sentinel_password, too")
     return own
@@ -123,22 +163,31 @@ def _master(
     """Return the client for the master of a Sentinel service."""
     if not service or "@" in service:
         raise wrong(f"expected the name of a service, for example redis+sentinel://localhost:26379/mymaster; {ESCAPES}")
-    # The credentials are those of the servers; sentinels have separate users.
-    own = {name: value for name, value in options.items() if name not in ("username", "password")} | of_sentinels
+    # The credentials are those of the servers; sentinels have separate users, and use the same TLS.
+    own = options.copy()
+    own.pop("username", None)
+    own.pop("password", None)
+    own |= of_sentinels
     sentinel = Sentinel(list(hosts), sentinel_kwargs=own)  # type: ignore[no-untyped-call]
     master: Redis = sentinel.master_for(unquote(service), db=database, **options)
     return master
 
 
 def _wrong(scheme: str, what: str) -> ConfigurationError:
+    """Return the error about an address, which may hold a password, and so is not shown."""
     return ConfigurationError(f"store address: {scheme}://…: {what}")
 
 
-def _hosts(place: str, port: int, wrong: Wrong) -> Hosts:
+def _hosts(place: str, default_port: int, wrong: Wrong) -> Hosts:
+    """Return the hosts of an address, and their ports."""
     hosts = []
     for part in place.split(","):
         found = _HOST.fullmatch(part)
-        if found is None or not 0 < int(found[3] or port) < 65_536:
+        port = 0
+        if found is not None:
+            port = int(found[3] or default_port)
+        if found is None or not 0 < port < 65_536:
             raise wrong(f"expected host:port, with a port from 1 to 65535; {ESCAPES}")
-        hosts.append((found[1] or found[2], int(found[3] or port)))
+        ipv6, name, _ = found.groups()
+        hosts.append((ipv6 or name, port))
     return tuple(hosts)
