@@ -435,7 +435,7 @@ def test_what_clients_choose_is_bounded(statistics: Statistics) -> None:
         assert len(statistics._pending) < PART
     found = asyncio.run(statistics.read()).total
     assert (found.passed, found.refused) == (total * 2 // 3, total // 3)
-    assert all(len(counted) <= MAX_CLIENTS for counted in statistics._current.values())
+    assert all(len(counted) <= MAX_CLIENTS for counted in statistics._slices.current.values())
 
 
 async def test_a_write_whose_answer_is_late_does_not_undo_a_later_one() -> None:

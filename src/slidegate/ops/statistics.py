@@ -22,7 +22,7 @@ from contextvars import Context
 from datetime import timedelta
 from threading import Lock
 from time import monotonic
-from typing import Final, TypeAlias
+from typing import Final
 from weakref import WeakValueDictionary
 
 from .. import Limiter, everyone
@@ -32,13 +32,13 @@ from ..core.logs import Throttle, logger
 from ..events import Event, Observer, Outcome, Passed
 from .encoding import encoded
 from .recent_events import RecentEvents
+from .slices import Slices
 from .stats_rows import (
     ALIVE_S,
     CLIENTS,
     EVENTS,
     KEPT_US,
     KEYS,
-    STEPS,
     WORKERS,
     bounded,
     own_name,
@@ -49,7 +49,7 @@ from .stats_rows import (
     read_stats,
     steps_of,
 )
-from .tally import MAX_SERIES, OTHERS, Slice, Tally
+from .tally import MAX_SERIES, OTHERS, Tally
 from .traffic import ClientTraffic, LoggedEvent, Ranking, Stats, Traffic, Worker
 
 __all__ = ["ClientTraffic", "LoggedEvent", "Ranking", "Statistics", "Stats", "Traffic", "Worker"]
@@ -58,8 +58,6 @@ EVERY_S: Final = 5.0
 """The time from the first new count to the write that includes it, in seconds."""
 PART: Final = 128
 """How many requests are counted in one step, less than a millisecond; so many wait for it."""
-SliceName: TypeAlias = tuple[str, int]
-"""The kind of a slice and its number: the time when it began, by its length."""
 
 
 class Statistics(Observer):
@@ -100,19 +98,19 @@ class Statistics(Observer):
     def forget(self) -> None:
         """Begin anew with nothing counted, as another worker."""
         self._pending = deque[Passed | Outcome]()
-        # How many requests may be pending before something is to be done: none until a write is due.
+        # How many requests may be pending before `request` does more than to keep one: none until a write is due.
         self._room = 0
+        # Held by who counts, or takes what is counted. A child of `fork` gets another one: a thread may hold this.
         self._counting = Lock()
         self._tally = Tally(self._limiter.key_for(everyone.identity))
-        self._current: dict[SliceName, Slice] = {}
-        self._unwritten: dict[SliceName, Slice] = {}
+        self._slices = Slices(self._limiter)
         self._events = RecentEvents()
         # The event loop in which a write is due, and the latest write.
         self._due_in: asyncio.AbstractEventLoop | None = None
         self._writing: asyncio.Task[None] | None = None
         # By how much the store's clock is ahead of that of this process.
         self._ahead_s = 0.0
-        # When this worker first wrote: a request counts in the slice in which it is written.
+        # When this worker first wrote, by the store's clock: a request counts in the slice in which it is written.
         self._from_us: int | None = None
 
     # -- counting ------------------------------------------------------------------------------------------------------
@@ -120,10 +118,11 @@ class Statistics(Observer):
     def request(self, request: Passed | Outcome, /) -> None:
         """Keep a request until it is counted with others."""
         self._pending.append(request)
-        if len(self._pending) > self._room:
-            self._write_soon()
-            if len(self._pending) >= PART:
-                self._count()
+        if len(self._pending) <= self._room:
+            return
+        self._write_soon()
+        if len(self._pending) >= PART:
+            self._count()
 
     def event(self, event: Event, /) -> None:
         """Note an event."""
@@ -134,7 +133,8 @@ class Statistics(Observer):
         """Count some of the pending requests."""
         with self._counting:
             was_full = self._tally.is_full
-            requests = [self._pending.popleft() for _ in range(min(PART, len(self._pending)))]
+            number = min(PART, len(self._pending))
+            requests = [self._pending.popleft() for _ in range(number)]
             self._events.add_refusals(self._tally.count(requests))
             is_full = self._tally.is_full
         if is_full and not was_full:
@@ -145,6 +145,7 @@ class Statistics(Observer):
 
     def _write_soon(self) -> None:
         """Write within five seconds, unless that is due already. Until then, requests need not ask for it."""
+        # A loop that has closed never calls what was due in it.
         if self._due_in is None or self._due_in.is_closed():
             try:
                 self._due_in = asyncio.get_running_loop()
@@ -154,16 +155,18 @@ class Statistics(Observer):
         self._room = PART - 1
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
-        # In the middle of a slice, so that each slice gets one write of each worker.
-        wait_s = EVERY_S - (monotonic() + self._ahead_s - EVERY_S / 2) % EVERY_S
+        # In the middle of a slice of the store's time, so that each slice gets one write of each worker.
+        since_middle_s = (monotonic() + self._ahead_s - EVERY_S / 2) % EVERY_S
+        wait_s = EVERY_S - since_middle_s
         loop.call_later(wait_s, self._write_now, loop, context=Context())  # not that of the request
 
     def _write_now(self, loop: asyncio.AbstractEventLoop) -> None:
-        if self._due_in is loop:
-            self._due_in = None
-            self._writing = loop.create_task(self._publish_or_retry())
-            _running.add(self._writing)
-            self._writing.add_done_callback(_running.discard)
+        if self._due_in is not loop:  # it has ended, begun anew, or goes by another loop now
+            return
+        self._due_in = None
+        self._writing = loop.create_task(self._publish_or_retry())
+        _running.add(self._writing)
+        self._writing.add_done_callback(_running.discard)
 
     async def _publish_or_retry(self) -> None:
         try:
@@ -182,48 +185,18 @@ class Statistics(Observer):
             StoreError: The store does not answer. Nothing is lost; the next call writes it.
         """
         self._room = 0  # the next request sets the timer
-        await self._write()  # what an earlier call has not written
+        await self._slices.write()  # what an earlier call has not written
         while self._pending:
             self._count()
             await pause()
         now_us = await self._limiter.now_us()
         self._ahead_s = now_us / 1_000_000 - monotonic()
-        self._add(now_us)
-        await self._write()
+        with self._counting:
+            self._slices.add(self._tally, now_us)
+            self._tally.begin_anew()
+        await self._slices.write()
         await self._keep_events()
         await self._keep_worker(now_us, ALIVE_S)
-
-    def _add(self, now_us: int) -> None:
-        """Add the tally to the slices that are current now."""
-        current: dict[SliceName, Slice] = {}
-        with self._counting:
-            of_clients = {CLIENTS: self._tally.clients, KEYS: self._tally.keys}
-            for kind, (step_us, _) in STEPS.items():
-                name = kind, now_us // step_us
-                known = self._current.get(name)
-                counted: Slice = of_clients.get(kind, self._tally.series)
-                if counted:
-                    # A new object: a call that is writing the slice sees that there is more to write.
-                    known = self._unwritten[name] = counted.added_to(known)
-                if known is not None:
-                    current[name] = known
-            self._current = current
-            self._tally.begin_anew()
-
-    async def _write(self) -> None:
-        """Write the rows that have changed."""
-        for name in [*self._unwritten]:
-            # As it is now: another call may count more, or write all there is, while this one waits for the store.
-            slice_ = self._unwritten.get(name)
-            if slice_ is None:
-                continue
-            kind, number = name
-            step_us, kept = STEPS[kind]
-            await self._limiter.keep_row(kind, number, slice_.packed(), (kept + 1) * step_us)
-            # Else more was counted during the write.
-            if self._unwritten.get(name) is slice_:
-                del self._unwritten[name]
-            await pause()
 
     async def _keep_events(self) -> None:
         """Write the latest events, if there are new ones."""
@@ -233,7 +206,7 @@ class Statistics(Observer):
         try:
             row = {**own_name(), "events": self._events.entries()}
             await self._limiter.keep_row(EVENTS, 0, encoded(row), KEPT_US)
-        except BaseException:
+        except BaseException:  # a cancellation, too
             self._events.has_news = True
             raise
 
@@ -250,7 +223,7 @@ class Statistics(Observer):
         with bounded():
             await self._end_writing()
             await self.publish()
-            await self._keep_worker(0, 0)
+            await self._keep_worker(0, 0)  # which is no longer listed
 
     async def _end_writing(self) -> None:
         """Wait for a write that is under way in this event loop: it may say once more that this worker lives."""

@@ -1,5 +1,7 @@
 """The rows of statistics: their kinds, how long they are kept, and how those of all workers are read.
 
+A row is what one worker has counted in one slice of time. The slices of all workers of one length and number are a step
+of the counts that are shown.
 What is in them is in `tally.py`. The rows are read one after the other, so that other tasks run meanwhile.
 """
 
@@ -40,7 +42,9 @@ STEPS: Final = {
     CLIENTS: (60_000_000, 5),
     KEYS: (60_000_000, 5),
 }
-"""The length of the slices of each kind in microseconds, and how many are kept."""
+"""The length of the slices of each kind in microseconds, and how many are kept.
+
+The shortest come first, because a window takes the first in which it fits. So it never takes those of clients."""
 
 
 class Steps(NamedTuple):
@@ -72,7 +76,7 @@ def own_name() -> dict[str, Any]:
 
 
 def _name_of(row: Mapping[str, Any], identity: bytes) -> str:
-    """Return the unique name of a worker, given a row of its."""
+    """Return the unique name of a worker, given one of its rows: after a fork a process has another identity."""
     return f"{row['host']}:{row['pid']}:{identity[:4].hex()}"
 
 
@@ -159,6 +163,7 @@ async def read_events(limiter: Limiter, limit: int) -> list[LoggedEvent]:
         name = _name_of(row, identity)
         for event in row["events"]:
             found.append(LoggedEvent(event["kind"], event["message"], event["time_us"], event["details"], name))
+        # At each worker, so that the list does not grow with their number.
         found = nlargest(limit, found, key=lambda event: event.time_us)
         await pause()
     return found

@@ -111,6 +111,7 @@ class Tally:
                 if request.ended == "refused":
                     refused.append(request)
                 continue
+            # What follows is an ordinary request, in few steps: most are.
             client, checks, route, time_us = request
             one = clients.get(client)
             if one is None:
@@ -138,6 +139,7 @@ class Tally:
         return refused
 
     def _count_keys(self, request: Passed) -> None:
+        """Count an ordinary request for its keys of other kinds."""
         client, checks, route, _ = request
         met: Met = tuple(bucket for bucket, _, _ in checks), route
         for key in self._keys_of(checks, client):
@@ -148,7 +150,9 @@ class Tally:
             _note_other(self.clients.of(client), key)
 
     def _count_outcome(self, outcome: Outcome) -> None:
+        """Count a request that was refused, failed, was left by its client, or met several decisions."""
         route = outcome.route
+        # Nobody knows which route a middleware has refused: that is no request to a path without one.
         if outcome.ended == "refused" and route == NO_ROUTE:
             route = ""
         traffic = self._traffic(outcome.rules, route)
@@ -157,7 +161,8 @@ class Tally:
             traffic.times.count_one(outcome.duration_us)
         for rule in outcome.shadow_rules:
             self._traffic((rule,), "").shadow_refused += 1
-        if not outcome.allowed and outcome.ended != "refused":  # it has left before it was decided
+        # It has left before it was decided, so that no decision names its keys.
+        if not outcome.allowed and outcome.ended != "refused":
             return
         self._count_client(self.clients, outcome.client, outcome)
         keys = _banned_keys(outcome)
@@ -168,6 +173,7 @@ class Tally:
             _note_other(self.clients.of(outcome.client), key)
 
     def _count_client(self, clients: Clients, key: str, outcome: Outcome) -> None:
+        """Count a request for its client, or for another key of it."""
         one = clients.of(key)
         one.count(outcome)
         refusal = outcome.refusal
@@ -179,7 +185,7 @@ class Tally:
             add_to(one.routes, outcome.route, 1)
         elif refusal.reason is not Reason.UNAVAILABLE:
             one.route = outcome.route
-            one.rule, one.limits = _refused(refusal, outcome.rules)
+            one.rule, one.limits = _refused_by(refusal, outcome.rules)
             add_to(one.refused_by, one.rule, 1)
             one.refused_at_us = outcome.began_us + outcome.duration_us
             one.refused_since_us = one.refused_since_us or one.refused_at_us
@@ -194,6 +200,7 @@ class Tally:
         traffic = self.series.get(name)
         if traffic is not None:
             return traffic
+        # Combinations that were there before the last write keep their names.
         if name not in self._names and len(self._names) >= MAX_SERIES:
             name = OTHERS
             self.is_full = True
@@ -208,7 +215,10 @@ def _note_other(client: Client, key: str) -> None:
 
 
 def _banned_keys(outcome: Outcome) -> set[str]:
-    """Return the key whose ban refused a request, if it stands for no address: bans of networks concern clients."""
+    """Return the key whose ban refused a request, if it is neither its client nor an address or a network.
+
+    No check names that key where a policy reads it and no rule does.
+    """
     refusal = outcome.refusal
     if refusal is None or refusal.ban is None or refusal.ban.key == outcome.client:
         return set()
@@ -219,7 +229,7 @@ def _banned_keys(outcome: Outcome) -> set[str]:
     return set()
 
 
-def _refused(refusal: Decision, rules: Sequence[str]) -> tuple[str, str]:
+def _refused_by(refusal: Decision, rules: Sequence[str]) -> tuple[str, str]:
     """Return the rule, the list or the maker of the ban that refused a request, and the limits of the rule."""
     if not rules:
         return refusal.by, ""

@@ -189,6 +189,7 @@ class ClientTraffic:
 
     def add(self, other: ClientTraffic) -> None:
         """Add the counts of another slice or worker, a later one."""
+        # Its latest refusal is shown. Without any, both times are 0, and its latest request is.
         if other.refused_at_us >= self.refused_at_us:
             if other.rule:
                 self.rule, self.limits, self.route = other.rule, other.limits, other.route
@@ -216,7 +217,7 @@ class ClientTraffic:
 
 
 def add_to(counts: dict[str, int], name: str, requests: int) -> None:
-    """Add to the counts of one name; of further names than `MAX_NAMES` nothing is counted."""
+    """Add to the counts of one name; of names beyond the first `MAX_NAMES` nothing is counted."""
     if name in counts or len(counts) < MAX_NAMES:
         counts[name] = counts.get(name, 0) + requests
 
