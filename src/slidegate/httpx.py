@@ -34,15 +34,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 import anyio
 
 from ._pauses import read_pause_us
-from .core import (
-    AnyLimit,
-    ConfigurationError,
-    Event,
-    Reason,
-    SlidegateError,
-    parse_duration_us,
-    parse_limits,
-)
+from .core import AnyLimit, ConfigurationError, Event, Reason, SlidegateError, parse_duration_us, parse_limits
 from .core.arguments import check_list, check_name, check_takes, check_whole, expect
 from .core.errors import quoted
 from .core.exceeded import RateLimitExceeded
@@ -58,8 +50,11 @@ __all__ = ["GITHUB_STATUSES", "LimitedTransport", "SyncLimitedTransport", "TurnT
 GITHUB_STATUSES: Final = (403, 429, 503)
 """The `statuses` for GitHub, whose secondary limits answer 403 with `Retry-After`; other 403 responses do not pause."""
 LONGEST_PAUSE_US: Final = 3_600_000_000
+_SAME_PAUSE_US: Final = 100_000
+"""By how much two requests for one pause differ at most: concurrent responses come a moment apart."""
 BAN_WITHIN_S: Final = 1.0
-"""How long a response waits at most until its pause is in the store."""
+"""How long a response waits at most until its pause is in the store; one of the sync transport as long as the store's
+own timeouts allow, because nothing ends a call that blocks."""
 LOOK_EVERY_S: Final = 1.0
 """How often a request looks whether its pause is over: an operator may end it."""
 
@@ -107,7 +102,7 @@ class _Steps(NamedTuple):
 
 
 class _Limited:
-    """What both transports do. The steps of the sync one block, so that its coroutines never suspend."""
+    """What both transports do, in coroutines. Those of the sync one never suspend, because its steps block."""
 
     def __init__(
         self,
@@ -132,7 +127,8 @@ class _Limited:
         self._retries = check_whole(retries, 0, 10, "retries", "for example 1")
         codes = check_list("statuses", statuses, "a list of status codes such as (429, 503)")
         self._statuses = {check_whole(code, 400, 599, "statuses", "for example 429") for code in codes}
-        self._rule, self._limits = check_name(name, "name"), parse_limits(limits)
+        self._rule = check_name(name, "name")
+        self._limits = parse_limits(limits)
         self._steps = self._use(transport)
         # Operators see and change the limits of functions that exist; those of a block go with each request.
         self._listed = self._limiter.limited(self._limits, key="to:", rule=name)(lambda: None)
@@ -150,7 +146,7 @@ class _Limited:
         """Send a request when its key has room, and again after a pause; return the response after its head."""
         name = self._key(request)
         response: httpx.Response
-        if name is None:
+        if name is None:  # it has no limit
             response = await self._call(self._steps.send, request)
             return response
         key = self._limiter.key_for(f"to:{name}")  # never an address: bans of addresses refuse inbound requests
@@ -161,7 +157,7 @@ class _Limited:
             response = await self._call(self._steps.send, request)
             try:
                 is_paused = await self._pause(key, response)
-                if not (retries and is_paused and _may_repeat(request, response)):
+                if not retries or not is_paused or not _may_repeat(request, response):
                     return response
                 await self._wait_for_room(key, until_s)
             except TurnTimeout:  # the pause is longer than a request may wait
@@ -184,8 +180,12 @@ class _Limited:
                 await self._call(self._steps.charge, self._limits, key=key, wait=left, rule=self._rule)
                 return
             except RateLimitExceeded as refused:
-                decision, wait_s = refused.decision, refused.retry_after_s
-            if decision.reason is not Reason.BANNED or wait_s is None or time.monotonic() + wait_s > until_s:
+                decision = refused.decision
+                wait_s = refused.retry_after_s
+            # The queue of the limits has waited already; only the end of a pause is waited for here.
+            if decision.reason is not Reason.BANNED or wait_s is None:
+                break
+            if time.monotonic() + wait_s > until_s:
                 break
             await self._call(self._steps.sleep, min(wait_s, LOOK_EVERY_S))
         after = ""
@@ -211,9 +211,10 @@ class _Limited:
             left_us: int | None = 0
             if seen.reason is Reason.BANNED:
                 left_us = seen.retry_after_us
-            # Concurrent responses request the same pause a moment apart. A longer ban is never shortened.
-            if left_us is not None and left_us + min(pause_us // 10, 100_000) < pause_us:
-                span, reason = timedelta(microseconds=pause_us), f"it answered {response.status_code}"
+            # A longer ban is never shortened, least of all a permanent one; and the same pause is not asked for twice.
+            if left_us is not None and left_us + min(pause_us // 10, _SAME_PAUSE_US) < pause_us:
+                span = timedelta(microseconds=pause_us)
+                reason = f"it answered {response.status_code}"
                 await self._call(self._steps.ban, key, span, reason=reason, by="outbound", within_s=BAN_WITHIN_S)
         except (SlidegateError, TimeoutError) as error:  # also of a key that nobody can ban, such as a blank
             self._tell("pause_unshared", key, pause_us, repr(error))
@@ -259,8 +260,8 @@ class LimitedTransport(_Limited, httpx.AsyncBaseTransport):
     """
 
     def _use(self, transport: Any) -> _Steps:
-        self._transport: httpx.AsyncBaseTransport = httpx.AsyncHTTPTransport() if transport is None else transport
-        expect("transport", transport, httpx.AsyncBaseTransport, "httpx.AsyncHTTPTransport()")
+        given = expect("transport", transport, httpx.AsyncBaseTransport, "httpx.AsyncHTTPTransport()")
+        self._transport: httpx.AsyncBaseTransport = given or httpx.AsyncHTTPTransport()
         return _Steps(
             send=self._transport.handle_async_request,
             discard=httpx.Response.aclose,
@@ -294,8 +295,8 @@ class SyncLimitedTransport(_Limited, httpx.BaseTransport):
     """
 
     def _use(self, transport: Any) -> _Steps:
-        self._transport: httpx.BaseTransport = httpx.HTTPTransport() if transport is None else transport
-        expect("transport", transport, httpx.BaseTransport, "httpx.HTTPTransport()")
+        given = expect("transport", transport, httpx.BaseTransport, "httpx.HTTPTransport()")
+        self._transport: httpx.BaseTransport = given or httpx.HTTPTransport()
         return _Steps(
             send=self._transport.handle_request,
             discard=httpx.Response.close,
@@ -332,8 +333,10 @@ def _host(request: httpx.Request) -> str:
 
 
 def _may_repeat(request: httpx.Request, response: httpx.Response) -> bool:
-    """Return whether a request can be sent again: with 5xx a server may have done a part of the work."""
-    return response.status_code < 500 and isinstance(request.stream, httpx.ByteStream)  # a stream is sent only once
+    """Return whether a request can be sent again."""
+    if response.status_code >= 500:  # the server may have done a part of the work
+        return False
+    return isinstance(request.stream, httpx.ByteStream)  # any other stream is sent only once
 
 
 def _completed(work: Coroutine[Any, Any, T]) -> T:

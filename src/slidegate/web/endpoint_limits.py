@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .broken import FailsAtStartup
@@ -19,18 +19,22 @@ def limits_at_endpoints(app: object) -> Iterator[tuple[Rule, str]]:
 
     Those below another middleware are left out: they count there.
     """
+    # The limit at an endpoint with several routes is one, called by the label that sorts first, as in every worker.
     labels: dict[int, str] = {}
     for route in mounted_routes(app):
         label = labels.get(id(route.endpoint), route.label)
         labels[id(route.endpoint)] = min(label, route.label)
-    routes: dict[int, list[MountedRoute]] = {}
+    by_endpoint: dict[int, list[MountedRoute]] = {}
     for route in mounted_routes(app, _is_unguarded):
-        routes.setdefault(id(route.endpoint), []).append(route)
-    for same in routes.values():
-        endpoint = same[0].endpoint
+        by_endpoint.setdefault(id(route.endpoint), []).append(route)
+    for routes in by_endpoint.values():
+        endpoint = routes[0].endpoint
         label = labels[id(endpoint)]
-        function = getattr(endpoint, "__func__", endpoint)
-        for rule in _distinct(rule for route in same for rule in rules_of_route(function, route.dependant)):
+        function = getattr(endpoint, "__func__", endpoint)  # of a bound method
+        rules: list[Rule] = []
+        for route in routes:
+            rules += rules_of_route(function, route.dependant)
+        for rule in _distinct(rules):
             yield rule_at(rule, Place(function, endpoint, label))
         for method in _methods_of(endpoint):
             for rule in getattr(method, LIMITS_MARK, ()):
@@ -40,19 +44,21 @@ def limits_at_endpoints(app: object) -> Iterator[tuple[Rule, str]]:
 def rules_of_route(endpoint: Any, dependant: Any) -> list[Rule]:
     """Return the limits of a route: those of FastAPI's dependencies, and those around its endpoint."""
     found = []
-    waiting = []
+    to_visit = []
     if dependant is not None:
-        waiting.append(dependant)
-    while waiting:
-        one = waiting.pop(0)
-        waiting.extend(one.dependencies)
+        to_visit.append(dependant)
+    # In breadth, without recursion, as dependencies may depend on others.
+    while to_visit:
+        one = to_visit.pop(0)
+        to_visit.extend(one.dependencies)
         if isinstance(one.call, RateLimit):
             found.append(one.call.rule)
     found.extend(getattr(endpoint, LIMITS_MARK, ()))
     return _distinct(found)
 
 
-def _distinct(rules: Any) -> list[Rule]:
+def _distinct(rules: Iterable[Rule]) -> list[Rule]:
+    """Return each object once, in order: two equal rules are two limits."""
     return [*{id(rule): rule for rule in rules}.values()]
 
 

@@ -92,6 +92,10 @@ class NotADependency(ConfigurationError, AttributeError):
 def limits_of(written: Any, limits: Any) -> Any:
     """Return the limits of a `RateLimit`, which are given by position or by name.
 
+    Args:
+        written: The first argument by position.
+        limits: The argument of that name.
+
     Raises:
         ConfigurationError: They are given twice, or a function by position, as in ``@RateLimit`` without parentheses.
     """
@@ -160,11 +164,11 @@ def _not_accepted(option: str, accepted: Collection[str]) -> str:
 def bytes_of(max_body: int | str) -> int:
     """Return a number of bytes given as a number or as a text with a unit."""
     size: object = max_body
-    found = None
     if isinstance(max_body, str):
         found = _SIZE.fullmatch(max_body)
-    if found is not None:
-        size = int(found[1]) * _UNITS[found[2].upper()]
+        if found is not None:
+            size = int(found[1]) * _UNITS[found[2].upper()]
+    # A boolean is no size, though Python counts it as a whole number.
     if type(size) is not int or not 1 <= size <= _MOST_BODY:
         raise ConfigurationError(
             f'expected a size such as "1MB", "64KB" or 1000000, not {quoted(max_body)}', "max_body"

@@ -60,8 +60,11 @@ def published_rules(policy: Policy, app: object) -> Iterator[PublishedRule]:
     if rules.defaults is not None and app is not None:
         yield from _of_routes(rules.defaults, app, policy, last)
     own = {id(bound) for bound in rules.own}
+    # Some that routes show were met as well: equal rules are one in what the worker publishes.
     for bound in [*_shown_at_endpoints(policy, app), *rules.bound()]:
-        if id(bound) in own or (rules.defaults is not None and rules.defaults.has(bound)):
+        if id(bound) in own:
+            continue
+        if rules.defaults is not None and rules.defaults.has(bound):  # those of routes are above
             continue
         yield from _of_rule(bound, policy, {"order": last, **_at_endpoint(bound)})
     if policy.messages is not None:
@@ -209,9 +212,11 @@ def _key_of(key: Key | KeyFunction | None, policy: Policy) -> dict[str, Any]:
     """Return the kind of the keys that a rule or a ban policy reads, and which networks are one client."""
     prefixes = policy.address.prefixes
     if isinstance(key, ClientAddress):
-        prefixes = key.prefixes
-        if not key.trusted:  # it truncates the middleware's client
-            prefixes = {version: min(prefix, policy.address.prefixes[version]) for version, prefix in prefixes.items()}
+        prefixes = {**key.prefixes}
+        # Without proxies of its own it truncates the middleware's client, which may be a network already.
+        if not key.trusted:
+            for version, prefix in policy.address.prefixes.items():
+                prefixes[version] = min(prefix, prefixes[version])
     return {"key": kind_of_key(key), "ipv4_prefix": prefixes[4], "ipv6_prefix": prefixes[6]}
 
 
