@@ -154,6 +154,11 @@ def _not_accepted(option: str, accepted: Collection[str]) -> str:
             "'exempt' is no option; write @RateLimit.exempt above the function, against default_limits, or "
             'Rule("/path", exempt=True) among the rules of the middleware'
         )
+    if option == "path":
+        return (
+            "'path' is none at an endpoint, whose route has one; "
+            "write Rule(path, ...) among the rules of the middleware"
+        )
     if option in signature(Rule).parameters:
         return (
             f'{option!r} is none at an endpoint; write Rule("/path", ..., {option}=) among the rules of the middleware'
