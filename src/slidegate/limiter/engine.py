@@ -107,19 +107,17 @@ class Engine:
         self.store = store
         self.networks = networks
         deadline_us, choice = check_failure_policy(deadline, on_error)
-        memory = store if isinstance(store, MemoryStore) else None
-        self.per_process = memory is not None
-        self.unix_us: Clock = system_us if memory is None else memory.unix_us
-        self.clock = SYSTEM
-        if memory is not None and memory.clock is not None:
-            self.clock = SystemClock()
-            self.clock.use(memory.clock)
+        self.per_process = isinstance(store, MemoryStore)
+        self.unix_us, self.clock = _clocks_of(store)
         self.observers = ObserverHub(self.unix_us, observers)
         self.emit = self.observers.emit
         store.observe(self.emit)
-        # A memory store never waits or fails.
-        self.failover = None if memory is not None else Failover(store, deadline_us, choice, self.emit)
-        self._releasing = store if self.failover is None and isinstance(store, ReleasesPermits) else None
+        self.failover: Failover | None = None
+        self._releasing: ReleasesPermits | None = None
+        if not self.per_process:
+            self.failover = Failover(store, deadline_us, choice, self.emit)
+        elif isinstance(store, ReleasesPermits):  # memory, which never waits or fails
+            self._releasing = store
         self.keys = Keys(secret)
         if isinstance(store, NamesKeys):
             store.name_keys(self.keys.names_key)
@@ -130,13 +128,8 @@ class Engine:
         self.workers = Workers(self.rows, self.callers, self.keys.fingerprint, self.unix_us, self.emit)
         self.overrides = Overrides(self.callers, self.unix_us, self._change_amounts, self.emit)
         self.news = News(self.rows, self.overrides, self.workers, self.monotonic_us)
-        self.hearing = Hearing(
-            self.news,
-            self.failover,
-            self.refund,
-            deadline_us / 1_000_000,
-            answers_threads=store.answers_threads,
-        )
+        deadline_s = deadline_us / 1_000_000
+        self.hearing = Hearing(self.news, self.failover, self.refund, deadline_s, answers_threads=store.answers_threads)
         self.history = History(self.rows, self.unix_us)
         self.commands = OverrideCommands(self.rows, self.news, self.overrides, self.workers, self.history, self.unix_us)
         self.portal = Portal()
@@ -336,6 +329,17 @@ class Engine:
         """Take in the news if they are old, before a request that asks the store nothing: it may be on again."""
         if self.counting and not self.closed:
             await self.hearing.hear()
+
+
+def _clocks_of(store: Store) -> tuple[Clock, SystemClock]:
+    """Return the clocks of a process: of Unix time, and of durations. A test may set those of a memory store."""
+    if not isinstance(store, MemoryStore):
+        return system_us, SYSTEM
+    if store.clock is None:
+        return store.unix_us, SYSTEM
+    clock = SystemClock()
+    clock.use(store.clock)
+    return store.unix_us, clock
 
 
 all_engines: Final[WeakValueDictionary[int, Engine]] = WeakValueDictionary()

@@ -98,14 +98,11 @@ def _of_rule(bound: BoundRule, policy: Policy, place: Mapping[str, Any]) -> Iter
     limits = bound.named
     rows = rules_of(limits, bucket=bound.identity, **about, **_key_of(charging.key, policy))
     for limit, published in zip(limits, rows, strict=True):
-        is_permit = published.limit.isdigit()
-        yield replace(
-            published,
-            cost=1 if is_permit else charging.cost,
-            cost_by_function=charging.cost_function is not None and not is_permit,
-            wait_us=charging.wait_us,
-            leased=_may_be_leased(limit.configured, policy) and not charging.count_denied,
-        )
+        costs: dict[str, Any] = {}
+        if not published.limit.isdigit():  # a request takes one permit, whatever it costs
+            costs = {"cost": charging.cost, "cost_by_function": charging.cost_function is not None}
+        is_leased = _may_be_leased(limit.configured, policy) and not charging.count_denied
+        yield replace(published, wait_us=charging.wait_us, leased=is_leased, **costs)
 
 
 def _of_routes(defaults: DefaultLimits, app: object, policy: Policy, order: int) -> Iterator[PublishedRule]:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from itertools import chain
-from typing import Final
+from typing import Final, TypeAlias
 
 from ...core.store import COMMAND_DEADLINE_S, SharedRow, SharedRows
 from ..shared import in_steps
@@ -17,6 +16,9 @@ from .script import END
 
 AT_ONCE: Final = 32
 """How many hashes are read in one call, so that requests of clients are sent in between."""
+
+Found: TypeAlias = list[tuple[int, bytes, bytes]]
+"""The rows of some numbers: the number, the worker and the value of each."""
 
 
 class RedisRows(SharedRows):
@@ -41,22 +43,25 @@ class RedisRows(SharedRows):
         args = b"write_row", worker, row.value, row.kept_us
         return self._batcher().command(names, *args, read=lambda answer, now_us: None)
 
-    def read(
-        self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
-    ) -> Awaitable[list[tuple[int, bytes, bytes]]]:
+    def read(self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[Found]:
         """See `SharedRows`."""
         if first == last:  # as of most, in the same call as what is asked next
             return self._read(kind, first)
         return self._read_many(kind, first, last)
 
-    async def _read_many(self, kind: str, first: int, last: int) -> list[tuple[int, bytes, bytes]]:
-        found: list[tuple[int, bytes, bytes]] = []
+    async def _read_many(self, kind: str, first: int, last: int) -> Found:
+        """Read the rows of several numbers, some in each call."""
+        found: Found = []
         async for numbers in in_steps(range(first, last + 1), AT_ONCE):
-            found += chain(*await asyncio.gather(*[self._read(kind, number) for number in numbers]))
+            answers = [self._read(kind, number) for number in numbers]
+            for rows in await asyncio.gather(*answers):
+                found += rows
         return found
 
-    def _read(self, kind: str, number: int) -> Awaitable[list[tuple[int, bytes, bytes]]]:
-        def read(fields: list[bytes], now_us: int) -> list[tuple[int, bytes, bytes]]:
+    def _read(self, kind: str, number: int) -> Awaitable[Found]:
+        """Read the rows of one number."""
+
+        def read(fields: list[bytes], now_us: int) -> Found:
             rows = zip(fields[::2], fields[1::2], strict=True)
             return [(number, worker, value[END.size :]) for worker, value in rows]
 
