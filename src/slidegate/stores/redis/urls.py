@@ -143,6 +143,8 @@ def _tls(found: dict[str, Any], wrong: Wrong) -> dict[str, Any]:
     if verify not in _VERIFY:
         raise wrong(f"ssl_cert_reqs needs none, optional or required, not {quoted(verify)}")
     compares_names = verify != "none"  # without a certificate to verify there is no name to compare
+    if not compares_names and found.get("ssl_check_hostname"):
+        raise wrong("ssl_check_hostname=true needs a certificate; write ssl_cert_reqs=required, or leave it out")
     return {"ssl": True, "ssl_check_hostname": compares_names, **found, "ssl_cert_reqs": verify}
 
 
