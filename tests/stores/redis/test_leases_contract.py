@@ -133,6 +133,15 @@ async def changes_of_others(two: Two) -> None:
     assert await two.is_spent()
 
 
+async def lowered(two: Two) -> None:
+    """The window has the units of a lease by the end of their slice, which an exact limit takes for now."""
+    assert await two.lease()
+    lower = Bucket("x", parse_limits("3000/10s"))
+    lower.limits[0].become(64)
+    await two.fill(((lower, "ann", 1),))
+    assert await two.is_spent(), "besides what the lowered amount has"
+
+
 async def resets(two: Two) -> None:
     await two.lease(SMALL)
     await two.other.reset("ann")
@@ -162,6 +171,7 @@ DIFFERENCES: Final[dict[str, Callable[[Two], Awaitable[None]]]] = {
     "a request near the limit": refused_meanwhile,
     "`Retry-After`": retry_after,
     "a ban, an unban, a refund or a changed amount by another worker": changes_of_others,
+    "an amount lowered to 64 or fewer": lowered,
     "a reset by another worker": resets,
     "Redis lost its data, or a failover the last writes": lost_data,
     "a worker is killed, or its call fails": dead_worker,
