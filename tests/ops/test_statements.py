@@ -146,11 +146,11 @@ async def office(incident: Incident) -> None:
     people = [f"ann{number}" for number in range(incident.chance.randint(3, 15))]
     if incident.chance.random() < 0.5:
         people = [""]
-    await over(incident, client, "visitor", incident.chance.uniform(1.3, 4), people)
+    shows = len(people) > 1 or not client.startswith("198")
+    # Where something shows that they are many, they may be refused like a scanner.
+    await over(incident, client, "visitor", incident.chance.uniform(1.3, 12 if shows else 4), people)
     incident.offender, incident.are_many = client, {client}
-    incident.kinds = (Kind.SHARED_ADDRESS, Kind.AT_LIMIT)
-    if len(people) > 1 or not client.startswith("198"):
-        incident.kinds = (Kind.SHARED_ADDRESS,)
+    incident.kinds = (Kind.SHARED_ADDRESS,) if shows else (Kind.AT_LIMIT,)
 
 
 async def botnet(incident: Incident) -> None:
