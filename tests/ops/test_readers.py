@@ -18,7 +18,7 @@ from slidegate import (
 from slidegate.ops.readers import Reading, check_read, readers_of
 from slidegate.web.keys import combine
 
-from ..asgi import hello
+from ..asgi import call, hello
 
 DIGEST = "#9e8c9f05d4728d0f8b2cfa5b28b233c4"
 BY_HEADER = Rule("/a", "5/minute", key=header("X-API-Key"), name="keyed")
@@ -89,3 +89,28 @@ async def test_who_reads_a_kind_of_key_is_what_workers_have_published(case: str)
         return
     with pytest.raises(ConfigurationError, match=r"refuse nothing; write .* in the application, or write --anyway"):
         check_read(found, key, "write --anyway")
+
+
+BY_KEY = header("X-API-Key")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rules": [Rule("*", "5/minute", key=BY_KEY)]},
+        {"rules": [Rule("*", "5/minute", key=BY_KEY, shadow=True)]},
+        {"rules": [Rule("*", "5/minute", key=BY_KEY, shadow=True), Rule("*", "9/minute")]},
+        {"rules": [Rule("*", "5/minute", key=combine(BY_KEY, user))]},
+        {"limits": "5/minute", "bans": BanPolicy("5/minute", "1h", key=BY_KEY)},
+        {"limits": "5/minute", "bans": BanPolicy("5/minute", "1h", key=BY_KEY, shadow=True)},
+        {"limits": "5/minute", "bans": BanPolicy("5/minute", "1h", key=header("X-Other"))},
+    ],
+    ids=["rule", "shadow", "beside", "combined", "policy", "shadow policy", "other"],
+)
+async def test_a_ban_refuses_where_somebody_is_said_to_read_its_key(options: dict[str, Any]) -> None:
+    limiter = Limiter(MemoryStore())
+    app = RateLimitMiddleware(hello, limiter=limiter, **options)
+    await limiter.ban(BY_KEY.of("k123"), "1h")
+    answer = await call(app, "/", headers={"X-API-Key": "k123"})
+    found = await readers_of(limiter, limiter.key_for(BY_KEY.of("k123")))
+    assert (answer.status == 403) == (found.reading is Reading.READ)

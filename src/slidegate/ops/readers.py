@@ -97,9 +97,12 @@ def _kind_of(key: str) -> str:
 
 
 def _rules_that_read(published: Sequence[Any], key: str) -> Iterator[Any]:
-    """Yield the rules that read the kind of a key."""
+    """Yield the rules that read the kind of a key, and refuse it while it is banned."""
     for one in published:
         for rule in one.text.rules:
+            # A rule in shadow refuses nobody. A policy in shadow bans nobody, and obeys the bans of others.
+            if rule.shadow and rule.action != "ban":
+                continue
             # A function of the application's may return any key.
             if rule.key == _OF_FUNCTIONS or key.startswith(_beginnings_of(rule.key)):
                 yield rule
