@@ -27,8 +27,10 @@ from slidegate import (
     RateLimitMiddleware,
     Rule,
     client_ip,
+    cookie,
     everyone,
     header,
+    user,
 )
 from slidegate.ops.explained import Explained, explained
 from slidegate.ops.standing import EVERY, Standing, Verdict
@@ -41,6 +43,7 @@ from .shared_rows import START_US, SharedRows
 
 CLIENT, NEIGHBOUR, STRANGER = "203.0.113.7", "203.0.200.1", "198.51.100.1"
 VALUE = "k123"
+LONG_HEADER = header("X-Internal-Service-Account-Id")
 
 
 @RateLimit("2/minute")
@@ -358,3 +361,23 @@ async def test_units_that_workers_have_leased_may_let_requests_pass_where_the_wi
     assert (group.verdict, unseen.partition(" that ")[0]) == (Verdict.UNKNOWN, "units of leased")
     await limiter.close()
     await tool.close()
+
+
+KEYS: dict[str, tuple[Any, Any]] = {
+    "a user": (user, "user:ann"),
+    "a user with a sign": (user, "user:ann#1"),
+    "a user with a long name": (user, f"user:{'x' * 70}"),
+    "a header": (header("X-API-Key"), header("X-API-Key").of(VALUE)),
+    "a header with a long name": (LONG_HEADER, LONG_HEADER.of(VALUE)),
+    "a cookie with a sign": (cookie("a#b"), cookie("a#b").of(VALUE)),
+}
+
+
+@pytest.mark.parametrize("case", KEYS)
+async def test_the_ban_of_a_key_is_a_reason_whatever_is_in_its_name(case: str) -> None:
+    reads, key = KEYS[case]
+    limiter = Limiter(MemoryStore())
+    app = RateLimitMiddleware(page, limiter=limiter, rules=[Rule("*", "5/minute", key=reads)])
+    await limiter.ban(key, "1h")
+    found = await explained(limiter, key)
+    assert [group.verdict for group in found.groups] == [Verdict.REFUSED], app

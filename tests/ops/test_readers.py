@@ -12,9 +12,12 @@ from slidegate import (
     RateLimitMiddleware,
     Rule,
     cookie,
+    everyone,
     header,
+    mcp_tool,
     user,
 )
+from slidegate.ops.kinds import beginnings_of
 from slidegate.ops.readers import Reading, check_read, readers_of
 from slidegate.web.keys import combine
 
@@ -56,6 +59,18 @@ CASES: dict[str, tuple[dict[str, Any], Any, Reading, str]] = {
         cookie("a#b").of("k123"),
         Reading.READ,
         "where rule 'keyed' reads it",
+    ),
+    "a tool": (
+        {"rules": [Rule("/mcp", "5/minute", key=mcp_tool("export", "run", validated=True), name="tools")]},
+        "mcp_tool:export",
+        Reading.READ,
+        "where rule 'tools' reads it",
+    ),
+    "everyone": (
+        {"rules": [Rule("*", "5/minute", key=everyone, name="all")]},
+        "everyone",
+        Reading.READ,
+        "where rule 'all' reads it",
     ),
     "no user": ({"limits": "5/minute"}, "user:ann", Reading.UNREAD, ""),
     "a function": (
@@ -114,3 +129,8 @@ async def test_a_ban_refuses_where_somebody_is_said_to_read_its_key(options: dic
     answer = await call(app, "/", headers={"X-API-Key": "k123"})
     found = await readers_of(limiter, limiter.key_for(BY_KEY.of("k123")))
     assert (answer.status == 403) == (found.reading is Reading.READ)
+
+
+@pytest.mark.parametrize(("kind", "key"), [("network:country", "country:NL"), ("network:asn", "asn:64496")])
+def test_the_keys_of_operators_and_countries_do_not_say_where_they_come_from(kind: str, key: str) -> None:
+    assert key.startswith(beginnings_of(kind))

@@ -8,15 +8,15 @@ from typing import Any, Final
 
 from .. import Limiter
 from ..core import Ban
+from .kinds import ADDRESS, kind_of
 from .standing import Bans, Standing, Verdict, Window, keys_of
 from .stats_rows import CLIENTS, KEYS, WORKERS, read_events, read_ranking
-from .subjects import ADDRESS, Subject
+from .subjects import Subject
 from .traffic import ClientTraffic, LoggedEvent
 from .walk import Walk
 
 MOST_REFUSALS: Final = 10
 _MOST: Final = 1_000
-_OF_ADDRESSES: Final = frozenset("0123456789abcdef.:/")
 _WHO: Final = ("client", "key", "ban")
 
 
@@ -130,21 +130,12 @@ async def _bans_of(limiter: Limiter, subject: Subject, rules: Sequence[Any]) -> 
     near: list[Ban] = []
     kinds: set[str] = set()
     async for ban in limiter.bans():
-        kind = kind_of_key(ban.key)
+        kind = kind_of(ban.key)
         if ban.key in keys or (kind == ADDRESS and subject.part_banned(ban).is_any):
             near.append(ban)
         else:
             kinds.add(kind)
     return Bans(near, frozenset(kinds))
-
-
-def kind_of_key(key: str) -> str:
-    """Return the kind of the key of a ban, without parsing it: there may be many."""
-    if "#" in key:
-        return key.partition("#")[0]
-    if _OF_ADDRESSES.issuperset(key):
-        return ADDRESS
-    return key.partition(":")[0]
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------

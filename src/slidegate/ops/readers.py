@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from .. import ConfigurationError, Limiter
+from .kinds import beginnings_of, kind_of
 from .rows import EVERYWHERE, Place, place_of
 
 _NAMED: Final = 5
 """How many rules are named."""
 _OF_FUNCTIONS: Final = "function"
-_DIGEST: Final = re.compile("(.*)#[0-9a-f]{32}")
-_SHOWN_OF_KIND: Final = 31
-"""How much of a kind stands in front of a digest: keys have at most 64 characters."""
 
 
 class Reading(Enum):
@@ -83,17 +80,9 @@ def check_read(readers: Readers, key: str, how_anyway: str) -> None:
     if remedy:
         ways = f"{remedy} in the application, or {how_anyway}"
     raise UnreadKeyError(
-        f"no rule and no ban policy of the workers reads {_kind_of(key)!a}, so this ban would refuse nothing; {ways}",
+        f"no rule and no ban policy of the workers reads {kind_of(key)!a}, so this ban would refuse nothing; {ways}",
         "key",
     )
-
-
-def _kind_of(key: str) -> str:
-    """Return the kind of a key, for a message: ``header:x-api-key`` of a digest, ``user`` of ``user:ann``."""
-    digest = _DIGEST.fullmatch(key)
-    if digest is not None:
-        return digest[1]
-    return key.partition(":")[0]
 
 
 def _rules_that_read(published: Sequence[Any], key: str) -> Iterator[Any]:
@@ -104,20 +93,8 @@ def _rules_that_read(published: Sequence[Any], key: str) -> Iterator[Any]:
             if rule.shadow and rule.action != "ban":
                 continue
             # A function of the application's may return any key.
-            if rule.key == _OF_FUNCTIONS or key.startswith(_beginnings_of(rule.key)):
+            if rule.key == _OF_FUNCTIONS or key.startswith(beginnings_of(rule.key)):
                 yield rule
-
-
-def _beginnings_of(kind: str) -> tuple[str, ...]:
-    """Return how the keys of a kind begin, as rules name it."""
-    # The name of a user stands in its key. Of a long name there is a digest, as of all long texts.
-    if kind == "user":
-        return "user:", "long#"
-    digests = f"{kind[:_SHOWN_OF_KIND]}#"
-    # Combined keys have `+` between their kinds, but so may the name of a header.
-    if "+" in kind:
-        return "combined#", digests
-    return (digests,)
 
 
 def _shown(rules: Iterable[Any]) -> str:

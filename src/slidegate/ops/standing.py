@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from ..core import Ban, LimitState
+from .kinds import beginnings_of
 from .subjects import Subject
 
 EVERY: Final = "every request"
@@ -117,9 +118,7 @@ def keys_of(rule: Any, subject: Subject) -> tuple[str, str]:
         return EVERYONE, ""
     if subject.is_address:
         return _key_of_address(rule, subject)
-    if rule.key in (subject.kind, f"network:{subject.kind}"):
-        return subject.key, ""
-    if subject.kind == "combined" and "+" in rule.key:
+    if subject.key.startswith(beginnings_of(rule.key)):
         return subject.key, ""
     return "", ""
 

@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from .. import ConfigurationError, Limiter, Networks, client_ip
 from ..core import Ban
+from .kinds import ADDRESS, kind_of
 
-ADDRESS: Final = "address"
 _OWN: Final = (32, 64)
 """The prefix lengths by which stores know an address."""
 
@@ -30,7 +30,7 @@ class Subject:
 
     Attributes:
         key: The key in its canonical form.
-        kind: The kind, as published rules name it: ``address``, ``user``, ``header:x-api-key``.
+        kind: The kind, as far as the key shows it: ``address``, ``user``, ``header:x-api-key``.
     """
 
     def __init__(self, limiter: Limiter, key: Any) -> None:
@@ -40,7 +40,7 @@ class Subject:
         try:
             self._networks = Networks([self._typed])
         except ConfigurationError:
-            self.kind = self.key.partition("#" if "#" in self.key else ":")[0]
+            self.kind = kind_of(self.key)
         else:
             self.kind = ADDRESS
 
