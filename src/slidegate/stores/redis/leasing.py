@@ -15,15 +15,14 @@ class LeasingHit(Asked):
 
     def _pack_hits(self, hit: Packed) -> Packed:
         """See `Asked`."""
-        leases, question, asked = self.parts.leases, self.question, self.count()
+        leases, question = self.parts.leases, self.question
         assert leases is not None, "only a store with leases has such hits"
-        ahead = leases.wanted(question, self.refund)
-        is_seldom = ahead is None and question.is_seldom(asked, self.sent_ns)
-        self._is_lease = not is_seldom and question.is_joinable
+        is_repeated = question.is_repeated(self.sent_ns) or len(self.futures) > 1
+        self._is_lease = is_repeated and question.is_joinable
         if not self._is_lease:
             return super()._pack_hits(hit)
         self.is_several = True
-        return several(hit, asked, ahead or 0)
+        return several(hit, self.count(), leases.wanted(question, self.refund))
 
     def _account(self, decision: Decision, admitted: int, left: int, lasts_us: int) -> None:
         """Keep the units that were charged ahead, and those of hits that nobody awaits any more."""

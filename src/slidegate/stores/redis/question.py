@@ -12,10 +12,8 @@ from ...core.ring import Ring, Terms
 from ..leases import HeldPermits
 from .script import HIT, Packed, Packing
 
-FEW: Final = 4
-"""A question that is asked no more often in a second is not worth a lease. Nor is one that was asked less often under
-its lease, and less than twice as often under the one before."""
-_SECOND_NS: Final = 1_000_000_000
+_LATELY_NS: Final = 1_100_000_000
+"""A little longer than a lease lasts."""
 
 
 class Question:
@@ -34,9 +32,8 @@ class Question:
     """
 
     __slots__ = (
-        "_asked",
+        "_asked_ns",
         "_packed",
-        "_since_ns",
         "_terms",
         "checks",
         "counts_denied",
@@ -53,8 +50,7 @@ class Question:
         self.has_permits = any(bucket.is_permit for bucket, _, _ in checks)
         self._terms: list[tuple[Ring, Terms]] = []
         self._packed: Packed | None = None
-        self._since_ns = 0
-        self._asked = 0
+        self._asked_ns = 0
 
     @property
     def is_joinable(self) -> bool:
@@ -83,15 +79,7 @@ class Question:
             self._packed = packed
         return packed
 
-    def is_seldom(self, asked: int, now_ns: int) -> bool:
-        """Count hits; return whether they are few in this second. Only a store with leases counts them.
-
-        Args:
-            asked: How many hits.
-            now_ns: Monotonic time in nanoseconds.
-        """
-        if now_ns - self._since_ns >= _SECOND_NS:
-            self._since_ns = now_ns
-            self._asked = 0
-        self._asked += asked
-        return self._asked <= FEW
+    def is_repeated(self, now_ns: int) -> bool:
+        """Return whether it was asked shortly before now (monotonic). Only a store with leases asks for that."""
+        before_ns, self._asked_ns = self._asked_ns, now_ns
+        return now_ns - before_ns < _LATELY_NS

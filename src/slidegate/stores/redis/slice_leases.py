@@ -30,13 +30,15 @@ from ...core.memo import remember
 from ...core.reservation import Reservation
 from ..forks import InChild, begin_anew_if_forked
 from .clock import StoreTime
-from .question import FEW, Question
+from .question import Question
 from .refusals import Refusals, amounts_of
 from .several import admitted_before, charges_of
 from .store_news import StoreNews
 
 MOST_US: Final = 1_000_000
 """The longest lease, and how old the news may be by which it is spent."""
+FEW: Final = 4
+"""Units are charged ahead for a question that was asked so often under a lease, or twice as often under the last."""
 MOST_AHEAD: Final = 65_535
 """The most units that are charged ahead."""
 CLOCK_ERROR: Final = 1_000
@@ -129,26 +131,23 @@ class SliceLeases:
         lease.units.append(None)
         return None
 
-    def wanted(self, question: Question, refund: Refund) -> int | None:
+    def wanted(self, question: Question, refund: Refund) -> int:
         """Return how many units to charge ahead: as many as were used, and at least half of last time's.
 
         Args:
             question: The question.
             refund: Refunds what is left of a lease that has ended.
-
-        Returns:
-            The units; None if there was no lease lately.
         """
         lease = self._leases.get(question.checks)
         if lease is None:
-            return None
+            return 0
         now_us = self._time.local_us()
         used, before = lease.used, lease.before
         if not self._goes_on(lease, question, now_us):
             self.refund_rest(lease, refund)
             used, before = 0, lease.used
             if now_us >= lease.until_us + MOST_US:
-                return None
+                return 0
         # Units that are left are for other clients, whom Redis has cleared.
         if lease.units or (used < FEW and before < 2 * FEW):
             return 0
