@@ -31,9 +31,9 @@ from .stores import Ahead, eventually, hit, store_at, usual, workers_at
 
 pytestmark = needs_redis
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-MINUTE: Final = "6000/minute @10"  # slices of 6 s
+MINUTES: Final = "6000/10m @10"  # slices of a minute
 SECOND: Final = "4000/s @4"  # slices of 250 ms
-ANN: Final = ((usual(MINUTE), "ann", 1),)
+ANN: Final = ((usual(MINUTES), "ann", 1),)
 SHORT: Final = ((usual(SECOND), "ann", 1),)
 NOBODY: Final[tuple[BanSubject, ...]] = ()
 
@@ -66,7 +66,7 @@ async def leased(store: RedisStore, checks: tuple[Check, ...] = ANN, subjects: A
     raise AssertionError("no lease")
 
 
-async def used(store: RedisStore, limits: str = MINUTE, key: str = "ann") -> int:
+async def used(store: RedisStore, limits: str = MINUTES, key: str = "ann") -> int:
     """Return the units that Redis counts."""
     _, now_us, (window,) = await store.inspect(key, [usual(limits)])
     (limit,) = usual(limits).limits
@@ -93,7 +93,7 @@ async def test_a_question_that_is_repeated_asks_ever_more_seldom(server: RedisSe
         asked = [await asks(store) for _ in range(100)]
         assert asked[: FEW + 1] == [True] * (FEW + 1)
         assert sum(asked) <= 16, "then for 4, 8, 16 ..."
-        decision = await hit(store, limits=MINUTE)
+        decision = await hit(store, limits=MINUTES)
         assert decision.remaining == 6000 - 101, "own units that are not spent do not count"
 
 
@@ -129,10 +129,10 @@ async def test_exact_limits_are_asked_for_each_time(server: RedisServer, limits:
 async def test_neither_refusals_that_count_nor_permits_nor_free_hits_are_leased(server: RedisServer) -> None:
     async with leasing(server) as (store,):
         for question in (
-            ((bucket(MINUTE, count_denied=True), "ann", 1),),
-            ((usual(MINUTE), "ann", 1), (Bucket("held", [Concurrency(50)]), "ann", 1)),
-            ((usual(MINUTE), "ann", 0),),
-            ((usual(MINUTE), "ann", 1), (bucket(MINUTE), "bob", 0)),
+            ((bucket(MINUTES, count_denied=True), "ann", 1),),
+            ((usual(MINUTES), "ann", 1), (Bucket("held", [Concurrency(50)]), "ann", 1)),
+            ((usual(MINUTES), "ann", 0),),
+            ((usual(MINUTES), "ann", 1), (bucket(MINUTES), "bob", 0)),
         ):
             assert [await asks(store, question) for _ in range(20)] == [True] * 20
         assert leases_of(store) == []
@@ -141,7 +141,7 @@ async def test_neither_refusals_that_count_nor_permits_nor_free_hits_are_leased(
 async def test_a_lease_is_of_all_limits_and_keys_of_its_question(server: RedisServer) -> None:
     quota = Bucket("month", (Quota("100000/month"),))
     async with leasing(server) as (store,):
-        question = ((usual(MINUTE), "ann", 1), (usual("4000/2s @4"), "all", 2), (quota, "ann", 1))
+        question = ((usual(MINUTES), "ann", 1), (usual("4000/2s @4"), "all", 2), (quota, "ann", 1))
         decisions = await leased(store, question)
         assert max(lease.until_us - lease.came_us for lease in leases_of(store)) <= 500_000, "the shortest slice"
         many, ahead = len(decisions), left(store)
@@ -164,7 +164,7 @@ async def test_near_the_limit_units_are_asked_for_one_by_one(server: RedisServer
 async def test_hits_that_have_joined_lease_for_those_that_follow(server: RedisServer) -> None:
     async with leasing(server) as (store,):
         for expected in (64, 128):
-            decisions = await asyncio.gather(*(hit(store, limits=MINUTE) for _ in range(64)))
+            decisions = await asyncio.gather(*(hit(store, limits=MINUTES) for _ in range(64)))
             assert min(decision.remaining or 0 for decision in decisions) == 6000 - expected
         assert [await asks(store) for _ in range(64)] == [False] * 64
 
@@ -203,7 +203,7 @@ async def test_whoever_gives_up_leaves_a_unit_to_the_next(server: RedisServer) -
 
 async def test_who_is_cancelled_costs_no_unit_and_no_answer_of_others(server: RedisServer) -> None:
     async with leasing(server) as (store,):
-        await hit(store, limits=MINUTE)
+        await hit(store, limits=MINUTES)
         for _ in range(5):
             waiting: list[Any] = [store.hit(ANN) for _ in range(9)]
             waiting = [one for one in waiting if not isinstance(one, Decision)]
@@ -222,7 +222,7 @@ async def test_a_refund_returns_to_the_lease_or_by_its_moment(server: RedisServe
         assert await settle(store.refund(decision.begin_refund())) is True
         assert (left(store), await used(store)) == (ahead + 1, counted)
         assert await settle(store.refund(decision.begin_refund())) is False
-        decision = await hit(store, limits=MINUTE)
+        decision = await hit(store, limits=MINUTES)
         for lease in leases_of(store):
             lease.until_us = 0  # it has ended
         assert await settle(store.refund(decision.begin_refund())) is True
@@ -308,7 +308,7 @@ async def test_a_lease_on_its_way_ends_by_a_reset(server: RedisServer) -> None:
     async with on_its_way(server) as (store, _), store_at(server, prefix=store._prefix) as other:
         assert await other.reset("ann")
         for _ in range(5):
-            await hit(other, limits=MINUTE)
+            await hit(other, limits=MINUTES)
         store._forget("ann")
     async with store_at(server, prefix=store._prefix) as other:
         assert await used(other) == 5 + 1
@@ -371,7 +371,7 @@ async def test_units_that_come_with_news_of_a_ban_are_refunded(
 
 async def test_a_lease_is_spent_only_by_those_whom_redis_has_cleared_under_it(server: RedisServer) -> None:
     async with leasing(server, 2) as (store, other):
-        tenant, bob, eve = ((usual(MINUTE), "tenant", 1),), ("bob",), ("eve",)
+        tenant, bob, eve = ((usual(MINUTES), "tenant", 1),), ("bob",), ("eve",)
         await other.bans.ban("bob", None, "", "ann")
         await leased(store, tenant)
         assert (await settle(store.hit(tenant, bob))).reason is Reason.BANNED
@@ -386,7 +386,7 @@ async def test_a_reset_forgets_leases_and_takes_nothing_of_what_is_spent_after_i
         assert await one.reset("ann") is True
         assert left(one) == 0
         for _ in range(FEW):
-            await hit(other, limits=MINUTE)
+            await hit(other, limits=MINUTES)
         await asyncio.sleep(1.1)  # the lease would have ended
         assert await used(other) == FEW
 
@@ -405,7 +405,7 @@ async def test_a_reset_forgets_leases_that_are_on_their_way(server: RedisServer)
 
 
 async def test_a_changed_amount_ends_leases(server: RedisServer) -> None:
-    limited = bucket(MINUTE)
+    limited = bucket(MINUTES)
     async with leasing(server) as (store,):
         await leased(store, ((limited, "ann", 1),))
         limited.limits[0].become(10)
@@ -417,8 +417,8 @@ async def test_a_changed_amount_ends_leases(server: RedisServer) -> None:
 async def test_a_charge_ends_leases(server: RedisServer) -> None:
     async with leasing(server) as (store,):
         await leased(store)
-        await store.charge(((usual(MINUTE), "ann", 10_000),))
-        assert not (await hit(store, limits=MINUTE)).allowed
+        await store.charge(((usual(MINUTES), "ann", 10_000),))
+        assert not (await hit(store, limits=MINUTES)).allowed
 
 
 async def test_when_redis_has_lost_its_data_leases_end_with_the_next_news(server: RedisServer, ahead: Ahead) -> None:
@@ -441,10 +441,10 @@ async def test_a_failed_call_ends_leases_and_loses_one_but_not_the_bound(server:
     ):
         await leased(store)
         for _ in range(3):
-            await hit(store, "bob", MINUTE)
+            await hit(store, "bob", MINUTES)
         proxy.cut_after(0)
         with pytest.raises(StoreError):
-            await hit(store, "eve", MINUTE)
+            await hit(store, "eve", MINUTES)
         assert left(store) == 0, "it may lead to a server that has lost the last writes"
         assert await asks(store)
         assert await used(direct) <= 6000
@@ -455,7 +455,7 @@ async def test_nothing_is_spent_after_a_restart_once_a_call_has_failed(is_saved:
     """A server that comes back without what it wrote last, as after a failover, has the identity of before."""
     with RedisServer() as server:
         async with leasing(server) as (store,):
-            await hit(store, "bob", MINUTE)
+            await hit(store, "bob", MINUTES)
             if is_saved:
                 server.command("SAVE")
             await leased(store)
@@ -482,7 +482,7 @@ async def test_a_step_of_the_server_s_clock_ends_leases_with_the_next_answer(
         await leased(store)
         stepped_us = step_us
         assert not await asks(store), "nobody has said so yet"
-        await hit(store, "bob", MINUTE)
+        await hit(store, "bob", MINUTES)
         assert left(store) == 0
 
 

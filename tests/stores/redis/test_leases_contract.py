@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +18,7 @@ from ...contract import StoreContract
 from ...contract.player import settle
 from ...contract.programs import YEAR_2100_US
 from ...redis_servers import RedisServer, needs_redis
-from .stores import PLENTY, fresh_prefix, workers_at
+from .stores import PLENTY, eventually, fresh_prefix, workers_at
 
 pytestmark = needs_redis
 
@@ -71,6 +72,7 @@ class TestLeased(StoreContract):
 
 
 LIMITED: Final = ((Bucket("x", parse_limits("3000/10s")), "ann", 1),)
+LONG: Final = ((Bucket("long", parse_limits("3000/10m")), "ann", 1),)
 WIDE: Final = ((Bucket("wide", parse_limits("6000/minute @10")), "ann", 1),)
 PAGE: Final = Path(__file__).resolve().parents[3] / "docs/stores/redis.md"
 
@@ -82,7 +84,10 @@ class Two:
         self.one, self.other = one, other
 
     async def lease(self, checks: Any = WIDE) -> int:
-        """Have the one lease units; return how many."""
+        """Have the one lease units, whose slice does not end within two seconds; return how many."""
+        ((bucket, _, _),) = checks
+        slice_s = bucket.limits[0].slice_us / 1_000_000
+        await eventually(lambda: time.time() % slice_s < slice_s - 2)
         leases = self.one.parts.leases
         assert leases is not None
         for _ in range(400):
@@ -135,11 +140,11 @@ async def changes_of_others(two: Two) -> None:
 
 async def lowered(two: Two) -> None:
     """The window has the units of a lease by the end of their slice, which an exact limit takes for now."""
-    assert await two.lease()
-    lower = Bucket("x", parse_limits("3000/10s"))
+    assert await two.lease(LONG)
+    lower = Bucket("long", parse_limits("3000/10m"))
     lower.limits[0].become(64)
     await two.fill(((lower, "ann", 1),))
-    assert await two.is_spent(), "besides what the lowered amount has"
+    assert await two.is_spent(LONG), "besides what the lowered amount has"
 
 
 async def resets(two: Two) -> None:
