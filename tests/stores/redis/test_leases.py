@@ -1,7 +1,6 @@
 """Leases on a real server: the bound, what ends a lease, and what becomes of its units."""
 
 import asyncio
-import ctypes
 import os
 import random
 import time
@@ -27,6 +26,7 @@ from ...contract.store_contract import bucket
 from ...fault_proxy import FaultProxy
 from ...redis_servers import HOST, RedisServer, needs_redis
 from ...virtual_time import turns
+from .. import forked
 from .stores import Ahead, eventually, hit, store_at, usual, workers_at
 
 pytestmark = needs_redis
@@ -230,7 +230,7 @@ async def test_a_refund_returns_to_the_lease_or_by_its_moment(server: RedisServe
 
 
 @needs_fork
-@pytest.mark.parametrize("fork", [os.fork if hasattr(os, "fork") else None, lambda: ctypes.CDLL(None).fork()])
+@pytest.mark.parametrize("fork", [forked.fork, forked.fork_in_c])
 async def test_a_child_has_no_units_of_its_parent(server: RedisServer, fork: Callable[[], int]) -> None:
     """Python knows of the first one alone."""
     async with leasing(server) as (store,):
