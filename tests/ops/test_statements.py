@@ -332,6 +332,24 @@ def test_an_address_with_several_users_stands_for_many(others: int) -> None:
     assert (statement_of(seen_of(one)).kind is Kind.SHARED_ADDRESS) == (others >= 3)
 
 
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        ("user", "user:ann"),
+        ("user", "user:ann#1"),
+        ("user", f"long#{'9e' * 16}"),
+        ("header:x-internal-service-account-id", f"header:x-internal-service-accou#{'9e' * 16}"),
+        ("cookie:a#b", f"cookie:a#b#{'9e' * 16}"),
+        ("user+header:x-api-key", f"combined#{'9e' * 16}"),
+        ("network:country", "country:NL"),
+    ],
+)
+def test_the_key_that_a_rule_refuses_is_named_and_not_its_address(kind: str, key: str) -> None:
+    keys = Ranking([refused_client(key)], [refused_client(key)])
+    statement = statement_of(seen_of(refused_client("198.51.100.7"), keys=keys, kinds={"all": kind}))
+    assert statement.values["offender"] == key
+
+
 def test_who_leaves_after_a_refusal_or_is_refused_little_is_not_accused() -> None:
     for passed, refused in ((30, 95), (0, 19), (1, 3)):
         assert statement_of(seen_of(refused_client("198.51.100.7", passed, refused))).kind is Kind.AT_LIMIT

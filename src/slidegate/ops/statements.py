@@ -17,6 +17,7 @@ from ipaddress import IPv4Network, ip_network
 from typing import Any, Final, NamedTuple
 
 from .incident import Kind, Proposal, Seen, Statement
+from .kinds import beginnings_of
 from .traffic import ClientTraffic, Traffic
 
 STANDS_OUT: Final = 1 / 3
@@ -140,11 +141,7 @@ def _is_read(key: str, kind: str) -> bool:
     """Return whether a key is of the kind that a rule reads, and stands for no client."""
     if kind in _OF_ADDRESSES:
         return False
-    if "+" in kind:
-        return key.startswith("combined")
-    if "#" in key:
-        return key.partition("#")[0] == kind
-    return key.partition(":")[0] == kind
+    return key.startswith(beginnings_of(kind))
 
 
 def _share(seen: Seen, rule: str) -> dict[str, Any]:
