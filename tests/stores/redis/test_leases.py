@@ -106,6 +106,16 @@ async def test_a_question_that_was_not_asked_for_a_while_begins_anew(server: Red
             ahead.by_s += 10
 
 
+async def test_one_whose_lease_ended_long_ago_begins_with_few(server: RedisServer) -> None:
+    async with leasing(server) as (store,):
+        for _ in range(200):
+            await settle(store.hit(ANN))
+        for lease in leases_of(store):
+            lease.until_us -= 3_000_000
+        asked = [await asks(store) for _ in range(30)]
+        assert asked[: FEW + 1] == [True] * (FEW + 1)
+
+
 async def test_one_that_goes_on_being_asked_leases_in_the_next_slice_at_once(server: RedisServer) -> None:
     checks = ((usual("8000/2s @4"), "ann", 1),)
     async with leasing(server) as (store,):

@@ -216,7 +216,9 @@ async def test_few_requests_are_refused_because_others_have_leased(
                 leases = each.parts.leases
                 assert leases is not None
                 for lease in [*leases._leases.values()]:
-                    if clock.now_us >= lease.until_us:  # the timer of the event loop, which goes by another clock
+                    if (
+                        clock.now_us >= lease.until_us + 500_000
+                    ):  # at the latest: the timer of the event loop, which goes by another clock
                         leases.refund_rest(lease, each.batcher().refund_in_background)
             (store,) = rng.choices(stores, weights)
             answer = store.hit(LIMITED)

@@ -21,6 +21,7 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import random
 from time import monotonic_ns
 from typing import Final, TypeAlias
 
@@ -147,6 +148,7 @@ class SliceLeases:
             self.refund_rest(lease, refund)
             used, before = 0, lease.used
             if now_us >= lease.until_us + MOST_US:
+                self._leases.pop(question.checks, None)
                 return 0
         # Units that are left are for other clients, whom Redis has cleared.
         if lease.units or (used < FEW and before < 2 * FEW):
@@ -184,13 +186,21 @@ class SliceLeases:
         elif found is not None:
             lease.before = found.used
             self.refund_rest(found, refund)
-        remember(self._leases, question.checks, lease)
+        if lease is not found:
+            remember(self._leases, question.checks, lease)
+            self._end_later(lease, refund)
         lease.cleared.add(question)
-        if left and not lease.units and self._time.is_real:  # by the clock of a test, with the next question
-            lasts_s = (lease.until_us - came_us) / 1_000_000
-            asyncio.get_running_loop().call_later(lasts_s, self.refund_rest, lease, refund)
         lease.used += spent
         lease.units += [None] * left
+
+    def _end_later(self, lease: SliceLease, refund: Refund) -> None:
+        """Refund what is left of a lease when it has ended; by the clock of a test, with the next question.
+
+        Leases of all keys end with the same slices, so this is spread over half as long again.
+        """
+        if self._time.is_real:
+            lasts_s = (lease.until_us - lease.came_us) / 1_000_000
+            asyncio.get_running_loop().call_later(lasts_s * (1 + random() / 2), self.refund_rest, lease, refund)
 
     # -- refunds -----------------------------------------------------------------------------------------------------
 
@@ -211,6 +221,7 @@ class SliceLeases:
 
     def refund_rest(self, lease: SliceLease, refund: Refund) -> None:
         """Refund what is left of a lease."""
+        lease.cleared.clear()
         left = 0
         while lease.take():
             left += 1
