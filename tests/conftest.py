@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +61,19 @@ BETWEEN = re.compile(r"\n(\n(?:#.*\n)*)\Z")
 """What stands between two entries: one blank line, then comments."""
 
 
-def answered(text: str, prompt: str, answer: Callable[[str], str]) -> str:
-    """Return the text of a file with what each of its entries gives now."""
+def answered(text: str, prompt: str, answer: Callable[[str], str], path: Path, first: int) -> str:
+    """Return a text that begins in a line of a file, with what each of its entries gives now."""
     head, *entries = re.split(f"^{re.escape(prompt)}", text, flags=re.MULTILINE)
-    parts = [head]
+    parts, line = [head], first + head.count("\n")
     for entry in entries:
         question, _, told = entry.partition("\n")
         between = BETWEEN.search(f"\n{told}")
-        given = answer(question).rstrip("\n")
+        try:
+            given = answer(question).rstrip("\n")
+        except (Exception, pytest.fail.Exception) as error:  # the latter, where an error was expected and none came
+            error.add_note(f"{path}:{line}: {prompt}{question}")
+            raise
+        line += entry.count("\n")
         if missing_here(given):  # this one entry needs what is not installed
             parts += [f"{prompt}{question}\n", told]
             continue
@@ -80,14 +86,17 @@ def texts_in(request: pytest.FixtureRequest) -> Callable[[Path, str, str, Callab
     """Checks what each entry in a part of a file gives: the path, the part, the prompt, and what answers an entry."""
 
     def check(path: Path, part: str, prompt: str, answer: Callable[[str], str]) -> None:
-        text = answered(part, prompt, answer)
+        first = path.read_text("utf-8").partition(part)[0].count("\n") + 1
+        text = answered(part, prompt, answer, path, first)
         if text == part:
             return
         if request.config.getoption("--update") and not os.environ.get("CI"):
             path.write_text(path.read_text("utf-8").replace(part, text, 1), "utf-8")
             return
-        first = path.read_text("utf-8").partition(part)[0].count("\n") + 1
-        lines = difflib.unified_diff(part.splitlines(), text.splitlines(), f"{path}:{first}", "now", n=1, lineterm="")
+        before, now = part.splitlines(), text.splitlines()
+        same = takewhile(lambda both: both[0] == both[1], zip(before, now, strict=False))
+        differs = first + len([*same])
+        lines = difflib.unified_diff(before, now, f"{path}:{differs}", "now", n=1, lineterm="")
         raise AssertionError("\n".join(lines) + "\n(pytest --update writes the texts of now)")
 
     return check

@@ -245,6 +245,9 @@ def _move(word: str, *given: str) -> Move:
         case "amount":
             return Change(0, 0, int(given[0]))
     moves: dict[str, Callable[..., Move]] = {"align": Align, "refund": Refund, "step": Step}
+    if word not in moves:
+        others = "ask, patient, look, charge, reset, amount"
+        raise LookupError(f"known.txt: expected a move of {others}, {', '.join(moves)}, not {word!r}")
     return moves[word](*map(int, given))
 
 

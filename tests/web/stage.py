@@ -150,6 +150,7 @@ FIRST_USES: dict[str, Any] = {
     "503": PlainTextResponse("try again", 503),
     "silent": lambda *given: asyncio.sleep(0),
 }
+REQUEST_OPTIONS = ("answers", "client", "leaves", "method", "root_path", "server", "show", "times", "user", "with")
 METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "FOO", "get", "post", "SOCKET", "DENIAL", "PREFLIGHT"}
 
 
@@ -428,6 +429,8 @@ class Stage:
             more["server"] = ("/run/app.sock", None)
         if "user" in given:
             more["state"] = {"user": given.pop("user")}
+        for name in filter(str.islower, given):  # fields begin with a capital: a misspelt option would be one of them
+            raise LookupError(f"no request has the option {name!r}{closest(name, REQUEST_OPTIONS)}")
         found: list[Scope] = []
         for _, status, client in zip(range(times), cycle(statuses), clients, strict=False):
             headers = {**given, **(PREFLIGHT if method == "PREFLIGHT" else {}), "X-Status": status}
