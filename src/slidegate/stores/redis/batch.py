@@ -235,7 +235,8 @@ class Batcher:
 
     async def _serve(self, line: Line) -> None:
         """Send the requests of a call, and give each its answer or an error."""
-        is_split, most = monotonic() < line.split_until_s, MAX_IN_CALL
+        is_split = monotonic() < line.split_until_s
+        most = MAX_IN_CALL
         if is_split:  # keys of two requests may be on two nodes
             most = 1
         requests = self._queue.take(most)

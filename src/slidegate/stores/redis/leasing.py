@@ -17,12 +17,12 @@ class LeasingHit(Asked):
         """See `Asked`."""
         leases, question = self.parts.leases, self.question
         assert leases is not None, "only a store with leases has such hits"
-        is_repeated = question.is_repeated(self.sent_ns) or len(self.futures) > 1
+        is_repeated = question.note_asked(self.sent_ns) or len(self.futures) > 1
         self._is_lease = is_repeated and question.is_joinable
         if not self._is_lease:
             return super()._pack_hits(hit)
         self.is_several = True
-        return several(hit, self.count(), leases.wanted(question, self.refund))
+        return several(hit, len(self.awaiting()), leases.wanted(question, self.refund))
 
     def _account(self, decision: Decision, admitted: int, left: int, lasts_us: int) -> None:
         """Keep the units that were charged ahead, and those of hits that nobody awaits any more."""

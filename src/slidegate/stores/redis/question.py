@@ -79,7 +79,8 @@ class Question:
             self._packed = packed
         return packed
 
-    def is_repeated(self, now_ns: int) -> bool:
-        """Return whether it was asked shortly before now (monotonic). Only a store with leases asks for that."""
-        before_ns, self._asked_ns = self._asked_ns, now_ns
+    def note_asked(self, now_ns: int) -> bool:
+        """Note that it is asked now (monotonic); return whether it was shortly before. Only for a store with leases."""
+        before_ns = self._asked_ns
+        self._asked_ns = now_ns
         return now_ns - before_ns < _LATELY_NS

@@ -46,11 +46,14 @@ class Awaited:
                 return True
         return False
 
+    def awaiting(self) -> list[asyncio.Future[Any]]:
+        """Return the futures of those that still await a result, in the order in which they asked."""
+        return [future for future in self.futures if not future.done()]
+
     def fail(self, error: Exception) -> None:
         """Raise an error in the tasks that still await a result."""
-        for future in self.futures:
-            if not future.done():
-                future.set_exception(error)
+        for future in self.awaiting():
+            future.set_exception(error)
 
 
 @dataclass(slots=True, eq=False)
@@ -68,9 +71,8 @@ class Command(Awaited):
     def deliver(self, answer: Any, now_us: int) -> bool:
         """Give the result to who awaits it; return True, because no command is asked again."""
         result = self.read(answer, now_us)
-        for future in self.futures:
-            if not future.done():
-                future.set_result(result)
+        for future in self.awaiting():
+            future.set_result(result)
         return True
 
 
@@ -144,11 +146,7 @@ class Asked(Awaited):
         if len(self.futures) == 1:
             return hit
         self.is_several = True
-        return several(hit, self.count())
-
-    def count(self) -> int:
-        """Return how many hits are awaited."""
-        return sum([not future.done() for future in self.futures])
+        return several(hit, len(self.awaiting()))
 
     def deliver(self, answer: Any, now_us: int) -> bool:
         """Give a decision to each who awaits one; return False if the question has to be asked again.
@@ -160,7 +158,7 @@ class Asked(Awaited):
         if decision is None:
             return False
         self._note(decision, answer)
-        awaiting = [future for future in self.futures if not future.done()]
+        awaiting = self.awaiting()
         if self.what == HIT and decision.allowed:
             self._admit(decision, answer, awaiting)
             return True

@@ -26,7 +26,8 @@ def several(hit: Packed, asked: int, ahead: int = 0) -> Packed:
         asked: How many ask; they are charged as far as there is room.
         ahead: How many more may be charged, if they are few of those for which there is room.
     """
-    request, (_, _, _, bans, _) = hit.request, REQUEST.unpack_from(hit.request)
+    request = hit.request
+    _, _, _, bans, _ = REQUEST.unpack_from(request)
     mark = REQUEST.size + 2 * bans + 2  # behind the head, the indexes of bans, and that of the first key
     before, after = request[1:mark], request[mark + _ASKED.size :]
     return Packed(hit.names, bytes((SEVERAL,)) + before + _ASKED.pack(asked, ahead) + after)

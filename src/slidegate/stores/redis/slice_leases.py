@@ -30,7 +30,7 @@ from ...core.decision import Decision
 from ...core.memo import remember
 from ...core.reservation import Reservation
 from ..forks import InChild, begin_anew_if_forked
-from .clock import StoreTime
+from .clock import StoreTime, monotonic_us
 from .question import Question
 from .refusals import Refusals, amounts_of
 from .several import admitted_before, charges_of
@@ -143,10 +143,12 @@ class SliceLeases:
         if lease is None:
             return 0
         now_us = self._time.local_us()
-        used, before = lease.used, lease.before
+        used = lease.used
+        before = lease.before
         if not self._goes_on(lease, question, now_us):
             self.refund_rest(lease, refund)
-            used, before = 0, lease.used
+            before = used  # the next lease begins
+            used = 0
             if now_us >= lease.until_us + MOST_US:
                 self._leases.pop(question.checks, None)
                 return 0
@@ -179,14 +181,16 @@ class SliceLeases:
             if left:
                 refund(charges_of(decision, left))
             return
-        lease = SliceLease(decision, came_us, sent_ns, until_us, changes, amounts_of(question.checks), set(), [])
-        found = self._leases.get(question.checks)
-        if found is not None and self._goes_on(found, question, came_us):  # these units are of the same slices
-            lease, found.decision, found.came_us = found, decision, came_us
-        elif found is not None:
-            lease.before = found.used
-            self.refund_rest(found, refund)
-        if lease is not found:
+        lease = self._leases.get(question.checks)
+        if lease is not None and self._goes_on(lease, question, came_us):  # these units are of the same slices
+            lease.decision = decision
+            lease.came_us = came_us
+        else:
+            last = lease
+            lease = SliceLease(decision, came_us, sent_ns, until_us, changes, amounts_of(question.checks), set(), [])
+            if last is not None:
+                lease.before = last.used
+                self.refund_rest(last, refund)
             remember(self._leases, question.checks, lease)
             self._end_later(lease, refund)
         lease.cleared.add(question)
@@ -251,14 +255,20 @@ class SliceLeases:
             sent_ns: When it was asked for (monotonic).
             fresh_until_ns: Until when the news are new (monotonic).
         """
-        before, self._life = self._life, self._news.life
+        is_lost = self._life not in (b"", self._news.life)
+        self._life = self._news.life
         self._fresh_until_ns = max(self._fresh_until_ns, fresh_until_ns)
-        then_least_us, then_most_us = self._ahead_us
-        least_us, most_us = now_us - monotonic_ns() // 1_000, now_us - sent_ns // 1_000
-        self._ahead_us = least_us - STEP_US, most_us + STEP_US
-        has_stepped = max(least_us, then_least_us) > min(most_us, then_most_us)
-        if (has_stepped and self._time.is_real) or before not in (b"", self._life):
+        has_stepped = self._has_stepped(now_us, sent_ns) and self._time.is_real
+        if has_stepped or is_lost:
             self.drop()
+
+    def _has_stepped(self, now_us: int, sent_ns: int) -> bool:
+        """Return whether the server's clock cannot be ahead of the monotonic one by what it was before."""
+        then_least_us, then_most_us = self._ahead_us
+        least_us = now_us - monotonic_us()
+        most_us = now_us - sent_ns // 1_000
+        self._ahead_us = least_us - STEP_US, most_us + STEP_US
+        return max(least_us, then_least_us) > min(most_us, then_most_us)
 
     def _goes_on(self, lease: SliceLease, question: Question, now_us: int) -> bool:
         """Return whether the units of a lease may be spent now, by who is not banned."""
