@@ -127,7 +127,8 @@ async def speed_of(hit: Hit, next_key: Callable[[], str], tasks: int, seconds: f
             taken.append(time.perf_counter() - hit_s)
 
     await asyncio.gather(*(work() for _ in range(tasks)))
-    rate, ordered = len(taken) / (time.perf_counter() - began_s), sorted(taken)
+    rate = len(taken) / (time.perf_counter() - began_s)
+    ordered = sorted(taken)
     return rate, 1_000 * ordered[len(ordered) // 2], 1_000 * ordered[len(ordered) * 99 // 100]
 
 
@@ -173,9 +174,13 @@ async def hit_ours(limiter: Limiter, key: str) -> object:
 
 async def row_of(scene: str, tasks: int, candidates: dict[str, Hit], delay_ms: int, options: Namespace) -> list[str]:
     """Measure a scene in rounds, of which every other one takes the candidates in reverse; return its row."""
-    next_key, found = keys_of(scene), {name: list[tuple[float, float, float]]() for name in candidates}
+    next_key = keys_of(scene)
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in candidates}
     for turn in range(options.rounds):
-        for name in reversed(candidates) if turn % 2 else candidates:
+        order = [*candidates]
+        if turn % 2:
+            order.reverse()
+        for name in order:
             found[name].append(await speed_of(candidates[name], next_key, tasks, options.seconds))
     medians = {name: [median(one) for one in zip(*rounds, strict=True)] for name, rounds in found.items()}
     cells = [f"{rate:,.0f}, {half:.2f}, {late:.2f}" for rate, half, late in medians.values()]

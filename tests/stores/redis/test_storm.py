@@ -54,6 +54,8 @@ class Storm:
         self.started = self.stops = self.kills = 0
         self.resets = list[tuple[int, int]]()
         self.bans = list[tuple[int, int]]()
+        self.banned_us = 0
+        """Since when the banned key is banned; 0 if it is not."""
 
     def start(self, place: int) -> None:
         """Start a worker."""
@@ -70,7 +72,6 @@ class Storm:
         await self.proxy.accept()
         self.proxy.delay_s = 0.06
         operator = RedisStore(self.server.url, prefix=self.prefix, timeout="5s")
-        banned_us = 0
         try:
             for place in range(WORKERS):
                 self.start(place)
@@ -78,26 +79,8 @@ class Storm:
             until_s = time.monotonic() + seconds
             while time.monotonic() < until_s:
                 await asyncio.sleep(self.rnd.random() * 0.25)
-                place, what = self.rnd.randrange(WORKERS), self.rnd.random()
-                began_us = time.time_ns() // 1_000
                 with suppress(StoreError):
-                    if what < 0.35:
-                        await self.stop(self.workers[place])
-                    elif what < 0.40:
-                        self.workers[place].kill()
-                        self.workers[place].wait()
-                        self.kills += 1
-                        self.start(place)
-                    elif what < 0.55:
-                        await operator.reset("reset")
-                        self.resets.append((began_us, time.time_ns() // 1_000))
-                    elif what < 0.65 and not banned_us:
-                        await operator.bans.ban("ban", None, "", "ann")
-                        banned_us = time.time_ns() // 1_000
-                    elif what < 0.65:
-                        self.bans.append((banned_us, began_us))
-                        banned_us = 0
-                        await operator.bans.unban("ban", "ann")
+                    await self.happen(operator)
             for worker in self.workers.values():
                 worker.terminate()
             await eventually(lambda: all(worker.poll() is not None for worker in self.workers.values()), BOUND_S)
@@ -107,6 +90,28 @@ class Storm:
                 worker.wait()
             await operator.close()
             await self.proxy.refuse()
+
+    async def happen(self, operator: RedisStore) -> None:
+        """Do one of what may happen."""
+        place, what = self.rnd.randrange(WORKERS), self.rnd.random()
+        began_us = time.time_ns() // 1_000
+        if what < 0.35:
+            await self.stop(self.workers[place])
+        elif what < 0.40:
+            self.workers[place].kill()
+            self.workers[place].wait()
+            self.kills += 1
+            self.start(place)
+        elif what < 0.55:
+            await operator.reset("reset")
+            self.resets.append((began_us, time.time_ns() // 1_000))
+        elif what < 0.65 and not self.banned_us:
+            await operator.bans.ban("ban", None, "", "ann")
+            self.banned_us = time.time_ns() // 1_000
+        elif what < 0.65:
+            self.bans.append((self.banned_us, began_us))
+            self.banned_us = 0
+            await operator.bans.unban("ban", "ann")
 
     async def stop(self, worker: subprocess.Popen[bytes]) -> None:
         """Stop a worker, for less than a slice or for several."""
