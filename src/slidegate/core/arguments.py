@@ -48,20 +48,21 @@ _CALLED_HERE: Final[dict[tuple[str, ...], str]] = {
 
 def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
     """Wrap an `__init__` so that its error about an unknown option, or one without its name, suggests the right one."""
+    kind = init.__qualname__.partition(".")[0]
     parameters = list(signature(init).parameters.values())
     accepted = [one.name for one in parameters[1:]]
     by_name = [one.name for one in parameters if one.kind is Parameter.KEYWORD_ONLY]
-    places = len(parameters) - len(by_name)
+    most_by_position = len(parameters) - len(by_name)
 
     @wraps(init)
     def checked(*args: _P.args, **options: _P.kwargs) -> None:
-        name = init.__qualname__.partition(".")[0]
         for option in options:
             if option not in accepted:
-                raise ConfigurationError(f"{name}: {unknown_option(option, accepted)}")
-        for value in args[places:]:
+                raise ConfigurationError(f"{kind}: {unknown_option(option, accepted)}")
+        if len(args) > most_by_position:
+            value = quoted(args[most_by_position])
             names = "=, ".join(by_name)
-            raise ConfigurationError(f"{name}: write the option that {quoted(value)} is for by its name: {names}=")
+            raise ConfigurationError(f"{kind}: write the option that {value} is for by its name: {names}=")
         init(*args, **options)
 
     return checked
