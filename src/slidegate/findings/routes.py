@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Any, Final
@@ -16,7 +16,16 @@ from ..core.errors import closest
 from ..core.exceeded import RateLimitExceeded
 from ..web.endpoint_limits import rules_of_route
 from ..web.policy import Policy
-from ..web.routes import MountedRoute, attribute_of, layers, mounted_routes, reach, root_of, routes_of
+from ..web.routes import (
+    MountedRoute,
+    added_middlewares,
+    attribute_of,
+    layers,
+    mounted_routes,
+    reach,
+    root_of,
+    routes_of,
+)
 from ..web.rules import Rule
 from .decorated import is_bare, wrapped_by
 from .report import Finding
@@ -208,8 +217,5 @@ def _is_cors(layer: object) -> bool:
     cors: Any = attribute_of(sys.modules.get("starlette.middleware.cors"), "CORSMiddleware")
     if cors is None:  # who has not imported it does not use it
         return False
-    kinds: Collection[Any] = [attribute_of(added, "cls") for added in attribute_of(layer, "user_middleware", ())]
-    for kind in (type(layer), *kinds):
-        if isinstance(kind, type) and issubclass(kind, cors):
-            return True
-    return False
+    kinds = [type(layer), *(added.cls for added in added_middlewares(layer))]
+    return any(issubclass(kind, cors) for kind in kinds)

@@ -16,7 +16,7 @@ from ..files.config import STORE_VARIABLE, ConfigReader
 from ..files.reload import ReloadingMiddleware
 from ..limiter import Limiter
 from ..web.middleware import RateLimitMiddleware
-from ..web.routes import DEPTH, attribute_of, layers, routes_of
+from ..web.routes import DEPTH, added_middlewares, attribute_of, layers, routes_of
 from ..web.rule_set import all_rules
 from ..web.rules import Rule
 
@@ -79,14 +79,13 @@ def guards_around(application: Application) -> Iterator[Guard]:
     for layer, path in application.around:
         if isinstance(layer, RateLimitMiddleware):
             yield _of_middleware(layer, path)
-        for added in attribute_of(layer, "user_middleware", ()):
-            kind = attribute_of(added, "cls")
-            if not isinstance(kind, type) or not issubclass(kind, (RateLimitMiddleware, ReloadingMiddleware)):
+        for added in added_middlewares(layer):
+            if not issubclass(added.cls, (RateLimitMiddleware, ReloadingMiddleware)):
                 continue
-            options = signature(kind).bind_partial(None, *added.args, **added.kwargs).arguments
+            options = signature(added.cls).bind_partial(None, *added.args, **added.kwargs).arguments
             options |= options.pop("options", {})  # the others of `from_file`
             on_error = _on_error_of(options.get("limiter"))
-            if issubclass(kind, ReloadingMiddleware):
+            if issubclass(added.cls, ReloadingMiddleware):
                 reader = ConfigReader(Path(options.pop("path")), [name for name in options if name != "app"])
                 options |= reader.options()
                 on_error = on_error or _on_error_in(reader)

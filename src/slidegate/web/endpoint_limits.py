@@ -10,7 +10,7 @@ from .broken import FailsAtStartup
 from .decorators import LIMITS_MARK
 from .endpoint_names import Place, rule_at
 from .endpoints import RateLimit
-from .routes import MountedRoute, attribute_of, layers, mounted_routes
+from .routes import MountedRoute, added_middlewares, attribute_of, layers, mounted_routes
 from .rules import Rule
 
 
@@ -74,8 +74,6 @@ def _is_unguarded(route: object) -> bool:
     for layer in layers(attribute_of(route, "app")):
         if isinstance(layer, FailsAtStartup):
             return False
-        for added in attribute_of(layer, "user_middleware", ()):
-            kind = attribute_of(added, "cls")
-            if isinstance(kind, type) and issubclass(kind, FailsAtStartup):
-                return False
+        if any(issubclass(added.cls, FailsAtStartup) for added in added_middlewares(layer)):
+            return False
     return True
