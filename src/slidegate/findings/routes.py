@@ -179,9 +179,13 @@ def about_handlers(app: object) -> Iterator[Finding]:
     """
     handlers: Mapping[Any, Any] = attribute_of(app, "exception_handlers", {})
     own = [kind for kind in handlers if isinstance(kind, type) and issubclass(kind, HTTPException)]
-    if not any(kind.__module__ == "fastapi.exceptions" for kind in own) or RateLimitExceeded in handlers:
+    if not any(kind.__module__ == "fastapi.exceptions" for kind in own):
         return
-    if 429 in handlers or attribute_of(handlers.get(HTTPException), "__module__") != "fastapi.exception_handlers":
+    # These answer refusals, so that nothing is missed.
+    if RateLimitExceeded in handlers or 429 in handlers:
+        return
+    # So does one of Starlette's, unless it is that which FastAPI sets itself.
+    if attribute_of(handlers.get(HTTPException), "__module__") != "fastapi.exception_handlers":
         return
     within = mounted_routes(app, _is_without_handlers)
     if any(rules_of_route(route.endpoint, route.dependant) for route in within):
