@@ -10,6 +10,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from ..core.bans.policy import BanPolicy
+from ..core.buckets import Bucket
 from ..core.concurrency import Concurrency
 from ..core.durations import format_duration
 from ..core.limits import AnyLimit, Limit
@@ -50,10 +51,10 @@ def published_rules(policy: Policy, app: object) -> Iterator[PublishedRule]:
         policy: The policy of the middleware.
         app: The application whose routes it guards; None if that is not known yet.
     """
-    middleware, rules = policy.names.prefix.removesuffix(":"), policy.rules
-    yield PublishedRule(rule=CLIENT, action=CLIENT, middleware=middleware, **_key_of(None, policy))
+    rules = policy.rules
+    yield PublishedRule(rule=CLIENT, action=CLIENT, middleware=policy.names.middleware, **_key_of(None, policy))
     for kind in ("allowlist", "blocklist"):
-        yield from _of_list(policy, kind, middleware)
+        yield from _of_list(policy, kind)
     for order, bound in enumerate(rules.own):
         yield from _of_rule(bound, policy, {"order": order, "requests": requests_of(bound.rule.matching)})
     last = len(rules.own)
@@ -68,12 +69,9 @@ def published_rules(policy: Policy, app: object) -> Iterator[PublishedRule]:
             continue
         yield from _of_rule(bound, policy, {"order": last, **_at_endpoint(bound)})
     if policy.messages is not None:
-        about: dict[str, Any] = {"requests": "messages on websockets", "bucket": policy.messages.name, "order": last}
-        about["at_endpoint"] = True
-        for limit in policy.messages.limits:  # without a name, as operators cannot change them
-            yield PublishedRule("", written(limit), MESSAGES, middleware=middleware, **about, **_key_of(None, policy))
+        yield from _of_messages(policy.messages, policy, last)
     for ban in policy.signals.ban_policies.values():
-        yield from _of_ban_policy(ban, policy, middleware)
+        yield from _of_ban_policy(ban, policy)
 
 
 def _of_rule(bound: BoundRule, policy: Policy, place: Mapping[str, Any]) -> Iterator[PublishedRule]:
@@ -86,7 +84,7 @@ def _of_rule(bound: BoundRule, policy: Policy, place: Mapping[str, Any]) -> Iter
     """
     rule = bound.rule
     about: dict[str, Any] = {
-        "middleware": policy.names.prefix.removesuffix(":"),
+        "middleware": policy.names.middleware,
         "conditional": rule.matching.when is not None,
         "final": rule.action.is_final,
         **place,
@@ -107,7 +105,7 @@ def _of_rule(bound: BoundRule, policy: Policy, place: Mapping[str, Any]) -> Iter
 
 def _of_routes(defaults: DefaultLimits, app: object, policy: Policy, order: int) -> Iterator[PublishedRule]:
     """Yield the limits of each route, met or not."""
-    about: dict[str, Any] = {"order": order, "middleware": policy.names.prefix.removesuffix(":")}
+    about: dict[str, Any] = {"order": order, "middleware": policy.names.middleware}
     about |= _key_of(defaults.rule.charging.key, policy)
     for label in defaults.labels_of(app):
         requests = label
@@ -144,9 +142,24 @@ def _at_endpoint(bound: BoundRule) -> dict[str, Any]:
     return {"requests": requests, "at_endpoint": True}
 
 
-def _of_ban_policy(ban: BanPolicy, policy: Policy, middleware: str) -> Iterator[PublishedRule]:
+def _of_messages(bucket: Bucket, policy: Policy, order: int) -> Iterator[PublishedRule]:
+    """Yield the limits of messages on websockets, without names, as operators cannot change them."""
+    about: dict[str, Any] = {
+        "middleware": policy.names.middleware,
+        "rule": MESSAGES,
+        "requests": "messages on websockets",
+        "bucket": bucket.name,
+        "order": order,
+        "at_endpoint": True,
+        **_key_of(None, policy),
+    }
+    for limit in bucket.limits:
+        yield PublishedRule(limit=written(limit), **about)
+
+
+def _of_ban_policy(ban: BanPolicy, policy: Policy) -> Iterator[PublishedRule]:
     """Yield a policy, and whether it has honeypots."""
-    about: dict[str, Any] = {"rule": ban.name, "shadow": ban.shadow, "middleware": middleware}
+    about: dict[str, Any] = {"rule": ban.name, "shadow": ban.shadow, "middleware": policy.names.middleware}
     about |= _key_of(ban.key, policy)
     yield PublishedRule(action=BAN, durations=_ladder_of(ban), **about)
     if any(isinstance(signal, str) and signal.startswith("/") for signal in ban.signals):
@@ -164,7 +177,7 @@ def _ladder_of(ban: BanPolicy) -> str:
     return " ".join(map(format_duration, lengths_us))
 
 
-def _of_list(policy: Policy, kind: str, middleware: str) -> Iterator[PublishedRule]:
+def _of_list(policy: Policy, kind: str) -> Iterator[PublishedRule]:
     """Yield the ranges of a list, some in each row; of a long list only how many there are."""
     networks = policy.lists[kind]
     if networks is None:
@@ -176,7 +189,12 @@ def _of_list(policy: Policy, kind: str, middleware: str) -> Iterator[PublishedRu
     file = file_of(networks)
     if file is not None:
         label = file.name
-    about: dict[str, Any] = {"rule": label, "action": kind, "middleware": middleware, "size": len(networks)}
+    about: dict[str, Any] = {
+        "middleware": policy.names.middleware,
+        "rule": label,
+        "action": kind,
+        "size": len(networks),
+    }
     if len(networks) > MOST_RANGES:
         yield PublishedRule(**about)
         return

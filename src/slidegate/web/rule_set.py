@@ -267,6 +267,11 @@ class Names:
         self._owner = owner
         self.has_unnamed = False
 
+    @property
+    def middleware(self) -> str:
+        """The name of the middleware; empty if it has none."""
+        return self.prefix.removesuffix(":")
+
     def of(self, rule: Rule) -> str:
         """Return the name of the buckets of a rule."""
         if rule.name is None and rule.counts:
