@@ -114,14 +114,8 @@ def build(
         owner: What owns the names of its unnamed limits, if that outlives the policy.
     """
     prefix = _prefix_of(name)
-    expect("limiter", limiter, Limiter, 'Limiter.from_url("redis://localhost:6379/0")')
+    limiter = _limiter_of(limiter)
     expect("client", client, ClientAddress, "client_ip()")
-    if limiter is None:
-        limiter = Limiter()
-    if limiter.store.is_read_only:
-        raise ConfigurationError(
-            "it was opened with read_only=True, for a tool, and cannot count; leave that out", "limiter"
-        )
     if client is None:
         client = client_ip()
     checked_key(key)  # also where no rule counts by it
@@ -174,6 +168,22 @@ def _prefix_of(name: str | None) -> str:
     if name is None:
         return ""
     return f"{check_name(name, 'name')}:"
+
+
+def _limiter_of(given: Limiter | None) -> Limiter:
+    """Return the limiter of a middleware; one of its own if none is given.
+
+    Raises:
+        ConfigurationError: It is no limiter, or one that cannot count.
+    """
+    expect("limiter", given, Limiter, 'Limiter.from_url("redis://localhost:6379/0")')
+    if given is None:
+        return Limiter()
+    if given.store.is_read_only:
+        raise ConfigurationError(
+            "it was opened with read_only=True, for a tool, and cannot count; leave that out", "limiter"
+        )
+    return given
 
 
 def _checked_lists(lists: Mapping[str, Networks | None]) -> Mapping[str, Networks | None]:
