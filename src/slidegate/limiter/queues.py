@@ -27,7 +27,7 @@ from ..core.buckets import Check
 from ..core.decision import Decision, Reason
 from ..core.quotas import Quota
 from ..stores.forks import InChild, ProcessLock
-from .waiters import Name, Queue, Waiter
+from .waiters import Name, Queue, Waiter, pause_before
 
 Ask: TypeAlias = Callable[[], Awaitable[Decision]]
 """Asks the store the whole question of a request."""
@@ -150,7 +150,8 @@ class Queues:
                 # It is admitted, or refused for something that no wait changes.
                 if room_us is None:
                     return decision
-                pause_s = queue.note_refusal(waiter, decision, room_us)
+                queue.note_refusal(waiter, decision, room_us)
+                pause_s = pause_before(room_us)
             if queue.is_hopeless(waiter):
                 return decision
             await waiter.sleep(pause_s)

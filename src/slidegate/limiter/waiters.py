@@ -82,24 +82,17 @@ class Queue:
             room_s = self.room_s
         return max(now_s(), room_s) >= waiter.until_s
 
-    def note_refusal(self, waiter: Waiter, refusal: Decision, room_us: int) -> float:
+    def note_refusal(self, waiter: Waiter, refusal: Decision, room_us: int) -> None:
         """Note what the first waiter was told, for all that wait behind it.
 
         Args:
             waiter: The first waiter.
             refusal: Its refusal.
             room_us: When it has room; 0 for a permit, which nobody announces.
-
-        Returns:
-            How long it sleeps before it asks again.
         """
-        wait_s = room_us / 1_000_000
         self.refused = waiter
         self.refusal = refusal
-        self.room_s = now_s() + wait_s
-        if not wait_s:
-            return PAUSE_S
-        return min(wait_s, PAUSE_S)
+        self.room_s = now_s() + room_us / 1_000_000
 
     def make_room(self, tenant: str) -> bool:
         """Remove waiters whose clients have left, else the newest one of the tenant with the most.
@@ -159,6 +152,13 @@ class Queue:
         if not checks:
             return None
         return Decision(False, Reason.LIMITED, last.now_us, checks, readings)
+
+
+def pause_before(room_us: int) -> float:
+    """Return how long the first waiter sleeps before it asks again, if it has room then."""
+    if not room_us:  # a permit, whose return nobody announces
+        return PAUSE_S
+    return min(room_us / 1_000_000, PAUSE_S)
 
 
 def now_s() -> float:
