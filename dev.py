@@ -128,12 +128,20 @@ def demo(*args: str) -> int:
     os.execv(python, [str(python), "-m", "examples.demo", *args])
 
 
+def for_pytest(args: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the arguments of pytest, with what `--all` in front of them stands for."""
+    if args[:1] == ("--all",):
+        return (*shlex.split(ALL), *args[1:])
+    return args
+
+
 def test(*args: str) -> int:
-    chosen = ALL if args[:1] == ("--all",) else ""
-    if args[bool(chosen) :]:
-        return run(environment(DEVELOP) / "pytest", *shlex.split(chosen), *args[bool(chosen) :])
-    programs = ("python -m tests.redis_servers", "python -m tests.browser.chromium")[: 2 if chosen else 1]
-    return steps(*programs, STEPS["lint"], STEPS["site"], f"{PYTEST} {chosen}")
+    if args not in ((), ("--all",)):
+        return run(environment(DEVELOP) / "pytest", *for_pytest(args))
+    programs = ["python -m tests.redis_servers"]
+    if args:
+        programs.append("python -m tests.browser.chromium")
+    return steps(*programs, STEPS["lint"], STEPS["site"], f"{PYTEST} {shlex.join(for_pytest(args))}")
 
 
 def try_wheel(into: Path, build: tuple[object, ...], *args: str, **variables: str) -> int:
@@ -149,9 +157,8 @@ def try_wheel(into: Path, build: tuple[object, ...], *args: str, **variables: st
 
 def wheel(*args: str) -> int:
     into = ROOT / "build" / "wheel"
-    chosen = ALL if args[:1] == ("--all",) else ""
     build = ("hatchling", "build", "--target", "wheel", "--directory", into)
-    return try_wheel(into, build, *shlex.split(chosen), *args[bool(chosen) :])
+    return try_wheel(into, build, *for_pytest(args))
 
 
 def compiled(*args: str) -> int:
@@ -172,7 +179,9 @@ def proof(*_: str) -> int:
     check = ("coqchk", "-silent", "-o", "-Q", ".", "", "window")
     checked = subprocess.run(check, cwd=made, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     print(checked.stdout)
-    return 0 if checked.returncode == 0 and "\n* Axioms: <none>\n" in checked.stdout else 1
+    if checked.returncode or "\n* Axioms: <none>\n" not in checked.stdout:
+        return 1
+    return 0
 
 
 def lowest(*args: str) -> int:
@@ -199,7 +208,8 @@ def pins(*args: str) -> int:
     for system in SYSTEMS:
         for python in PYTHONS:
             one = (f"--python-version={python}", f"--python-platform={system}", "-r", DEVELOP)
-            failed += [f"{python} on {system}"] if uv("pip", "install", *options, "--python", PYTHON, *one) else []
+            if uv("pip", "install", *options, "--python", PYTHON, *one):
+                failed.append(f"{python} on {system}")
     print(f"failed: {'; '.join(failed)}" if failed else "every package has a wheel")
     return 1 if failed else 0
 
