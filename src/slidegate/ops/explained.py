@@ -120,7 +120,7 @@ def _keys_among(rules: Sequence[Any], subject: Subject) -> set[str]:
     """Return the keys by which a client is counted or banned."""
     found = {subject.key}
     for rule in rules:
-        found.add(subject.client_key((rule.ipv4_prefix, rule.ipv6_prefix)))
+        found.add(subject.client_key(rule))
     return found
 
 

@@ -124,11 +124,10 @@ def keys_of(rule: Any, subject: Subject) -> tuple[str, str]:
 
 
 def _key_of_address(rule: Any, subject: Subject) -> tuple[str, str]:
-    prefixes = rule.ipv4_prefix, rule.ipv6_prefix
-    if subject.is_several(prefixes):
+    if subject.is_several(rule):
         return "", ""
     if rule.key == "address":
-        return subject.client_key(prefixes), ""
+        return subject.client_key(rule), ""
     if rule.key.partition(":")[0] in _SENT and "+" not in rule.key:
-        return subject.client_key(prefixes), f" without {rule.key}"
+        return subject.client_key(rule), f" without {rule.key}"
     return "", ""

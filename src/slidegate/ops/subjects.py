@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from .. import ConfigurationError, Limiter, Networks, client_ip
 from ..core import Ban
 from .kinds import ADDRESS, kind_of
-
-_OWN: Final = (32, 64)
-"""The prefix lengths by which stores know an address."""
 
 
 class Part(NamedTuple):
@@ -49,22 +46,21 @@ class Subject:
         """Whether it is an address or a network."""
         return self._networks is not None
 
-    def client_key(self, prefixes: tuple[int, int] = _OWN) -> str:
-        """Return the key by which a client with its address is counted, given the lengths for IPv4 and IPv6."""
+    def client_key(self, rule: Any) -> str:
+        """Return the key by which a published rule counts a client with its address."""
         if self._networks is None:
             return self.key
-        ipv4_prefix, ipv6_prefix = prefixes
-        return client_ip(ipv4_prefix=ipv4_prefix, ipv6_prefix=ipv6_prefix).truncated(self._typed)
+        return _truncated(self._typed, rule)
 
-    def is_several(self, prefixes: tuple[int, int]) -> bool:
-        """Return whether it is a network with several clients, each with a key of its own."""
+    def is_several(self, rule: Any) -> bool:
+        """Return whether it is a network with several clients, each of which the rule counts by a key of its own."""
         if self._networks is None:
             return False
         ((version, first, _),) = self._networks.ranges()
-        address: Any = IPv4Address(first) if version == 4 else f"{IPv6Address(first)}/128"
-        ipv4_prefix, ipv6_prefix = prefixes
-        one = client_ip(ipv4_prefix=ipv4_prefix, ipv6_prefix=ipv6_prefix).truncated(str(address))
-        return one != self.client_key(prefixes)
+        address: IPv4Address | IPv6Address = IPv6Address(first)
+        if version == 4:
+            address = IPv4Address(first)
+        return _truncated(str(address), rule) != self.client_key(rule)
 
     def part_in(self, networks: Networks) -> Part:
         """Return how much of its addresses is in some networks."""
@@ -82,6 +78,10 @@ class Subject:
             return self.part_in(Networks([ban.key]))
         except ConfigurationError:  # of something else
             return Part(False, False)
+
+
+def _truncated(key: str, rule: Any) -> str:
+    return client_ip(ipv4_prefix=rule.ipv4_prefix, ipv6_prefix=rule.ipv6_prefix).truncated(key)
 
 
 def networks_of(ranges: Iterable[str]) -> Networks:

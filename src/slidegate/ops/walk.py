@@ -100,7 +100,7 @@ class Walk:
         own = {self._subject.key}
         for rule in rules:
             if rule.action == "client":
-                own.add(self._subject.client_key(_prefixes(rule)))
+                own.add(self._subject.client_key(rule))
         readers = [rule for rule in rules if rule.action == "ban"]
         for ban in self._bans.near:
             if self._subject.is_address:
@@ -215,7 +215,7 @@ class Walk:
         if key and not among:
             return
         kind = rule.key
-        if self._subject.is_several(_prefixes(rule)):
+        if self._subject.is_several(rule):
             kind = SEVERAL
         rules = self._standing.other_keys.setdefault(kind, [])
         if rule.rule not in rules:
@@ -239,10 +239,6 @@ def _paths_in(requests: str) -> set[str]:
 
 def _order(rule: Any) -> tuple[int, bool, str, str]:
     return rule.order, rule.at_endpoint, rule.rule, rule.name
-
-
-def _prefixes(rule: Any) -> tuple[int, int]:
-    return rule.ipv4_prefix, rule.ipv6_prefix
 
 
 def _list_in(rules: Iterable[Any], kind: str) -> tuple[Networks, int]:
