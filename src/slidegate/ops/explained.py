@@ -9,7 +9,7 @@ from typing import Any, Final
 from .. import Limiter
 from ..core import Ban
 from .kinds import ADDRESS, kind_of
-from .standing import Bans, Standing, Verdict, Window, keys_of
+from .standing import Bans, Standing, Verdict, Window, counted_as
 from .stats_rows import CLIENTS, KEYS, WORKERS, read_events, read_ranking
 from .subjects import Subject
 from .traffic import ClientTraffic, LoggedEvent
@@ -148,7 +148,7 @@ async def _windows_of(
     counted: dict[str, list[Any]] = {}
     changes: dict[Any, Any] = {}
     for rule in rules:
-        key, _ = keys_of(rule, subject)
+        key = counted_as(rule, subject).key
         if not rule.bucket or not key or rule.by_function:
             continue
         counted.setdefault(key, []).append(rule)

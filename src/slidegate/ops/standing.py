@@ -60,6 +60,18 @@ class Reason:
     window: LimitState | None = None
 
 
+class Counted(NamedTuple):
+    """As what a rule counts requests of a client.
+
+    Attributes:
+        key: The key; empty if none is known.
+        among: Which of the requests that the rule concerns: `` without header:x-api-key``; empty for all.
+    """
+
+    key: str = ""
+    among: str = ""
+
+
 @dataclass
 class Window:
     """The window of a client under one limit.
@@ -109,25 +121,22 @@ class Standing:
         self.unseen[what] = None
 
 
-def keys_of(rule: Any, subject: Subject) -> tuple[str, str]:
-    """Return the key under which a rule counts requests of a client, and which of its requests those are.
-
-    The key is empty if none is known.
-    """
+def counted_as(rule: Any, subject: Subject) -> Counted:
+    """Return as what a published rule counts requests of a client."""
     if rule.key == EVERYONE:
-        return EVERYONE, ""
+        return Counted(EVERYONE)
     if subject.is_address:
-        return _key_of_address(rule, subject)
+        return _address_counted_as(rule, subject)
     if subject.key.startswith(beginnings_of(rule.key)):
-        return subject.key, ""
-    return "", ""
+        return Counted(subject.key)
+    return Counted()
 
 
-def _key_of_address(rule: Any, subject: Subject) -> tuple[str, str]:
+def _address_counted_as(rule: Any, subject: Subject) -> Counted:
     if subject.is_several(rule):
-        return "", ""
+        return Counted()
     if rule.key == "address":
-        return subject.client_key(rule), ""
+        return Counted(subject.client_key(rule))
     if rule.key.partition(":")[0] in _SENT and "+" not in rule.key:
-        return subject.client_key(rule), f" without {rule.key}"
-    return "", ""
+        return Counted(subject.client_key(rule), f" without {rule.key}")
+    return Counted()

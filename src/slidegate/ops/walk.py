@@ -19,7 +19,7 @@ from typing import Any
 from .. import Networks
 from ..core import Ban
 from .kinds import shown
-from .standing import EVERY, SEVERAL, Bans, Reason, Standing, Window, keys_of
+from .standing import EVERY, SEVERAL, Bans, Reason, Standing, Window, counted_as
 from .subjects import Subject, networks_of
 
 
@@ -109,7 +109,7 @@ class Walk:
                     self._refuse(Reason("ban", ban.by, EVERY + self._where, ban=ban))
                 elif part.is_any:
                     self._standing.leave_out(f"the part of it that is banned: {ban.key}")
-            elif ban.key == self._subject.key and any(keys_of(one, self._subject)[0] for one in readers):
+            elif ban.key == self._subject.key and any(counted_as(one, self._subject).key for one in readers):
                 self._refuse(Reason("ban", ban.by, EVERY + self._where, ban=ban))
 
     def _note_other_bans(self, rules: Sequence[Any]) -> None:
@@ -152,13 +152,14 @@ class Walk:
             return
         if rule.action != "limit" or rule.shadow:
             return
-        key, among = keys_of(rule, self._subject)
-        self._note_other_keys(rule)
-        if not key:
+        counted = counted_as(rule, self._subject)
+        if not counted.key or counted.among:
+            self._note_other_key(rule)
+        if not counted.key:
             return
-        requests = self._named(rule) + among
+        requests = self._named(rule) + counted.among
         for ban in self._bans.near:
-            if ban.key == key and not self._is_known(ban):
+            if ban.key == counted.key and not self._is_known(ban):
                 self._judge_reason(rule, Reason("ban", ban.by, requests, tuple(passed), ban=ban), perhaps)
         if rule.by_function:
             self._standing.leave_out(f"the limits of {rule.rule}, which a function returns")
@@ -209,11 +210,8 @@ class Walk:
     def _is_known(self, ban: Ban) -> bool:
         return any(reason.ban is ban and reason.requests.startswith(EVERY) for reason in self._standing.reasons)
 
-    def _note_other_keys(self, rule: Any) -> None:
-        """Note by which other keys a rule counts requests of the client."""
-        key, among = keys_of(rule, self._subject)
-        if key and not among:
-            return
+    def _note_other_key(self, rule: Any) -> None:
+        """Note that a rule counts requests of the client by another key."""
         kind = rule.key
         if self._subject.is_several(rule):
             kind = SEVERAL
