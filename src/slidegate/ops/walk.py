@@ -14,13 +14,27 @@ The rules of a middleware are walked in order, as for a request: what is exempt 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import Networks
 from ..core import Ban
 from .kinds import shown
 from .standing import EVERY, SEVERAL, Bans, Reason, Standing, Window, counted_as
 from .subjects import Subject, networks_of
+
+
+class _List(NamedTuple):
+    """A list of a middleware.
+
+    Attributes:
+        kind: ``allowlist`` or ``blocklist``.
+        networks: Its networks, as far as they are published.
+        unpublished: How many ranges it has, if these are not published.
+    """
+
+    kind: str
+    networks: Networks
+    unpublished: int
 
 
 class Walk:
@@ -50,8 +64,13 @@ class Walk:
 
     def over(self, rules: Sequence[Any]) -> None:
         """Walk the published rules of the middleware."""
-        if self._is_on_allowlist(rules):
+        allowlist = _list_in(rules, "allowlist")
+        if self._subject.part_in(allowlist.networks).is_whole:
             return
+        unknown = self._unknown_of(allowlist)
+        if unknown:  # so nothing refuses it for certain
+            self._may_be_allowed = True
+            self._standing.leave_out(unknown)
         self._look_at_blocklist(rules)
         self._look_at_bans(rules)
         self._note_other_bans(rules)
@@ -61,39 +80,27 @@ class Walk:
 
     # -- lists and bans ------------------------------------------------------------------------------------------------
 
-    def _is_on_allowlist(self, rules: Sequence[Any]) -> bool:
-        """Return whether the client is on the allowlist, and note if it may be."""
-        networks, unpublished = _list_in(rules, "allowlist")
-        part = self._subject.part_in(networks)
-        if part.is_whole:
-            return True
-        if not self._subject.is_address and (networks or unpublished):
-            self._doubt("whether its address is on the allowlist")
-        elif unpublished:
-            self._doubt(f"whether it is on the allowlist of {unpublished:,} ranges, which are too many to be published")
-        elif part.is_any:
-            self._doubt("the part of it that is on the allowlist")
-        return False
-
-    def _doubt(self, what: str) -> None:
-        """Note what may let all requests pass, so that nothing refuses them for certain."""
-        self._may_be_allowed = True
-        self._standing.leave_out(what)
-
     def _look_at_blocklist(self, rules: Sequence[Any]) -> None:
-        networks, unpublished = _list_in(rules, "blocklist")
-        part = self._subject.part_in(networks)
-        if part.is_whole:
+        blocklist = _list_in(rules, "blocklist")
+        if self._subject.part_in(blocklist.networks).is_whole:
             name = next(rule.rule for rule in rules if rule.action == "blocklist")
             self._refuse(Reason("blocklist", name, EVERY + self._where))
-        elif not self._subject.is_address and (networks or unpublished):
-            self._standing.leave_out("whether its address is on the blocklist")
-        elif unpublished:
-            self._standing.leave_out(
-                f"whether it is on the blocklist of {unpublished:,} ranges, which are too many to be published"
+            return
+        unknown = self._unknown_of(blocklist)
+        if unknown:
+            self._standing.leave_out(unknown)
+
+    def _unknown_of(self, some: _List) -> str:
+        """Return what is not known of the client and a list that does not contain all of it; empty if all is."""
+        if not self._subject.is_address and (some.networks or some.unpublished):
+            return f"whether its address is on the {some.kind}"
+        if some.unpublished:
+            return (
+                f"whether it is on the {some.kind} of {some.unpublished:,} ranges, which are too many to be published"
             )
-        elif part.is_any:
-            self._standing.leave_out("the part of it that is on the blocklist")
+        if self._subject.part_in(some.networks).is_any:
+            return f"the part of it that is on the {some.kind}"
+        return ""
 
     def _look_at_bans(self, rules: Sequence[Any]) -> None:
         """Look at the bans that concern every request; those of the key of one rule concern its requests alone."""
@@ -239,8 +246,8 @@ def _order(rule: Any) -> tuple[int, bool, str, str]:
     return rule.order, rule.at_endpoint, rule.rule, rule.name
 
 
-def _list_in(rules: Iterable[Any], kind: str) -> tuple[Networks, int]:
-    """Return the networks of a list of a middleware; and how many ranges it has, if these are not published."""
+def _list_in(rules: Iterable[Any], kind: str) -> _List:
+    """Return a list of a middleware, which is empty if it has none."""
     of_list = [rule for rule in rules if rule.action == kind]
     unpublished = sum(rule.size for rule in of_list if rule.size and not rule.ranges)
-    return networks_of(rule.ranges for rule in of_list), unpublished
+    return _List(kind, networks_of(rule.ranges for rule in of_list), unpublished)
