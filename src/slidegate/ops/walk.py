@@ -131,26 +131,25 @@ class Walk:
     # -- rules, in order -----------------------------------------------------------------------------------------------
 
     def _look_at(self, rule: Any) -> None:
-        if rule.at_endpoint:
-            passed, perhaps = [], []
-        elif self._is_over:
+        if rule.at_endpoint:  # whatever the list has decided
+            self._judge(rule, [], [])
             return
-        else:
-            passed, perhaps = self._passed, self._perhaps
-        if rule.requests not in passed:
-            self._judge(rule, [one for one in passed if _may_meet(one, rule.requests)], perhaps)
-        if rule.at_endpoint or not (rule.final or rule.action == "exempt"):
+        if self._is_over:
             return
-        # 1. A condition decides whether it ends the list.
+        if rule.requests not in self._passed:
+            passed = [one for one in self._passed if _may_meet(one, rule.requests)]
+            self._judge(rule, passed, self._perhaps)
+        if rule.final or rule.action == "exempt":
+            self._end_list(rule)
+
+    def _end_list(self, rule: Any) -> None:
+        """Note for which requests a rule ends the list: if a condition holds, for its own, or for all."""
         if rule.conditional:
             self._perhaps.append(rule.rule)
-            return
-        # 2. It does for its requests.
-        if rule.requests:
+        elif rule.requests:
             self._passed.append(rule.requests)
-            return
-        # 3. It does for all.
-        self._is_over = True
+        else:
+            self._is_over = True
 
     def _judge(self, rule: Any, passed: Sequence[str], perhaps: Sequence[str]) -> None:
         """Note what a rule refuses, and whether that is certain."""
