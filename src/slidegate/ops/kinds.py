@@ -6,6 +6,9 @@ import re
 from typing import Final
 
 ADDRESS: Final = "address"
+EVERYONE: Final = "everyone"
+FUNCTION: Final = "function"
+"""The kind of the keys that a function of the application's returns, which may be any."""
 _OF_ADDRESSES: Final = frozenset("0123456789abcdef.:/")
 _DIGEST: Final = re.compile("(.*)#[0-9a-f]{32}")
 _SHOWN: Final = 31
@@ -34,7 +37,7 @@ def shown(kind: str) -> str:
 
 def beginnings_of(kind: str) -> tuple[str, ...]:
     """Return how the keys of a kind that is neither an address nor a function's begin."""
-    if kind == "everyone":
+    if kind == EVERYONE:
         return (kind,)
     name, _, by = kind.partition(":")
     if name == "network":

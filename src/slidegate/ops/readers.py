@@ -7,12 +7,11 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from .. import ConfigurationError, Limiter
-from .kinds import beginnings_of, kind_of
+from .kinds import FUNCTION, beginnings_of, kind_of
 from .rows import EVERYWHERE, Place, place_of
 
 _NAMED: Final = 5
 """How many rules are named."""
-_OF_FUNCTIONS: Final = "function"
 
 
 class Reading(Enum):
@@ -92,8 +91,7 @@ def _rules_that_read(published: Sequence[Any], key: str) -> Iterator[Any]:
             # A rule in shadow refuses nobody. A policy in shadow bans nobody, and obeys the bans of others.
             if rule.shadow and rule.action != "ban":
                 continue
-            # A function of the application's may return any key.
-            if rule.key == _OF_FUNCTIONS or key.startswith(beginnings_of(rule.key)):
+            if rule.key == FUNCTION or key.startswith(beginnings_of(rule.key)):
                 yield rule
 
 

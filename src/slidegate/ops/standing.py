@@ -8,11 +8,10 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from ..core import Ban, LimitState
-from .kinds import beginnings_of
+from .kinds import ADDRESS, EVERYONE, beginnings_of
 from .subjects import Subject
 
 EVERY: Final = "every request"
-EVERYONE: Final = "everyone"
 SEVERAL: Final = "several"
 """In place of the kind of a key, if a network has several clients, which are counted by themselves."""
 _SENT: Final = ("header", "cookie", "query", "user")
@@ -135,7 +134,7 @@ def counted_as(rule: Any, subject: Subject) -> Counted:
 def _address_counted_as(rule: Any, subject: Subject) -> Counted:
     if subject.is_several(rule):
         return Counted()
-    if rule.key == "address":
+    if rule.key == ADDRESS:
         return Counted(subject.client_key(rule))
     if rule.key.partition(":")[0] in _SENT and "+" not in rule.key:
         return Counted(subject.client_key(rule), f" without {rule.key}")

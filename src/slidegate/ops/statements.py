@@ -17,7 +17,7 @@ from ipaddress import IPv4Network, ip_network
 from typing import Any, Final, NamedTuple
 
 from .incident import Kind, Proposal, Seen, Statement
-from .kinds import beginnings_of
+from .kinds import ADDRESS, EVERYONE, FUNCTION, beginnings_of
 from .traffic import ClientTraffic, Traffic
 
 STANDS_OUT: Final = 1 / 3
@@ -30,9 +30,8 @@ MANY_KEYS: Final = 3
 """With so many users, cookies or API keys an address is that of several people."""
 MAX_PREFIXES: Final = {4: 32, 6: 64}
 """The prefix of one client by the version of its address; a shorter one is a network of many."""
-_OF_ADDRESSES: Final = frozenset({"", "address", "function"})
+_OF_CLIENTS: Final = frozenset({"", ADDRESS, FUNCTION})
 """The kinds of keys of rules that count clients; an unknown kind may be one of these."""
-_EVERYONE: Final = "everyone"
 
 
 class _Refused(NamedTuple):
@@ -106,7 +105,7 @@ def _of_rules(seen: Seen) -> Statement | None:
             worst, most = name, times
     if not worst:
         return None
-    if seen.kinds.get(worst) == _EVERYONE:
+    if seen.kinds.get(worst) == EVERYONE:
         return _of_everyone(seen, worst)
     refused = _refused_by(seen, worst)
     # What is written between two reads may be in one of them alone.
@@ -139,7 +138,7 @@ def _refused_by(seen: Seen, rule: str) -> list[_Refused]:
 
 def _is_read(key: str, kind: str) -> bool:
     """Return whether a key is of the kind that a rule reads, and stands for no client."""
-    if kind in _OF_ADDRESSES:
+    if kind in _OF_CLIENTS:
         return False
     return key.startswith(beginnings_of(kind))
 

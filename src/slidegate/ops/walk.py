@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from .. import Networks
 from ..core import Ban
-from .kinds import shown
+from .kinds import ADDRESS, shown
 from .standing import EVERY, SEVERAL, Bans, Reason, Standing, Window, counted_as
 from .subjects import Subject, networks_of
 
@@ -121,7 +121,7 @@ class Walk:
 
     def _note_other_bans(self, rules: Sequence[Any]) -> None:
         """Note the kinds of keys of other bans that requests of the client may have."""
-        read = {shown(rule.key) for rule in rules} | {"address"}
+        read = {shown(rule.key) for rule in rules} | {ADDRESS}
         for kind in sorted(self._bans.kinds):
             if kind == "asn":
                 self._standing.leave_out("bans of its operator")

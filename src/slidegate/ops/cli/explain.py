@@ -10,6 +10,7 @@ import click
 
 from ... import Limiter
 from ..explained import Explained, explained
+from ..kinds import FUNCTION
 from ..rows import key_of, named, row_of_ban, row_of_change, row_of_window, span_of
 from ..standing import EVERY, SEVERAL, Reason, Standing, Verdict, Window
 from .bans import compare_secrets, end_of
@@ -224,7 +225,7 @@ def _not_looked_at(group: Standing) -> Iterator[str]:
     """Yield what was not looked at, with the first of many rules."""
     yield from group.unseen
     for key, rules in group.other_keys.items():
-        if key == "function":
+        if key == FUNCTION:
             yield f"the keys that functions return for {_listed(rules)}"
         elif key == SEVERAL:
             yield f"the clients in it: {_counts(rules)} each by itself"
