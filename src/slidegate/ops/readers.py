@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from .. import ConfigurationError, Limiter
 from .kinds import FUNCTION, beginnings_of, kind_of
-from .rows import EVERYWHERE, Place, place_of
-
-_NAMED: Final = 5
-"""How many rules are named."""
+from .rows import EVERYWHERE, Place, listed, place_of
 
 
 class Reading(Enum):
@@ -100,7 +97,4 @@ def _shown(rules: Iterable[Any]) -> str:
     names = list(dict.fromkeys(repr(rule.rule) for rule in rules))
     if len(names) == 1:
         return f"rule {names[0]} reads"
-    more = ""
-    if len(names) > _NAMED:
-        more = f" and {len(names) - _NAMED} more"
-    return f"rules {', '.join(names[:_NAMED])}{more} read"
+    return f"rules {listed(names)} read"

@@ -1,4 +1,4 @@
-"""Bans, changed limits and windows as JSON shows them, in commands and in the dashboard; and spans and keys of both.
+"""Bans, changed limits and windows as JSON shows them, in commands and in the dashboard; and texts and keys of both.
 
 Names end in their unit: `_at` is Unix time in seconds, `_s` seconds.
 """
@@ -6,7 +6,7 @@ Names end in their unit: `_at` is Unix time in seconds, `_s` seconds.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from .. import ConfigurationError, Limiter, Networks, RateLimitMiddleware, cookie, header, query
@@ -19,6 +19,8 @@ _OF_CLIENT: Final = re.compile("peer:.|unknown-peer$|asn:[0-9]")
 """How keys begin that, beside addresses and networks, each request has."""
 _BY_FUNCTION: Final = 'Rule("*", "600/minute", key=your_function) above the others'
 _S: Final = 1_000_000
+_LISTED: Final = 5
+"""How many names are in one line."""
 
 
 def row_of_ban(ban: Ban, place: Place | None = None) -> dict[str, Any]:
@@ -144,6 +146,14 @@ def span_of(span_s: float) -> str:
         if count:
             parts.append(f"{count} {unit}")
     return " ".join([*parts, f"{rest_us / _S:g} s"] if rest_us or not parts else parts)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return some names in one line: ``api, login``; of many, the first and how many more there are."""
+    text = ", ".join(names[:_LISTED])
+    if len(names) > _LISTED:
+        text += f" and {len(names) - _LISTED} more"
+    return text
 
 
 def named(values: object, *names: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import click
 from ... import Limiter
 from ..explained import Explained, explained
 from ..kinds import FUNCTION
-from ..rows import key_of, named, row_of_ban, row_of_change, row_of_window, span_of
+from ..rows import key_of, listed, named, row_of_ban, row_of_change, row_of_window, span_of
 from ..standing import EVERY, SEVERAL, Reason, Standing, Verdict, Window
 from .bans import compare_secrets, end_of
 from .main import Answer, asking, program, table, time_of, with_value
@@ -21,8 +21,6 @@ UNKNOWN: Final = 4
 """The exit codes; 0 if the client is not refused, 1 and 2 for failures as for other commands."""
 CODES: Final = {Verdict.NOT_REFUSED: 0, Verdict.REFUSED: REFUSED, Verdict.UNKNOWN: UNKNOWN}
 _S: Final = 1_000_000
-_NAMED: Final = 5
-"""How many rules are named in one line."""
 _MOST_WINDOWS: Final = 20
 _WINDOW_COLUMNS: Final = ("name", "limit", "used", "remaining", "retry in", "reset in", "key", "requests")
 _REFUSAL_COLUMNS: Final = ("time", "reason", "by", "route", "client")
@@ -180,7 +178,7 @@ def _workers(number: int) -> str:
 def _requests_of(reason: Reason) -> str:
     if not reason.apart_from:
         return reason.requests
-    return f"{reason.requests} apart from {_listed(reason.apart_from)}"
+    return f"{reason.requests} apart from {listed(reason.apart_from)}"
 
 
 def _because(reason: Reason, found: Explained) -> str:
@@ -226,7 +224,7 @@ def _not_looked_at(group: Standing) -> Iterator[str]:
     yield from group.unseen
     for key, rules in group.other_keys.items():
         if key == FUNCTION:
-            yield f"the keys that functions return for {_listed(rules)}"
+            yield f"the keys that functions return for {listed(rules)}"
         elif key == SEVERAL:
             yield f"the clients in it: {_counts(rules)} each by itself"
         else:
@@ -236,14 +234,7 @@ def _not_looked_at(group: Standing) -> Iterator[str]:
 def _counts(rules: Sequence[str]) -> str:
     if len(rules) == 1:
         return f"{rules[0]} counts"
-    return f"{_listed(rules)} count"
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_NAMED])
-    if len(names) > _NAMED:
-        return f"{shown} and {len(names) - _NAMED} more"
-    return shown
+    return f"{listed(rules)} count"
 
 
 def _statistics_lines(found: Explained) -> Iterator[str]:
