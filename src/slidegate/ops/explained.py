@@ -75,7 +75,8 @@ async def explained(limiter: Limiter, key: Any) -> Explained:
     published = await limiter.published()
     overrides = {one.name: one for one in await limiter.overrides()}
     rules = [rule for one in published for rule in one.text.rules]
-    bans = await _bans_of(limiter, subject, rules)
+    keys = {subject.key, *map(subject.client_key, rules)}  # by which it is counted or banned
+    bans = await _bans_of(limiter, subject, keys)
     groups = []
     for one in published:
         if one.is_readable:
@@ -94,7 +95,7 @@ async def explained(limiter: Limiter, key: Any) -> Explained:
         off=overrides.get("*"),
     )
     if await limiter.rows(WORKERS):
-        await _add_statistics(found, limiter, _keys_among(rules, subject))
+        await _add_statistics(found, limiter, keys)
     return found
 
 
@@ -116,17 +117,8 @@ def _standing_of(published: Any, subject: Subject, bans: Bans, windows: Mapping[
 # -- bans --------------------------------------------------------------------------------------------------------------
 
 
-def _keys_among(rules: Sequence[Any], subject: Subject) -> set[str]:
-    """Return the keys by which a client is counted or banned."""
-    found = {subject.key}
-    for rule in rules:
-        found.add(subject.client_key(rule))
-    return found
-
-
-async def _bans_of(limiter: Limiter, subject: Subject, rules: Sequence[Any]) -> Bans:
+async def _bans_of(limiter: Limiter, subject: Subject, keys: set[str]) -> Bans:
     """Return the bans that may refuse a client, and the kinds of the keys of all others."""
-    keys = _keys_among(rules, subject)
     near: list[Ban] = []
     kinds: set[str] = set()
     async for ban in limiter.bans():
