@@ -12,6 +12,7 @@ from ..events import Event
 from .incident import Outage, Seen
 from .rows import span_of
 from .statistics import Ranking, Statistics, Stats
+from .stats_rows import CLIENTS, STEPS
 
 WINDOW: Final = "5m"
 MOST: Final = 100
@@ -20,8 +21,6 @@ MAX_BANNED: Final = 24
 """How many of the most refused clients are looked up among the bans."""
 MAX_RULES: Final = 8
 """For how many rules, those first that refuse most, a larger limit is proposed."""
-_MINUTE_US: Final = 60_000_000
-_CLIENT_SLICES: Final = 5
 
 
 class Recent(NamedTuple):
@@ -92,18 +91,21 @@ async def look(limiter: Limiter, recent: Recent, published: Sequence[Any], outag
     stats, clients, keys = recent
     off = next((one for one in await limiter.overrides() if one.name == "*"), None)
     now_us = int(time.time() * 1_000_000)
-    from_us, is_cut = _time_of_clients(stats, now_us, await limiter.now_us())
+    store_us = await limiter.now_us()
+    minute_us, kept = STEPS[CLIENTS]
+    first_us = (store_us // minute_us - kept + 1) * minute_us  # when the counts of clients begin, by the store's clock
+    changeable = [one for one in limiter.limits() if one.changeable]
     return Seen(
         total=stats.total,
         rules=stats.rules,
         clients=clients,
         keys=keys,
-        from_us=from_us,
-        is_cut=is_cut,
+        from_us=now_us - (store_us - first_us),
+        is_cut=_has_requests_before(stats, first_us + minute_us),
         span=span_of(min(stats.seen_us / 1_000_000, 300)),
         kinds=kinds_of(published),
-        larger=await _larger(limiter, recent),
-        limits=_texts(limiter),
+        larger=await _larger(limiter, recent, changeable),
+        limits=_texts(changeable),
         banned=await _banned(limiter, recent),
         outage=outage,
         off_until=0 if off is None else off.until.timestamp(),
@@ -114,32 +116,32 @@ async def look(limiter: Limiter, recent: Recent, published: Sequence[Any], outag
     )
 
 
-def _time_of_clients(stats: Stats, now_us: int, store_us: int) -> tuple[int, bool]:
-    """Return when the counts of clients begin, in Unix time, and whether there were requests in the minute before."""
-    first_us = (store_us // _MINUTE_US - _CLIENT_SLICES + 1) * _MINUTE_US
-    is_cut = False
+def _has_requests_before(stats: Stats, end_us: int) -> bool:
+    """Return whether requests are in steps that began before a time of the store's clock."""
     for place, step in enumerate(stats.steps):
-        if stats.start_us + place * stats.step_us >= first_us + _MINUTE_US:
-            break
-        is_cut = is_cut or step.passed + step.refused > 0
-    return now_us - (store_us - first_us), is_cut
+        if stats.start_us + place * stats.step_us >= end_us:
+            return False
+        if step.passed or step.refused:
+            return True
+    return False
 
 
 def kinds_of(published: Iterable[Any]) -> dict[str, str]:
     """Return the kind of key that each rule reads; of a name that two rules have, nothing is known."""
     found: dict[str, str] = {}
-    for rule in (rule for one in published for rule in one.text.rules):
-        if found.setdefault(rule.rule, rule.key) != rule.key:
-            found[rule.rule] = ""
+    for one in published:
+        for rule in one.text.rules:
+            known = found.setdefault(rule.rule, rule.key)
+            if known != rule.key:
+                found[rule.rule] = ""
     return found
 
 
-def _texts(limiter: Limiter) -> dict[str, str]:
-    """Return the limits in force of each rule, if no function returns them."""
+def _texts(changeable: Iterable[Any]) -> dict[str, str]:
+    """Return the limits in force of each rule, of those that no function returns."""
     found: dict[str, list[str]] = {}
-    for one in limiter.limits():
-        if one.changeable:
-            found.setdefault(one.rule, []).append(str(one.limit))
+    for one in changeable:
+        found.setdefault(one.rule, []).append(str(one.limit))
     return {rule: "; ".join(texts) for rule, texts in found.items()}
 
 
@@ -152,13 +154,13 @@ async def _banned(limiter: Limiter, recent: Recent) -> frozenset[str]:
     return frozenset(found)
 
 
-async def _larger(limiter: Limiter, recent: Recent) -> dict[str, tuple[str, str]]:
+async def _larger(limiter: Limiter, recent: Recent, changeable: Sequence[Any]) -> dict[str, tuple[str, str]]:
     """Return for each rule that refuses the name of the limit that does, and twice that limit."""
     refusing = [name for name, traffic in recent.stats.rules.items() if traffic.refused]
     refusing.sort(key=lambda name: -recent.stats.rules[name].refused)
     found = {}
     for rule in refusing[:MAX_RULES]:
-        limits = {one.name: one for one in limiter.limits() if one.rule == rule and one.changeable and not one.shadow}
+        limits = {one.name: one for one in changeable if one.rule == rule and not one.shadow}
         if not limits:
             continue
         refusing_limit = _refusing(limits.values(), await _fullness(limiter, recent, rule))
@@ -181,11 +183,12 @@ async def _fullness(limiter: Limiter, recent: Recent, rule: str) -> Mapping[str,
     """Return the share of each limit of a rule that is spent by who is refused most."""
     found: dict[str, float] = {}
     for ranking in (recent.keys, recent.clients):
-        refused = [one for one in ranking.refused if one.refused_by.get(rule)]
-        for one in refused[:1]:
-            view = await limiter.inspect(one.key)
-            for window in view.windows:
-                if window.label == rule:
-                    share = window.used / window.limit.amount
-                    found[window.name] = max(found.get(window.name, 0), share)
+        most_refused = next((one for one in ranking.refused if one.refused_by.get(rule)), None)
+        if most_refused is None:
+            continue
+        view = await limiter.inspect(most_refused.key)
+        for window in view.windows:
+            if window.label == rule:
+                share = window.used / window.limit.amount
+                found[window.name] = max(found.get(window.name, 0), share)
     return found
