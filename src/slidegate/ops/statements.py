@@ -108,9 +108,11 @@ def _of_rules(seen: Seen) -> Statement | None:
     if seen.kinds.get(worst) == EVERYONE:
         return _of_everyone(seen, worst)
     refused = _refused_by(seen, worst)
+    if not refused:
+        return _of_unseen(seen, worst)
     # What is written between two reads may be in one of them alone.
-    whole = max(most, sum(one.times for one in refused[:1]))
-    if refused and refused[0].times >= STANDS_OUT * whole:
+    whole = max(most, refused[0].times)
+    if refused[0].times >= STANDS_OUT * whole:
         return _of_one(seen, worst, refused[0], whole)
     return _of_crowd(seen, worst, refused, whole)
 
@@ -218,22 +220,25 @@ def _of_everyone(seen: Seen, rule: str) -> Statement:
     if values["limits"]:
         text += " of {limits}"
     actions = [Proposal("open", rule), *_raise(seen, rule)]
-    total = seen.total or Traffic()
-    for busiest in seen.clients.busiest[:1]:
-        if busiest.requests >= STANDS_OUT * _requests(total):
-            values |= {"part": busiest.requests, "whole": _requests(total), "offender": busiest.key}
-            text += "; {part} of {whole} requests are {offender}"
-            actions.insert(0, Proposal("look", busiest.key))
+    whole = _requests(seen.total or Traffic())
+    busiest = next(iter(seen.clients.busiest), None)
+    if busiest is not None and busiest.requests >= STANDS_OUT * whole:
+        values |= {"part": busiest.requests, "whole": whole, "offender": busiest.key}
+        text += "; {part} of {whole} requests are {offender}"
+        actions.insert(0, Proposal("look", busiest.key))
     return Statement(Kind.EVERYONE, text, values, tuple(actions))
+
+
+def _of_unseen(seen: Seen, rule: str) -> Statement:
+    """Return the sentence about a rule whose clients are in no counts."""
+    actions = (Proposal("open", rule), *_raise(seen, rule))
+    return Statement(Kind.CROWD, "{rule} refuses {share}: its clients were not seen", _share(seen, rule), actions)
 
 
 def _of_crowd(seen: Seen, rule: str, refused: Sequence[_Refused], whole: int) -> Statement:
     """Return the sentence about many clients of whom none stands out."""
     actions = (Proposal("open", rule), *_raise(seen, rule))
-    values = _share(seen, rule)
-    if not refused:
-        return Statement(Kind.CROWD, "{rule} refuses {share}: its clients were not seen", values, actions)
-    values |= {"number": len(refused), "part": refused[0].times, "whole": whole}
+    values = {**_share(seen, rule), "number": len(refused), "part": refused[0].times, "whole": whole}
     number = "{number}"
     if sum(one.times for one in refused) < whole:  # workers keep those that are refused most
         number = "at least {number}"
@@ -259,14 +264,13 @@ def _of_calm(seen: Seen) -> Statement:
     else:
         text = "Limits refuse nobody; bans and lists refuse {share}"
     values: dict[str, Any] = {"share": 100 * total.refused / requests}
-    for one in seen.clients.refused[:1]:
-        if one.refused < STANDS_OUT * total.refused:
-            break
-        text += ": {part} of {whole} refusals are {offender}"
-        values |= {"part": one.refused, "whole": total.refused, "offender": one.key}
-        actions = [Proposal("look", one.key)]
-        if one.key in seen.banned:
-            text += ", which is banned"
-            actions.append(Proposal("unban", one.key))
-        return Statement(Kind.STOPPED, text, values, tuple(actions))
-    return Statement(Kind.STOPPED, text, values)
+    one = next(iter(seen.clients.refused), None)
+    if one is None or one.refused < STANDS_OUT * total.refused:
+        return Statement(Kind.STOPPED, text, values)
+    text += ": {part} of {whole} refusals are {offender}"
+    values |= {"part": one.refused, "whole": total.refused, "offender": one.key}
+    actions = [Proposal("look", one.key)]
+    if one.key in seen.banned:
+        text += ", which is banned"
+        actions.append(Proposal("unban", one.key))
+    return Statement(Kind.STOPPED, text, values, tuple(actions))
