@@ -124,9 +124,9 @@ class Tally:
                 buckets.append(bucket)
                 if key != client:
                     has_keys = True
-            if has_keys:
-                self._count_keys(request)
             counted = tuple(buckets), route
+            if has_keys:
+                self._count_keys(request, counted)
             met = one.met
             met[counted] = met.get(counted, 0) + 1
             traffic = self._ordinary.get(counted)
@@ -138,15 +138,14 @@ class Tally:
         self.keys.forget_rare()
         return refused
 
-    def _count_keys(self, request: Passed) -> None:
+    def _count_keys(self, request: Passed, counted: Met) -> None:
         """Count an ordinary request for its keys of other kinds."""
-        client, checks, route, _ = request
-        met: Met = tuple(bucket for bucket, _, _ in checks), route
+        client, checks, _, _ = request
         for key in self._keys_of(checks, client):
             one = self.keys.of(key)
             one.passed += 1
             one.latest = request
-            one.met[met] = one.met.get(met, 0) + 1
+            one.met[counted] = one.met.get(counted, 0) + 1
             _note_other(self.clients.of(client), key)
 
     def _count_outcome(self, outcome: Outcome) -> None:
