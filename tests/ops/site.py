@@ -192,7 +192,9 @@ class Page(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         if tag == "time":  # the page's script reads its attribute
             at = str(self.tags[-1][1]["datetime"]).replace("T", " ").removesuffix("Z")
-            assert self._lines[-1].endswith(at[11:16] if "data-clock" in self.tags[-1][1] else at)
+            if "data-clock" in self.tags[-1][1]:
+                at = at[11:16]
+            assert self._lines[-1].endswith(at)
         if tag in BLOCKS:
             self._lines.append("")
 

@@ -153,8 +153,7 @@ HISTORIES = st.lists(
 class Situation:
     """Groups of workers on one store, and what has happened before."""
 
-    store: Any
-    rows: SharedRows
+    store: MemoryStore
     apps: list[Any] = field(default_factory=list)
     limiters: list[Limiter] = field(default_factory=list)
 
@@ -178,12 +177,16 @@ class Situation:
         return answer.status not in (403, 429, 503)
 
 
-async def play(groups: list[tuple[list[str], list[str]]], history: list[Any], *, attached: bool = False) -> Situation:
+def new_store() -> MemoryStore:
+    """Return a store that has rows of several workers."""
     clock = FakeClock(START_US)
-    rows = SharedRows(clock)
     store = MemoryStore(clock=clock, wall_clock=clock)
-    store.shared_rows = rows
-    situation = Situation(store, rows)
+    store.shared_rows = SharedRows(clock)
+    return store
+
+
+async def play(groups: list[tuple[list[str], list[str]]], history: list[Any], *, attached: bool = False) -> Situation:
+    situation = Situation(new_store())
     for rules, options in groups:
         situation.add(rules, options)
     if attached:
@@ -196,7 +199,7 @@ async def play(groups: list[tuple[list[str], list[str]]], history: list[Any], *,
             await situation.send(situation.apps[number % len(situation.apps)], one)
         else:
             with suppress(ConfigurationError):  # a limit that no worker has
-                await DEEDS[one](Limiter(store))
+                await DEEDS[one](Limiter(situation.store))
             for limiter in situation.limiters:
                 await limiter.overrides()
     for limiter in situation.limiters:
@@ -275,9 +278,7 @@ def test_each_claim_is_what_the_next_request_gets(
 
 async def of_one(rule: Rule, requests: int) -> tuple[Any, Standing]:
     """Return an application with one rule, after some requests, and what is said of its workers."""
-    clock = FakeClock(START_US)
-    store = MemoryStore(clock=clock, wall_clock=clock)
-    store.shared_rows = SharedRows(clock)
+    store = new_store()
     app = RateLimitMiddleware(Starlette(routes=routes()), limiter=Limiter(store), rules=[rule])
     for _ in range(requests):
         await call(app, client=(CLIENT, 1234))
@@ -305,9 +306,7 @@ async def test_who_holds_all_permits_is_refused_until_a_request_ends() -> None:
         await goes_on.wait()
         return await page(request)
 
-    clock = FakeClock(START_US)
-    store = MemoryStore(clock=clock, wall_clock=clock)
-    store.shared_rows = SharedRows(clock)
+    store = new_store()
     rule = Rule("*", "9/minute", concurrency=1, name="busy")
     app = RateLimitMiddleware(Starlette(routes=[Route("/", slow)]), limiter=Limiter(store), rules=[rule])
     held = asyncio.create_task(call(app, client=(CLIENT, 1234)))
@@ -325,8 +324,10 @@ async def test_who_holds_all_permits_is_refused_until_a_request_ends() -> None:
 
 async def test_rules_that_cannot_be_read_are_no_rules_without_a_reason() -> None:
     situation = await play([(["all"], [])], [])
-    for name in [name for name in situation.rows.rows if name[0] == "rules"]:
-        del situation.rows.rows[name]
+    rows = situation.store.shared_rows.rows
+    for name in [*rows]:
+        if name[0] == "rules":
+            del rows[name]
     found = await explained(Limiter(situation.store), CLIENT)
     assert (found.verdict, found.unreadable, found.groups) == (Verdict.UNKNOWN, 1, [])
 

@@ -76,7 +76,11 @@ class Incident:
 
     async def send(self, client: str, rule: str, times: int = 1, who: str = "") -> None:
         path, method = PATHS[rule]
-        headers = {"x-api-key": who or client} if rule == "api" else {"cookie": f"session={who}"} if who else {}
+        headers = {}
+        if rule == "api":
+            headers = {"x-api-key": who or client}
+        elif who:
+            headers = {"cookie": f"session={who}"}
         for _ in range(times):
             app = self.chance.choice(self.apps)
             answer = await call(app, path, method, client=(client, 1), headers=headers)
@@ -147,10 +151,11 @@ async def office(incident: Incident) -> None:
     if incident.chance.random() < 0.5:
         people = [""]
     shows = len(people) > 1 or not client.startswith("198")
-    # Where something shows that they are many, they may be refused like a scanner.
-    await over(incident, client, "visitor", incident.chance.uniform(1.3, 12 if shows else 4), people)
+    most, incident.kinds = 4, (Kind.AT_LIMIT,)
+    if shows:  # that they are many, they may be refused like a scanner
+        most, incident.kinds = 12, (Kind.SHARED_ADDRESS,)
+    await over(incident, client, "visitor", incident.chance.uniform(1.3, most), people)
     incident.offender, incident.are_many = client, {client}
-    incident.kinds = (Kind.SHARED_ADDRESS,) if shows else (Kind.AT_LIMIT,)
 
 
 async def botnet(incident: Incident) -> None:
