@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Final
@@ -146,11 +146,8 @@ class Snapshots:
         for client in sorted(by_key.values(), key=lambda one: -one.requests):
             view = await self._limiter.inspect(client.key)
             is_banned = await self._limiter.banned(client.key) is not None
-            nearest: dict[str, Any] | None = None
-            for window in view.windows:
-                row = row_of_window(window)
-                if row["used"] and not row["shadow"] and (nearest is None or _fullness(row) > _fullness(nearest)):
-                    nearest = row
+            spent = [row_of_window(one) for one in view.windows if one.used and not one.shadow]
+            nearest = max(spent, key=fullness, default=None)
             seen = {**asdict(client), "requests": client.requests}
             found.append({**seen, "is_banned": is_banned, "nearest": nearest})
         return found
@@ -179,7 +176,8 @@ class Snapshots:
         return total
 
 
-def _fullness(window: dict[str, Any]) -> float:
+def fullness(window: Mapping[str, Any]) -> float:
+    """Return the share of a limit that is spent."""
     share: float = window["used"] / window["amount"]
     return share
 

@@ -16,7 +16,7 @@ from .amounts import demand_of, other_amounts
 from .cells import Act, Table
 from .marks import Mark, marks_of
 from .service import Service, text_of
-from .snapshots import WINDOWS, requests_of
+from .snapshots import WINDOWS, fullness, requests_of
 from .tables import Query, Rows
 from .texts import address, rate
 
@@ -255,8 +255,10 @@ def _first(clients: Rows) -> list[Mapping[str, Any]]:
     """Return the clients that matter first: those that are refused, then those that are nearest to a limit."""
 
     def place(one: Mapping[str, Any]) -> tuple[float, float, str]:
-        nearest = one["nearest"] or {"used": 0, "amount": 1}
-        return -one["refused"], -nearest["used"] / nearest["amount"], one["key"]
+        spent = 0.0
+        if one["nearest"]:
+            spent = fullness(one["nearest"])
+        return -one["refused"], -spent, one["key"]
 
     matter = [one for one in clients if one["refused"] or one["nearest"]]
     return sorted(matter, key=place)[:MAX_REFUSED]
