@@ -67,10 +67,8 @@ def span(seconds: float | None) -> str:
     return span_of(max(seconds, 0))
 
 
-def moment(at: float | None) -> Markup | str:
+def moment(at: float) -> Markup:
     """Return a time in UTC; the page's script shows it in the reader's time zone."""
-    if at is None:
-        return NOTHING
     when = datetime.fromtimestamp(at, UTC)
     return Markup(f'<time datetime="{when:%Y-%m-%dT%H:%M:%SZ}">{when:%Y-%m-%d %H:%M:%S}</time>')
 
