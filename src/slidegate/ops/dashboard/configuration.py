@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from . import cells
 from .cells import Act, Head, Row, Table, text_or_nothing
+from .charts import NOTHING
 from .tables import MAX_RULES, Rows
 from .texts import count, key_name, moment, plain, rate, span
 
@@ -109,7 +110,7 @@ def _rules(name: str, middleware: Any) -> Table:
         paths = cells.small(
             cells.key(" ".join(rule.matching.paths), 160), " ".join(sorted(rule.matching.methods or ()))
         )
-        counted_by = text_or_nothing("")
+        counted_by = NOTHING
         if not rule.action.exempts:
             counted_by = key_name(rule.charging.key)
         rows.append(Row([title, paths, limits_of(rule), counted_by, _does(rule)]))
@@ -163,7 +164,7 @@ def _lists(name: str, lists: Iterable[tuple[str, Any]]) -> Table:
     heads = [Head("List"), Head("Does"), Head("Networks", "n"), Head("File", "long wide")]
     rows = []
     for kind, listed in lists:
-        does, title, path = "blocks", kind, text_or_nothing("")
+        does, title, path = "blocks", kind, NOTHING
         if kind == _ALLOWLIST:
             does = "allows"
         if listed.file:

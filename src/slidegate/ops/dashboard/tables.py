@@ -45,8 +45,8 @@ def clients(caption: str, who: str, found: Rows, empty: str, unseen: str) -> Tab
         name = cells.client(one["key"])
         if one["is_banned"]:
             name = cells.badge(name, "Banned", is_hot=True)
-        limit: cells.Value = text_or_nothing("")
-        spent: cells.Value = text_or_nothing("")
+        limit: cells.Value = NOTHING
+        spent: cells.Value = NOTHING
         nearest = one["nearest"]
         if nearest is not None:
             limit = cells.small(plain(nearest["rule"], 40), nearest["limit"])
@@ -90,7 +90,7 @@ def rules(found: Rows, query: Query) -> Table:
     rows = []
     for one in found:
         name = cells.small(cells.part("rule", one["name"], query), one["limits"], 60)
-        shadow: cells.Value = text_or_nothing("")
+        shadow: cells.Value = NOTHING
         if one["is_shadow"]:
             name = cells.badge(name, "Shadow")
             shadow = cells.refused(one["shadow_refused"])
