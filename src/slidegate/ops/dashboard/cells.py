@@ -1,4 +1,4 @@
-"""The cells of tables: links, badges, gauges and notes, with all texts escaped."""
+"""The cells of tables: links, badges, gauges and notes, all texts escaped; sentences have some of them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from ... import ConfigurationError, StoreError
 from ..readers import UnreadKeyError
 from ..rows import EVERYWHERE, check_key, key_of, place_of
-from . import charts, texts
+from . import cells, sentences, texts
 from .service import Service, problem_of
 from .snapshots import requests_of
 from .texts import address
@@ -36,7 +36,8 @@ _FILTERS: Final[tuple[Callable[..., Any], ...]] = (
     texts.span,
     texts.moment,
     texts.plain,
-    texts.sentence,
+    sentences.sentence,
+    cells.client,
 )
 
 
@@ -53,7 +54,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {text.__name__: text for text in _FILTERS}
     environment.globals |= {"views": VIEWS, "everywhere": EVERYWHERE.holds, "docs": DOCS}
-    environment.globals |= {"share": texts.share, "span": texts.span, "charts": charts, "address": address}
+    environment.globals |= {"share": texts.share, "gauge": cells.gauge, "address": address}
     environment.globals |= {"requests_of": requests_of, "seen_s": seen_s}
     for name in environment.list_templates():
         environment.get_template(name)

@@ -1,4 +1,4 @@
-"""How the page writes numbers, times, texts of clients, and the sentence about an incident."""
+"""How the page writes numbers, times, texts of clients and addresses of views."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from urllib.parse import urlencode
 from markupsafe import Markup, escape
 
 from ...core.logs import escaped
-from ..incident import Statement
 from ..rows import span_of
 from .charts import NOTHING
 
-_BOLD: Final = Markup("<b>{}</b>")
 _UTC: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
 
@@ -120,25 +118,3 @@ def address(view: str, query: Mapping[str, str], **changed: str) -> str:
     if not kept:
         return f"./{view}"
     return f"./{view}?{urlencode(kept)}"
-
-
-def sentence(statement: Statement) -> Markup:
-    """Return a sentence with links to what it names."""
-    drawn = {name: _drawn(name, value) for name, value in statement.values.items()}
-    return Markup(statement.text).format(**drawn)
-
-
-def _drawn(name: str, value: Any) -> Markup | str:
-    """Return a value of a sentence."""
-    if name == "rule":
-        return Markup('<a class="key" href="{}">{}</a>').format(address("", {"rule": value}), plain(value))
-    if name == "offender":
-        link = address("clients", {"key": value})
-        return Markup('<a class="key" href="{}"><bdi>{}</bdi></a>').format(link, plain(value, 64))
-    if name in ("since", "until"):
-        return clock(value)
-    if name == "share":
-        return _BOLD.format(percent(value))
-    if isinstance(value, int):
-        return _BOLD.format(count(value))
-    return plain(value, 160)
