@@ -54,7 +54,8 @@ class Snapshots:
         history: What operators and commands have done lately.
         changes: The changes of limits in force.
         published: The rules of all workers.
-        minutes: The clients of each of the last five minutes, and at True the keys of other kinds.
+        client_minutes: The clients of each of the last five minutes.
+        key_minutes: The keys of other kinds of each of them.
         bans: The newest bans.
         bans_total: How many bans there are.
     """
@@ -70,9 +71,10 @@ class Snapshots:
         self.events: Shared[list[dict[str, Any]]] = Shared(self._events, SHORT_S)
         self.history: Shared[list[dict[str, Any]]] = Shared(self._history, SHORT_S)
         self.changes: Shared[list[dict[str, Any]]] = Shared(self._changes, SHORT_S)
-        self.minutes: dict[bool, Shared[list[list[ClientTraffic]]]] = {}
-        for of_keys in (False, True):
-            self.minutes[of_keys] = Shared(partial(self._statistics.minutes, of_keys=of_keys), SHORT_S)
+        self.client_minutes: Shared[list[list[ClientTraffic]]] = Shared(self._statistics.minutes, SHORT_S)
+        self.key_minutes: Shared[list[list[ClientTraffic]]] = Shared(
+            partial(self._statistics.minutes, of_keys=True), SHORT_S
+        )
         self.published: Shared[list[Any]] = Shared(limiter.published, LONG_S)
         self.bans: Shared[dict[str, Any]] = Shared(partial(self.bans_with, ""), SHORT_S)
         self.bans_total: Shared[int] = Shared(self._bans_total, LONG_S)

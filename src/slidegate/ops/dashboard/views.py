@@ -26,7 +26,9 @@ MAX_ROWS: Final = 50
 """How many clients of a rule or a route are shown."""
 NO_EVENTS: Final = ("refused", "shadow_refused")
 """The events that are not listed: clients cause as many as they like."""
-_ADDRESSES: Final = ("", "address")
+_EVERYONE: Final = "everyone"
+_OF_CLIENTS: Final = ("", "address", _EVERYONE)
+"""The kinds of keys of rules whose requests are counted by client; all others are counted by key."""
 
 Shown = dict[str, Any]
 
@@ -51,7 +53,7 @@ class Views:
         """Fill the first view; with `rule` or `route` in the query, that of one rule or route."""
         window, rule, route = query.get("window", WINDOW), query.get("rule", ""), query.get("route", "")
         shown.update(stats=None, drawn=[], window=window, rule=rule, route=route, statement=None, unknown="")
-        shown.update(clients=None, tables=[], limits="; ".join(self._limits_of_rules().get(rule, ())))
+        shown.update(clients=None, tables=[], limits=self._limits_of_rules().get(rule, ""))
         shown["choices"] = [(one, address("", query, window=one), one == window) for one in WINDOWS]
         if not rule and not route:
             shown["statement"] = await self._snapshots.statement.get()
@@ -86,8 +88,7 @@ class Views:
 
     def _rules(self, stats: Mapping[str, Any], query: Query) -> list[dict[str, Any]]:
         """Return the rules that have counted, and all shadow rules; with ``only=shadow`` these alone."""
-        shadows = {one.rule for one in self._limiter.limits() if one.shadow}
-        limits = self._limits_of_rules()
+        shadows, limits = self._shadow_rules(), self._limits_of_rules()
         found = []
         for name in sorted({*stats["rules"], *shadows}):
             one = stats["rules"].get(name) or dict.fromkeys(stats["total"], 0)
@@ -97,59 +98,73 @@ class Views:
             if query.get("q", "").casefold() not in name.casefold():
                 continue
             requests = requests_of(one)
-            row = {"name": name, "limits": "; ".join(limits.get(name, ())), "is_shadow": is_shadow}
+            row = {"name": name, "limits": limits.get(name, ""), "is_shadow": is_shadow}
             row |= {"requests": requests, "share": one["refused"] / max(requests, 1)}
             found.append({**one, **row, "per_s": requests / seen_s(stats)})
         return found
 
-    def _limits_of_rules(self) -> dict[str, list[str]]:
-        """Return the limits in force by the label of their rule."""
+    def _shadow_rules(self) -> set[str]:
+        return {one.rule for one in self._limiter.limits() if one.shadow}
+
+    def _limits_of_rules(self) -> dict[str, str]:
+        """Return the limits in force, in words, by the label of their rule."""
         found: dict[str, list[str]] = {}
         for one in self._limiter.limits():
             found.setdefault(one.rule, []).append(text_of(one))
-        return found
+        return {rule: "; ".join(texts) for rule, texts in found.items()}
 
     async def _part(self, shown: Shown, rule: str, route: str) -> None:
-        """Fill in the clients of a rule or a route, and what other amounts of the rule would have refused."""
-        published = await self._snapshots.published.get()
-        kind = kinds_of(published).get(rule, "")
-        has_keys = bool(rule) and kind not in (*_ADDRESSES, "everyone")
-        if rule and kind == "everyone":
-            shown["unknown"] = "all clients together are counted"
-        elif rule and not _cost_one(published, rule):
-            shown["unknown"] = "its requests cost more than one unit"
-        elif rule in {one.rule for one in self._limiter.limits() if one.shadow}:
-            shown["unknown"] = "what a shadow rule counts is not kept by client"
-        elif rule:
-            minutes = await self._snapshots.minutes[has_keys].get()
-            shown["tables"] += self._amounts(demand_of(minutes, rule), rule)
-            if not shown["tables"]:
-                shown["unknown"] = "no limit of this rule has an amount that this process knows"
+        """Fill in the clients of a rule or a route; of a rule, also its other amounts, and whom its shadow refuses."""
         recent = await self._snapshots.recent.get()
-        ranking = recent.clients
-        if has_keys:
-            ranking = recent.keys
+        ranking, minutes = recent.clients, self._snapshots.client_minutes
+        if rule:
+            published = await self._snapshots.published.get()
+            kind = kinds_of(published).get(rule, "")
+            if kind not in _OF_CLIENTS:
+                ranking, minutes = recent.keys, self._snapshots.key_minutes
+            shown["unknown"] = self._why_unknown(published, kind, rule)
+            if not shown["unknown"]:
+                shown["tables"] += self._amounts(demand_of(await minutes.get(), rule), rule)
         shown["tables"].append(tables.clients_of(_of_part(ranking, rule, route), of_rule=bool(rule)))
-        keys = await self._shadowed(rule)
-        if keys:
-            shown["tables"].append(tables.shadowed(keys))
+        if rule:
+            shown["tables"] += await self._shadowed(rule)
 
-    def _amounts(self, demand: Mapping[str, Sequence[int]], rule: str) -> list[Table]:
-        """Return for each limit of a rule what other amounts would have refused; not for those of functions."""
+    def _why_unknown(self, published: Iterable[Any], kind: str, rule: str) -> str:
+        """Return why it is not known what other amounts of a rule would have refused; empty if it is known."""
+        if kind == _EVERYONE:
+            return "all clients together are counted"
+        if not _cost_one(published, rule):
+            return "its requests cost more than one unit"
+        if rule in self._shadow_rules():
+            return "what a shadow rule counts is not kept by client"
+        if not self._limits_with_amount(rule):
+            return "no limit of this rule has an amount that this process knows"
+        return ""
+
+    def _limits_with_amount(self, rule: str) -> list[Limit]:
+        """Return the limits of a rule; no quotas, no permits, and none of functions."""
         found = []
         for one in self._limiter.limits():
             if one.rule == rule and one.changeable and isinstance(one.limit, Limit):
-                amounts = other_amounts(demand, one.limit.amount, one.limit.window_us)
-                found.append(tables.amounts(str(one.limit), amounts))
+                found.append(one.limit)
         return found
 
-    async def _shadowed(self, rule: str) -> list[tuple[str, int]]:
-        """Return whom a shadow rule would have refused, among the latest events."""
+    def _amounts(self, demand: Mapping[str, Sequence[int]], rule: str) -> list[Table]:
+        """Return for each limit of a rule what other amounts would have refused."""
+        found = []
+        for limit in self._limits_with_amount(rule):
+            found.append(tables.amounts(str(limit), other_amounts(demand, limit.amount, limit.window_us)))
+        return found
+
+    async def _shadowed(self, rule: str) -> list[Table]:
+        """Return whom a rule would have refused in shadow, if the latest events have anybody."""
         keys = Counter[str]()
         for event in await self._snapshots.events.get():
-            if rule and event["kind"] == "shadow_refused" and event["details"]["rule"] == rule:
+            if event["kind"] == "shadow_refused" and event["details"]["rule"] == rule:
                 keys[event["details"]["key"]] += 1
-        return keys.most_common(MAX_ROWS)
+        if not keys:
+            return []
+        return [tables.shadowed(keys.most_common(MAX_ROWS))]
 
     # -- the other views -----------------------------------------------------------------------------------------------
 
