@@ -57,7 +57,11 @@ function merge(old, fresh) {
     else old.insertBefore(kept, next);
     update(kept, child);
   }
-  for (let gone; (gone = next); gone.remove()) next = next.nextSibling;
+  while (next) {
+    const gone = next;
+    next = next.nextSibling;
+    gone.remove();
+  }
 }
 
 function update(kept, fresh) {
@@ -75,7 +79,8 @@ function localize(part) {
   const clock = (at, text) => new Date(at * 1000).toLocaleTimeString("sv").slice(0, text.match(/^[\d:]*/)[0].length);
   const set = (node, at) => (node.textContent = node.textContent.replace(/^[\d:]+/, clock(at, node.textContent)));
   for (const time of part.querySelectorAll("time")) {
-    time.textContent = new Date(time.dateTime).toLocaleString("sv").slice(..."clock" in time.dataset ? [11, 16] : [0]);
+    const text = new Date(time.dateTime).toLocaleString("sv");
+    time.textContent = "clock" in time.dataset ? text.slice(11, 16) : text;
   }
   for (const tick of part.querySelectorAll("[data-at]")) set(tick, +tick.dataset.at);
   for (const figure of part.querySelectorAll("[data-start]")) {
@@ -86,15 +91,21 @@ function localize(part) {
 }
 
 addEventListener("DOMContentLoaded", () => {
-  [main, state] = ["main", "state"].map((id) => document.getElementById(id));
+  main = document.getElementById("main");
+  state = document.getElementById("state");
   const button = document.getElementById("theme");
   const label = () => (button.textContent = `Theme: ${(root.dataset.theme = theme())}`);
   button.hidden = false;
-  button.addEventListener("click", () => label(theme(THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length])));
+  button.addEventListener("click", () => {
+    theme(THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length]);
+    label();
+  });
   // A form in which something was typed stays as it is.
   main.addEventListener("input", (event) => event.target.form && (event.target.form.dataset.keep = ""));
-  const shut = (one) => (one.open = false);
-  addEventListener("click", ({ target: at }) => at.closest(".pop") || main.querySelectorAll(".pop[open]").forEach(shut));
+  addEventListener("click", ({ target }) => {
+    if (target.closest(".pop")) return;
+    for (const form of main.querySelectorAll(".pop[open]")) form.open = false;
+  });
   document.getElementById("zone").textContent = Intl.DateTimeFormat().resolvedOptions().timeZone;
   label();
   localize(main);
