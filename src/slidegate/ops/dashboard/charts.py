@@ -26,8 +26,15 @@ _STEPS_S: Final = (10, 15, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200, 10_800, 2
 """The distances of ticks on the time axis."""
 _BESIDE: Final = {"ban": 0.2, "change": 0.5, "outage": 0.8}
 """Where in its step a mark of each kind is, so that several are seen."""
-_COUNTED: Final = {"passed": "passed", "limited": "limited", "by bans": "banned", "by lists": "blocked"}
+_COUNTED: Final = {
+    "passed": "passed",
+    "limited": "limited",
+    "by bans": "banned",
+    "by lists": "blocked",
+    "unavailable": "unavailable",
+}
 _TIMES: Final = {"median": "p50_ms", "p95": "p95_ms"}
+"""The names of the series of each chart, and their fields in a step."""
 
 Values: TypeAlias = Sequence[float | None]
 Texts: TypeAlias = Callable[[float | None], str]
@@ -77,10 +84,11 @@ def requests(stats: Mapping[str, Any], text: Texts, marks: Iterable[Mark] = ()) 
     """Return the chart of requests per second: passed, limited, refused by bans and by lists, unanswered, stacked."""
     series: dict[str, Values] = {}
     steps = drawn_steps(stats)
-    unseen = min(int((stats["at"] - stats["seen_s"] - stats["start_at"]) // stats["step_s"]), len(steps))
-    for name, field in {**_COUNTED, "unavailable": "unavailable"}.items():
-        rates = [step[field] / length_s for step, length_s in steps[max(unseen, 0) :]]
-        series[name] = [None] * (len(steps) - len(rates)) + rates  # nobody counted in the first ones
+    seen_from_s = stats["at"] - stats["seen_s"] - stats["start_at"]
+    unseen = max(int(seen_from_s // stats["step_s"]), 0)  # nobody counted in the first steps
+    for name, field in _COUNTED.items():
+        rates = [step[field] / length_s for step, length_s in steps[unseen:]]
+        series[name] = [None] * (len(steps) - len(rates)) + rates
     return _chart("Requests per second", stats, series, text, marks, is_stacked=True)
 
 
