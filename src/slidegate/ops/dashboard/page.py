@@ -95,11 +95,11 @@ class Page:
         """
         if view not in VIEWS:
             raise HTTPException(404, "This page does not exist.")
-        shown: dict[str, Any] = {"tabs": dict.fromkeys(VIEWS), "title": VIEWS[view], "statement": None}
+        shown: dict[str, Any] = {"tabs": {}, "title": VIEWS[view], "statement": None}
         is_failing = self._limiter.is_failing
         try:
             await self._views[view](shown, query)
-            shown["tabs"] |= await self._counts()
+            shown["tabs"] = await self._counts()
         except StoreError:
             is_failing = True
         wrong = wrong or {}
