@@ -33,7 +33,7 @@ MAX_CLIENTS: Final = 24
 MAX_BANS: Final = 1_000
 MAX_EVENTS: Final = 500
 MAX_PARTS: Final = 32
-"""Of how many rules and routes snapshots are kept."""
+"""Of how many rules and routes snapshots and their charts are kept."""
 _S: Final = 1_000_000
 _DETAILS: Final = ("key", "client", "rule", "reason", "by", "status", "policy", "ban")
 """The details of events that the page shows."""

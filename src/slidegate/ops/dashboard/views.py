@@ -14,9 +14,9 @@ from ..statistics import EVERY_S, Ranking
 from . import charts, configuration, tables
 from .amounts import demand_of, other_amounts
 from .cells import Act, Table
-from .marks import Mark, marks_of
+from .marks import marks_of
 from .service import Service, text_of
-from .snapshots import WINDOWS, fullness, requests_of
+from .snapshots import MAX_PARTS, WINDOWS, fullness, requests_of
 from .tables import Query, Rows
 from .texts import address, rate
 
@@ -77,14 +77,11 @@ class Views:
     async def _charts(self, name: tuple[str, str, str], stats: dict[str, Any]) -> list[charts.Chart]:
         drawn = self._drawn.get(name)
         if drawn is None or drawn[0] is not stats:
-            marks = await self._marks()
-            if len(self._drawn) > MAX_ROWS:
+            marks = marks_of(await self._snapshots.events.get(), await self._snapshots.history.get())
+            if len(self._drawn) > MAX_PARTS:
                 self._drawn.clear()
             drawn = self._drawn[name] = stats, [charts.requests(stats, rate, marks), charts.times(stats, rate, marks)]
         return drawn[1]
-
-    async def _marks(self) -> list[Mark]:
-        return marks_of(await self._snapshots.events.get(), await self._snapshots.history.get())
 
     def _rules(self, stats: Mapping[str, Any], query: Query) -> list[dict[str, Any]]:
         """Return the rules that have counted, and all shadow rules; with ``only=shadow`` these alone."""
