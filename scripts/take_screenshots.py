@@ -34,7 +34,6 @@ SIZE: Final = {"width": 1280, "height": 960}
 FLOOD: Final = "203.0.113.7"
 PEOPLE: Final = [f"198.51.100.{number}" for number in range(2, 250)]
 PATHS: Final = (*["/"] * 12, *["/reports"] * 6, "/search")
-SHOWN: Final = {"now": "", "client": f"clients?key={FLOOD}"}
 BEARER: Final = {"Authorization": f"Bearer {TOKEN}"}
 
 
@@ -68,16 +67,21 @@ def ban(site: Site, key: str, reason: str) -> None:
 
 def take(browser: Browser, site: Site) -> None:
     """Take the screenshots: of the flood, and of its client when it is banned."""
+    take_view(browser, site, "now", "")
+    ban(site, FLOOD, "floods the reports")
+    take_view(browser, site, "client", f"clients?key={FLOOD}")
+
+
+def take_view(browser: Browser, site: Site, name: str, path: str) -> None:
+    """Take the screenshots of one view."""
     password: Any = {"username": "ann", "password": TOKEN}
-    for name, path in SHOWN.items():
-        for scheme in ("light", "dark"):
-            options: Any = {"viewport": SIZE, "color_scheme": scheme, "http_credentials": password}
-            page = browser.new_context(**options).new_page()
-            page.goto(site.dashboard + path)
-            page.get_by_text("Live", exact=True).wait_for()
-            page.screenshot(path=PICTURES / f"dashboard-{name}-{scheme}.png")
-            page.context.close()
-        ban(site, FLOOD, "floods the reports")
+    for scheme in ("light", "dark"):
+        options: Any = {"viewport": SIZE, "color_scheme": scheme, "http_credentials": password}
+        page = browser.new_context(**options).new_page()
+        page.goto(site.dashboard + path)
+        page.get_by_text("Live", exact=True).wait_for()
+        page.screenshot(path=PICTURES / f"dashboard-{name}-{scheme}.png")
+        page.context.close()
 
 
 def take_document(browser: Browser) -> None:
@@ -105,16 +109,13 @@ def take_document(browser: Browser) -> None:
     page.screenshot(path=PICTURES / "openapi.png", clip=shown, full_page=True)
 
 
-def take_dashboard() -> None:
+def take_dashboard(browser: Browser) -> None:
     """Generate traffic, and take the screenshots of the dashboard."""
     with tempfile.TemporaryDirectory() as folder, served(f"lmdb://{folder}/limits", workers=4) as (site,):
         sending = threading.Thread(target=traffic, args=(site,))
         sending.start()
         time.sleep(TRAFFIC_S - MARGIN_S)
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=PROGRAM, args=arguments())
-            take(browser, site)
-            browser.close()
+        take(browser, site)
         sending.join()
 
 
@@ -123,9 +124,9 @@ def main(only: str = "") -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=PROGRAM, args=arguments())
         take_document(browser)
+        if only != "openapi":
+            take_dashboard(browser)
         browser.close()
-    if only != "openapi":
-        take_dashboard()
 
 
 if __name__ == "__main__":
