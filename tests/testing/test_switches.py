@@ -135,15 +135,17 @@ ROOT = Path(__file__).resolve().parents[2]
 CASES = Path(__file__).parent / "plugin" / "cases.py"
 
 
-def passed(*arguments: str, path: Path = ROOT) -> int:
-    """Run pytest in a separate process that imports what is tested, and from `path`, with only the named plugins.
-
-    Return how many tests have passed; none may fail.
-    """
+def pytest_of(*arguments: str, path: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run pytest in a separate process that imports what is tested, and from `path`, with only the named plugins."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     found = {"PYTHONPATH": os.pathsep.join((str(TESTED), str(path))), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     everything = {**os.environ, **found}
-    ended = subprocess.run(command, cwd=path, env=everything, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=path, env=everything, capture_output=True, text=True, timeout=300)
+
+
+def passed(*arguments: str, path: Path = ROOT) -> int:
+    """Return how many tests have passed, see `pytest_of`; none may fail."""
+    ended = pytest_of(*arguments, path=path)
     assert ended.returncode == 0, ended.stdout[-6_000:]
     return int(re.findall(r"(\d+) passed", ended.stdout)[-1])
 
@@ -173,10 +175,15 @@ def test_the_tests_on_the_page_pass(tmp_path: Path) -> None:
     assert passed("-p", "slidegate_pytest", "-W", "error", *tests, path=tmp_path) == count
 
 
-def test_the_contract_of_stores_runs_where_it_is_copied_to(tmp_path: Path) -> None:
+def copy_contract(project: Path) -> None:
+    """Copy the contract of stores into the tests of another project."""
     for folder in ("contract", "reference"):
-        shutil.copytree(ROOT / "tests" / folder, tmp_path / "tests" / folder)
-    (tmp_path / "tests" / "__init__.py").touch()
+        shutil.copytree(ROOT / "tests" / folder, project / "tests" / folder)
+    (project / "tests" / "__init__.py").touch()
+
+
+def test_the_contract_of_stores_runs_where_it_is_copied_to(tmp_path: Path) -> None:
+    copy_contract(tmp_path)
     page = (ROOT / "examples" / "own_store" / "README.md").read_text("utf-8")
     (code,) = [block.code for block in blocks(page) if block.mark == "file"]
     (tmp_path / "tests" / "test_my_store.py").write_text(code, "utf-8")
@@ -198,13 +205,9 @@ class TestWrong(StoreContract):
 
 
 def test_a_test_of_the_copied_contract_that_fails_shows_the_values(tmp_path: Path) -> None:
-    for folder in ("contract", "reference"):
-        shutil.copytree(ROOT / "tests" / folder, tmp_path / "tests" / folder)
-    (tmp_path / "tests" / "__init__.py").touch()
+    copy_contract(tmp_path)
     (tmp_path / "tests" / "test_wrong.py").write_text(WRONG, "utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", "counted_apart", "tests"]
-    paths = {**os.environ, "PYTHONPATH": str(TESTED), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    ended = subprocess.run(command, cwd=tmp_path, env=paths, capture_output=True, text=True, timeout=300)
+    ended = pytest_of("-x", "-k", "counted_apart", "tests", path=tmp_path)
     assert ended.returncode == 1, ended.stdout[-6_000:]
     assert re.search(r"assert 0 == 2\n.* where 0 = <Decision .*>.remaining", ended.stdout)
 
