@@ -65,7 +65,6 @@ async def test_middlewares_without_names_count_apart_where_no_other_process_coun
 
 
 async def test_middlewares_without_names_are_refused_on_a_store_of_several_processes(tmp_path: Path) -> None:
-    pytest.importorskip("lmdb")
     lasting = Limiter.from_url(f"lmdb://{tmp_path}/limits")
     first = RateLimitMiddleware(hello, limits="2/hour", limiter=lasting)
     said = "two middlewares of one limiter have limits without a name .'default'., and workers may create them"
