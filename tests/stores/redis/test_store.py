@@ -19,7 +19,7 @@ import redis.asyncio
 from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemoryStore, Quota, parse_limits
 from slidegate.core import Bucket, Concurrency, Reason, SharedRow, StoreUnavailable, parse_address
 from slidegate.stores.redis import RedisStore, batch, refusals
-from slidegate.stores.redis.batch import MAX_IN_CALL
+from slidegate.stores.redis.batch import HALVED_FROM, MAX_IN_CALL
 from slidegate.stores.redis.clock import StoreTime, monotonic_us
 from slidegate.stores.redis.line import DEPTH, ServerLine
 from slidegate.stores.redis.refusals import Refusals
@@ -597,11 +597,23 @@ async def all_of(futures: list[asyncio.Future[Decision]]) -> list[Any]:
 
 
 async def test_the_requests_of_one_turn_go_together_up_to_a_bound(store: RedisStore, server: RedisServer) -> None:
-    for count, calls in ((2, 1), (MAX_IN_CALL, 1), (MAX_IN_CALL + 1, 2), (4 * MAX_IN_CALL, 4), (1, 1)):
+    sizes = (2, 1), (HALVED_FROM - 1, 1), (HALVED_FROM, 2), (MAX_IN_CALL, 2), (MAX_IN_CALL + 1, 2), (4 * MAX_IN_CALL, 4)
+    for count, calls in (*sizes, (1, 1)):
         server.command("CONFIG", "RESETSTAT")
         answers = await all_of([ask(store, f"user:{count}:{number}") for number in range(count)])
         assert all(answer.allowed for answer in answers)
         assert server.calls()["evalsha"] == calls
+
+
+async def test_requests_for_permits_go_together_because_calls_with_them_follow_each_other(
+    store: RedisStore, server: RedisServer
+) -> None:
+    server.command("CONFIG", "RESETSTAT")
+    limited = [WIDE] * MAX_IN_CALL
+    limited[7] = Bucket("held", [Concurrency(9)])
+    asked = [ask(store, f"user:{number}", one) for number, one in enumerate(limited)]
+    assert all(answer.allowed for answer in await all_of(asked))
+    assert server.calls()["evalsha"] == 1
 
 
 async def test_answers_are_those_of_requests_in_order(store: RedisStore, clock: FakeClock, rng: random.Random) -> None:

@@ -43,6 +43,9 @@ NEWS_NS: Final = 1_000_000_000
 """How old the news may be by which requests are decided: the bans of networks, and the identity of the data."""
 MAX_IN_CALL: Final = 64
 """A request takes the server about 13 us, and a call blocks its other clients."""
+HALVED_FROM: Final = 33
+"""From how many waiting requests on they go in two calls, even if one could take them all: while this process reads the
+answers to one half, the server decides the other. With 64 at once that is 1.7 times as many requests a second."""
 RENEWED_AT_ONCE: Final = 64
 """How many rows of permits are renewed at once, so that requests of clients are sent in between."""
 SCANNED: Final = 500
@@ -236,7 +239,7 @@ class Batcher:
     async def _serve(self, line: Line) -> None:
         """Send the requests of a call, and give each its answer or an error."""
         is_split = monotonic() < line.split_until_s
-        most = MAX_IN_CALL
+        most = self._most_in_call()
         if is_split:  # keys of two requests may be on two nodes
             most = 1
         requests = self._queue.take(most)
@@ -259,6 +262,15 @@ class Batcher:
             if self._parts.leases is not None:
                 self._parts.leases.drop()  # and to one that has lost the last writes
             await line.renew()
+
+    def _most_in_call(self) -> int:
+        """Return how many of the waiting requests the next call takes at most."""
+        waiting = len(self._queue)
+        if not self._idle or self._queue.has_permits:  # no other call can be under way, or it would wait for this one
+            return MAX_IN_CALL
+        if HALVED_FROM <= waiting <= MAX_IN_CALL:
+            return waiting - waiting // 2
+        return MAX_IN_CALL
 
     def _failed(self, requests: Sequence[Request], error: BaseException, *, is_alone: bool) -> StoreError | None:
         """Deal with the error of a call, and return it as one of a store; None if its requests are sent again.

@@ -35,6 +35,11 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._requests)
 
+    @property
+    def has_permits(self) -> bool:
+        """Whether a request that waits is about permits."""
+        return any(request.has_permits for request in self._requests)
+
     def add(self, request: Request) -> bool:
         """Queue a request; fail it and return False if too many wait."""
         if self._waiting >= self._max_waiting:
