@@ -16,6 +16,8 @@ from .errors import ConfigurationError, quoted
 
 Address: TypeAlias = tuple[int, int]
 """(4 or 6, the address as an integer)."""
+AddressRange: TypeAlias = tuple[int, int, int]
+"""(4 or 6, the first address, the last one)."""
 
 IPV6_PREFIX: Final = 64
 """The default prefix length of one client: a subscriber is usually assigned a /64 (RFC 6177, RIPE-690)."""
@@ -74,8 +76,8 @@ def format_network(version: int, value: int, prefix: int) -> str:
     return f"{text}/{prefix}"
 
 
-def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
-    """Parse an address or a network in CIDR notation; return (version, first address, last address).
+def parse_network(text: str, *, strict: bool = True) -> AddressRange:
+    """Parse an address or a network in CIDR notation.
 
     Args:
         text: ``"192.0.2.7"``, ``"192.0.2.0/24"``, ``"2001:db8::/32"``.
@@ -87,7 +89,9 @@ def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
     if not isinstance(text, str):
         raise ConfigurationError(f'network: expected text such as "192.0.2.0/24", not {quoted(text)}')
     host, slash, length = text.partition("/")
-    address = None if "%" in host else parse_address(host)
+    address = None
+    if "%" not in host:  # a zone
+        address = parse_address(host)
     if address is None:
         raise ConfigurationError(f"network: {quoted(text)} is not an address or network, for example 192.0.2.0/24")
     version, value = address
@@ -96,7 +100,9 @@ def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
         raise ConfigurationError(
             f"network: {quoted(text)} needs a prefix length from 0 to {bits}, for example {host}/{bits}"
         )
-    prefix = int(length) if slash else bits
+    prefix = bits
+    if slash:
+        prefix = int(length)
     if bits == 128 and version == 4:
         if prefix < 96:
             raise ConfigurationError(
@@ -112,8 +118,8 @@ def parse_network(text: str, *, strict: bool = True) -> tuple[int, int, int]:
     return version, first, first + size - 1
 
 
-def network_of(key: str) -> tuple[int, int, int] | None:
-    """Return (version, first address, last address) of a key that is an address or a network; else None."""
+def network_of(key: str) -> AddressRange | None:
+    """Return the range of a key that is an address or a network; else None."""
     try:
         return parse_network(key, strict=False)
     except ConfigurationError:
@@ -132,7 +138,9 @@ def canonical_key(key: str) -> str:
     address = parse_address(key)
     if address is not None:
         return address_key(*address)
-    network = network_of(key) if "/" in key else None
+    if "/" not in key:
+        return key
+    network = network_of(key)
     if network is None:
         return key
     version, first, last = network

@@ -15,11 +15,12 @@ from heapq import merge
 from itertools import islice
 from typing import Final, Self
 
-from .addresses import parse_address, parse_network
+from .addresses import AddressRange, parse_address, parse_network
 from .arguments import check_list
 from .logs import written
 
 _RUN: Final = 4_096
+"""How many ranges are sorted at once."""
 _EVERYBODY: Final = {4: (0, (1 << 32) - 1), 6: (0x2000 << 112, (0x4000 << 112) - 1)}
 """The first and the last address that clients can have, by version. Of IPv6 that is 2000::/3, because only that is
 allocated; bogon lists legitimately contain the rest."""
@@ -46,11 +47,12 @@ class Networks:
 
     def __init__(self, networks: Iterable[object] = ()) -> None:
         listed = check_list("networks", networks, 'a list, for example ["192.0.2.0/24"]')
-        self._merge(parse_network(written(network, str)) for network in listed)
+        texts = (written(network, str) for network in listed)
+        self._merge(map(parse_network, texts))
 
     @classmethod
-    def of_ranges(cls, ranges: Iterable[tuple[int, int, int]]) -> Self:
-        """Return the set of some ranges, each (4 or 6, first address, last address)."""
+    def of_ranges(cls, ranges: Iterable[AddressRange]) -> Self:
+        """Return the set of some ranges."""
         made = cls()
         made._merge(ranges)
         return made
@@ -60,9 +62,13 @@ class Networks:
         object.__setattr__(self, "_ranges", other._ranges)
 
     def __contains__(self, address: object) -> bool:
-        text = address if isinstance(address, str) else str(address)
-        parsed = parse_address(text)
-        return parsed is not None and self.covers(*parsed)
+        if not isinstance(address, str):
+            address = str(address)
+        parsed = parse_address(address)
+        if parsed is None:
+            return False
+        version, value = parsed
+        return self.covers(version, value)
 
     def covers(self, version: int, value: int) -> bool:
         """Return whether a parsed address is in one of the networks."""
@@ -85,22 +91,26 @@ class Networks:
     def overlapping(self, other: Networks) -> int:
         """Return how many of the ranges have an address in common with another, smaller set."""
         found = 0
-        # How many ranges of a version are counted: one may overlap several of the other set.
+        # The index behind the last range of a version that is counted: it may overlap the next of the other set, too.
         counted = {4: 0, 6: 0}
         for version, first, last in other.ranges():
             starts, ends = self._ranges[version]
-            begin = bisect_left(ends, first)
+            begin = max(bisect_left(ends, first), counted[version])
             end = bisect_right(starts, last)
-            found += max(end - max(begin, counted[version]), 0)
-            counted[version] = max(end, counted[version])
+            if begin < end:
+                found += end - begin
+                counted[version] = end
         return found
 
     def covered(self, version: int) -> int:
         """Return how many of the addresses that clients can have, see `ADDRESSES`, are in one of the networks."""
-        low, high = _EVERYBODY[version]
+        lowest, highest = _EVERYBODY[version]
+        starts, ends = self._ranges[version]
         covered = 0
-        for first, last in zip(*self._ranges[version], strict=True):
-            covered += max(min(last, high) - max(first, low) + 1, 0)
+        for first, last in zip(starts, ends, strict=True):
+            begin, end = max(first, lowest), min(last, highest)
+            if begin <= end:
+                covered += end - begin + 1
         return covered
 
     def covers_most(self) -> bool:
@@ -118,22 +128,25 @@ class Networks:
         return hash(tuple(self.ranges()))
 
     def __repr__(self) -> str:
-        ipv4, ipv6 = (len(starts) for starts, _ in self._ranges.values())
-        return f"<Networks: {ipv4} IPv4 and {ipv6} IPv6 ranges>"
+        ipv4_starts, _ = self._ranges[4]
+        ipv6_starts, _ = self._ranges[6]
+        return f"<Networks: {len(ipv4_starts)} IPv4 and {len(ipv6_starts)} IPv6 ranges>"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self).of_ranges, (list(self.ranges()),)
+        ranges = list(self.ranges())
+        return type(self).of_ranges, (ranges,)
 
     def __setattr__(self, field: str, value: object) -> None:
         raise AttributeError("Networks are immutable; create another set instead")
 
-    def ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the merged ranges in ascending order, in the form that `of_ranges` accepts."""
+    def ranges(self) -> Iterator[AddressRange]:
+        """Yield the merged ranges in ascending order."""
         for version, (starts, ends) in self._ranges.items():
             for first, last in zip(starts, ends, strict=True):
                 yield version, first, last
 
-    def _merge(self, ranges: Iterable[tuple[int, int, int]]) -> None:
+    def _merge(self, ranges: Iterable[AddressRange]) -> None:
+        """Take over some ranges; those that overlap or touch become one."""
         merged: dict[int, tuple[list[int], list[int]]] = {4: ([], []), 6: ([], [])}
         for version, first, last in _in_order(ranges):
             starts, ends = merged[version]
@@ -145,8 +158,12 @@ class Networks:
         object.__setattr__(self, "_ranges", merged)
 
 
-def _in_order(ranges: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+def _in_order(ranges: Iterable[AddressRange]) -> Iterator[AddressRange]:
     """Sort in short runs: a sort of 200,000 ranges takes 150 ms, during which no other thread can run."""
     rest = iter(ranges)
-    runs = list(iter(lambda: sorted(islice(rest, _RUN)), []))
+    runs: list[list[AddressRange]] = []
+    run = sorted(islice(rest, _RUN))
+    while run:
+        runs.append(run)
+        run = sorted(islice(rest, _RUN))
     return merge(*runs)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from starlette.types import Scope
 
-from ..core.addresses import parse_network
+from ..core.addresses import AddressRange, parse_network
 from ..core.errors import ConfigurationError, quoted
 from ..web.clients import KEY
 from ..web.keys import KeyCondition
@@ -25,8 +25,8 @@ _FIELDS: Final = ("ipv4Prefix", "ipv6Prefix", "ip_prefix", "ipv6_prefix")
 _EXPECTED: Final = '{"prefixes": [{"ipv4Prefix": "192.0.2.0/24"}]}'
 
 
-def published_ranges(content: bytes, service: str | None) -> Iterator[tuple[int, int, int]]:
-    """Yield the networks of a published file as (4 or 6, first address, last address).
+def published_ranges(content: bytes, service: str | None) -> Iterator[AddressRange]:
+    """Yield the ranges of the networks of a published file.
 
     Args:
         content: The file.
@@ -71,7 +71,7 @@ def _rows(content: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{name}[{index}]", row
 
 
-def _range(place: str, row: dict[str, Any]) -> tuple[int, int, int]:
+def _range(place: str, row: dict[str, Any]) -> AddressRange:
     """Return the network of a row."""
     for field in _FIELDS:
         if field in row:

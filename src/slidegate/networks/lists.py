@@ -20,7 +20,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Final
 
 from ..core import networks as core
-from ..core.addresses import parse_network
+from ..core.addresses import AddressRange, parse_network
 from ..core.arguments import check_flag
 from ..core.encodings import utf_8_needed
 from ..core.errors import ConfigurationError, quoted
@@ -198,8 +198,8 @@ def read_entries(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
             yield number, entry
 
 
-def _ranges(path: str, service: str | None) -> Iterator[tuple[int, int, int]]:
-    """Read a file, and yield its networks as (4 or 6, first address, last address)."""
+def _ranges(path: str, service: str | None) -> Iterator[AddressRange]:
+    """Read a file, and yield the ranges of its networks."""
     content = read_whole(path, MAX_BYTES, "path")
     if problem := utf_8_needed(content):
         raise ConfigurationError(f"cannot read {without_passwords(str(path))}: {problem}", "path")

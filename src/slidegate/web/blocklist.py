@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 
+from ..core.addresses import AddressRange
 from ..core.bans.policy import PRIVATE
 from ..core.events import Event
 from ..core.networks import Networks
@@ -41,7 +42,7 @@ class Blocklist:
             return None
         return self._networks.find(version, value)
 
-    def ranges(self) -> Iterator[tuple[int, int, int]]:
+    def ranges(self) -> Iterator[AddressRange]:
         """Yield the ranges that it refuses."""
         if self._sparing_file is None:
             yield from self._networks.ranges()
