@@ -31,7 +31,7 @@ class Bucket:
     Attributes:
         configured: The limits as given.
         limits: Copies of the limits, which this bucket and those derived from it own: `AnyLimit.become` changes an
-            amount for all of them, and for every question that was prepared with them.
+            amount for all of them.
         is_permit: Whether a charge is a permit, which a request holds until it ends, and not units of a window.
     """
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from calendar import monthrange
+from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -79,43 +80,53 @@ class Calendar:
         return period
 
     def _find(self, unix_us: int) -> Period:
+        """Compute the period that contains a time."""
         day = (_EPOCH + unix_us * _US).astimezone(self.zone).date()
-        # A zone that skips a whole day makes two starts coincide.
-        starts = sorted({self._moment_us(start) for start in self._days_around(day)})
+        # A zone that skips a whole day makes two starts coincide, so there are more than the three that are needed.
+        days = [self._first_day(day, number) for number in range(-2, 6)]
+        starts = sorted({self._moment_us(first_day) for first_day in days})
         following = bisect_right(starts, unix_us)
         return Period(starts[following - 1], starts[following], starts[following + 1])
 
-    def _moment_us(self, start: date) -> int:
+    def _first_day(self, day: date, number: int) -> date:
+        """Return the first day of a period near a day; that of `number` + 1 is the next one."""
+        anchor = self.anchor
+        if self.unit == "day":
+            return day + timedelta(days=number)
+        if self.unit == "week":
+            days_since = (day.weekday() - anchor.weekday) % 7
+            return day + timedelta(days=7 * number - days_since)
+        if self.unit == "month":
+            return _clamped(day.year, day.month + number, anchor.day)
+        return _clamped(day.year + number, anchor.month, anchor.day)
+
+    def _moment_us(self, first_day: date) -> int:
+        """Return when the period with a first day starts."""
         hour, minute = divmod(self.anchor.minute, 60)
-        local = datetime.combine(start, time(hour, minute), tzinfo=self.zone)
+        local = datetime.combine(first_day, time(hour, minute), tzinfo=self.zone)
         return (local - _EPOCH) // _US
 
-    def _days_around(self, day: date) -> Iterator[date]:
-        """Yield the first days of periods, from two periods before that of `day` to five after it."""
-        anchor = self.anchor
-        for number in range(-2, 6):
-            if self.unit == "day":
-                yield day + timedelta(days=number)
-            elif self.unit == "week":
-                days_since = (day.weekday() - anchor.weekday) % 7
-                yield day + timedelta(days=7 * number - days_since)
-            elif self.unit == "month":
-                yield _clamped(day.year, day.month - 1 + number, anchor.day)
-            else:
-                yield _clamped(day.year + number, anchor.month - 1, anchor.day)
 
+def _clamped(year: int, month: int, day: int) -> date:
+    """Return a date; a day that its month lacks is replaced by the last one of the month.
 
-def _clamped(year: int, months: int, day: int) -> date:
-    """Return a date some months after January of a year, with a day beyond the month's end replaced by its last one."""
-    year, month = year + months // 12, months % 12 + 1
-    last = date(year + month // 12, month % 12 + 1, 1) - timedelta(days=1)
-    return date(year, month, min(day, last.day))
+    Args:
+        year: The year in which the months begin to count.
+        month: 1 is January of that year, 13 that of the next one, 0 December of the one before.
+        day: 1 to 31.
+    """
+    years, months = divmod(month - 1, 12)
+    year, month = year + years, months + 1
+    _, last_day = monthrange(year, month)
+    return date(year, month, min(day, last_day))
 
 
 def read_anchor(unit: Unit, starts: int | str | None) -> tuple[Anchor, str]:
     """Parse the start of a unit's periods; return its anchor and its canonical spelling."""
     read, default, expected = _ANCHORS[unit]
-    given = default if starts is None else starts
+    given = starts
+    if given is None:
+        given = default
     # A day of a month may be a number, and True is none.
     if unit == "month" and isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= 31:
         given = str(given)

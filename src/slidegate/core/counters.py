@@ -29,8 +29,8 @@ ENTRY: Final = Struct("<8sqI")
 ALONE: Final = bytes(8)
 """The worker in the memory of one process."""
 NO_END: Final = 2**63 - 1
-_ANY: Final = Ring(1, 1, 1, 0)
-"""The span of the rings of all periods is 0: units leave at their moment."""
+_ANY_PERIOD: Final = Ring(1, 1, 1, 0)
+"""Reads the units of whatever period: the span of their rings is 0, so units leave at their moment."""
 
 
 class Permits(Protocol):
@@ -70,14 +70,15 @@ class QuotaCounter:
     def spend(self, window: bytes, now_us: int, cost: int) -> tuple[bytes, WindowState]:
         """See `Ring.spend`; the units leave by the store's time, and their moment is a Unix time."""
         unix_us = self._unix_us()
-        window, (spent, leaves_us, moment_us, wait_us) = self._ring(unix_us).spend(window, unix_us, cost)
+        window, state = self._ring(unix_us).spend(window, unix_us, cost)
+        spent, leaves_us, moment_us, wait_us = state
         if spent:
             leaves_us += now_us - unix_us
         return window, (spent, leaves_us, moment_us, wait_us)
 
     def undo(self, window: bytes, cost: int) -> bytes:
         """See `Ring.undo`."""
-        return _ANY.undo(window, cost)
+        return _ANY_PERIOD.undo(window, cost)
 
     def charge(self, window: bytes, now_us: int, units: int) -> tuple[bytes, int]:
         """See `Ring.charge`; a debt lasts until the period ends."""
@@ -91,14 +92,15 @@ class QuotaCounter:
 
     def state(self, window: bytes, now_us: int, wait_us: int = 0) -> WindowState:
         """See `Ring.state`."""
-        spent, leaves_us, moment_us, _ = _ANY.state(window, now_us)
+        spent, leaves_us, moment_us, _ = _ANY_PERIOD.state(window, now_us)
         if spent:
             leaves_us += now_us - self._unix_us()
         return spent, leaves_us, moment_us, wait_us
 
     def _ring(self, unix_us: int) -> Ring:
         """Return the ring of the period that contains a Unix time."""
-        return Ring(self._quota.amount, 1, self._quota.period_at(unix_us).end_us + 1, 0)
+        period = self._quota.period_at(unix_us)
+        return Ring(self._quota.amount, 1, period.end_us + 1, 0)
 
 
 @final
@@ -155,6 +157,7 @@ class PermitCounter:
         return spent, 0, 0, wait_us
 
     def _entry(self, units: int) -> bytes:
+        """Return the entry of this worker."""
         return entry(self._worker, self._until_us, units)
 
 
@@ -201,4 +204,5 @@ def in_force(window: bytes, now_us: int) -> bytes:
 
 def ends_us(window: bytes) -> int:
     """Return when the last entry of a row ends, in microseconds; 0 if there is none."""
-    return max([until_us for _, until_us, _ in ENTRY.iter_unpack(window)], default=0)
+    ends = [until_us for _, until_us, _ in ENTRY.iter_unpack(window)]
+    return max(ends, default=0)

@@ -71,11 +71,15 @@ class Ban(NamedTuple):
     @property
     def until(self) -> datetime | None:
         """When it ends (UTC); None for never."""
-        return None if self.until_us is None else _moment(self.until_us)
+        if self.until_us is None:
+            return None
+        return _moment(self.until_us)
 
     def left_us(self, now_us: int) -> int | None:
         """Return the time left at a Unix time, in microseconds; None for ever."""
-        return None if self.until_us is None else max(self.until_us - now_us, 0)
+        if self.until_us is None:
+            return None
+        return max(self.until_us - now_us, 0)
 
     def is_over(self, now_us: int) -> bool:
         """Return whether it has ended at a Unix time in microseconds."""
@@ -87,8 +91,15 @@ class Ban(NamedTuple):
         None if it refuses only its own key: one that is not a network, a single client, or any key banned by a policy,
         because a policy bans keys of clients.
         """
-        network = None if self.level else network_place(self.key)
-        return None if network is None or network[1] == OWN_PREFIX[network[0]] else network
+        if self.level:
+            return None
+        network = network_place(self.key)
+        if network is None:
+            return None
+        version, prefix, _ = network
+        if prefix == OWN_PREFIX[version]:
+            return None
+        return network
 
 
 def lasts_longer(ban: Ban, than: Ban) -> bool:
@@ -99,11 +110,15 @@ def lasts_longer(ban: Ban, than: Ban) -> bool:
 def longest(bans: Iterable[Ban], after_us: float = -inf) -> Ban | None:
     """Return the ban that ends last, the first if several do; None if none ends after `after_us`."""
     found = max(bans, key=_end_us, default=None)
-    return found if found is not None and _end_us(found) > after_us else None
+    if found is None or _end_us(found) <= after_us:
+        return None
+    return found
 
 
 def _end_us(ban: Ban) -> float:
-    return inf if ban.until_us is None else ban.until_us
+    if ban.until_us is None:
+        return inf
+    return ban.until_us
 
 
 def ban_key(key: object) -> str:
@@ -143,7 +158,9 @@ def check_can_exist(key: str) -> None:
         kind, name = "header", source
     else:
         return
-    function = "path_param" if kind == "path" else kind
+    function = kind
+    if kind == "path":
+        function = "path_param"
     raise InvalidKey(
         f"ban: no request is counted as {quoted(f'{kind}:{name}')} with a readable value, because values that clients "
         f'send are stored as digests; write {function}("{name}").of(VALUE), or {kind}:{name} with the value beside it '
@@ -166,8 +183,16 @@ def _was_meant_as_address(text: str) -> bool:
         return False
     numbers = read.replace(",", ".").split(".")
     if "." in read and len(numbers) >= 4:
-        return sum(not re.fullmatch(_NUMBER, number) for number in numbers) <= 1
-    return ("::" in read or len(groups) >= 8) and sum(not re.fullmatch(_HEXADECIMAL, group) for group in groups) <= 1
+        return _matches_all_but_one(_NUMBER, numbers)
+    if "::" in read or len(groups) >= 8:
+        return _matches_all_but_one(_HEXADECIMAL, groups)
+    return False
+
+
+def _matches_all_but_one(pattern: str, groups: Iterable[str]) -> bool:
+    """Return whether at most one of some groups does not match a pattern."""
+    others = [group for group in groups if not re.fullmatch(pattern, group)]
+    return len(others) <= 1
 
 
 @lru_cache(maxsize=MAX_CACHED)
@@ -178,7 +203,8 @@ def network_place(key: str) -> tuple[int, int, bytes] | None:
         return None
     version, first, last = network
     prefix = prefix_length(version, first, last)
-    return version, prefix, (first >> (BITS[version] - prefix)).to_bytes(16, "big")
+    bits = first >> (BITS[version] - prefix)
+    return version, prefix, bits.to_bytes(16, "big")
 
 
 def clean_reason(reason: object, name: str = "reason") -> str:

@@ -9,20 +9,25 @@ from .ban import Ban
 
 def banned(ban: Ban) -> Event:
     """Return the event for a new ban."""
-    until = "for ever" if ban.until is None else f"until {ban.until:%Y-%m-%dT%H:%M:%SZ}"
+    span = "for ever"
+    if ban.until is not None:
+        span = f"until {ban.until:%Y-%m-%dT%H:%M:%SZ}"
+    message = f"{ban.key} is banned {span} by {ban.by}{_because(ban)}"
     details = {"key": ban.key, "by": ban.by, "reason": ban.reason, "ban_level": ban.level, "until": ban.until}
-    return Event("banned", f"{ban.key} is banned {until} by {ban.by}{_because(ban)}", details)
+    return Event("banned", message, details)
 
 
 def unbanned(ban: Ban, by: str) -> Event:
     """Return the event for a lifted ban."""
-    return Event("unbanned", f"{ban.key} was unbanned by {by}", {"key": ban.key, "by": by, "was_by": ban.by})
+    details = {"key": ban.key, "by": by, "was_by": ban.by}
+    return Event("unbanned", f"{ban.key} was unbanned by {by}", details)
 
 
 def shadow_banned(ban: Ban) -> Event:
-    """Return the event for a ban that a shadow policy would have made."""
-    length = format_duration((ban.until_us or 0) - ban.since_us)
-    message = f"policy {ban.by!r} would have banned {ban.key} for {length}{_because(ban)}"
+    """Return the event for a ban that a shadow policy would have made; bans of policies end."""
+    assert ban.until_us is not None, "a ban of a policy ends"
+    span = format_duration(ban.until_us - ban.since_us)
+    message = f"policy {ban.by!r} would have banned {ban.key} for {span}{_because(ban)}"
     details = {"policy": ban.by, "key": ban.key, "ban_level": ban.level, "reason": ban.reason}
     return Event("shadow_banned", message, details)
 
@@ -40,4 +45,7 @@ def strikes_dropped(max_keys: int) -> Event:
 
 
 def _because(ban: Ban) -> str:
-    return f": {ban.reason}" if ban.reason else ""
+    """Return the end of a message, with the reason of a ban if it has one."""
+    if not ban.reason:
+        return ""
+    return f": {ban.reason}"

@@ -34,20 +34,25 @@ class BannedNetworks:
         self._tables: dict[int, dict[int, dict[bytes, Ban]]] = {4: {}, 6: {}}
         for ban in bans:
             network = ban.network()
-            if network is not None:
-                version, prefix, bits = network
-                self._tables[version].setdefault(BITS[version] - prefix, {})[bits] = ban
-                self.bans[ban.key] = ban
+            if network is None:
+                continue
+            version, prefix, bits = network
+            table = self._tables[version].setdefault(BITS[version] - prefix, {})
+            table[bits] = ban
+            self.bans[ban.key] = ban
 
     def of(self, subject: BanSubject) -> list[Ban]:
         """Return the bans of the networks that contain an address, or that are a key, including expired ones."""
         if isinstance(subject, str):
-            return [self.bans[subject]] if subject in self.bans else []
+            if subject not in self.bans:
+                return []
+            return [self.bans[subject]]
         version, value = subject
-        found = []
+        found: list[Ban] = []
         for shift, table in self._tables[version].items():
-            if (ban := table.get((value >> shift).to_bytes(16, "big"))) is not None:
-                found.append(ban)
+            bits = (value >> shift).to_bytes(16, "big")
+            if bits in table:
+                found.append(table[bits])
         return found
 
     def with_ban(self, ban: Ban, now_us: int) -> BannedNetworks:

@@ -54,7 +54,10 @@ def next_ban(policy: BanPolicy, key: str, reason: str, before: Level | None, now
     """
     level = 1
     if before is not None:
-        level += max(before.level - max(now_us - before.until_us, 0) // policy.forgive_us, 0)
+        since_us = max(now_us - before.until_us, 0)
+        forgiven = since_us // policy.forgive_us
+        level += max(before.level - forgiven, 0)
     until_us = now_us + policy.length_us(level)
-    after = Level(level, until_us, min(until_us + level * policy.forgive_us, LATEST_US))
-    return Ban(key, reason, policy.name, level, now_us, until_us), after
+    over_us = min(until_us + level * policy.forgive_us, LATEST_US)
+    ban = Ban(key, reason, policy.name, level, now_us, until_us)
+    return ban, Level(level, until_us, over_us)
