@@ -32,6 +32,7 @@ from slidegate import (
     header,
     user,
 )
+from slidegate.ops.cli.explain import group_lines
 from slidegate.ops.explained import Explained, explained
 from slidegate.ops.standing import EVERY, Standing, Verdict
 from slidegate.ops.statistics import Statistics
@@ -66,6 +67,7 @@ RULES: dict[str, Callable[[], Rule]] = {
     "keyed": lambda: Rule("*", "2/minute", key=header("X-API-Key"), name="keyed"),
     "service": lambda: Rule("*", "6/minute", key=everyone, name="service"),
     "old": lambda: Rule("/old", block=True, name="old"),
+    "old again": lambda: Rule("/old", block=True, name="old"),
     "closed": lambda: Rule("*", block=True, name="closed"),
     "evil": lambda: Rule("*", block=True, when=lambda request: "evil" in request.headers, name="evil"),
     "search": lambda: Rule("/search", "2/minute", final=True, name="search"),
@@ -77,6 +79,8 @@ RULES: dict[str, Callable[[], Rule]] = {
     "dear": lambda: Rule("*", "5/minute", cost=lambda request: 2, name="dear"),
     "wide": lambda: Rule("*", "4/minute", key=client_ip(ipv4_prefix=16), name="wide"),
     "night": lambda: Rule("*", "1/minute", when=lambda request: "night" in request.headers, name="night"),
+    "posts": lambda: Rule("/login", "2/minute", key=header("X-API-Key"), methods=["POST"], name="posts"),
+    "posts a day": lambda: Rule("/login", "9/h; 20/d", key=header("X-API-Key"), methods=["POST"], name="posts-day"),
     "sockets": lambda: Rule("*", "1/minute", connection="websocket", name="sockets"),
 }
 OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -274,6 +278,21 @@ def test_each_claim_is_what_the_next_request_gets(
             check(found, group, probe, await situation.send(app, probe))
 
     asyncio.run(compare())
+
+
+@settings(max_examples=60)
+@given(GROUPS, HISTORIES, st.sampled_from([CLIENT, "203.0.113.0/24", header("X-API-Key").of(VALUE)]))
+@example([(["posts", "posts a day"], [])], ["bans a value"], header("X-API-Key").of(VALUE))
+@example([(["old", "old again"], [])], [], CLIENT)
+def test_nothing_is_said_twice(groups: list[tuple[list[str], list[str]]], history: list[Any], key: Any) -> None:
+    async def look() -> None:
+        situation = await play(groups, history)
+        found = await explained(Limiter(situation.store), key)
+        for group in found.groups:
+            lines = [*group_lines(group, found)]
+            assert len(lines) == len({*lines})
+
+    asyncio.run(look())
 
 
 async def of_one(rule: Rule, requests: int) -> tuple[Any, Standing]:

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .. import Networks
-from ..core import Ban
 from .kinds import ADDRESS, shown
 from .standing import EVERY, SEVERAL, Bans, Reason, Standing, Window, counted_as
 from .subjects import Subject, networks_of
@@ -165,7 +164,7 @@ class Walk:
             return
         requests = self._named(rule) + counted.among
         for ban in self._bans.near:
-            if ban.key == counted.key and not self._is_known(ban):
+            if ban.key == counted.key:
                 self._judge_reason(rule, Reason("ban", ban.by, requests, tuple(passed), ban=ban), perhaps)
         if rule.by_function:
             self._standing.leave_out(f"the limits of {rule.rule}, which a function returns")
@@ -200,6 +199,8 @@ class Walk:
 
     def _judge_reason(self, rule: Any, reason: Reason, perhaps: Sequence[str]) -> None:
         """Note a reason if it is certain, else on what it depends."""
+        if self._is_known(reason):
+            return
         if rule.conditional:
             self._standing.leave_out(f"whether the condition of {rule.rule} holds, which refuses then")
         elif perhaps:
@@ -213,8 +214,20 @@ class Walk:
         else:
             self._standing.reasons.append(reason)
 
-    def _is_known(self, ban: Ban) -> bool:
-        return any(reason.ban is ban and reason.requests.startswith(EVERY) for reason in self._standing.reasons)
+    def _is_known(self, reason: Reason) -> bool:
+        """Return whether a reason was noted before, or its ban for all of its requests.
+
+        A rule has a row for each of its limits, and several rules may concern the same requests, counted by one key.
+        """
+        for noted in self._standing.reasons:
+            if noted == reason:
+                return True
+            if reason.ban is None or noted.ban is not reason.ban:
+                continue
+            concerns_all = noted.requests in (EVERY + self._where, reason.requests)
+            if concerns_all and set(noted.apart_from) <= set(reason.apart_from):
+                return True
+        return False
 
     def _note_other_key(self, rule: Any) -> None:
         """Note that a rule counts requests of the client by another key."""

@@ -124,7 +124,7 @@ def _lines(found: Explained) -> Iterator[str]:
     else:
         yield _headline(found)
     for group in found.groups:
-        yield from _group_lines(group, found)
+        yield from group_lines(group, found)
     if found.unreadable:
         yield f"  not looked at: the rules of {found.unreadable} workers, which are not there, or of a later version"
     yield from _ban_lines(found)
@@ -159,7 +159,7 @@ def _headline(found: Explained) -> str:
     return f"{key} is refused, though not each request"
 
 
-def _group_lines(group: Standing, found: Explained) -> Iterator[str]:
+def group_lines(group: Standing, found: Explained) -> Iterator[str]:
     """Yield what equal workers do; with a line in front if there are others."""
     if len(found.groups) > 1:
         yield f"  {_workers(group.workers)}: {group.verdict}"
