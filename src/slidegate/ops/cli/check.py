@@ -77,8 +77,10 @@ def check(ctx: click.Context, target: str, factory: bool, as_json: bool) -> None
         with redirect_stdout(sys.stderr):
             found = asyncio.run(_about_app(app))
     findings = list(dict.fromkeys(found))  # several middlewares may report the same finding
-    rows = [finding._asdict() for finding in findings]
-    show(as_json, rows, map(str, findings) if findings else ["Nothing was found."])
+    lines = [str(finding) for finding in findings]
+    if not lines:
+        lines = ["Nothing was found."]
+    show(as_json, [finding._asdict() for finding in findings], lines)
     if findings:
         ctx.exit(1)
 
@@ -104,11 +106,12 @@ def imported(name: str, *, factory: bool = False) -> ASGIApp:
     try:
         with redirect_stdout(sys.stderr):
             found: Any = attrgetter(attribute)(import_module(module))
-            found = found() if factory else found
+            if factory:
+                found = found()
     except (Exception, SystemExit) as error:
-        is_elsewhere = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
-        hint = "; run this in the directory that contains it" if is_elsewhere else ""
-        message = f"{written(name)} cannot be imported: {type(error).__name__}: {one_line(error)}{hint}"
+        message = f"{written(name)} cannot be imported: {type(error).__name__}: {one_line(error)}"
+        if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+            message += "; run this in the directory that contains it"
         raise click.ClickException(message) from error
     try:
         served: ASGIApp = check_takes("", found, "scope", "receive", "send")
@@ -160,28 +163,28 @@ async def _about_app(app: ASGIApp) -> list[Finding]:
         pass
     if failure:
         raise click.ClickException(f"the application's startup failed: {' '.join(failure.split())}")
-    return await _findings_in(app) if found is None else found
+    if found is None:  # it has not awaited its shutdown
+        return await _findings_in(app)
+    return found
 
 
 async def _findings_in(app: ASGIApp) -> list[Finding]:
     middlewares = middlewares_in(app)
-    findings = [finding for middleware in middlewares for finding in middleware.findings]
-    for limiter in dict.fromkeys(middleware.limiter for middleware in middlewares):
+    if not middlewares:
+        advice = 'write app.add_middleware(RateLimitMiddleware, limits="100/minute")'
+        return [Finding("SG201", f"the application has no RateLimitMiddleware, so nothing is limited; {advice}")]
+    findings: list[Finding] = []
+    limiters: dict[Limiter, None] = {}
+    for middleware in middlewares:
+        findings += middleware.findings
+        limiters[middleware.limiter] = None
+        if type(middleware.limiter.store).__name__ == "LmdbStore":  # its module needs the extra
+            _note_what_a_reboot_forgets(middleware)
+    for limiter in limiters:
         try:
             await limiter.now_us()
         except StoreError as error:
             findings += _about_error(f"{limiter.store!r} does not answer", error)
-    for middleware in middlewares:
-        if type(middleware.limiter.store).__name__ == "LmdbStore":  # its module needs the extra
-            _note_what_a_reboot_forgets(middleware)
-    if not middlewares:
-        findings = [
-            Finding(
-                "SG201",
-                "the application has no RateLimitMiddleware, so nothing is limited; write "
-                'app.add_middleware(RateLimitMiddleware, limits="100/minute")',
-            )
-        ]
     return findings
 
 
@@ -196,20 +199,33 @@ def middlewares_in(app: ASGIApp) -> list[RateLimitMiddleware]:
     """
     objects: list[object] = [app]
     seen = {id(app)}
-    for thing in objects:
-        if isinstance(thing, Starlette) and thing.middleware_stack is None:
-            # A mounted application gets no lifespan, so it would build its stack at its first request.
-            try:
-                thing.middleware_stack = thing.build_middleware_stack()
-            except Exception as error:
-                raise _unbuildable(error) from error
-        if isinstance(thing, FailsAtStartup) and thing.error is not None:
-            raise _unbuildable(thing.error) from thing.error
-        for below in _held_by(thing) if len(objects) < MAX_WALKED else ():
+    middlewares = []
+    for thing in objects:  # which grows meanwhile
+        _build(thing)
+        if isinstance(thing, RateLimitMiddleware):
+            middlewares.append(thing)
+        if len(objects) >= MAX_WALKED:
+            continue
+        for below in _held_by(thing):
             if id(below) not in seen and not isinstance(below, _OUTSIDE):
                 seen.add(id(below))
                 objects.append(below)
-    return [thing for thing in objects if isinstance(thing, RateLimitMiddleware)]
+    return middlewares
+
+
+def _build(thing: object) -> None:
+    """Build the middlewares of a mounted application: it gets no lifespan, so it does that at its first request.
+
+    Raises:
+        click.ClickException: One of them cannot be built.
+    """
+    if isinstance(thing, Starlette) and thing.middleware_stack is None:
+        try:
+            thing.middleware_stack = thing.build_middleware_stack()
+        except Exception as error:
+            raise _unbuildable(error) from error
+    if isinstance(thing, FailsAtStartup) and thing.error is not None:
+        raise _unbuildable(thing.error) from thing.error
 
 
 def _unbuildable(error: Exception) -> click.ClickException:
@@ -218,6 +234,7 @@ def _unbuildable(error: Exception) -> click.ClickException:
 
 
 def _held_by(thing: object) -> Iterable[object]:
+    """Return what an object refers to; nothing for what leads out of the application or is data."""
     if type(thing).__module__ == _OF_EARLIER_STACKS:
         return ()
     if isinstance(thing, FunctionType):  # without its globals, which lead everywhere
@@ -235,7 +252,10 @@ def _about_file(path: Path) -> list[Finding]:
     middleware.check_rules()
     address = _address_in(path)
     kind = str(address).partition(":")[0].lower()
-    findings = [finding for finding in middleware.findings if kind == "memory" or finding.code != _MEMORY]
+    findings = []
+    for finding in middleware.findings:
+        if kind == "memory" or finding.code != _MEMORY:  # about the store that was made here
+            findings.append(finding)
     if kind == "lmdb":
         _note_what_a_reboot_forgets(middleware)
     try:
@@ -251,9 +271,11 @@ def _about_file(path: Path) -> list[Finding]:
 
 
 def _address_in(path: Path) -> str:
-    """Return the address of the store of a valid configuration file."""
+    """Return the address of the store of a valid configuration file; else that of the environment."""
     address: str | None = tomllib.loads(path.read_text("utf-8-sig")).get("store")
-    return (os.environ.get(STORE_VARIABLE) or "memory://") if address is None else address
+    if address is not None:
+        return address
+    return os.environ.get(STORE_VARIABLE) or "memory://"
 
 
 def _note_what_a_reboot_forgets(middleware: RateLimitMiddleware) -> None:
@@ -261,12 +283,11 @@ def _note_what_a_reboot_forgets(middleware: RateLimitMiddleware) -> None:
     rules = [(rule.label, rule) for rule in middleware.rules]
     if middleware.default_rule is not None:
         rules.append(("default_limits", middleware.default_rule))
-    forgotten = [
-        f"{limit} of {name}"
-        for name, rule in rules
-        for limit in rule.charging.limits
-        if isinstance(limit, Limit) and limit.window_us >= _LONG_US
-    ]
+    forgotten = []
+    for name, rule in rules:
+        for limit in rule.charging.limits:
+            if isinstance(limit, Limit) and limit.window_us >= _LONG_US:
+                forgotten.append(f"{limit} of {name}")
     if forgotten:
         note(
             f"a reboot forgets the windows of {', '.join(forgotten)}; if they must survive one, write "
