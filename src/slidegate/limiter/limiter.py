@@ -489,8 +489,9 @@ class Limiter:
     async def published(self) -> list[Publication]:
         """Return what the workers of the store have published of their rules, once for equal workers.
 
-        This process is the first, if it uses the limiter. Another worker writes that it lives with its requests, at
-        most every ten seconds, and counts for a minute after that. With a memory store there are no others.
+        This process and its equals are the first, if it uses the limiter. Another worker writes that it lives with its
+        requests, at most every ten seconds, and counts for a minute after that. With a memory store there are no
+        others.
 
         Raises:
             StoreError: The store does not answer.

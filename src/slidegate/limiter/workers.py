@@ -201,15 +201,22 @@ class Workers:
         return found
 
     async def all(self) -> list[Publication]:
-        """Return what all workers publish, this process included if it is one.
+        """Return what all workers publish, once for equal ones: those that are equal to this process come first.
 
         Raises:
             StoreError: The store does not answer.
         """
         found = await self.others()
-        if self._callers.all():
-            found.insert(0, Publication(1, PublishedRules(await self._own_rules())))
-        return found
+        if not self._callers.all():
+            return found
+        own = PublishedRules(await self._own_rules())
+        workers, differing = 1, []
+        for one in found:
+            if one.is_readable and one.same_secret and one.text.rules == own.rules:
+                workers += one.workers
+            else:
+                differing.append(one)
+        return [Publication(workers, own), *differing]
 
     async def _living(self, deadline_s: float) -> Counter[int]:
         """Return the digests of what other workers have published, and how many workers each has."""
