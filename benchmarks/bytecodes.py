@@ -27,20 +27,14 @@ import ratelimit
 import slidegate
 from slidegate.stores.system_clock import SYSTEM
 
-from .apps import App, candidates
-from .messages import LIMITED
-from .real import TABLES
+from .apps import App
+from .real import APPS
 from .rounds import show
 from .traffic import Client
 
 REQUESTS: Final = 11
 COUNTED: Final = tuple(f"{Path(str(package.__file__)).parent}/" for package in (slidegate, ratelimit))
-ROWS: Final = [
-    row.name
-    for rows in TABLES.values()
-    for row in rows
-    if not row.name.startswith(("bare", "fastapi-limiter", LIMITED)) and "once more" not in row.name
-]
+ROWS: Final = [name for name in APPS if not name.startswith(("bare", "fastapi-limiter")) and "once more" not in name]
 
 
 class Counts(NamedTuple):
@@ -57,10 +51,7 @@ class Counts(NamedTuple):
 
 async def count(app: App) -> Counts:
     """Return the counts of the median request of a candidate, after requests of every client to every route."""
-    made, client = await app.make(app.allowed), Client()
-    for scope in app.traffic.warm_up():
-        await client.ask(made, scope)
-    found = []
+    made, client, found = await app.warm(), Client(), []
     for scope in app.traffic.round(1, REQUESTS):
         counts = Counts(Counter(), Counter())
         before = sys.gettrace()
@@ -110,10 +101,10 @@ def arguments(parser: ArgumentParser) -> None:
 
 def main(options: Namespace) -> None:
     logging.disable()
-    known, rows = candidates(), []
+    rows = []
     for name in options.only or ROWS:
         with standing_clock():
-            counts = asyncio.run(count(known[name]))
+            counts = asyncio.run(count(APPS[name]))
         rows.append([name, f"{counts.bytecodes.total():,}", f"{counts.calls.total()}"])
         if options.functions:
             rows += [[f"`{one}`", f"{codes}", f"{counts.calls[one]}"] for one, codes in counts.bytecodes.most_common()]

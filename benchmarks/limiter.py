@@ -19,19 +19,22 @@ from limits.aio.strategies import MovingWindowRateLimiter
 from slidegate import Limiter
 
 from . import rounds
-from .rounds import Row
+from .rounds import Round, Row
 from .traffic import now_ns
 
 KEYS: Final = [f"user:{number}" for number in range(64)]
 AMOUNT: Final = 100
 LIMIT: Final = f"{AMOUNT}/hour"
-OURS: Final = "slidegate"
 Hits = tuple[Callable[..., Awaitable[object]], Sequence[tuple[object, ...]]]
 """What hits a key, given its arguments, and the arguments for each key."""
-LIMITERS: Final[dict[str, Callable[[], Hits]]] = {
-    OURS: lambda: (Limiter().hit, [(key, LIMIT) for key in KEYS]),
-    "limits": lambda: (MovingWindowRateLimiter(MemoryStorage()).hit, [(parse(LIMIT), key) for key in KEYS]),
-}
+
+
+def ours() -> Hits:
+    return Limiter().hit, [(key, LIMIT) for key in KEYS]
+
+
+def theirs() -> Hits:
+    return MovingWindowRateLimiter(MemoryStorage()).hit, [(parse(LIMIT), key) for key in KEYS]
 
 
 async def hit_us(hits: Hits, expected: bool) -> float:
@@ -49,23 +52,26 @@ async def hit_us(hits: Hits, expected: bool) -> float:
     return taken_ns / len(answers) / 1_000
 
 
-async def one_round(make: Callable[[], Hits], refused: bool, turn: int) -> float:
-    """Return the microseconds of an admitted hit, or of the refused hits that follow them."""
-    hits = make()
-    admitted_us = await hit_us(hits, True)
-    return await hit_us(hits, False) if refused else admitted_us
+async def candidate(make: Callable[[], Hits], refused: bool, requests: int) -> Round:
+    """Return the rounds of admitted hits, or of the refused hits that follow them."""
+
+    async def one_round(turn: int) -> float:
+        hits = make()
+        admitted_us = await hit_us(hits, True)
+        return await hit_us(hits, False) if refused else admitted_us
+
+    return one_round
 
 
-ROUNDS: Final = {
-    f"{name}{', refused' if refused else ''}": partial(one_round, make, refused)
-    for refused in (False, True)
-    for name, make in LIMITERS.items()
-}
-"""The rounds of every limiter by the name of its row."""
-TARGETS: Final = {"limits": "≥1.8; ≥3", "limits, refused": "≥1.6; ≥3"}
 TABLES: Final = {
-    title: [Row(name + end, "", OURS + end, "", TARGETS.get(name + end, "")) for name in LIMITERS]
-    for title, end in (("Admitted", ""), ("Refused", ", refused"))
+    "Admitted": [
+        Row("slidegate", partial(candidate, ours, False)),
+        Row("limits", partial(candidate, theirs, False), per="slidegate", target="≥1.8; ≥3"),
+    ],
+    "Refused": [
+        Row("slidegate, refused", partial(candidate, ours, True)),
+        Row("limits, refused", partial(candidate, theirs, True), per="slidegate, refused", target="≥1.6; ≥3"),
+    ],
 }
 
 

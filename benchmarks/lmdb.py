@@ -7,11 +7,9 @@ that of all processes together, the median over the rounds.
 from __future__ import annotations
 
 import asyncio
-import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -19,51 +17,50 @@ from typing import Any, Final
 from slidegate import Limiter
 from slidegate.stores.lmdb import LmdbStore
 
-from .redis import KEYS, hit_us
-from .rounds import show
+from .redis import hit_ours, keys_of, speed_of
+from .rounds import order_of, show
 
 CANDIDATES: Final = ((1, 1), (1, 64), (2, 64), (4, 64))
 """Processes, and tasks in each."""
 
 
-async def measure(place: Path, tasks: int, hits: int, begin: Callable[[], object]) -> tuple[float, float]:
-    """Send hits as soon as all processes are ready; return the start and end time in seconds."""
+async def measure(place: str, tasks: int, seconds: float, ready: Any) -> float:
+    """Send hits as soon as all processes are ready; return the hits a second of this one."""
     async with Limiter(LmdbStore(place), deadline="10s", on_error="deny") as limiter:
-        await asyncio.gather(*(limiter.hit(key, "100000000/hour") for key in KEYS))  # opens the file
-        begin()
-        began_s = time.monotonic()
-        await hit_us(lambda key: limiter.hit(key, "100000000/hour"), tasks, hits)
-        return began_s, time.monotonic()
+        hit, next_key = partial(hit_ours, limiter), keys_of("64 keys")
+        await speed_of(hit, next_key, tasks, 0.1)  # opens the file
+        ready.wait()
+        return (await speed_of(hit, next_key, tasks, seconds)).rate
 
 
-def run(place: Path, tasks: int, hits: int, ready: Any, results: Any) -> None:
+def run(place: str, tasks: int, seconds: float, ready: Any, rates: Any) -> None:
     """Send the hits of one process."""
-    results.put(asyncio.run(measure(place, tasks, hits, ready.wait)))
+    rates.put(asyncio.run(measure(place, tasks, seconds, ready)))
 
 
-def hits_a_second(place: Path, processes: int, tasks: int, hits: int) -> float:
-    """Return the hits per second of all processes together."""
+def hits_a_second(processes: int, tasks: int, seconds: float) -> float:
+    """Return the hits per second of all processes together, on a new file."""
     spawn = get_context("spawn")
-    ready, results = spawn.Barrier(processes), spawn.Queue()
-    workers = [spawn.Process(target=run, args=(place, tasks, hits, ready, results)) for _ in range(processes)]
-    for worker in workers:
-        worker.start()
-    began_s, ended_s = zip(*(results.get(timeout=300) for _ in workers), strict=True)
-    for worker in workers:
-        worker.join()
-    return hits * processes / (max(ended_s) - min(began_s))
+    ready, rates = spawn.Barrier(processes), spawn.Queue()
+    with TemporaryDirectory() as place:
+        workers = [spawn.Process(target=run, args=(place, tasks, seconds, ready, rates)) for _ in range(processes)]
+        for worker in workers:
+            worker.start()
+        total = sum(float(rates.get(timeout=300)) for _ in workers)
+        for worker in workers:
+            worker.join()
+    return total
 
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--hits", type=int, default=40_000, help="of each process")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each candidate in each round")
 
 
 def main(options: Namespace) -> None:
-    rates: dict[tuple[int, int], list[float]] = {candidate: [] for candidate in CANDIDATES}
-    for _ in range(options.rounds):
-        for candidate, taken in rates.items():
-            with TemporaryDirectory() as place:
-                taken.append(hits_a_second(Path(place), *candidate, options.hits))
-    rows = [[str(processes), str(tasks), f"{median(taken):,.0f}"] for (processes, tasks), taken in rates.items()]
+    found: dict[tuple[int, int], list[float]] = {candidate: [] for candidate in CANDIDATES}
+    for turn in range(options.rounds):
+        for candidate in order_of(CANDIDATES, turn):
+            found[candidate].append(hits_a_second(*candidate, options.seconds))
+    rows = [[str(processes), str(tasks), f"{median(rates):,.0f}"] for (processes, tasks), rates in found.items()]
     show("", ["processes", "tasks each", "hits/s"], rows)

@@ -14,13 +14,13 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.responses import PlainTextResponse
 
 from slidegate import BanPolicy, Limit, Limiter, MemoryStore, RateLimitMiddleware
 from slidegate.core import Bucket
 
 from .rounds import show
-from .traffic import scope_of
+from .traffic import Client, scope_of
 
 KEYS: Final = 20_000
 LATER: Final = 1_000
@@ -34,21 +34,30 @@ EACH_KEY: Final = {
 """Rows by name: the limit, the hits per key, and the target."""
 
 
+def used_by(work: Callable[[], object]) -> int:
+    """Return the bytes that remain of what some code has made."""
+    gc.collect()
+    tracemalloc.start()
+    work()
+    gc.collect()
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return used
+
+
 def bytes_per_key(limit: Limit, hits: int) -> float:
     """Return the bytes that a store uses for each of `KEYS` keys after `hits` hits of each."""
     now_us = [10**12]
     store = MemoryStore(max_keys=KEYS, clock=lambda: now_us[0])
     bucket, keys = Bucket("rule", (limit,)), [f"client:{number}" for number in range(KEYS)]
-    gc.collect()
-    tracemalloc.start()
-    for _ in range(hits):
-        for key in keys:
-            store.hit(((bucket, key, 1),))
-        now_us[0] += 60_000_000 // hits
-    gc.collect()
-    used, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return used / KEYS
+
+    def hit_all() -> None:
+        for _ in range(hits):
+            for key in keys:
+                store.hit(((bucket, key, 1),))
+            now_us[0] += 60_000_000 // hits
+
+    return used_by(hit_all) / KEYS
 
 
 def collected_ms() -> float:
@@ -93,12 +102,7 @@ def remembered(ask: Callable[[str], Awaitable[object]]) -> tuple[float, float]:
     """Return the bytes of each of `CLIENTS` clients, its window included, and the ms that they add to a collection."""
     asyncio.run(asked(ask, range(CLIENTS, CLIENTS + 2_000)))  # so that nothing of the first requests is counted
     without_ms = collected_ms()
-    gc.collect()
-    tracemalloc.start()
-    asyncio.run(asked(ask, range(CLIENTS)))
-    gc.collect()
-    used, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
+    used = used_by(lambda: asyncio.run(asked(ask, range(CLIENTS))))
     return used / CLIENTS, collected_ms() - without_ms
 
 
@@ -109,18 +113,8 @@ async def asked(ask: Callable[[str], Awaitable[object]], numbers: Iterable[int])
 
 def through_middleware(**options: Any) -> Callable[[str], Awaitable[object]]:
     """Return a function that sends a request of a client through a middleware."""
-
-    async def hello(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body"})
-
-    async def receive() -> Message:
-        return {"type": "http.disconnect"}
-
-    async def send(message: Message) -> None: ...
-
-    app = RateLimitMiddleware(hello, limits="100/minute", **options)
-    return lambda client: app(scope_of("/", client), receive, send)
+    app, sender = RateLimitMiddleware(PlainTextResponse("hi"), limits="100/minute", **options), Client()
+    return lambda client: sender.ask(app, scope_of("/", client))
 
 
 def through_limiter() -> Callable[[str], Awaitable[object]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import MessageLimits, RateLimitMiddleware
 
+from .rounds import Round
 from .traffic import client_of, now_ns, other_code, scope_of
 
 MESSAGES: Final = 200
@@ -53,17 +53,15 @@ class Server:
             raise RuntimeError("the websocket was closed")
 
 
-async def one_round(limited: bool, turn: int) -> float:
-    """Return the microseconds of one message."""
-    limits = MessageLimits("2000000000/minute")
-    app = RateLimitMiddleware(listener, messages=limits) if limited else listener
-    server, scope = Server(), {**scope_of("/feed", client_of(turn % 256)), "type": "websocket"}
-    del scope["method"]
-    await app(scope, server.receive, server.send)
-    return server.taken_ns / MESSAGES / 1_000
+async def candidate(limited: bool, requests: int) -> Round:
+    """Return the rounds of a websocket, with a limit or without a middleware."""
 
+    async def one_round(turn: int) -> float:
+        limits = MessageLimits("2000000000/minute")
+        app = RateLimitMiddleware(listener, messages=limits) if limited else listener
+        server, scope = Server(), {**scope_of("/feed", client_of(turn % 256)), "type": "websocket"}
+        del scope["method"]
+        await app(scope, server.receive, server.send)
+        return server.taken_ns / MESSAGES / 1_000
 
-BARE: Final = "bare websocket"
-LIMITED: Final = "a message with a limit"
-ROUNDS: Final = {BARE: partial(one_round, False), LIMITED: partial(one_round, True)}
-"""The rounds by the name of the row."""
+    return one_round

@@ -8,68 +8,141 @@ and follows every other once. The ratio of a row is to what its peer adds.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
-from typing import Final
+from functools import partial
+from ipaddress import IPv4Network
+from itertools import islice
+from typing import Any, Final
 
-from scripts import make_benchmarks
+from prometheus_client import CollectorRegistry
+
+from slidegate import BanPolicy, Limiter, Networks, Rule, client_ip, header
+from slidegate.ops.statistics import Statistics
+from slidegate.prometheus import PrometheusMetrics
 
 from . import messages, rounds
-from .rounds import Row, Times, over_processes
+from .apps import ONE, PLENTY, USUAL, Allowed, App, api_key_of_peer, asgi_ratelimit, bare, fastapi, limited
+from .rounds import Row
+from .traffic import PROXY, TEMPLATES, Traffic, client_of
 
 BARE: Final = "bare Starlette"
 PEER: Final = "asgi-ratelimit"
 FIVE: Final = "asgi-ratelimit, five patterns"
 FASTAPI: Final = "bare FastAPI"
+WEBSOCKET: Final = "bare websocket"
+
+PROXIED: Final = Traffic(proxy=PROXY)
+ON_UNIX_SOCKET: Final = Traffic(proxy="")
+NEW_PATHS: Final = Traffic(new_paths=True)
+BUSY: Final = Traffic(clients=10_000, paths=1_000)
+KEYS: Final = Traffic(keys=100_000)
+
+KEY: Final = header("X-API-Key")
+# A thousand networks, no two of which are adjacent.
+NETWORKS: Final = [str(network) for network in islice(IPv4Network("198.18.0.0/15").subnets(new_prefix=26), 0, 2_000, 2)]
+PROXIES: Final[dict[str, Any]] = {"client": client_ip(trusted=["10.0.0.0/8", "127.0.0.0/8"])}
+POLICY: Final[dict[str, Any]] = {"bans": BanPolicy(after="20/10m", duration="1h", factor=4, longest="7d")}
+EVERYBODY: Final = [client_of(number) for number in range(USUAL.clients)]
+BLOCKLIST: Final[dict[str, Any]] = {"blocklist": Networks(NETWORKS)}
 
 
-def to_peer(name: str, target: str = "", peer: str = PEER) -> Row:
-    return Row(name, BARE, peer, BARE, target)
+def ours(traffic: Traffic = USUAL, status: int = 200, allowed: Allowed = PLENTY, **options: Any) -> App:
+    """Return an application behind our middleware."""
+    return App(partial(limited, **options), traffic, status, allowed)
 
 
-def with_traffic(name: str, traffic: str) -> Row:
-    """Return a row that is compared under its own traffic."""
-    return Row(name, f"{BARE}, {traffic}", f"{PEER}, {traffic}", f"{BARE}, {traffic}")
+def one_rule(traffic: Traffic = USUAL, **options: Any) -> App:
+    """Return an application with one rule for all requests."""
+    return ours(traffic, rules=lambda limits: [Rule("*", limits, **options)])
 
 
-def at_endpoint(name: str, target: str = "", peer: str = "fastapi-limiter") -> Row:
-    return Row(name, FASTAPI, peer, FASTAPI, target)
+def beside(first: dict[str, Any], second: dict[str, Any]) -> App:
+    """Return an application with two rules for all requests."""
+    return ours(rules=lambda limits: [Rule("*", limits, **first), Rule("*", limits, name="second", **second)])
+
+
+def everything(**options: Any) -> App:
+    """Return an application with five rules, of which the first that matches counts a request, and all lists."""
+
+    def rules(limits: str) -> list[Rule]:
+        paths = ("/api/{rest:path}", "/items/{id}", "/export/{id}")
+        login = Rule("/login", limits, methods=["POST"], final=True)
+        return [login, *(Rule(path, limits, final=True) for path in paths), Rule("*", limits)]
+
+    return ours(PROXIED, rules=rules, **PROXIES, **POLICY, **BLOCKLIST, **options)
+
+
+def with_prometheus(limiter: Limiter) -> PrometheusMetrics:
+    return PrometheusMetrics(limiter, registry=CollectorRegistry())
+
+
+def to_peer(name: str, app: App, target: str = "", peer: str = PEER) -> Row:
+    return Row(name, app, BARE, peer, BARE, target)
+
+
+def with_traffic(name: str, app: App, words: str, **options: Any) -> list[Row]:
+    """Return a row that is compared under its own traffic, and what it is compared with."""
+    bare_so, peer_so = f"{BARE}, {words}", f"{PEER}, {words}"
+    return [
+        Row(name, app, bare_so, peer_so, bare_so),
+        Row(bare_so, App(bare, app.traffic)),
+        Row(peer_so, App(partial(asgi_ratelimit, **options), app.traffic), bare_so),
+    ]
+
+
+def at_endpoint(name: str, target: str = "") -> Row:
+    """Return a row of an endpoint that admits all requests."""
+    return Row(name, App(partial(fastapi, limit=name)), FASTAPI, "fastapi-limiter", FASTAPI, target)
+
+
+def refused_at_endpoint(name: str, target: str = "") -> Row:
+    app = App(partial(fastapi, limit=name), USUAL, 429, ONE)
+    return Row(f"{name}, refused", app, FASTAPI, "fastapi-limiter, refused", FASTAPI, target)
 
 
 TABLES: Final = {
     "Admitted: microseconds added, and the ratio to what asgi-ratelimit adds": [
-        Row(BARE),
-        to_peer("default", "≤0.95; ≤0.55"),
-        to_peer("ban policy", "≤0.95; ≤0.55"),
-        to_peer("blocklist", "≤0.95; ≤0.55"),
-        to_peer("trusted proxies", "≤1.15; ≤0.65"),
-        to_peer("everything", "≤1.15; ≤0.7", FIVE),
-        to_peer("everything, statistics", "≤1.4; ≤0.9", FIVE),
-        to_peer("everything, Prometheus", "≤1.7; ≤1.2", FIVE),
-        to_peer("header key", "≤1.6; ≤0.9"),
-        with_traffic("header key, 100,000 values", "100,000 values"),
-        to_peer("count_if", "≤1.7; ≤1.0"),
-        to_peer("concurrency", "≤3; ≤1.8"),
-        *(to_peer(name) for name in ("key function", "condition", "shadow", "idle wait", "wait beside count_denied")),
-        to_peer("Unix socket"),
-        to_peer("ten rules"),
-        with_traffic("10,000 clients, 1,000 paths", "10,000 clients"),
-        Row(PEER, BARE),
-        to_peer("asgi-ratelimit, once more"),
-        to_peer(FIVE),
+        Row(BARE, App(bare)),
+        to_peer("default", ours(), "≤0.95; ≤0.55"),
+        to_peer("ban policy", ours(**POLICY), "≤0.95; ≤0.55"),
+        to_peer("blocklist", ours(**BLOCKLIST), "≤0.95; ≤0.55"),
+        to_peer("trusted proxies", ours(PROXIED, **PROXIES), "≤1.15; ≤0.65"),
+        to_peer("everything", everything(), "≤1.15; ≤0.7", FIVE),
+        to_peer("everything, statistics", everything(attach=Statistics.of), "≤1.4; ≤0.9", FIVE),
+        to_peer("everything, Prometheus", everything(attach=with_prometheus), "≤1.7; ≤1.2", FIVE),
+        to_peer("header key", one_rule(Traffic(keys=256), key=KEY), "≤1.6; ≤0.9"),
+        *with_traffic("header key, 100,000 values", one_rule(KEYS, key=KEY), "100,000 values", who=api_key_of_peer),
+        to_peer("count_if", one_rule(count_if=lambda status: status == 200), "≤1.7; ≤1.0"),
+        to_peer("concurrency", one_rule(concurrency=100), "≤3; ≤1.8"),
+        to_peer("key function", one_rule(key=lambda request: request.client.host)),
+        to_peer("condition", one_rule(when=lambda request: True)),
+        to_peer("shadow", beside({}, {"shadow": True})),
+        to_peer("idle wait", one_rule(wait="200ms")),
+        to_peer("wait beside count_denied", beside({"wait": "200ms"}, {"count_denied": True})),
+        to_peer("Unix socket", ours(ON_UNIX_SOCKET, client=client_ip(trusted=["unix"]))),
+        to_peer("ten rules", ours(rules=lambda limits: [Rule(template, limits) for template in TEMPLATES])),
+        *with_traffic("10,000 clients, 1,000 paths", ours(BUSY), "10,000 clients"),
+        Row(PEER, App(asgi_ratelimit), BARE),
+        to_peer("asgi-ratelimit, once more", App(asgi_ratelimit)),
+        to_peer(FIVE, App(partial(asgi_ratelimit, patterns=("^/login", "^/api/", "^/items/", "^/export/", "^/")))),
     ],
     "Admitted: microseconds more than default": [
-        Row("two windows", "default", target="≤3; ≤1.5"),
-        Row("an address banned", "default", target="≤0.7; ≤0.4"),
-        Row("a network banned", "default", target="≤1; ≤0.6"),
+        Row("two windows", ours(limits="{0}; {0.amount}/day"), "default", target="≤3; ≤1.5"),
+        Row("an address banned", ours(banned=["192.0.2.7"]), "default", target="≤0.7; ≤0.4"),
+        Row("a network banned", ours(banned=["192.0.2.0/24"]), "default", target="≤1; ≤0.6"),
     ],
     "Refused: microseconds more than the answer of the bare application": [
-        Row("refused by a limit", BARE, target="≤0.5; <0 us"),
-        Row("refused by a ban", BARE, target="≤0.5; <0 us"),
+        Row("refused by a limit", ours(USUAL, 429, ONE), BARE, target="≤0.5; <0 us"),
+        Row("refused by a ban", ours(USUAL, 403, banned=EVERYBODY), BARE, target="≤0.5; <0 us"),
     ],
     "A path never seen before: the ratio to ten routes, or to what further routes add to Starlette": [
-        Row("1,000 routes, refused", "", "10 routes, refused", target="≤1.3"),
+        Row("10 routes, refused", ours(NEW_PATHS, 429, ONE)),
+        Row("1,000 routes, refused", ours(NEW_PATHS, 429, ONE, routes=1_000), "", "10 routes, refused", "", "≤1.3"),
+        Row("bare Starlette, 10 routes", App(bare, NEW_PATHS)),
+        Row("bare Starlette, 1,000 routes", App(partial(bare, routes=1_000), NEW_PATHS)),
+        Row("10 routes, default_limits", ours(NEW_PATHS, 429, ONE, by_route=True)),
         Row(
             "1,000 routes, default_limits",
+            ours(NEW_PATHS, 429, ONE, by_route=True, routes=1_000),
             "10 routes, default_limits",
             "bare Starlette, 1,000 routes",
             "bare Starlette, 10 routes",
@@ -77,43 +150,27 @@ TABLES: Final = {
         ),
     ],
     "A limit at an endpoint of FastAPI: the ratio to what fastapi-limiter adds": [
-        Row(FASTAPI),
+        Row(FASTAPI, App(fastapi)),
         at_endpoint("dependency", "≤1.0; ≤0.8"),
         at_endpoint("decorator", "≤0.7; ≤0.5"),
-        Row("fastapi-limiter", FASTAPI),
-        at_endpoint("dependency, refused", "≤1.15; ≤1.05", "fastapi-limiter, refused"),
-        at_endpoint("decorator, refused", "≤1.15; ≤1.05", "fastapi-limiter, refused"),
+        at_endpoint("fastapi-limiter"),
+        refused_at_endpoint("dependency", "≤1.15; ≤1.05"),
+        refused_at_endpoint("decorator", "≤1.15; ≤1.05"),
+        refused_at_endpoint("fastapi-limiter"),
     ],
     "A message on a websocket: microseconds more than without a middleware": [
-        Row(messages.LIMITED, messages.BARE, target="≤5; ≤2.5"),
+        Row(WEBSOCKET, partial(messages.candidate, False)),
+        Row("a message with a limit", partial(messages.candidate, True), WEBSOCKET, target="≤5; ≤2.5"),
     ],
 }
+APPS: Final = {row.name: row.candidate for rows in TABLES.values() for row in rows if isinstance(row.candidate, App)}
+"""The applications by the name of their row."""
 
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=200, help="of each candidate in each round")
-    parser.add_argument(
-        "--chart", action="store_true", help="write what benchmarks/README.md draws: needs all rows, --other compiled"
-    )
     rounds.arguments(parser, TABLES)
 
 
 def main(options: Namespace) -> None:
-    measured = rounds.main(options, TABLES, options.requests)
-    if options.chart:
-        numbers = make_benchmarks.read()
-        make_benchmarks.write({**numbers, "us": added(measured)})
-        make_benchmarks.main([])
-
-
-def added(measured: Mapping[str, list[list[Times]]]) -> dict[str, dict[str, float]]:
-    """Return what a limit adds in each version; peers as they are in the processes of the source."""
-    rows = {row.name: row for table in TABLES.values() for row in table}
-    return {
-        name: {
-            version: round(over_processes(rows[name].us, processes), 1)
-            for version, processes in measured.items()
-            if version == "source" or label.startswith("slidegate")
-        }
-        for name, label in make_benchmarks.BARS.items()
-    }
+    rounds.main(options, TABLES, options.requests)

@@ -1,4 +1,4 @@
-"""Rows of tables, measured in rounds: each round runs every candidate once, alternating which comes first.
+"""Rows of tables, measured in rounds: each round runs every candidate once, in an order of its own.
 
 A result is a ratio or a difference within one round. It is the median over the rounds of a process, and then the median
 over several processes, because speed varies with the memory layout of a process. A second version of slidegate is
@@ -12,23 +12,29 @@ import os
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
+Candidate = TypeVar("Candidate")
 Times = dict[str, float]
 """Candidate -> microseconds per operation, in one round."""
+Round = Callable[[int], Awaitable[float]]
+"""Runs the round with the given number; returns the microseconds per operation."""
+Processes = Mapping[str, list[list[Times]]]
+"""Version -> the rounds of each of its processes."""
 
 
 class Row(NamedTuple):
-    """One row of a table.
+    """One row of a table, and the candidate that it measures.
 
     Attributes:
-        name: The candidate.
+        name: The name of the candidate.
+        candidate: Returns its rounds, given the number of requests in each.
         minus: The candidate whose time is subtracted, such as the bare application; empty for none.
         per: The candidate to which the row is compared; empty for none.
         per_minus: The candidate whose time is subtracted from that of `per`.
@@ -36,10 +42,16 @@ class Row(NamedTuple):
     """
 
     name: str
+    candidate: Callable[[int], Awaitable[Round]]
     minus: str = ""
     per: str = ""
     per_minus: str = ""
     target: str = ""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The candidates to run for this row; empty texts for none."""
+        return (self.name, self.minus, self.per, self.per_minus)
 
     def us(self, times: Times) -> float:
         """Return the time of one operation, or what it adds to `minus`."""
@@ -58,6 +70,18 @@ def show(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None
     sys.stdout.flush()
 
 
+def order_of(candidates: Iterable[Candidate], turn: int) -> list[Candidate]:
+    """Return the order of the candidates in a round: a Williams design.
+
+    In as many rounds as there are candidates, each comes first once and follows every other once; with an odd number of
+    candidates, each does so twice in twice as many rounds.
+    """
+    known = list(candidates)
+    steps = ((step + 1) // 2 if step % 2 else -(step // 2) for step in range(len(known)))  # 0, 1, -1, 2, -2, ...
+    order = [known[(step + turn // 2) % len(known)] for step in steps]
+    return order[::-1] if turn % 2 else order
+
+
 def other_argument(parser: ArgumentParser) -> None:
     """Add the flag for a second version."""
     parser.add_argument("--other", metavar="PATH", help="a checkout, or `compiled`: the wheel of this one")
@@ -73,37 +97,39 @@ def versions(options: Namespace) -> dict[str, Path]:
     return folders
 
 
-def start(folder: Path, module: str, *words: str, **variables: str) -> subprocess.Popen[str]:
-    """Start a process that imports slidegate from a directory, and check that it does: its first line says where.
+class Worker:
+    """A process that measures one version of slidegate: `benchmarks.worker`.
 
     Raises:
         SystemExit: It imports slidegate from elsewhere, or failed.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"benchmarks.{module}", *words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", **variables},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout
-    if (found := process.stdout.readline().strip()) != str(folder / "slidegate"):
-        raise SystemExit(f"expected slidegate from {folder}, found {found!r}; see the lines above")
-    return process
 
+    def __init__(self, folder: Path, names: Sequence[str], requests: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.worker", json.dumps([names, requests])],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        if (found := self._answer()) != str(folder / "slidegate"):
+            raise SystemExit(f"expected slidegate from {folder}, found {found!r}; see the lines above")
 
-def one_round(process: subprocess.Popen[str], turn: int) -> Times:
-    """Have a worker run every candidate once."""
-    assert process.stdin
-    assert process.stdout
-    process.stdin.write(f"{turn}\n")
-    process.stdin.flush()
-    if not (line := process.stdout.readline()):
-        raise SystemExit("a measuring process failed; see the lines above")
-    times: Times = json.loads(line)
-    return times
+    def one_round(self, turn: int) -> Times:
+        """Have it run every candidate once."""
+        assert self.process.stdin
+        self.process.stdin.write(f"{turn}\n")
+        self.process.stdin.flush()
+        times: Times = json.loads(self._answer())
+        return times
+
+    def _answer(self) -> str:
+        assert self.process.stdout
+        if not (line := self.process.stdout.readline()):
+            raise SystemExit("a measuring process failed; see the lines above")
+        return line.strip()
 
 
 def arguments(parser: ArgumentParser, tables: Mapping[str, Sequence[Row]]) -> None:
@@ -115,7 +141,7 @@ def arguments(parser: ArgumentParser, tables: Mapping[str, Sequence[Row]]) -> No
     other_argument(parser)
 
 
-def measure(options: Namespace, names: Sequence[str], requests: int) -> dict[str, list[list[Times]]]:
+def measure(options: Namespace, names: Sequence[str], requests: int) -> Processes:
     """Return the rounds of each process of each version."""
     folders = versions(options)
     measured: dict[str, list[list[Times]]] = {version: [] for version in folders}
@@ -124,31 +150,32 @@ def measure(options: Namespace, names: Sequence[str], requests: int) -> dict[str
         with ExitStack() as stack:
             workers = {}
             for version, folder in folders.items():
-                workers[version] = start(folder, "worker", json.dumps([names, requests]))
-                stack.callback(workers[version].communicate)
+                workers[version] = Worker(folder, names, requests)
+                stack.callback(workers[version].process.communicate)
                 measured[version].append([])
             # Numbers of rounds continue over processes, so that all orders of candidates occur.
             for turn in range(number * options.rounds, (number + 1) * options.rounds):
-                for version in reversed(workers) if turn % 2 else workers:
-                    measured[version][-1].append(one_round(workers[version], turn + 1))
+                for version in order_of(workers, turn):
+                    measured[version][-1].append(workers[version].one_round(turn + 1))
     return measured
 
 
-def main(options: Namespace, tables: Mapping[str, Sequence[Row]], requests: int = 0) -> Mapping[str, list[list[Times]]]:
-    """Measure all rows, or those of ``--only``, and print their tables; return the rounds, by version."""
+def main(options: Namespace, tables: Mapping[str, Sequence[Row]], requests: int = 0) -> None:
+    """Measure all rows, or those of ``--only``, and print their tables."""
     chosen = {
         title: [row for row in rows if not options.only or row.name in options.only] for title, rows in tables.items()
     }
-    needed = [name for rows in chosen.values() for row in rows for name in row[:4] if name]
-    measured = measure(options, list(dict.fromkeys(needed)), requests)
+    needed = (
+        name for rows in chosen.values() for row in rows for name in (row.name, row.minus, row.per, row.per_minus)
+    )
+    measured = measure(options, list(dict.fromkeys(filter(None, needed))), requests)
     columns = [f"{version} {what}" for version in measured for what in ("us", "ratio")]
     for title, rows in chosen.items():
         if rows:
             show(title, ["what", *columns, "target"], [cells_of(row, measured) for row in rows])
-    return measured
 
 
-def cells_of(row: Row, measured: Mapping[str, list[list[Times]]]) -> list[str]:
+def cells_of(row: Row, measured: Processes) -> list[str]:
     """Return the cells of a row: time and ratio of each version, and the target."""
     cells = [row.name]
     for processes in measured.values():

@@ -16,23 +16,33 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
-from urllib.request import urlopen
 
+import redis.asyncio
+from fastapi import Depends
+from fastapi_limiter.depends import RateLimiter
+from pyrate_limiter import Limiter as PyrateLimiter
+from pyrate_limiter import Rate
+from pyrate_limiter.buckets.redis_bucket import RedisBucket
+from slowapi import Limiter as SlowApi
+from slowapi.middleware import SlowAPIASGIMiddleware
+from slowapi.util import get_remote_address
 from starlette.types import ASGIApp
 
+from tests.redis_servers import RedisServer, free_port, until
+from tests.workers import PATIENCE_S, ask
+
 from . import rounds
-from .apps import PLENTY, STORE, candidates
-from .redis import free_port, redis_server
+from .apps import PLENTY, STORE, Allowed, App, bare, bare_fastapi
+from .real import APPS, FIVE, PEER
 
 SERVERS: Final = {
     "uvicorn": ("uvicorn", "--ws", "none", "--no-access-log", "--log-level", "critical", "--no-proxy-headers"),
@@ -42,14 +52,27 @@ SERVERS: Final = {
 APP: Final = "SLIDEGATE_BENCH_APP"
 """The variable with the name of the candidate, because each worker imports the application."""
 HOST: Final = "127.0.0.1"
-PATIENCE_S: Final = 120
-PEER: Final = "asgi-ratelimit"
-FIVE: Final = "asgi-ratelimit, five patterns"
-HEAD: Final = ("what", "requests/s", "ratio to the peer")
 PEERS: Final = {PEER: "", "asgi-ratelimit, once more": PEER, FIVE: ""}
 OURS: Final = {"default": PEER, "everything": FIVE}
 """Candidates, each with the peer to which it is compared."""
-SHARING: Final = ("slowapi, Redis", "fastapi-limiter, Redis")
+
+
+async def slowapi(allowed: Allowed) -> ASGIApp:
+    """Return the application behind slowapi's faster middleware, with its default, a fixed window."""
+    app, store = await bare(allowed), os.environ[STORE]
+    app.state.limiter = SlowApi(key_func=get_remote_address, application_limits=[str(allowed)], storage_uri=store)
+    app.add_middleware(SlowAPIASGIMiddleware)
+    return app
+
+
+async def fastapi_limiter(allowed: Allowed) -> ASGIApp:
+    """Return a FastAPI application whose routes depend on fastapi-limiter, with one bucket for all workers."""
+    client = redis.asyncio.Redis.from_url(os.environ[STORE])
+    limiter = PyrateLimiter(await RedisBucket.init([Rate(allowed.amount, 60_000)], client, "everybody"))
+    return bare_fastapi(lambda: [Depends(RateLimiter(limiter=limiter))])
+
+
+SHARING: Final = {"slowapi, Redis": App(slowapi), "fastapi-limiter, Redis": App(fastapi_limiter)}
 """Peers whose workers share a count on Redis."""
 
 
@@ -72,7 +95,7 @@ class Served(NamedTuple):
 def app() -> ASGIApp:
     """Return the application of one worker."""
     logging.disable()
-    make = candidates()[os.environ[APP]].make
+    make = {**APPS, **SHARING}[os.environ[APP]].make
     with ThreadPoolExecutor(1) as pool:  # the event loop of the worker may already be running
         return pool.submit(lambda: asyncio.run(make(PLENTY))).result()
 
@@ -81,6 +104,7 @@ def app() -> ASGIApp:
 def served(one: Served, server: str, workers: int) -> Iterator[str]:
     """Start the server of a candidate, and yield the address of a page when it answers."""
     port = free_port()
+    url = f"http://{HOST}:{port}/items/7"
     command = [*SERVERS[server], "--host", HOST, "--port", str(port), "--workers", str(workers)]
     with TemporaryDirectory() as place:
         variables = {APP: one.name, "PYTHONPATH": f"{one.folder}{os.pathsep}{rounds.ROOT}"}
@@ -91,11 +115,7 @@ def served(one: Served, server: str, workers: int) -> Iterator[str]:
             start_new_session=True,
         )
         try:
-            url, until_s = f"http://{HOST}:{port}/items/7", time.monotonic() + PATIENCE_S
-            while time.monotonic() < until_s:
-                with suppress(OSError), urlopen(url, timeout=PATIENCE_S):
-                    break
-                time.sleep(0.05)
+            until(lambda: ask(url), f"{server} answers")
             yield url
         finally:
             os.killpg(process.pid, signal.SIGKILL)  # with all its workers
@@ -134,30 +154,31 @@ def in_memory_or_shared(options: Namespace, workers: int) -> dict[str, Served]:
     return apps
 
 
-def sharing(options: Namespace, redis: str) -> dict[str, Served]:
+def sharing(options: Namespace, url: str) -> dict[str, Served]:
     """Return limiters whose workers share one count."""
     versions = rounds.versions(options)
-    apps = {name: Served(name, versions["source"], redis) for name in SHARING}
-    for (version, folder), (kind, store) in product(versions.items(), (("LMDB", "lmdb://{}"), ("Redis", redis))):
-        apps[f"default, {version}, {kind}"] = Served("default", folder, store, SHARING[0])
+    apps = {name: Served(name, versions["source"], url) for name in SHARING}
+    for (version, folder), (kind, store) in product(versions.items(), (("LMDB", "lmdb://{}"), ("Redis", url))):
+        apps[f"default, {version}, {kind}"] = Served("default", folder, store, next(iter(SHARING)))
     return apps
 
 
-def measure(options: Namespace, apps: Mapping[str, Served], server: str, workers: int) -> Iterator[list[str]]:
-    """Measure all candidates behind one server; yield the rows of their table."""
+def measure(options: Namespace, title: str, apps: Mapping[str, Served], server: str, workers: int) -> None:
+    """Measure all candidates behind one server, and print their table."""
     rates: dict[str, list[float]] = {label: [] for label in apps}
     for number in range(options.rounds):
-        print(f"{server}, {workers}: round {number + 1} of {options.rounds} ...", file=sys.stderr, flush=True)
+        print(f"{title}: round {number + 1} of {options.rounds} ...", file=sys.stderr, flush=True)
         with ExitStack() as stack:
-            urls = {}
-            for label, one in apps.items():
-                urls[label] = stack.enter_context(served(one, server, workers))
-                load(urls[label], 1)  # warms up
-            for label in reversed(urls) if number % 2 else urls:
+            urls = {label: stack.enter_context(served(one, server, workers)) for label, one in apps.items()}
+            for url in urls.values():
+                load(url, 1)  # warms up
+            for label in rounds.order_of(urls, number):
                 rates[label].append(load(urls[label], options.seconds))
+    rows = []
     for label, one in apps.items():
         ratios = [own / other for own, other in zip(rates[label], rates.get(one.peer, ()), strict=False)]
-        yield [label, f"{median(rates[label]):,.0f}", f"{median(ratios):.2f}" if ratios else ""]
+        rows.append([label, f"{median(rates[label]):,.0f}", f"{median(ratios):.2f}" if ratios else ""])
+    rounds.show(title, ["what", "requests/s", "ratio to the peer"], rows)
 
 
 def main(options: Namespace) -> None:
@@ -165,9 +186,9 @@ def main(options: Namespace) -> None:
         sys.exit("this needs wrk: sudo apt install wrk")
     for workers, server in product(options.workers or (1, 4), options.server or SERVERS):
         title = f"{server}, {workers} worker{'s' if workers > 1 else ''}"
-        rounds.show(title, HEAD, measure(options, in_memory_or_shared(options, workers), server, workers))
+        measure(options, title, in_memory_or_shared(options, workers), server, workers)
     workers = max(options.workers or (4,))
     if workers > 1:
-        with redis_server() as redis:
+        with RedisServer() as shared:
             title = f"uvicorn, {workers} workers that share one count"
-            rounds.show(title, HEAD, measure(options, sharing(options, redis), "uvicorn", workers))
+            measure(options, title, sharing(options, shared.url), "uvicorn", workers)

@@ -12,48 +12,25 @@ import gc
 import json
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import slidegate
 
-from . import limiter, messages
-from .apps import App, candidates
-from .traffic import Client, CountingLoop, timed
-
-Round = Callable[[int], Awaitable[float]]
-"""Runs the round with the given number; returns the microseconds per operation."""
-
-
-async def rounds_of(app: App, requests: int) -> Round:
-    """Return the rounds of a candidate, after requests of every client to every route."""
-    made = await app.make(app.allowed)
-    client = Client()
-    for scope in app.traffic.warm_up():
-        await client.ask(made, scope)
-    return lambda turn: timed(made, app.traffic.round(turn, requests), requests, app.status)
+from . import limiter, real
+from .rounds import Round, Times, order_of
+from .traffic import CountingLoop
 
 
 async def make(names: Sequence[str], requests: int) -> dict[str, Round]:
     """Create and warm up the named candidates."""
-    known, own = candidates(), {**limiter.ROUNDS, **messages.ROUNDS}
-    return {name: own[name] if name in own else await rounds_of(known[name], requests) for name in names}
+    known = {row.name: row.candidate for rows in (*real.TABLES.values(), *limiter.TABLES.values()) for row in rows}
+    return {name: await known[name](requests) for name in names}
 
 
-def order_of(names: Sequence[str], turn: int) -> list[str]:
-    """Return the order of the candidates in a round: a Williams design.
-
-    In as many rounds as there are candidates, each comes first once and follows every other once; with an odd number of
-    candidates, each does so twice in twice as many rounds.
-    """
-    steps = ((step + 1) // 2 if step % 2 else -(step // 2) for step in range(len(names)))  # 0, 1, -1, 2, -2, ...
-    order = [names[(step + turn // 2) % len(names)] for step in steps]
-    return order[::-1] if turn % 2 else order
-
-
-async def run_all(made: dict[str, Round], turn: int) -> dict[str, float]:
+async def run_all(made: dict[str, Round], turn: int) -> Times:
     """Run every candidate once."""
-    return {name: await made[name](turn) for name in order_of(list(made), turn)}
+    return {name: await made[name](turn) for name in order_of(made, turn)}
 
 
 def main() -> None:

@@ -1,82 +1,51 @@
-"""Writes the table of benchmarks/README.md, its chart and what the chart says, from benchmarks/numbers.json.
+"""Draws the chart of benchmarks/README.md, and writes what it says, from the first rows of the table on that page.
 
-`--check` only compares. `python3 dev.py bench real --other compiled --chart` writes the microseconds of that file; the
-cells of its tables are edited by hand, from what `bench` prints. README and docs/first_steps.md round the same numbers.
+The cells of the table are edited by hand, from what `bench` prints. `--check` only compares. README and
+docs/reference/api.md round the same numbers.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from benchmarks import chart
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-NUMBERS: Final = ROOT / "benchmarks" / "numbers.json"
 PAGE: Final = ROOT / "benchmarks" / "README.md"
 CHART: Final = ROOT / "docs" / "images" / "added"
-BARS: Final = {
-    "default": "slidegate",
-    "asgi-ratelimit": "asgi-ratelimit",
-    "dependency": "slidegate, FastAPI dependency",
-    "fastapi-limiter": "fastapi-limiter, dependency",
-}
-"""The rows of the chart, with their labels."""
-TABLE: Final = re.compile(r"(?<=\|---\|---:\|---:\|\n)(?:\|.*\n)+")
+DRAWN: Final = "Microseconds that a limit adds to a request"
 ALTERNATIVE: Final = re.compile(r"(?<=Microseconds that a limit adds: )[^\"]+")
 
 
-def read() -> Any:
-    """Return the numbers: `us`, what a limit adds to a request, and the cells of the `tables`."""
-    return json.loads(NUMBERS.read_text("utf-8"))
+def read(page: str) -> dict[str, dict[str, list[str]]]:
+    """Return the cells of the table by group and row: for the source, and for the wheel or an empty text."""
+    groups: dict[str, dict[str, list[str]]] = {}
+    for name, *cells in re.findall(r"^\| (.+?) \| (.*?) ?\| (.*?) ?\|$", page, re.MULTILINE):
+        if name.startswith("**"):
+            rows = groups[name.strip("*")] = {}
+        elif groups:
+            rows[name] = cells
+    return groups
 
 
-def write(numbers: Any) -> None:
-    """Write the numbers, a row on a line."""
-    us = [f"    {json.dumps(name)}: {json.dumps(found)}" for name, found in numbers["us"].items()]
-    tables = []
-    for title, rows in numbers["tables"].items():
-        lines = [f"      {json.dumps(name)}: {json.dumps(cells)}" for name, cells in rows.items()]
-        tables.append(f"    {json.dumps(title)}: {{\n" + ",\n".join(lines) + "\n    }")
-    text = '{\n  "us": {\n' + ",\n".join(us) + '\n  },\n  "tables": {\n' + ",\n".join(tables) + "\n  }\n}\n"
-    NUMBERS.write_text(text, "utf-8")
-
-
-def bars(numbers: Any) -> list[tuple[str, float]]:
-    """Return the bars of the chart: peers as they are in the processes of the source."""
-    return [
-        (label if version == "source" else f"{label}, {version}", us)
-        for name, label in BARS.items()
-        for version, us in numbers["us"][name].items()
-    ]
-
-
-def made(page: str, numbers: Any) -> str:
-    """Return the page with the numbers."""
-    lines = []
-    for title, rows in numbers["tables"].items():
-        lines.append(f"| **{title}** | | |\n")
-        for name, cells in rows.items():
-            shown = "".join(f" {cell} |" if cell else " |" for cell in cells)
-            lines.append(f"| {name} |{shown}\n")
-    us = numbers["us"]
-    ours, endpoint = us["default"], us["dependency"]
-    said = (
-        f"slidegate {ours['source']}, compiled {ours['compiled']}, asgi-ratelimit {us['asgi-ratelimit']['source']}; "
-        f"as a dependency {endpoint['source']}, {endpoint['compiled']}, "
-        f"fastapi-limiter {us['fastapi-limiter']['source']}."
-    )
-    return ALTERNATIVE.sub(said, TABLE.sub(lambda _: "".join(lines), page))
+def made() -> dict[Path, str]:
+    """Return the texts of the page and of its pictures."""
+    page = PAGE.read_text("utf-8")
+    bars = []
+    for label, (source, compiled) in read(page)[DRAWN].items():
+        bars.append((label, float(source)))
+        if compiled:
+            bars.append((f"{label}, compiled", float(compiled)))
+    said = "; ".join(f"{label} {us}" for label, us in bars)
+    return {PAGE: ALTERNATIVE.sub(f"{said}.", page), **chart.drawn(CHART, DRAWN, bars)}
 
 
 def main(arguments: list[str]) -> int:
     """Write the page and the chart, or compare them; return the exit code."""
-    numbers, before = read(), PAGE.read_text("utf-8")
-    files = chart.drawn(CHART, "Microseconds that a limit adds to a request", bars(numbers))
-    files[PAGE] = made(before, numbers)
+    files = made()
     if "--check" in arguments:
         return int(any(path.read_text("utf-8") != text for path, text in files.items()))
     for path, text in files.items():
