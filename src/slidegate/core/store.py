@@ -121,6 +121,10 @@ class SharedRow(NamedTuple):
     kept_us: int
 
 
+ReadRow: TypeAlias = tuple[int, bytes, bytes]
+"""A row as all workers read it: its number, the worker that wrote it, and its value."""
+
+
 class SharedRows(ABC):
     """The rows that the workers of a shared store keep for each other.
 
@@ -147,8 +151,8 @@ class SharedRows(ABC):
     @abstractmethod
     def read(
         self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
-    ) -> Sequence[tuple[int, bytes, bytes]] | Awaitable[Sequence[tuple[int, bytes, bytes]]]:
-        """Return (number, worker, value) of the rows of a kind from `first` to `last`, both included.
+    ) -> Sequence[ReadRow] | Awaitable[Sequence[ReadRow]]:
+        """Return the rows of a kind with the numbers from `first` to `last`, both included.
 
         If these are one number, the question is sent with those that are asked in the same iteration of the event loop.
 

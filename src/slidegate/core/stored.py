@@ -1,12 +1,35 @@
-"""Reading by name what a store keeps: a later version may have written further fields, which stay where they are."""
+"""What a store keeps by name: written as JSON, and read by later versions and earlier ones.
+
+A later version may have written further fields, which are ignored, and stay where they are.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 Named = TypeVar("Named", bound=tuple[Any, ...])
 """A class made by `NamedTuple`."""
+
+
+def json_of(fields: Mapping[str, Any]) -> bytes:
+    """Return the fields of a row as JSON without blanks."""
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def read_json(kind: type[Named], packed: bytes) -> Named:
+    """Return the value whose fields are in a row of JSON.
+
+    Args:
+        kind: Its class.
+        packed: The row.
+
+    Raises:
+        ValueError: The row is not JSON.
+        KeyError: A field is missing.
+    """
+    return read_by_name(kind, json.loads(packed))
 
 
 def read_by_name(kind: type[Named], fields: Mapping[str, Any]) -> Named:
@@ -20,4 +43,5 @@ def read_by_name(kind: type[Named], fields: Mapping[str, Any]) -> Named:
         KeyError: A field is missing.
     """
     names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
-    return kind(*[fields[name] for name in names])
+    values = [fields[name] for name in names]
+    return kind(*values)

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from ..core.arguments import check_whole
 from ..core.errors import ConfigurationError, quoted
-from ..core.store import COMMAND_DEADLINE_S, Clock, SharedRow, SharedRows
+from ..core.store import COMMAND_DEADLINE_S, Clock, ReadRow, SharedRow, SharedRows
 from ..stores.forks import InChild
 
 MAX_BYTES: Final = 1 << 20
@@ -137,13 +137,11 @@ class _OwnRows(SharedRows):
             if until_us <= now_us:
                 self.rows.pop(name, None)
 
-    def read(
-        self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
-    ) -> list[tuple[int, bytes, bytes]]:
+    def read(self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S) -> list[ReadRow]:
         """See `SharedRows`."""
         now_us = self.time()
-        return [
-            (number, worker, value)
-            for (own, number, worker), (value, until_us) in self.rows.copy().items()
-            if own == kind and first <= number <= last and until_us > now_us
-        ]
+        found: list[ReadRow] = []
+        for (own, number, worker), (value, until_us) in self.rows.copy().items():
+            if own == kind and first <= number <= last and until_us > now_us:
+                found.append((number, worker, value))
+        return found

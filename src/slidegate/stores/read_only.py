@@ -10,7 +10,7 @@ from ..core.buckets import Bucket, Check
 from ..core.decision import Decision
 from ..core.errors import StoreReadOnly
 from ..core.events import EventListener
-from ..core.store import COMMAND_DEADLINE_S, BanStore, CountsPermits, NamesKeys, SharedRows, Snapshot, Store
+from ..core.store import COMMAND_DEADLINE_S, BanStore, CountsPermits, NamesKeys, ReadRow, SharedRows, Snapshot, Store
 
 
 class ReadOnlyStore(Store):
@@ -109,7 +109,7 @@ class _ReadOnlyRows(SharedRows):
 
     def read(
         self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
-    ) -> Sequence[tuple[int, bytes, bytes]] | Awaitable[Sequence[tuple[int, bytes, bytes]]]:
+    ) -> Sequence[ReadRow] | Awaitable[Sequence[ReadRow]]:
         """See `SharedRows`."""
         return self._rows.read(kind, first, last, deadline_s)
 

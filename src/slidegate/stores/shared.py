@@ -6,12 +6,15 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
+from functools import lru_cache
+from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.events import Event
+from ..core.memo import MEMO_SIZE
 from ..core.store import Clock
 from .forks import ProcessLock
 
@@ -24,6 +27,15 @@ _UNWRITABLE: Final = re.compile(r"[^\S ]|[\x00-\x1f\x7f]")
 """Line breaks, tabs and control characters, some of which `urlsplit` drops silently."""
 _NUMBER: Final = re.compile("[0-9]{1,18}")
 SHARED_CELLS: Final = 4_096
+WINDOW_DIGEST_BYTES: Final = 8
+"""How long the digests are by which shared stores tell the windows of a key apart."""
+
+
+@lru_cache(MEMO_SIZE)
+def digest_of(*identity: object) -> bytes:
+    """Return the digest of what identifies a window, such as a rule and `AnyLimit.same_window`; or a level."""
+    text = "\n".join(map(str, identity))
+    return blake2b(text.encode(), digest_size=WINDOW_DIGEST_BYTES).digest()
 
 
 def keys_shared(max_keys: int) -> Event:

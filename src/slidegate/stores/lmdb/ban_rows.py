@@ -19,12 +19,14 @@ from typing import Final, TypeAlias
 from ...core.bans.ban import Ban
 from ...core.bans.networks import BannedNetworks
 from ...core.bans.strikes import Level
-from ...core.stored import read_by_name
+from ...core.stored import json_of, read_by_name, read_json
 from .journal import Fields
 from .layout import BETWEEN, DUE, NETWORKS, Rows, row_of
 
 _VERSION_BYTES: Final = 8
 """Random, so that no two processes write the same version."""
+_NO_NETWORKS: Final = bytes(_VERSION_BYTES) + b"[]"
+"""What is read where no network has ever been banned."""
 BANS: Final = "bans"
 LEVELS: Final = "levels"
 _END: Final = {BANS: "until_us", LEVELS: "over_us"}
@@ -58,8 +60,12 @@ class LmdbBanRows:
 
     def fields_of_bans(self, key: str) -> list[Fields]:
         """Return the fields of the bans of exactly this key, those of later versions as well."""
-        rows = (self._txn.get(row, None, self._dbs.bans) for row in (key.encode(), row_of(key)))
-        return [json.loads(packed) for packed in rows if packed is not None]
+        found: list[Fields] = []
+        for row in (key.encode(), row_of(key)):
+            packed = self._txn.get(row, None, self._dbs.bans)
+            if packed is not None:
+                found.append(json.loads(packed))
+        return found
 
     def put_ban(self, ban: Ban) -> None:
         """See `BanRows`."""
@@ -95,14 +101,15 @@ class LmdbBanRows:
 
     def networks(self) -> BannedNetworks:
         """Return the bans of networks, reading them again if their version has changed."""
-        packed = self._txn.get(NETWORKS, None, self._dbs.meta) or b""
-        networks = self._cached.get(packed[:_VERSION_BYTES])
+        packed = self._txn.get(NETWORKS, _NO_NETWORKS, self._dbs.meta)
+        version = packed[:_VERSION_BYTES]
+        networks = self._cached.get(version)
         if networks is None:
             bans: list[Ban] = []
-            for key in json.loads(packed[_VERSION_BYTES:] or b"[]"):
+            for key in json.loads(packed[_VERSION_BYTES:]):
                 bans += self.bans_of(key)
             networks = BannedNetworks(bans)
-            self._cache(packed[:_VERSION_BYTES], networks)
+            self._cache(version, networks)
         return networks
 
     def level(self, policy: str, key: str) -> Level | None:
@@ -177,7 +184,7 @@ class LmdbBanRows:
         if new is None:
             self._txn.delete(row, b"", database)
             return
-        self._txn.put(row, json.dumps(new, separators=(",", ":")).encode(), db=database)
+        self._txn.put(row, json_of(new), db=database)
         end_us = new[_END[kind]]
         if end_us is not None:
             self._rows.recheck_at(index, end_us, row, kind)
@@ -185,7 +192,8 @@ class LmdbBanRows:
     def _keep_networks(self, networks: BannedNetworks) -> None:
         """Write which networks are banned, as a new version, which all processes read before their next decision."""
         version = os.urandom(_VERSION_BYTES)
-        self._txn.put(NETWORKS, version + json.dumps([*networks.bans]).encode(), db=self._dbs.meta)
+        keys = json.dumps([*networks.bans])
+        self._txn.put(NETWORKS, version + keys.encode(), db=self._dbs.meta)
         self._cache(version, networks)
 
     def _cache(self, version: bytes, networks: BannedNetworks) -> None:
@@ -203,12 +211,12 @@ def _row_of_ban(ban: Ban) -> bytes:
 
 def ban_of(packed: bytes) -> Ban:
     """Return the ban of a row."""
-    return read_by_name(Ban, json.loads(packed))
+    return read_json(Ban, packed)
 
 
 def level_of(packed: bytes) -> Level:
     """Return the level of a row."""
-    return read_by_name(Level, json.loads(packed))
+    return read_json(Level, packed)
 
 
 def _end_us(kind: str, packed: bytes) -> int | None:

@@ -17,6 +17,7 @@ from ..ban_book import BanBook, BookBans
 from ..shared import in_steps, pause
 from .ban_rows import ban_of
 from .batching import PAUSE_S, Batcher, run_unless_on_loop
+from .layout import rows_from
 from .transaction import Transaction, Transactions
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class LmdbBans(BookBans):
     async def _active(self) -> list[Ban]:
         """Return the bans in force, read in parts, each in its own transaction."""
         bans: list[Ban] = []
-        rows = await self._batcher.ask(rows_from, b"", needs_room=False)
+        rows = await self._batcher.ask(_some_rows, b"", needs_room=False)
         while rows:
             now_us = self._unix_us()
             for _, packed in rows:
@@ -87,7 +88,7 @@ class LmdbBans(BookBans):
             await pause()
             last, _ = rows[-1]
             after_last = last + b"\0"  # the smallest key that is larger
-            rows = await self._batcher.ask(rows_from, after_last, needs_room=False)
+            rows = await self._batcher.ask(_some_rows, after_last, needs_room=False)
         return bans
 
     async def _load(self, bans: list[Ban]) -> int:
@@ -113,9 +114,7 @@ def _count(transaction: Transaction) -> int:
     return transaction.ban_rows.ban_count()
 
 
-def rows_from(transaction: Transaction, first: bytes) -> list[tuple[bytes, bytes]]:
+def _some_rows(transaction: Transaction, first: bytes) -> list[tuple[bytes, bytes]]:
     """Return up to `STEP` rows of bans, from `first` on, and their values."""
     with transaction.rows.txn.cursor(transaction.rows.dbs.bans) as cursor:
-        if not cursor.set_range(first):
-            return []
-        return list(islice(cursor.iternext(), STEP))
+        return list(islice(rows_from(cursor, first), STEP))

@@ -33,6 +33,7 @@ from ...core.bans.ban import Ban
 from ...core.errors import ConfigurationError, SlidegateError
 from ...core.quotas import KEPT_US
 from ...core.store import Clock
+from ...core.stored import json_of
 from .checking import is_file_at
 
 JOURNAL: Final = "kept.jsonl"
@@ -137,7 +138,7 @@ def line_of(kind: str, fields: Fields) -> bytes:
 
 def text_of(line: Line) -> bytes:
     """Return the text of a line."""
-    return b"\n" + json.dumps(line, separators=(",", ":")).encode()
+    return b"\n" + json_of(line)
 
 
 class Journal:

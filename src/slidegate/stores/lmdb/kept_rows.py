@@ -9,19 +9,20 @@ a flood of keys does not fill the disk. Counts in shared cells get none: they ar
 from __future__ import annotations
 
 from collections.abc import Iterable
-from hashlib import blake2b
 from struct import Struct
 from typing import Any, Final
 
 from ...core.bans.strikes import Level
 from ...core.packing import pack_head, read_head
+from ..shared import WINDOW_DIGEST_BYTES
 from .ban_rows import LmdbBanRows
 from .journal import Fields, Line, Name, Noted, line_of
 from .layout import BETWEEN, Databases, Rows, row_of
 
 QUOTA: Final = "quota"
+"""The kind of what a request charges. On a full disk it is charged without a line."""
 QUOTA_RESET: Final = "quota_reset"
-"""The kind of a change that fails without its line, which is like that of what a request charges."""
+"""The kind of a reset, whose line is like the other; without it the reset fails."""
 PARTS: Final = 64
 MAX_AGE_US: Final = 60_000_000
 MOST_A_SECOND: Final = 500
@@ -30,7 +31,6 @@ HEAD: Final = Struct("=q")
 """The head of the value of a window: its life, or for a quota minus the Unix time of its last line."""
 HEAD_BYTES: Final = HEAD.size
 
-_DIGEST_BYTES: Final = 8
 _NO_LEVEL: Final = Level(0, 0, 0)
 _BUDGET: Final = b"quota_lines"
 _WRITTEN: Final = Struct("=qI")  # a second of Unix time, and how many lines were written in it
@@ -49,9 +49,11 @@ def write(txn: Any, dbs: Databases, kept: Iterable[tuple[Name, Line]]) -> None:
             bans.restore_ban(fields)
         elif kind == "level":
             bans.restore_level(fields["policy"], fields["key"], fields)
-        elif kind == "quota":
-            row, spent, until_us = quota_row(fields), fields["spent"], fields["until_us"]
-            txn.put(row, HEAD.pack(0) + pack_head(spent, spent, until_us, until_us), db=dbs.windows)
+        elif kind == QUOTA:
+            row = quota_row(fields)
+            spent, until_us = fields["spent"], fields["until_us"]
+            window = pack_head(spent, spent, until_us, until_us)
+            txn.put(row, HEAD.pack(0) + window, db=dbs.windows)
             rows.recheck_at(dbs.ends, 0, row, "windows")
 
 
@@ -63,19 +65,33 @@ def lines_as_stored(txn: Any, dbs: Databases, noted: Noted) -> list[bytes]:
         dbs: The databases.
         noted: The rows.
     """
-    bans, lines = LmdbBanRows(_rows(txn, dbs), {}), []
+    bans = LmdbBanRows(_rows(txn, dbs), {})
+    lines: list[bytes] = []
     for kind, fields in noted:
-        states: list[Fields] = [{}]
         if kind == "ban":
-            states = bans.fields_of_bans(fields["key"])
-            if not states or "/" in fields["key"]:  # a network may have had two
-                states.insert(0, {"lifted": True})
+            lines += _lines_of_bans(bans, fields)
         elif kind == "level":
-            states = [bans.fields_of_level(fields["policy"], fields["key"]) or _NO_LEVEL._asdict()]
+            level = bans.fields_of_level(fields["policy"], fields["key"])
+            if level is None:
+                level = _NO_LEVEL._asdict()
+            lines.append(line_of(kind, {**fields, **level}))
         elif kind in (QUOTA, QUOTA_RESET):
-            kind = QUOTA
-            states = [quota_state(txn.get(quota_row(fields), b"", dbs.windows))]
-        lines += [line_of(kind, {**fields, **state}) for state in states]
+            stored = txn.get(quota_row(fields), b"", dbs.windows)
+            lines.append(line_of(QUOTA, {**fields, **quota_state(stored)}))
+        else:
+            lines.append(line_of(kind, fields))
+    return lines
+
+
+def _lines_of_bans(bans: LmdbBanRows, fields: Fields) -> list[bytes]:
+    """Return a line for each ban of a key, behind one that says that it was lifted."""
+    lines: list[bytes] = []
+    states = bans.fields_of_bans(fields["key"])
+    # A network may have had a ban as a network and another as a key, of which one is left.
+    if not states or "/" in fields["key"]:
+        lines.append(line_of("ban", {**fields, "lifted": True}))
+    for state in states:
+        lines.append(line_of("ban", {**fields, **state}))
     return lines
 
 
@@ -87,14 +103,10 @@ def _rows(txn: Any, dbs: Databases) -> Rows:
 # -- quotas ------------------------------------------------------------------------------------------------------------
 
 
-def digest_of(rule: str, *identity: object) -> bytes:
-    """Return the digest in the names of the rows of a limit, by its rule and `AnyLimit.same_window`."""
-    return blake2b("\n".join((rule, *map(str, identity))).encode(), digest_size=_DIGEST_BYTES).digest()
-
-
 def quota_fields(row: bytes) -> Fields:
     """Return the fields of a line that identify its row."""
-    return {"key": row[: -_DIGEST_BYTES - len(BETWEEN)].decode(), "window": row[-_DIGEST_BYTES:].hex()}
+    key, digest = row[:-WINDOW_DIGEST_BYTES], row[-WINDOW_DIGEST_BYTES:]
+    return {"key": key.removesuffix(BETWEEN).decode(), "window": digest.hex()}
 
 
 def quota_row(fields: Fields) -> bytes:
@@ -104,7 +116,9 @@ def quota_row(fields: Fields) -> bytes:
 
 def quota_state(stored: bytes) -> Fields:
     """Return the other fields of a line, given the value of its row; empty if there is none."""
-    spent, _, until_us, _ = read_head(stored[HEAD_BYTES:]) if len(stored) > HEAD_BYTES else (0, 0, 0, 0)
+    if len(stored) <= HEAD_BYTES:
+        return {"spent": 0, "until_us": 0}
+    spent, _, until_us, _ = read_head(stored[HEAD_BYTES:])
     return {"spent": spent, "until_us": until_us}
 
 
@@ -118,18 +132,33 @@ def is_line_due(rows: Rows, unix_us: int, stored: bytes, window: bytes, amount: 
         window: Its window from now on.
         amount: The amount of the quota.
     """
-    written_us = -HEAD.unpack_from(stored)[0] if stored else 0
+    written_us = 0
+    if stored:
+        written_us = -HEAD.unpack_from(stored)[0]
     is_recent = unix_us - MAX_AGE_US < written_us <= unix_us
     if is_recent and _part(stored[HEAD_BYTES:], amount) == _part(window, amount):
         return False
-    second, txn, meta = unix_us // 1_000_000, rows.txn, rows.dbs.meta
-    of_second, written = _WRITTEN.unpack(txn.get(_BUDGET, _WRITTEN.pack(second, 0), meta))
-    written = written if of_second == second else 0
-    if written < MOST_A_SECOND:
-        txn.put(_BUDGET, _WRITTEN.pack(second, written + 1), db=meta)
-    return bool(written < MOST_A_SECOND)
+    return _count_line(rows, unix_us // 1_000_000)
+
+
+def _count_line(rows: Rows, second: int) -> bool:
+    """Count a line for those of a second of Unix time; return False if it would be one too many."""
+    txn, meta = rows.txn, rows.dbs.meta
+    counted = 0
+    packed = txn.get(_BUDGET, None, meta)
+    if packed is not None:
+        of_second, lines = _WRITTEN.unpack(packed)
+        if of_second == second:
+            counted = lines
+    if counted >= MOST_A_SECOND:
+        return False
+    txn.put(_BUDGET, _WRITTEN.pack(second, counted + 1), db=meta)
+    return True
 
 
 def _part(window: bytes, amount: int) -> int:
     """Return how many 64ths of an amount are spent."""
-    return (read_head(window)[0] if window else 0) * PARTS // amount
+    if not window:
+        return 0
+    spent, _, _, _ = read_head(window)
+    return spent * PARTS // amount

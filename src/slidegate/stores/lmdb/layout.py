@@ -9,8 +9,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from itertools import takewhile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from struct import Struct
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -59,6 +58,12 @@ def row_of(key: str, name: bytes = b"") -> bytes:
     return key.encode() + BETWEEN + name
 
 
+def rows_from(cursor: Any, first: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the rows of a database from `first` on, in order, and their values."""
+    if cursor.set_range(first):
+        yield from cursor.iternext()
+
+
 class Rows:
     """The rows in one transaction.
 
@@ -84,9 +89,13 @@ class Rows:
 
     def starting_with(self, first: bytes, database: Any) -> list[tuple[bytes, bytes]]:
         """Return the rows of a database that begin with `first`, and their values."""
+        found: list[tuple[bytes, bytes]] = []
         with self.txn.cursor(database) as cursor:
-            found = cursor.iternext() if cursor.set_range(first) else ()
-            return list(takewhile(lambda pair: pair[0].startswith(first), found))
+            for row, stored in rows_from(cursor, first):
+                if not row.startswith(first):
+                    break
+                found.append((row, stored))
+        return found
 
     def recheck_at(self, index: Any, due_us: int, row: bytes, kind: str) -> None:
         """Schedule a check of a row.
@@ -110,9 +119,13 @@ class Rows:
         """
         for _ in range(max_count):
             with self.txn.cursor(index) as cursor:
-                if not cursor.first() or DUE.unpack_from(cursor.key())[0] > now_us:
+                if not cursor.first():
                     return False
-                row, kind = cursor.key()[DUE.size :], cursor.value().decode()
+                entry = cursor.key()
+                if DUE.unpack_from(entry)[0] > now_us:
+                    return False
+                row = entry[DUE.size :]
+                kind = cursor.value().decode()
                 cursor.delete()
             database = getattr(self.dbs, kind)
             stored = self.txn.get(row, None, database)

@@ -36,9 +36,9 @@ from ...core.memo import remember
 from ...core.quotas import KEPT_US, Quota
 from ...core.store import Clock
 from ..leases import HeldPermits
-from ..shared import SHARED_CELLS
+from ..shared import SHARED_CELLS, digest_of
 from .counts import Room
-from .kept_rows import HEAD, HEAD_BYTES, QUOTA, QUOTA_RESET, digest_of, is_line_due, quota_fields
+from .kept_rows import HEAD, HEAD_BYTES, QUOTA, QUOTA_RESET, is_line_due, quota_fields
 from .layout import BETWEEN, DUE, Rows, row_of
 
 WINDOWS: Final = "windows"

@@ -9,10 +9,8 @@ reading for each ask, or other rows; see ``lua/windows.lua``.
 
 from __future__ import annotations
 
-import json
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from hashlib import blake2b, sha1
 from importlib import resources
 from struct import Struct, pack
@@ -24,13 +22,14 @@ from ...core.bans.strikes import Level
 from ...core.buckets import Bucket, Check
 from ...core.decision import Decision, Reason
 from ...core.limits import AnyLimit, Limit
-from ...core.memo import MEMO_SIZE, remember
+from ...core.memo import remember
 from ...core.quotas import Quota
 from ...core.reservation import Reservation, reserved
 from ...core.ring import MAX_UNITS, OPEN
 from ...core.store import Clock
-from ...core.stored import read_by_name
+from ...core.stored import json_of, read_json
 from ..leases import WORKER_BYTES, HeldPermits
+from ..shared import digest_of
 from .errors import unexpected
 
 LAYOUT: Final = 11
@@ -240,7 +239,7 @@ class Packing:
             field = _window_field(bucket, limit)
             return _LIMIT.pack(field, *limit.counter.terms, 0, limit.resolution, bucket.count_denied)
         if isinstance(limit, Quota):
-            field = _field(bucket.name, *limit.same_window)  # without LAYOUT: every version reads quotas
+            field = digest_of(bucket.name, *limit.same_window)  # without LAYOUT: every version reads quotas
             periods = limit.period_at(self._unix_us())
             return _LIMIT.pack(field, limit.amount, *periods, 0, QUOTA | bucket.count_denied)
         assert held is not None, "permits are held by a worker"
@@ -273,14 +272,9 @@ def _pack_permits(row: PermitsRow, amount: int, held: HeldPermits) -> bytes:
     return _PERMITS.pack(row[1], amount, held.worker, held.lease_us, held.units(row), 0, PERMITS)
 
 
-@lru_cache(MEMO_SIZE)
-def _field(*identity: object) -> bytes:
-    return blake2b("\n".join(map(str, identity)).encode(), digest_size=8).digest()
-
-
 def _window_field(bucket: Bucket, limit: AnyLimit) -> bytes:
     """Return the hash field of a window or of permits; it does not depend on the amount."""
-    return _field(bucket.name, *limit.same_window, LAYOUT)
+    return digest_of(bucket.name, *limit.same_window, LAYOUT)
 
 
 def strikes_field(policy: BanPolicy) -> bytes:
@@ -290,7 +284,7 @@ def strikes_field(policy: BanPolicy) -> bytes:
 
 def level_field(policy: BanPolicy) -> bytes:
     """Return the hash field of the level of a key under a policy."""
-    return _field(policy.name)
+    return digest_of(policy.name)
 
 
 def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) -> Decision:
@@ -324,8 +318,10 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
 
 def pack_ban(ban: Ban) -> bytes:
     """Pack a ban."""
-    end_us = _FOR_EVER if ban.until_us is None else max(ban.until_us, 0)
-    return END.pack(end_us) + json.dumps(ban._asdict(), separators=(",", ":")).encode()
+    end_us = _FOR_EVER
+    if ban.until_us is not None:
+        end_us = max(ban.until_us, 0)
+    return END.pack(end_us) + json_of(ban._asdict())
 
 
 def unpack_ban(packed: bytes) -> Ban:
@@ -335,7 +331,7 @@ def unpack_ban(packed: bytes) -> Ban:
         ValueError: The bytes are not a ban.
         KeyError: A field is missing.
     """
-    return read_by_name(Ban, json.loads(packed[END.size :]))
+    return read_json(Ban, packed[END.size :])
 
 
 def pack_level(level: Level) -> bytes:

@@ -1,4 +1,4 @@
-"""Several equal hits as one request, and what each of them is told."""
+"""Several equal hits as one request, and the decision for each of them."""
 
 from __future__ import annotations
 
@@ -12,30 +12,33 @@ from ...core.reservation import Reservation, reserved
 from ...core.ring import WindowState
 from .script import REQUEST, SEVERAL, Packed
 
-_ASKED: Final = Struct("<II")
-"""How many ask, and how many more may be charged: the mark of the first ask, which is else 0."""
+_NUMBERS: Final = Struct("<II")
+"""How many hits are awaited, and how many more may be charged. They take the place of the mark of the first ask, which
+no other hit has."""
 _CHARGED: Final = Struct("<Iq")
-"""How many were charged, and how long after that their first slice ends, in microseconds."""
+"""The end of an answer: how many hits were charged, and how long after that their first slice ends, in microseconds."""
 
 
-def several(hit: Packed, asked: int, ahead: int = 0) -> Packed:
+def several(hit: Packed, awaited: int, ahead: int = 0) -> Packed:
     """Return a packed hit as a request to charge it several times.
 
     Args:
         hit: The hit.
-        asked: How many ask; they are charged as far as there is room.
+        awaited: How many hits are awaited; they are charged as far as there is room.
         ahead: How many more may be charged, if they are few of those for which there is room.
     """
     request = hit.request
     _, _, _, bans, _ = REQUEST.unpack_from(request)
-    mark = REQUEST.size + 2 * bans + 2  # behind the head, the indexes of bans, and that of the first key
-    before, after = request[1:mark], request[mark + _ASKED.size :]
-    return Packed(hit.names, bytes((SEVERAL,)) + before + _ASKED.pack(asked, ahead) + after)
+    mark_at = REQUEST.size + 2 * bans + 2  # behind the head, the indexes of bans, and that of the first key
+    before, after = request[1:mark_at], request[mark_at + _NUMBERS.size :]
+    operation = bytes((SEVERAL,))
+    return Packed(hit.names, operation + before + _NUMBERS.pack(awaited, ahead) + after)
 
 
-def charged_of(answer: bytes) -> Sequence[int]:
-    """Return how many were charged, and how long after that their first slice ends, in microseconds."""
-    return _CHARGED.unpack(answer[-_CHARGED.size :])
+def charged_of(answer: bytes) -> tuple[int, int]:
+    """Return how many hits were charged, and how long after that their first slice ends, in microseconds."""
+    charged, lasts_us = _CHARGED.unpack(answer[-_CHARGED.size :])
+    return charged, lasts_us
 
 
 def admitted_before(decision: Decision, later: int, now_us: int) -> Decision:
@@ -46,17 +49,22 @@ def admitted_before(decision: Decision, later: int, now_us: int) -> Decision:
         later: How many were charged after it.
         now_us: The time of the decision.
     """
+    units_later = _units(decision.checks, later)
     readings: list[WindowState] = []
-    for (spent, leaves_us, mark, _), units in zip(decision.readings, _units(decision.checks, later), strict=True):
+    for (spent, leaves_us, mark, _), units in zip(decision.readings, units_later, strict=True):
         readings.append((spent - units, leaves_us, mark, 0))
     return Decision(True, OK, now_us, decision.checks, readings, None)
 
 
 def charges_of(decision: Decision, times: int) -> Sequence[Reservation]:
     """Return what several equal hits were charged, given the decision after them."""
-    return reserved(decision.checks, [mark for _, _, mark, _ in decision.readings], _units(decision.checks, times))
+    marks = [mark for _, _, mark, _ in decision.readings]
+    return reserved(decision.checks, marks, _units(decision.checks, times))
 
 
 def _units(checks: Sequence[Check], times: int) -> list[int]:
     """Return how many units of each limit several hits are charged."""
-    return [times * cost for bucket, _, cost in checks for _ in bucket.limits]
+    units: list[int] = []
+    for bucket, _, cost in checks:
+        units += [times * cost] * len(bucket.limits)
+    return units
