@@ -20,7 +20,7 @@ from slidegate.core import (
     ReleasesPermits,
     Store,
 )
-from slidegate.limiter.inspect import view_of
+from slidegate.limiter.inspect import states_in
 from slidegate.testing import FakeClock
 
 from ..reference.model import Model, Note, Verdict, verdict_of
@@ -41,8 +41,8 @@ async def settle(answer: Answered | Awaitable[Answered]) -> Answered:
 
 async def views_of(store: Store, key: str, limited: Bucket) -> list[LimitState]:
     """Return the windows of a key as a store reports them."""
-    now_us, unix_us, windows = await settle(store.inspect(key, (limited,)))
-    return [view_of(limited, key, at, window, now_us, unix_us) for at, window in enumerate(windows)]
+    snapshot = await settle(store.inspect(key, (limited,)))
+    return states_in(snapshot, key, (limited,))
 
 
 async def as_peek_says(store: Store, key: str, limited: Bucket) -> list[LimitState]:

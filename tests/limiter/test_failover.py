@@ -580,6 +580,17 @@ async def test_a_server_that_always_needs_80_ms_is_reported_with_the_time_that_i
     assert late.details == {"calls": 1, "late": 1, "median_us": 80_000}
 
 
+async def test_a_call_that_fails_is_none_of_those_that_are_late() -> None:
+    traffic = Traffic(lambda number: {0: NEVER_S, 2: LATE_S}.get(number, QUICK_S))
+    hit = asyncio.create_task(traffic.limiter.hit("ann", "1000000/hour"))
+    await turns(1)
+    traffic.store.made[0].set_exception(StoreUnavailable("the connection was reset"))
+    assert (await hit).reason is Reason.UNAVAILABLE
+    await traffic.run(20, 4)
+    assert [event.kind for _, event in traffic.events] == ["store_error", "store_late"]
+    assert (traffic.events[1][1].details["late"], traffic.events[1][1].details["calls"]) == (1, 4)
+
+
 async def test_late_calls_are_reported_once_a_minute_with_their_share_and_the_median_answer() -> None:
     traffic = Traffic(lambda number: LATE_S if number % 20 == 10 else 0.03)
     await traffic.run(20, 20 * 150)

@@ -105,7 +105,9 @@ class Breaker:
 
     def pause_us(self) -> int:
         """Return for how long the store is not asked; 0 or less if it may be."""
-        return self._next_probe_us - self._clock() if self.is_open else 0
+        if not self.is_open:
+            return 0
+        return self._next_probe_us - self._clock()
 
     def may_ask(self) -> bool:
         """Return whether the store may be asked. During an outage, the first question after the pause is the probe."""
@@ -174,7 +176,9 @@ class Breaker:
             error: Its error.
         """
         now_us = self._clock()
-        concerns = error.concerns if isinstance(error, StoreError) else "server"
+        concerns = "server"
+        if isinstance(error, StoreError):
+            concerns = error.concerns
         if concerns == "request":  # the server answered
             self.forget(call)
             self._calls.failures += 1
@@ -201,7 +205,7 @@ class Breaker:
             return False
         is_probe = self._is_probe(call)
         call.end()
-        self._calls.add_failure(now_us, call.asked_us)
+        self._calls.add_failure(now_us, call.asked_us, isinstance(error, StoreTimeout))
         is_outage = _is_refused(error) or self._calls.are_outage(now_us)
         with self._lock:
             begins = is_outage and self.state is State.CLOSED

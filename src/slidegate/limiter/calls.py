@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..core.errors import StoreTimeout
 
@@ -67,6 +67,15 @@ class Call:
                 future.set_exception(StoreTimeout(late))
 
 
+class _Ended(NamedTuple):
+    """When and how a call has ended."""
+
+    at_us: int
+    has_failed: bool
+    is_late: bool
+    """Whether it has failed because there was no answer in time."""
+
+
 class LatestCalls:
     """How the latest calls have ended, and how long their answers took; several threads may add some.
 
@@ -76,42 +85,45 @@ class LatestCalls:
 
     def __init__(self) -> None:
         self.failures = 0
-        self._has_failed: deque[tuple[int, bool]] = deque(maxlen=KEPT_CALLS)
+        self._ended: deque[_Ended] = deque(maxlen=KEPT_CALLS)
         self._took_us: deque[int] = deque(maxlen=KEPT_CALLS)
         self._failed_in_a_row = 0
-        self._ended_us = 0
+        self._last_ended_us = 0
 
     def add_answer(self, now_us: int, took_us: int) -> None:
         """Count a call that was answered."""
-        self._ended_us, self._failed_in_a_row = now_us, 0
-        self._has_failed.append((now_us, False))
+        self._last_ended_us = now_us
+        self._failed_in_a_row = 0
+        self._ended.append(_Ended(now_us, has_failed=False, is_late=False))
         self._took_us.append(took_us)
 
     def add_late_answer(self, took_us: int) -> None:
         """Record how long an answer took for which nobody waited any more; its call has ended before."""
         self._took_us.append(took_us)
 
-    def add_failure(self, now_us: int, asked_us: int) -> None:
-        """Count a call that has failed."""
+    def add_failure(self, now_us: int, asked_us: int, is_late: bool) -> None:
+        """Count a call that has failed, perhaps because its answer is late."""
         self.failures += 1
-        self._has_failed.append((now_us, True))
-        if asked_us >= self._ended_us:  # else another call has ended since it was asked
-            self._ended_us = now_us
+        self._ended.append(_Ended(now_us, has_failed=True, is_late=is_late))
+        if asked_us >= self._last_ended_us:  # else another call has ended since it was asked
+            self._last_ended_us = now_us
             self._failed_in_a_row += 1
 
     def are_outage(self, now_us: int) -> bool:
         """Return whether they amount to an outage: three failures in a row, or half of the calls of a second."""
         if self._failed_in_a_row >= FAILURES_TO_OPEN:
             return True
-        lately = [has_failed for ended_us, has_failed in self._has_failed.copy() if ended_us > now_us - SECOND_US]
+        lately = [call.has_failed for call in self._ended.copy() if call.at_us > now_us - SECOND_US]
         return len(lately) >= MIN_CALLS and 2 * sum(lately) >= len(lately)
 
     def late_of(self) -> tuple[int, int]:
-        """Return how many of the latest calls have failed, and how many these are."""
-        ended = self._has_failed.copy()
-        return sum(has_failed for _, has_failed in ended), len(ended)
+        """Return how many of the latest calls were late, and how many these are."""
+        ended = self._ended.copy()
+        return sum([call.is_late for call in ended]), len(ended)
 
     def median_us(self) -> int | None:
         """Return how long the median answer took; None without any."""
         took_us = sorted(self._took_us.copy())
-        return took_us[len(took_us) // 2] if took_us else None
+        if not took_us:
+            return None
+        return took_us[len(took_us) // 2]

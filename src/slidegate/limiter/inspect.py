@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from ..core.buckets import Bucket
 from ..core.readings import LimitState, state_of
-from ..core.store import Store
+from ..core.store import Snapshot, Store
 from .aio import let_others_run
 from .rows import Command
 
@@ -18,7 +18,10 @@ TOGETHER: Final = 32
 
 def one_of_each(buckets: Iterable[Bucket]) -> list[Bucket]:
     """Return buckets without those whose windows a later one has, too."""
-    found = {(bucket.name, *(limit.same_window for limit in bucket.limits)): bucket for bucket in buckets}
+    found: dict[object, Bucket] = {}
+    for bucket in buckets:
+        windows = tuple([limit.same_window for limit in bucket.limits])
+        found[bucket.name, windows] = bucket
     return [*found.values()]
 
 
@@ -52,21 +55,28 @@ async def inspect_key(command: Command, store: Store, key: str, used: Sequence[B
     Raises:
         StoreError: The store does not answer.
     """
-    views: list[LimitState] = []
-    by_function = dict.fromkeys(bucket.label for bucket in used if bucket.is_fallback)
-    buckets = one_of_each(bucket for bucket in used if not bucket.is_fallback)
-    for first in range(0, max(len(buckets), 1), TOGETHER):  # without buckets, only the time is queried
-        if first:
+    by_function = dict.fromkeys([bucket.label for bucket in used if bucket.is_fallback])
+    buckets = one_of_each([bucket for bucket in used if not bucket.is_fallback])
+    steps = [buckets[first : first + TOGETHER] for first in range(0, len(buckets), TOGETHER)]
+    if not steps:
+        steps = [[]]  # only the time is queried
+    states: list[LimitState] = []
+    for number, some in enumerate(steps):
+        if number:
             await let_others_run()
-        part = buckets[first : first + TOGETHER]
-        now_us, unix_us, windows = await command(partial(store.inspect, key, part))
-        places = [(bucket, place) for bucket in part for place in range(len(bucket.limits))]
-        for (bucket, place), window in zip(places, windows, strict=True):
-            views.append(view_of(bucket, key, place, window, now_us, unix_us))
-    return KeyView(key, now_us, unix_us, tuple(views), tuple(by_function))
+        snapshot = await command(partial(store.inspect, key, some))
+        states += states_in(snapshot, key, some)
+    now_us, unix_us, _ = snapshot
+    return KeyView(key, now_us, unix_us, tuple(states), tuple(by_function))
 
 
-def view_of(bucket: Bucket, key: str, at: int, window: bytes, now_us: int, unix_us: int) -> LimitState:
-    """Return the state of a window for one more unit, given the index of its limit in the bucket."""
-    _, reading = bucket.limits[at].counter_by(lambda: unix_us).spend(window, now_us, 0)
-    return state_of(bucket, key, at, reading, now_us)
+def states_in(snapshot: Snapshot, key: str, buckets: Iterable[Bucket]) -> list[LimitState]:
+    """Return the state of each limit of some buckets for one more unit, given what the store says of their windows."""
+    now_us, unix_us, windows = snapshot
+    limits = [(bucket, at) for bucket in buckets for at in range(len(bucket.limits))]
+    states: list[LimitState] = []
+    for (bucket, at), window in zip(limits, windows, strict=True):
+        counter = bucket.limits[at].counter_by(lambda: unix_us)
+        _, reading = counter.spend(window, now_us, 0)
+        states.append(state_of(bucket, key, at, reading, now_us))
+    return states

@@ -12,6 +12,7 @@ from .calls import LatestCalls
 
 REPORT_EVERY_US: Final = 60_000_000
 _CONSEQUENCES: Final = {"local": "are counted in this process alone", "allow": "pass uncounted", "deny": "are refused"}
+"""What becomes of requests meanwhile, by `on_error`."""
 
 
 class OutageReports:
@@ -27,7 +28,7 @@ class OutageReports:
     """
 
     def __init__(self, deadline_us: int, on_error: str, emit: Callable[[Event], None]) -> None:
-        self.late = f"no answer within the deadline of {shown(deadline_us)} (Limiter(deadline=...))"
+        self.late = f"no answer within the deadline of {span_text(deadline_us)} (Limiter(deadline=...))"
         self._on_error = on_error
         self._emit = emit
         self._throttle = Throttle(REPORT_EVERY_US)
@@ -39,17 +40,18 @@ class OutageReports:
 
     def goes_on(self, error: Exception, began_us: int, now_us: int) -> None:
         """Write a line a minute while an outage lasts."""
-        if self._throttle.left_out(("outage", began_us), now_us) is not None:
-            text = self._failure("store_failed", f"has failed for {shown(now_us - began_us)}", error).message
-            logger.error("store_failed: %s", text)
+        if self._throttle.left_out(("outage", began_us), now_us) is None:
+            return
+        event = self._failure("store_failed", f"has failed for {span_text(now_us - began_us)}", error)
+        logger.error("store_failed: %s", event.message)
 
     def ended(self, failures: int, after_us: int) -> None:
         """Report that an outage has ended."""
-        message = f"the store answers again after {shown(after_us)} (failed calls: {failures})"
+        message = f"the store answers again after {span_text(after_us)} (failed calls: {failures})"
         self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
 
     def failed_once(self, error: Exception, what: str, now_us: int, calls: LatestCalls) -> None:
-        """Report a failure that is no outage, at most once a minute, and a late answer apart from other errors.
+        """Report a failure that is no outage: at most one error a minute, and one late answer.
 
         Args:
             error: The failure.
@@ -57,28 +59,38 @@ class OutageReports:
             now_us: The time.
             calls: The latest calls, of which a late one is a share.
         """
-        is_late = isinstance(error, StoreTimeout)
-        if self._throttle.left_out("late" if is_late else "error", now_us) is None:
+        kind = "store_error"
+        if isinstance(error, StoreTimeout):
+            kind = "store_late"
+        if self._throttle.left_out(kind, now_us) is None:
             return
-        if not is_late:
-            self._emit(self._failure("store_error", what, error))
-            return
-        late, of = calls.late_of()
+        if kind == "store_late":
+            self._emit(self._share_of_late(calls))
+        else:
+            self._emit(self._failure(kind, what, error))
+
+    def _share_of_late(self, calls: LatestCalls) -> Event:
+        """Return the event that says how many of the latest calls were late."""
+        late, count = calls.late_of()
+        share = late / max(count, 1)
+        message = f"{late} of the last {count} calls ({share:.1%}) got {self.late}"
         median_us = calls.median_us()
-        message = f"{late} of the last {of} calls ({late / max(of, 1):.1%}) got {self.late}"
         if median_us is not None:
-            message += f"; the median answer took {shown(median_us)}"
-        self._emit(Event("store_late", message, {"calls": of, "late": late, "median_us": median_us}))
+            message += f"; the median answer took {span_text(median_us)}"
+        return Event("store_late", message, {"calls": count, "late": late, "median_us": median_us})
 
     def _failure(self, kind: str, what: str, error: Exception) -> Event:
         """Return the event that the store has failed, with what happens to requests."""
-        text = written(error, str if isinstance(error, StoreTimeout) else repr)
-        who = f"(on_error={self._on_error!r}, but for rules with their own)"
-        message = f"the store {what}, so requests {_CONSEQUENCES[self._on_error]} {who}: {text}"
+        text = written(error, repr)
+        if isinstance(error, StoreTimeout):
+            text = written(error, str)
+        consequence = _CONSEQUENCES[self._on_error]
+        option = f"(on_error={self._on_error!r}, but for rules with their own)"
+        message = f"the store {what}, so requests {consequence} {option}: {text}"
         return Event(kind, message, {"on_error": self._on_error, "error": text})
 
 
-def shown(span_us: int) -> str:
+def span_text(span_us: int) -> str:
     """Return a span of time for a message: ``50 ms`` or ``61.2 s``."""
     if span_us < 1_000_000:
         return f"{span_us / 1_000:.3g} ms"

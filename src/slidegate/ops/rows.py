@@ -137,15 +137,27 @@ async def windows_of(limiter: Limiter, keys: Iterable[Any]) -> tuple[list[LimitS
 
 def span_of(span_s: float) -> str:
     """Return a length of time in its two largest units, rounded up: ``22 min 30 s``, ``1.5 s``."""
-    span_us = round(span_s * _S)
-    step_us = 100_000 if span_s < 60 else _S if span_s < 3_600 else 60 * _S if span_s < 86_400 else 3_600 * _S
-    rest_us = -(-span_us // step_us) * step_us
+    steps = -(-round(span_s * _S) // _step_us(span_s))
+    rest_us = steps * _step_us(span_s)
     parts = []
     for unit, unit_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
         count, rest_us = divmod(rest_us, unit_s * _S)
         if count:
             parts.append(f"{count} {unit}")
-    return " ".join([*parts, f"{rest_us / _S:g} s"] if rest_us or not parts else parts)
+    if rest_us or not parts:
+        parts.append(f"{rest_us / _S:g} s")
+    return " ".join(parts)
+
+
+def _step_us(span_s: float) -> int:
+    """Return to what a length of time is rounded."""
+    if span_s < 60:
+        return _S // 10
+    if span_s < 3_600:
+        return _S
+    if span_s < 86_400:
+        return 60 * _S
+    return 3_600 * _S
 
 
 def listed(names: Sequence[str]) -> str:
