@@ -34,6 +34,8 @@ A scenario begins with ``site``; or with ``forms``, which is one limit at an end
     > open A strict=yes                       a websocket: `say A 3` sends messages over it, `hear A` gets one, or a
                                               `close`; one whose client is `gone=yes` by the time of a close
     > GET /a times=5 show=retry-after         the same five times, and a field of the last answer
+    > GET /a X-Key=<a | b>                    the scenario is played with each alternative; where answers differ, each
+                                              stands behind those that give it. The same ones are chosen together
     > +30s                                    time goes by, or back
     > outage                                  the store of a `site remote=True` fails, `breaks` or `stalls`, until it
                                               `recovers`; `site remote=True, inline=True` has one that is not awaited
@@ -135,6 +137,7 @@ NAMES |= {"Text": PlainTextResponse, "fails": fails, "fails_later": middlewares.
 NAMES |= {
     "never": lambda *given: asyncio.Event().wait(),
     "in_a_second": lambda *given: asyncio.sleep(1, "late"),
+    "now": lambda value: value,
     "later": lambda value: asyncio.sleep(0, value),
     "authentication": authentication,
     "others": [

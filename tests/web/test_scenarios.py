@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ POSITIONS = {"site": [""], "forms": [*FORMS], "everywhere": ["rule", *FORMS]}
 """Where a scenario is played, by its first verb."""
 BEGINS = re.compile(rf"^> (?:{'|'.join(POSITIONS)})\b")
 
+ALTERNATIVES = re.compile(r"<[^<>]+ \| [^<>]+>")
+
 
 class Scenario(NamedTuple):
     """One scenario: a test by itself, called by the line of its file where it begins."""
@@ -31,6 +34,19 @@ class Scenario(NamedTuple):
         """What is played, by its line in the file."""
         numbered = enumerate(self.text.splitlines(), start=self.first_line)
         return {number: line[2:] for number, line in numbered if line.startswith("> ")}
+
+    @property
+    def variants(self) -> Iterator[tuple[str, dict[int, str]]]:
+        """The lines with each combination of their alternatives, behind what is chosen; the same ones go together."""
+        lines = self.lines
+        groups = [*dict.fromkeys(found for line in lines.values() for found in ALTERNATIVES.findall(line))]
+        for chosen in product(*(group[1:-1].split(" | ") for group in groups)):
+            choice = dict(zip(groups, chosen, strict=True))
+            yield " + ".join(chosen), {number: _chosen(line, choice) for number, line in lines.items()}
+
+
+def _chosen(line: str, choice: dict[str, str]) -> str:
+    return ALTERNATIVES.sub(lambda found: choice[found[0]], line)
 
 
 def scenarios() -> Iterator[Scenario]:
@@ -49,23 +65,27 @@ def _start(lines: list[str], number: int) -> int:
 
 
 async def played(scenario: Scenario, virtual: VirtualTime, directory: Path) -> list[str]:
-    """Return the answer to each line of a scenario; where places differ, each behind the places where it is given."""
-    lines = scenario.lines
-    begins = next(line for line in lines.values() if not line.startswith("write "))
-    found: list[dict[str, list[str]]] = [{} for _ in lines]
-    for position in POSITIONS[begins.partition(" ")[0]]:
-        async with Stage(virtual, directory, position) as stage:
-            for (number, line), places in zip(lines.items(), found, strict=True):
-                try:
-                    answer = await stage.answer(line)
-                except Exception as error:
-                    error.add_note(f"{scenario.path}:{number}: > {line}")
-                    raise
-                places.setdefault(answer, []).append(position)
-    return [
-        "\n".join(f"{', '.join(at)}: {answer}" if len(places) > 1 else answer for answer, at in places.items())
-        for places in found
-    ]
+    """Return the answer to each line of a scenario; where they differ, each behind the places or alternatives of it."""
+    found: list[dict[str, list[str]]] = [{} for _ in scenario.lines]
+    for chosen, lines in scenario.variants:
+        begins = next(line for line in lines.values() if not line.startswith("write "))
+        for position in POSITIONS[begins.partition(" ")[0]]:
+            at = " + ".join(filter(None, (position, chosen)))
+            async with Stage(virtual, directory, position) as stage:
+                for (number, line), places in zip(lines.items(), found, strict=True):
+                    try:
+                        answer = await stage.answer(line)
+                    except Exception as error:
+                        error.add_note(f"{scenario.path}:{number}: > {line}")
+                        raise
+                    places.setdefault(answer, []).append(at)
+    return ["\n".join(shown(places)) for places in found]
+
+
+def shown(places: dict[str, list[str]]) -> Iterator[str]:
+    """Yield the answers to a line, each behind where it was given if they differ."""
+    for answer, at in places.items():
+        yield f"{' | '.join(at)}: {answer}" if len(places) > 1 else answer
 
 
 @pytest.mark.parametrize("scenario", [*scenarios()], ids=lambda one: f"{one.path.stem}:{one.first_line}")
