@@ -295,6 +295,27 @@ def test_the_body_of_another_answer_is_the_users_to_describe() -> None:
     assert content(handled, "GET /api/search") == []
 
 
+def described(style: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the descriptions of header fields, and the fields after hits at 0 s and 30 s."""
+    clock = FakeClock()
+    app = site(limits="5/minute", headers=style, limiter=Limiter(MemoryStore(clock=clock)))
+    told = documented(app)["GET /health"]["responses"]["429"]["headers"]
+    client = TestClient(app)
+    client.get("/health")
+    clock.advance("30s")
+    return {name: one["description"] for name, one in told.items()}, dict(client.get("/health").headers)
+
+
+def test_the_times_in_header_fields_are_those_that_their_descriptions_name() -> None:
+    """One unit is back half a minute after the second request, all of them after a minute."""
+    told, sent = described("draft")
+    assert sent["ratelimit"] == '"default";r=3;t=30'
+    assert told["RateLimit"] == "For each limit, what remains of it, and the seconds until more remains."
+    told, sent = described("legacy")
+    assert sent["x-ratelimit-reset"] == "90"
+    assert told["X-RateLimit-Reset"] == "When it is whole again, in Unix seconds."
+
+
 def test_what_the_application_says_itself_stays() -> None:
     app = FastAPI(responses={429: {"description": "ours"}})
     app.add_middleware(RateLimitMiddleware, limits="5/minute")

@@ -35,7 +35,7 @@ _BODIES: Final[Mapping[str, object]] = {
 _RETRY_AFTER: Final = ("Retry-After", "Seconds until a request is admitted again; absent if none will be.", _WHOLE)
 _FIELDS: Final = {
     "draft": (
-        ("RateLimit", "For each limit, what remains of it, and the seconds until it is whole again.", _TEXT),
+        ("RateLimit", "For each limit, what remains of it, and the seconds until more remains.", _TEXT),
         ("RateLimit-Policy", "The limits of this request.", _TEXT),
     ),
     "legacy": (
