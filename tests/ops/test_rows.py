@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from slidegate import BanPolicy, Limiter, RateLimitMiddleware, Rule, cookie, header, query, user
+from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimitMiddleware, Rule, cookie, header, query, user
 from slidegate.ops.rows import key_of, place_of, row_of_ban
 
 from ..asgi import PEER, hello, statuses
@@ -77,3 +77,23 @@ async def test_a_ban_holds_where_tools_say_and_on_every_request_with_what_they_a
         assert await answered(case, [], bans=policies) == EVERYWHERE
     for rule in rules:
         assert await answered(case, [rule]) == EVERYWHERE
+
+
+SPELLED = [
+    "header:X-API-Key",
+    "Header:x-api-key",
+    "header:X-A-Name-Of-Many-Letters-That-Is-Cut",
+    "Cookie:device",
+    "query:token",
+]
+
+
+@pytest.mark.parametrize("typed", SPELLED)
+async def test_a_key_with_a_digest_is_that_of_the_value_however_its_name_is_spelled(typed: str) -> None:
+    """An error about a key without its value advises to write the digest behind the key as it was typed."""
+    limiter = Limiter()
+    shown = limiter.key_for(key_of(typed, "k123"))
+    with pytest.raises(ConfigurationError, match=f'for example "{typed}#1f3a..."'):
+        key_of(typed)
+    for spelled in (typed, shown.partition("#")[0]):
+        assert limiter.key_for(key_of(f"{spelled}#{shown.partition('#')[2]}")) == shown

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from .. import ConfigurationError, Limiter, Networks, RateLimitMiddleware, cookie, header, query
 from ..core import Ban, LimitState
+from .kinds import shown
 
 KEYED: Final = {"header": header, "cookie": cookie, "query": query}
 """The kinds of keys whose values clients send."""
@@ -177,15 +178,22 @@ def key_of(key: str, value: str | None = None) -> Any:
     """Return the key for a limiter.
 
     Args:
-        key: An address, a network or another key; ``header:NAME``, ``cookie:NAME`` and ``query:NAME`` need a value.
+        key: An address, a network or another key; ``header:NAME``, ``cookie:NAME`` and ``query:NAME`` need a value, or
+            its digest behind a ``#``.
         value: The value that the client sends.
 
     Raises:
         ConfigurationError: The key needs a value and has none, or takes none, or no request can have this value.
     """
-    kind, _, name = key.partition(":")
-    source = KEYED.get(kind.lower()) if name and "#" not in name else None
-    if source is not None and value is not None:
+    kind, _, rest = key.partition(":")
+    name, _, digest = rest.partition("#")
+    source = KEYED.get(kind.lower())
+    if not name:
+        source = None
+    if source is not None and digest and value is None:
+        # Stores have the name of a header field in small letters, and whoever types it may not.
+        return f"{shown(source(name).identity)}#{digest}"
+    if source is not None and not digest and value is not None:
         return source(name).of(value)
     if value is not None:
         raise ConfigurationError(

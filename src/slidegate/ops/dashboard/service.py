@@ -134,7 +134,8 @@ class Service:
     async def read_client(self, key: str) -> dict[str, Any]:
         """Return the ban, the windows and the latest refusals of a client, and what was not looked at."""
         middlewares = self.limiter.middlewares
-        own = self._client_of(key_of(key))
+        key = key_of(key)
+        own = self._client_of(key)
         known = {own}
         for middleware in middlewares:
             known.add(middleware.client.truncated(key))
@@ -221,10 +222,11 @@ class Service:
         Raises:
             HTTPException: There is nothing to lift.
         """
-        if not await self.limiter.unban(key, by=by):
+        target = key_of(key)
+        if not await self.limiter.unban(target, by=by):
             raise HTTPException(404, f"{key!a} has no ban and no strikes.")
         self.snapshots.forget()
-        return {"key": self.limiter.key_for(key)}
+        return {"key": self.limiter.key_for(target)}
 
     async def change(self, name: str, limit: str, duration: str, *, reason: str = "", by: str) -> dict[str, Any]:
         """Change the amount of a limit for a while; `limit` is its text, or the amount alone.
