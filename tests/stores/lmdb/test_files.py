@@ -370,15 +370,36 @@ def test_without_room_taken_ahead_the_map_writes_nothing(opened: Opened, monkeyp
     assert store.hit(CHECKS).remaining == 3
 
 
-def test_missing_files_are_made_again(
-    store_path: Path, store: Any, opened: Opened, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("missing", [".", "counts-*", "gate"])
+@pytest.mark.parametrize("made_by", ["the worker", "a tool"])
+def test_missing_files_are_made_again_and_whoever_used_them_says_so(
+    store_path: Path,
+    store: Any,
+    opened: Opened,
+    observer: RecordingObserver,
+    monkeypatch: pytest.MonkeyPatch,
+    missing: str,
+    made_by: str,
 ) -> None:
     store.bans.ban("198.51.100.0/24", None, "by request", "ann")
-    shutil.rmtree(store_path)
+    if missing == ".":
+        shutil.rmtree(store_path)
+    else:
+        (store_path / name_in(store_path, missing)).unlink()
+    if made_by == "a tool":
+        python("LmdbStore(path, max_map_size=1 << 22).close()", store_path)
     monkeypatch.setattr(store._env, "_examine_at_s", 0)
-    assert [store.hit(CHECKS, ((4, 0xC6336407),)).remaining for _ in range(2)] == [4, 3]
-    assert opened().hit(CHECKS).remaining == 2
+    is_banned = store.hit(CHECKS, ((4, 0xC6336407),)).ban is not None
+    assert is_banned == (missing != "."), "the journal has the ban"
+    first, second = [store.hit(CHECKS).remaining for _ in range(2)]
+    assert (opened().hit(CHECKS).remaining, second) == (first - 2, first - 1)
     assert counts_file(store_path)
+    asked = 1 + (not is_banned)  # since the files are missing
+    begins_anew = first == 5 - asked  # else it has the unit that was spent before
+    assert observer.kinds.count("counts_restarted") == begins_anew
+    if missing != "gate":
+        assert begins_anew
+        assert f"files in {store_path} were deleted or replaced: windows begin anew" in observer.events[-1].message
 
 
 @pytest.mark.parametrize(

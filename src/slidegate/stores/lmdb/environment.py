@@ -42,7 +42,7 @@ from .counts import Counts
 from .gate import Gate
 from .journal import Journal, Noted
 from .kept_rows import QUOTA, lines_as_stored
-from .opening import DAMAGE, Options, discard, open_file
+from .opening import DAMAGE, Options, deleted, discard, open_file
 from .turns import TURNS
 
 POLL_S: Final = 0.000_5
@@ -261,13 +261,17 @@ class Environment:
     def _prepare(self) -> bool:
         """Open the files unless they are open and those at their paths; return False if the gate was replaced."""
         self._examine_at_s = time.monotonic() + EXAMINE_EVERY_S
+        if self._state is State.OPEN and not self.counts.is_in_place():
+            # Whoever used them says so, because whoever makes the files again may be a tool, or a new worker.
+            self.pending_events.append(deleted(self.path))
+            self._shut()
         if not self.gate.is_in_place():
             self._shut()
             self.gate.close()  # whoever comes next enters the new one
             return False
         if self._state is State.DAMAGED and self.options.create:
             discard(self.counts, self._damage, self.pending_events.append)
-        if self._state is not State.OPEN or not self.counts.is_in_place():
+        if self._state is not State.OPEN:
             self._shut()
         if self._state is State.SHUT:
             self._open()

@@ -116,8 +116,13 @@ def discard(counts: Counts, damage: str, tell: Tell) -> None:
         tell(_restarted(f"{counts.path} was damaged ({damage})"))
 
 
-def _restarted(why: str) -> Event:
-    return Event("counts_restarted", f"{why}: windows begin anew; bans, levels and quotas go on")
+def deleted(path: Path) -> Event:
+    """Return the event for files of a directory that were deleted or replaced while this process used them."""
+    return _restarted(f"files in {path} were deleted or replaced", " if kept.jsonl was not")
+
+
+def _restarted(why: str, condition: str = "") -> Event:
+    return Event("counts_restarted", f"{why}: windows begin anew; bans, levels and quotas go on{condition}")
 
 
 def _choose(path: Path, gate: Gate, options: Options, tell: Tell) -> Choice:
