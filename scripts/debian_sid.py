@@ -4,7 +4,8 @@
     sudo python3 -m scripts.debian_sid /var/tmp/sid 3.14 test --all --copy /etc/pip.conf /etc/ssl/certs
 
 The directory is made if it is missing, in two minutes, and stays. The last commit of the checkout is tested. The
-command has the variables of this environment; ``--copy`` gives it files that they name, or settings of pip and uv.
+command has the variables of this environment; ``--copy``, which ends the line, gives it files that they name, or
+settings of pip and uv.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ exec chroot "$0" sh -c 'cd /srv/checkout && exec "$@"' sh "$@"
 def make(system: Path) -> None:
     """Install Debian sid into a directory."""
     included = [*PACKAGES, *(f"{python}-{part}" for python in PYTHONS for part in ("dev", "venv"))]
-    subprocess.run(["debootstrap", "--variant=minbase", f"--include={','.join(included)}", "sid", system], check=True)
+    # An installation that is interrupted must not be taken for a system by the next call.
+    unfinished = system.with_name(f"{system.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    command = ("debootstrap", "--variant=minbase", f"--include={','.join(included)}", "sid", unfinished)
+    subprocess.run(command, check=True)
+    unfinished.rename(system)
 
 
 def main() -> int:
