@@ -92,7 +92,9 @@ def environment(*sets: str, name: str = ".venv", paths: tuple[Path, ...] = (ROOT
     It imports from the paths, too.
     """
     home = ROOT / name
-    stamp, stamps = home / "installed", [f"{sys.version}\n{(ROOT / one).read_text()}" for one in sets]
+    stamp = home / "installed"
+    # Programs of an environment name its directory: one that was copied with a checkout would run in the other one.
+    stamps = [f"{sys.version}\n{home}\n{(ROOT / one).read_text()}" for one in sets]
     if not stamp.exists() or stamp.read_text() not in stamps:
         print(f"installing {sets[0]} into {name}/ ...", file=sys.stderr, flush=True)
         checked = ("--quiet", "--no-build", "--require-hashes", "--python", home)
