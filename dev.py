@@ -37,7 +37,8 @@ if sys.version_info < (3, 11):  # noqa: UP036 - checked here, because nothing is
     sys.exit("dev.py: slidegate needs Python 3.11 or newer; this is " + sys.version.split()[0])
 
 ROOT = Path(__file__).resolve().parent
-PYTHON, SCRIPTS = sys.executable, "Scripts" if os.name == "nt" else "bin"
+PYTHON = sys.executable
+SCRIPTS = "Scripts" if os.name == "nt" else "bin"
 USE, BUILD, DEVELOP, UV = (f"requirements/{name}.txt" for name in ("use", "build", "develop", "uv"))
 PINNED = ("--quiet", "--universal", "--python-version=3.11", "--no-build", "--generate-hashes", "--no-emit-index-url")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
@@ -103,8 +104,12 @@ def environment(*sets: str, name: str = ".venv", paths: tuple[Path, ...] = (ROOT
         chosen = ["--no-deps", "-r", sets[0]]
         if sysconfig.get_config_var("Py_GIL_DISABLED"):
             chosen += ["--excludes", "requirements/free_threaded.in"]
-        made = uv("venv", "--quiet", "--clear", "--python", PYTHON, home) or uv("pip", "install", *checked, *chosen)
-        if made or uv("pip", "install", *checked, *server):
+        failed = (
+            uv("venv", "--quiet", "--clear", "--python", PYTHON, home)
+            or uv("pip", "install", *checked, *chosen)
+            or uv("pip", "install", *checked, *server)
+        )
+        if failed:
             sys.exit(f"dev.py: {name} could not be set up; see the lines above")
         (packages,) = (*home.glob("lib/python*/site-packages"), *home.glob("Lib/site-packages"))
         (packages / "checkout.pth").write_text("".join(f"{path}\n" for path in paths))
@@ -114,14 +119,19 @@ def environment(*sets: str, name: str = ".venv", paths: tuple[Path, ...] = (ROOT
 
 def steps(*commands: str) -> int:
     """Run the lines of commands, and report at the end which of them failed."""
-    scripts, failed = environment(DEVELOP), []
+    scripts = environment(DEVELOP)
+    failed = []
     path = os.pathsep.join((str(scripts), os.environ["PATH"]))  # cibuildwheel finds uv by PATH
     for line in filter(None, map(str.strip, "\n".join(commands).splitlines())):
         print(f"\n-- {line}", flush=True)
         program, *arguments = shlex.split(line)
-        failed += [line] if run(scripts / program, *arguments, PATH=path) else []
-    print(f"\nfailed: {'; '.join(failed)}" if failed else "\nall passed")
-    return 1 if failed else 0
+        if run(scripts / program, *arguments, PATH=path):
+            failed.append(line)
+    if failed:
+        print(f"\nfailed: {'; '.join(failed)}")
+        return 1
+    print("\nall passed")
+    return 0
 
 
 def demo(*args: str) -> int:
@@ -138,6 +148,7 @@ def for_pytest(args: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def test(*args: str) -> int:
+    # Whoever names tests wants to see these, and no check of everything.
     if args not in ((), ("--all",)):
         return run(environment(DEVELOP) / "pytest", *for_pytest(args))
     programs = ["python -m tests.redis_servers"]
@@ -153,8 +164,9 @@ def try_wheel(into: Path, build: tuple[object, ...], *args: str, **variables: st
     if run(python, "-m", *build):
         return 1
     (built,) = into.glob("*.whl")
-    installed = uv("pip", "install", "--quiet", "--python", python, "--no-index", "--no-deps", "--reinstall", built)
-    return installed or run(python, "-m", *PYTEST.split(), "-o", "pythonpath=.", *args, **variables)
+    if uv("pip", "install", "--quiet", "--python", python, "--no-index", "--no-deps", "--reinstall", built):
+        return 1
+    return run(python, "-m", *PYTEST.split(), "-o", "pythonpath=.", *args, **variables)
 
 
 def wheel(*args: str) -> int:
@@ -189,8 +201,9 @@ def proof(*_: str) -> int:
 def lowest(*args: str) -> int:
     declared = ("pyproject.toml", "--all-extras", "requirements/lowest.in", "--resolution=lowest-direct", "--upgrade")
     resolved, options = "build/lowest.txt", ("--rootdir=.", "-c", "tests/lowest.ini", *args)
-    failed = uv("pip", "compile", *PINNED, *declared, "-o", resolved)
-    return failed or run(environment(resolved, name=".venv-lowest") / "pytest", *options)
+    if uv("pip", "compile", *PINNED, *declared, "-o", resolved):
+        return 1
+    return run(environment(resolved, name=".venv-lowest") / "pytest", *options)
 
 
 def bench(*args: str) -> int:
@@ -212,8 +225,11 @@ def pins(*args: str) -> int:
             one = (f"--python-version={python}", f"--python-platform={system}", "-r", DEVELOP)
             if uv("pip", "install", *options, "--python", PYTHON, *one):
                 failed.append(f"{python} on {system}")
-    print(f"failed: {'; '.join(failed)}" if failed else "every package has a wheel")
-    return 1 if failed else 0
+    if failed:
+        print(f"failed: {'; '.join(failed)}")
+        return 1
+    print("every package has a wheel")
+    return 0
 
 
 COMMANDS = {one.__name__: one for one in (demo, test, wheel, compiled, proof, lowest, bench, lock, pins)}
