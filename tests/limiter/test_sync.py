@@ -559,6 +559,40 @@ def test_a_portal_whose_loop_was_ended_by_what_it_ran_is_replaced() -> None:
         store.error = SystemExit(3)
         with pytest.raises(SystemExit):
             limiter.peek("user:1", "5/minute")
-        until(lambda: not threads(), "the thread ends")
         store.error = None
-        assert limiter.hit("user:1", "5/minute")
+        assert limiter.hit("user:1", "5/minute")  # while the loop of before is still being closed
+    until(lambda: not threads(), "the threads end")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_call_that_waits_for_a_loop_ends_with_the_loop() -> None:
+    is_blocked, goes_on = threading.Event(), threading.Event()
+
+    class Ending(SlowStore):
+        async def later(self, question: Any, *arguments: Any) -> Any:
+            if question != self.inner.peek:
+                await asyncio.Event().wait()
+            is_blocked.set()
+            assert goes_on.wait(BOUND_S)
+            raise SystemExit
+
+    errors: dict[str, type[BaseException]] = {}
+
+    def call(method: str) -> None:
+        try:
+            getattr(limiter, method)("user:1", "5/minute")
+        except BaseException as error:
+            errors[method] = type(error)
+
+    limiter = Limiter(Ending(FakeClock()), deadline="60s").sync
+    ending, waiting = (threading.Thread(target=call, args=(name,), daemon=True) for name in ("peek", "hit"))
+    ending.start()
+    assert is_blocked.wait(BOUND_S)
+    waiting.start()
+    until(lambda: waits(waiting.ident or 0), "the call waits")
+    goes_on.set()
+    for thread in (ending, waiting):
+        thread.join(BOUND_S / 2)  # a call that is lost ends later, by its deadline
+    assert errors == {"peek": SystemExit, "hit": StoreUnavailable}
+    limiter.close()
+    until(lambda: not threads(), "the loops have ended")

@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from concurrent.futures import CancelledError, wait
 from contextlib import suppress
 from threading import Thread, current_thread
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import finalize
 
 from ..core.errors import StoreTimeout, StoreUnavailable
@@ -25,12 +25,52 @@ JOIN_S: Final = 2.0
 """How long the end of the portal's thread may take."""
 
 
-class _Running(NamedTuple):
-    """An event loop, the thread that runs it, and what ends both: `Portal.end`, or the end of the portal or process."""
+class _Running:
+    """An event loop and the thread that runs it.
 
-    loop: asyncio.AbstractEventLoop
-    thread: Thread
-    end: finalize[Any, Portal]
+    Args:
+        portal: The portal.
+        lock: Its lock, under which the loop is given work.
+
+    Attributes:
+        end: What ends both: `Portal.end`, or the end of the portal or process.
+        is_over: Whether the loop takes no more work: it was ended, or what it ran has raised such as SystemExit.
+        loop: The loop.
+        thread: The thread.
+
+    Raises:
+        RuntimeError: The thread cannot be started.
+    """
+
+    def __init__(self, portal: Portal, lock: ProcessLock) -> None:
+        self._lock = lock
+        self.is_over = False
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self.loop = self._runner.get_loop()
+        # A daemon, because the interpreter joins other threads before it runs what `finalize` has registered.
+        self.thread = Thread(target=self._serve, name="slidegate-loop", daemon=True)
+        try:
+            self.thread.start()
+        except RuntimeError:
+            self._runner.close()
+            raise
+        self.end = finalize(portal, self._end)
+
+    def _serve(self) -> None:
+        with self._runner:  # its end cancels all tasks
+            try:
+                self.loop.run_forever()
+            finally:
+                with self._lock:
+                    self.is_over = True
+                # What was given to the loop before that becomes a task, so that it is cancelled and not lost.
+                self.loop.call_soon(self.loop.stop)
+                self.loop.run_forever()
+
+    def _end(self) -> None:
+        with suppress(RuntimeError):  # it has ended, or its last reference was dropped in this thread
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.thread.join(JOIN_S)
 
 
 class Portal:
@@ -74,9 +114,8 @@ class Portal:
         begin_anew_if_forked()
         try:
             with self._lock:
-                if self._running is None or not self._running.thread.is_alive():
-                    loop, thread = _started()
-                    self._running = _Running(loop, thread, finalize(self, _end, loop, thread))
+                if self._running is None or self._running.is_over:
+                    self._running = _Running(self, self._lock)
                 # Within the lock, so that the end of the portal comes later, and cancels it.
                 future = asyncio.run_coroutine_threadsafe(work, self._running.loop)
         except (RuntimeError, OSError) as error:
@@ -99,29 +138,3 @@ class Portal:
                 return
             running, self._running = self._running, None
         running.end()
-
-
-def _started() -> tuple[asyncio.AbstractEventLoop, Thread]:
-    """Start an event loop in a thread."""
-    runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-    loop = runner.get_loop()
-
-    def serve() -> None:
-        with runner:  # its end cancels all tasks
-            loop.run_forever()
-
-    # A daemon, because the interpreter joins other threads before it runs what `finalize` has registered.
-    thread = Thread(target=serve, name="slidegate-loop", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        runner.close()
-        raise
-    return loop, thread
-
-
-def _end(loop: asyncio.AbstractEventLoop, thread: Thread) -> None:
-    """End a thread and its loop."""
-    with suppress(RuntimeError):  # it has ended, or its last reference was dropped in this thread
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(JOIN_S)
