@@ -356,12 +356,17 @@ async def test_requests_that_end_during_an_outage_hold_no_permits_after_it(deplo
         await ended.wait()
         await hello(scope, receive, send)
 
+    # A request that a busy machine answers too late would be let through without a permit.
     troubled, well = (
-        Limiter(RedisStore(url, permit_lease="1s"), deadline="250ms", on_error="allow")
+        Limiter(RedisStore(url, permit_lease="1s"), deadline=timedelta(seconds=PLENTY_S), on_error="allow")
         for url in (deployment.url, deployment.server.url)
     )
     one_at_a_time = [Rule("*", concurrency=1)]
-    here, elsewhere = (RateLimitMiddleware(work, limiter=one, rules=one_at_a_time) for one in (troubled, well))
+    here = RateLimitMiddleware(work, limiter=troubled, rules=one_at_a_time)
+    elsewhere = RateLimitMiddleware(hello, limiter=well, rules=one_at_a_time)
+
+    async def is_full() -> bool:
+        return (await call(elsewhere)).status == 429
 
     async def there_is_room() -> bool:
         return (await call(elsewhere)).status == 200
@@ -371,7 +376,7 @@ async def test_requests_that_end_during_an_outage_hold_no_permits_after_it(deplo
         async with troubled, well:
             under_way = asyncio.ensure_future(call(here))
             await begun.wait()
-            assert (await call(elsewhere)).status == 429
+            await eventually(is_full)  # a machine that stops for a lease frees the permit until its next renewal
             await deployment.proxy.refuse()
             with pytest.raises(StoreError):
                 await troubled.store.renew_permits()
