@@ -9,6 +9,7 @@ with more of them fails.
 import os
 import re
 import sys
+import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, TypeVar
@@ -23,7 +24,17 @@ WITHOUT_WHEEL: Final = [name for name in ("lmdb", "tree_sitter") if find_spec(na
 needs_lmdb: Final = pytest.mark.skipif("lmdb" in WITHOUT_WHEEL, reason="lmdb has no wheel for this Python")
 """For tests whose failure would not say so."""
 MOST: Final = Path(__file__).with_name("skips.txt")
-PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def python_here() -> str:
+    """Return this Python as skips.txt names it: 3.14, or 3.14t where it is free-threaded and has fewer wheels."""
+    version = sysconfig.get_python_version()
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return f"{version}t"
+    return version
+
+
+PYTHON: Final = python_here()
 
 
 def missing_here(text: str) -> str | None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from .skips import PYTHON
+
 ROOT = Path(__file__).resolve().parents[1]
 HIDDEN = """
 import sys
@@ -30,7 +32,7 @@ NEEDED = (
 @pytest.mark.parametrize("most", [2, 1])
 def test_tests_that_need_what_has_no_wheel_are_skipped_and_counted(most: int, ci: str, tmp_path: Path) -> None:
     numbers = tmp_path / "numbers"
-    numbers.write_text(f"{sys.version_info.major}.{sys.version_info.minor} {most}\n", "utf-8")
+    numbers.write_text(f"{PYTHON} {most}\n", "utf-8")
     command = [sys.executable, "-c", HIDDEN, str(numbers), *NEEDED]
     environment = {**os.environ, "CI": ci}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
@@ -43,7 +45,7 @@ def test_tests_that_need_what_has_no_wheel_are_skipped_and_counted(most: int, ci
 @pytest.mark.skipif(sys.platform != "linux", reason="the numbers are those of Linux")
 def test_what_only_the_source_can_run_counts_as_no_skip_of_a_compiled_run(tmp_path: Path) -> None:
     numbers = tmp_path / "numbers"
-    numbers.write_text(f"{sys.version_info.major}.{sys.version_info.minor} 0\n", "utf-8")
+    numbers.write_text(f"{PYTHON} 0\n", "utf-8")
     command = [sys.executable, "-c", HIDDEN, str(numbers), "-m", "interpreted and not deep", "tests/web/test_bounds.py"]
     environment = {**os.environ, "SLIDEGATE_COMPILED": "1", "CI": "true"}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
