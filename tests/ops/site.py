@@ -6,6 +6,7 @@ import re
 import shlex
 import socket
 from base64 import b64encode
+from difflib import ndiff
 from html.parser import HTMLParser
 from itertools import groupby
 from pathlib import Path
@@ -223,6 +224,7 @@ class Visitor:
         self.clock, self.home = clock, home
         self.site = Site(clock)
         self._kept: list[Any] = []
+        self._shown: list[str] = []
 
     async def answer(self, line: str) -> str:
         verb, _, rest = line.partition(" ")
@@ -308,7 +310,14 @@ class Visitor:
     async def _page(self, path: str = "") -> str:
         lines = (await self.site.page(path)).lines
         head = next(place for place, line in enumerate(lines) if line.endswith("Theme: system")) + 1
-        return "\n".join(line for line in lines[head:] if not NO_VALUES.fullmatch(line))
+        self._shown = [line for line in lines[head:] if not NO_VALUES.fullmatch(line)]
+        return "\n".join(self._shown)
+
+    async def _then(self, path: str = "") -> str:
+        """Return how a page differs from the page before: the lines that are gone, and those that are new."""
+        before = self._shown
+        await self._page(path)
+        return "\n".join(line for line in ndiff(before, self._shown) if line.startswith(("- ", "+ ")))
 
     async def _form(self, view: str, *words: str) -> str:
         """Send a form, and return where it leads, or the alerts of the page that shows it again."""
