@@ -27,7 +27,6 @@ import slidegate
 import slidegate.core
 import slidegate.events
 import slidegate.testing
-from scripts.site_pages import PAGE as OF_THE_ROOT
 from slidegate import RateLimitMiddleware
 from slidegate.findings.report import CODES
 from slidegate.ops.cli.check import CODES as SUBJECTS
@@ -43,6 +42,8 @@ EXTENSIONS: Final = ["attr_list", "tables", "toc", "pymdownx.superfences"]
 """What of mkdocs.yml has a part in headings."""
 DOCUMENTED: Final = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 """Names that mkdocstrings replaces by signatures and docstrings."""
+OF_THE_ROOT: Final = re.compile(r'--8<-- "([\w.]+)"')
+"""What includes a file of the root."""
 PROSE: Final = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2$|`[^`\n]+`|<!--.*?-->", re.MULTILINE | re.DOTALL)
 
 
