@@ -1,15 +1,17 @@
 """Stores whose every answer goes through one method, which may come late, fail, or count questions."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from anyio.lowlevel import checkpoint
 
 from slidegate import Decision, Limiter, MemoryStore
-from slidegate.core import BanStore, Check, EventListener, Store
+from slidegate.core import Ban, BanStore, Check, EventListener, Store
 from slidegate.limiter.aio import answer_of
 from slidegate.testing import FakeClock
+
+from .contract.player import listed, settle
 
 
 def answers(name: str) -> Callable[..., Any]:
@@ -19,11 +21,17 @@ def answers(name: str) -> Callable[..., Any]:
 
 class RemoteBans(BanStore):
     def __init__(self, store: "RemoteStore") -> None:
-        self.inner, self.answer = store.inner.bans, store.answer
+        self.inner_store, self.inner, self.answer = store.inner, store.inner.bans, store.answer
 
-    find, strike, ban, unban, active, load = map(  # type: ignore[assignment]
-        answers, ("find", "strike", "ban", "unban", "active", "load")
+    find, strike, ban, unban, load = map(  # type: ignore[assignment]
+        answers, ("find", "strike", "ban", "unban", "load")
     )
+
+    async def pages(self) -> AsyncIterator[list[Ban]]:
+        yield await settle(self.answer(self.listed))
+
+    def listed(self) -> Any:
+        return listed(self.inner_store)
 
 
 class RemoteStore(Store):
@@ -78,7 +86,7 @@ class SlowStore(RemoteStore):
             await self.goes_on.wait()
         if self.error is not None:
             raise self.error
-        return question(*arguments)
+        return await answer_of(question(*arguments))
 
     async def close(self) -> None:
         await checkpoint()

@@ -10,11 +10,11 @@ from slidegate import BanPolicy
 from slidegate.core import Ban, BanSubject, Bucket, Reason, Store, parse_address, parse_limits
 from slidegate.core.addresses import BITS, format_network
 from slidegate.core.bans.ban import OWN_PREFIX, ban_key
-from slidegate.core.bans.rows import HEADER, to_rows
+from slidegate.core.bans.rows import HEADER, from_rows
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..reference.ban_model import BanModel, Made
-from .player import same, settle, shown_with
+from .player import listed, same, settle, shown_with
 from .programs import SECOND_US, YEAR_2100_US, Choices
 
 NewStore: TypeAlias = Callable[[FakeClock], Store | Awaitable[Store]]
@@ -172,7 +172,8 @@ class BanPlayer:
 
     async def _export(self) -> None:
         """Keep an export, and the bans of the reference."""
-        rows = json.loads(json.dumps([*to_rows(await settle(self.store.bans.active()))]))
+        bans = await listed(self.store)
+        rows = json.loads(json.dumps([HEADER, *(ban._asdict() for ban in bans)]))
         self.exports.append((rows, self.model.active(self.now_us)))
 
     def _drawn_export(self) -> tuple[Sequence[Any], list[Made]]:
@@ -186,11 +187,11 @@ class BanPlayer:
         rows = [HEADER, *(row for exported, _ in exports for row in exported[1:])]
         self.moves.append(f"an import of {rows[1:]}")
         bans = [ban for _, bans in exports for ban in bans]
-        same(await settle(self.store.bans.load(rows)), self.model.load(bans, self.now_us))
+        same(await settle(self.store.bans.load([*from_rows(rows)])), self.model.load(bans, self.now_us))
 
     async def _compare(self) -> None:
         in_force = self.model.active(self.now_us)
-        same(sorted(map(_shown, await settle(self.store.bans.active()))), sorted(map(_shown, in_force)))
+        same(sorted(map(_shown, await listed(self.store))), sorted(map(_shown, in_force)))
         same(
             [(event.kind, event.details["key"]) for event in self.observer.events if event.kind in COMPARED],
             self.model.changes,

@@ -1,14 +1,15 @@
 """Plays a random program to a store and to the reference, and compares every decision."""
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from datetime import timedelta
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from slidegate.core import (
     AnyLimit,
+    Ban,
     Bucket,
     Check,
     Concurrency,
@@ -21,6 +22,7 @@ from slidegate.core import (
     Store,
 )
 from slidegate.limiter.inspect import states_in
+from slidegate.stores.shared import run_unless_on_loop
 from slidegate.testing import FakeClock
 
 from ..reference.model import Model, Note, Verdict, verdict_of
@@ -37,6 +39,17 @@ async def settle(answer: Answered | Awaitable[Answered]) -> Answered:
         waited: Answered = await answer
         return waited
     return answer
+
+
+def listed(store: Any) -> Any:
+    """Return the bans in force of a store, or on an event loop an awaitable of them."""
+    return run_unless_on_loop(_listed(store.bans.pages()))
+
+
+async def _listed(pages: Iterable[Sequence[Ban]] | AsyncIterator[Sequence[Ban]]) -> list[Ban]:
+    if isinstance(pages, AsyncIterator):
+        return [ban async for page in pages for ban in page]
+    return [ban for page in pages for ban in page]
 
 
 async def views_of(store: Store, key: str, limited: Bucket) -> list[LimitState]:

@@ -37,8 +37,9 @@ from slidegate.core import ConfigurationError, InvalidKey, Reason, Store, StoreT
 from slidegate.events import KINDS, Event, Observer
 from slidegate.httpx import SyncLimitedTransport
 from slidegate.limiter import MAX_KEY_BYTES
-from slidegate.limiter.aio import STEP
+from slidegate.limiter.aio import answer_of
 from slidegate.ops.statistics import Statistics
+from slidegate.stores.memory.bans import PAGE
 from slidegate.stores.open_store import open_store
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -372,7 +373,7 @@ async def test_what_applications_call_a_client_is_banned_as_it_is_counted(word: 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_long_lists_of_bans_let_others_go_on_under_either_event_loop(backend: str) -> None:
     # Five steps of them: whoever lists them is no longer alone after each.
-    made, count, turns = Limiter(), 5 * STEP + 1, 0
+    made, count, turns = Limiter(), 5 * PAGE + 1, 0
 
     async def others() -> None:
         nonlocal turns
@@ -398,7 +399,7 @@ async def test_an_import_has_the_longer_the_more_lines_it_has(clock: FakeClock) 
     class Slow(RemoteStore):
         async def answer(self, question: Callable[..., Any], *arguments: Any) -> Any:
             await asyncio.sleep(40)
-            return question(*arguments)
+            return await answer_of(question(*arguments))
 
     limiter = Limiter(MemoryStore(clock=clock))
     for number in range(5_000):

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from slidegate import BanPolicy, MemoryStore
 from slidegate.core import parse_address
-from slidegate.core.bans.rows import to_rows
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ..contract.player import Player, same, settle, views_of
+from ..contract.player import Player, listed, same, settle, views_of
 from ..contract.programs import MINUTE_US, SECOND_US, Move, Program, Question, Step, programs
 from ..contract.store_contract import bucket
 from ..redis_servers import AT_REDIS
@@ -40,7 +39,7 @@ async def levels_of(store: Any) -> int:
 
 
 async def active(store: Any) -> list[Any]:
-    return list(await settle(store.bans.active()))
+    return list(await settle(listed(store)))
 
 
 async def fill(store: Any, policy: BanPolicy, most: int, keys: list[str]) -> int:
@@ -88,7 +87,7 @@ async def test_an_imported_network_whose_ban_begins_in_the_future_lifts_no_other
     ahead, store = opened("ahead", clock=clock), opened("store", clock=FakeClock(10**15))
     await settle(ahead.bans.ban("192.0.0.0/8", None, "", "ann"))
     await settle(store.bans.ban("14.0.0.0/9", 4 * SECOND_US, "", "ann"))
-    await settle(store.bans.load([*to_rows(await active(ahead))]))
+    await settle(store.bans.load(await active(ahead)))
     for address in ("14.17.48.66", "192.0.2.9"):
         assert await settle(store.bans.find([parse_address(address)])), address
 
@@ -103,7 +102,7 @@ async def test_where_there_is_no_room_bans_are_made_by_hand_and_imported_alone(o
     assert sorted(ban.key for ban in await active(store)) == ["user:ann", "user:bob"]
     assert observer.kinds == ["banned", "bans_full", "banned"], "what goes on and on is told once"
     await settle(full.bans.ban("user:old", None, "", "ann"))
-    assert await settle(full.bans.load([*to_rows(await active(store))])) == 2
+    assert await settle(full.bans.load(await active(store))) == 2
     for left in (["user:ann", "user:bob", "user:old"], ["user:ann", "user:bob"]):
         assert sorted(ban.key for ban in await active(full)) == left
         assert full.bans.count() == len(left)

@@ -111,7 +111,7 @@ class Scene:
         bans.strike(POLICY, "zoe", 1, "")
         fresh = ((HOURLY, "fresh", 1), (A_MONTH, "fresh", 1), (HELD, "fresh", 0))
         assert [bool(store.hit(fresh)) for _ in range(4)] == [True] * 3 + [False]
-        banned = {ban.key for ban in bans.active()}
+        banned = {ban.key for page in bans.pages() for ban in page}
         assert [store.hit(checks).ban is not None for checks in self.questions] == [False, "bob" in banned, False]
         for refuses in (False, True):
             (bans.ban(NETWORK, DAY_US, "", "ann") if refuses else bans.unban(NETWORK, "ann"))

@@ -14,11 +14,11 @@ from slidegate.stores.read_only import ReadOnlyStore
 from slidegate.testing import RecordingObserver
 
 from ..asgi import hello
-from ..contract.player import settle
+from ..contract.player import listed, settle
 from ..contract.store_contract import CHECKS, QUESTIONS, SHARED_QUESTIONS
 from .conftest import Opened
 
-LOOKING = {"peek", "inspect", "find", "active", "read"}
+LOOKING = {"peek", "inspect", "find", "pages", "read"}
 """The questions that change nothing."""
 
 
@@ -48,7 +48,7 @@ async def test_a_read_only_store_looks_and_refuses_every_change(opened: Opened) 
             assert refusal == f"{worker!r} is open for reading only"
     assert refused == questions.keys() - LOOKING
     assert (await settle(worker.peek(CHECKS))).remaining == (await settle(tool.peek(CHECKS))).remaining == 3
-    assert [ban.key for ban in await settle(tool.bans.active())] == ["user:bob"]
+    assert [ban.key for ban in await listed(tool)] == ["user:bob"]
     assert tool.bans.may_refuse()
 
 

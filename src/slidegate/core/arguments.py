@@ -124,21 +124,35 @@ def expect(what: str, value: _T | None, kind: type[_T], example: str) -> _T | No
     return value
 
 
-def check_list(what: str, given: object, expected: str, kind: type[Any] = object) -> list[Any]:
-    """Return the items of a list or another iterable, but of no text or mapping: those have characters or keys.
+def check_iterable(what: str, given: object, expected: str) -> Iterable[Any]:
+    """Return a list or another iterable, but no text or mapping: those have characters or keys.
 
     Args:
         what: The name of the option.
         given: Its value.
         expected: The text after "expected" in the error message: ``a list such as ["GET", "POST"]``.
+
+    Raises:
+        ConfigurationError: It is not iterable, or is text or a mapping.
+    """
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+        raise ConfigurationError(f"expected {expected}, not {quoted(given)}", what)
+    return given
+
+
+def check_list(what: str, given: object, expected: str, kind: type[Any] = object) -> list[Any]:
+    """Return the items of an iterable; see `check_iterable`.
+
+    Args:
+        what: The name of the option.
+        given: Its value.
+        expected: The text after "expected" in the error message.
         kind: The class of every item.
 
     Raises:
         ConfigurationError: It is not iterable, is text or a mapping, or contains an item of another class.
     """
-    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
-        raise ConfigurationError(f"expected {expected}, not {quoted(given)}", what)
-    listed = list(given)
+    listed = list(check_iterable(what, given, expected))
     for one in listed:
         if not isinstance(one, kind):
             raise ConfigurationError(f"expected {expected}, not {quoted(one)} in it", what)

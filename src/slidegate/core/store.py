@@ -11,12 +11,11 @@ loop the limiter itself gives up what takes too long.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from .bans.ban import Ban, BanSubject
 from .bans.policy import BanPolicy
-from .bans.rows import ExportedBan
 from .buckets import Bucket, Check
 from .decision import Decision
 from .errors import closed
@@ -83,18 +82,18 @@ class BanStore(ABC):
         """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
 
     @abstractmethod
-    def active(self) -> Iterable[Ban] | Awaitable[Iterable[Ban]]:
-        """Return the bans in force."""
+    def pages(self) -> Iterable[Sequence[Ban]] | AsyncIterator[Sequence[Ban]]:
+        """Yield the bans in force in pages, each of which takes an event loop a few milliseconds at most."""
 
     @abstractmethod
-    def load(self, rows: Sequence[ExportedBan]) -> int | Awaitable[int]:
-        """Import rows of `core.bans.rows`; return the number of bans read.
+    def load(self, bans: Iterable[Ban]) -> int | Awaitable[int]:
+        """Import bans, those of networks first; return how many of them are not over.
 
         Of two bans of a key that refuse the same addresses (`Ban.network`) the longer one is kept. As a ban by hand, an
-        import is always recorded.
+        import is always recorded. A shared store writes them in steps: after a failure some may be imported.
 
         Raises:
-            ConfigurationError: A row is invalid, so that nothing is imported; or there are more than 1,000 networks.
+            ConfigurationError: There are more than 1,000 networks.
         """
 
     def count(self) -> int | None:

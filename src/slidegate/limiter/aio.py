@@ -20,9 +20,6 @@ from ..core.logs import Throttle, escaped, logger, written
 from ..core.store import COMMAND_DEADLINE_S
 from ..stores.shared import running_loop
 
-STEP: Final = 200
-"""How many bans are listed in one iteration of the event loop: at 5 us each, a millisecond."""
-
 _IDLE: Final = 50
 """After how many iterations without work nothing more is expected from requests that the server has cancelled: a
 cancellation takes a few to pass a task group."""
@@ -69,7 +66,7 @@ async def let_others_run() -> None:
         await checkpoint()
 
 
-async def yielding_to_others(many: Iterable[T], step: int = STEP) -> AsyncIterator[T]:
+async def yielding_to_others(many: Iterable[T], step: int) -> AsyncIterator[T]:
     """Yield each item, and let other tasks run after every `step` items, if there is an event loop."""
     for number, one in enumerate(many, start=1):
         yield one
@@ -111,6 +108,33 @@ async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_
             return await answer
     except TimeoutError:
         raise StoreTimeout(late or f"no answer within {deadline_s:g} s") from None
+
+
+async def each_within(
+    parts: Iterable[T] | AsyncIterator[T], deadline_s: float = COMMAND_DEADLINE_S
+) -> AsyncIterator[T]:
+    """Yield each part; wait for none longer than `deadline_s`, and let other tasks run after each.
+
+    Raises:
+        StoreTimeout: One did not come in time.
+        ConfigurationError: They must be awaited, and the running event loop is not asyncio's.
+    """
+    if not isinstance(parts, AsyncIterator):
+        for part in parts:
+            yield part
+            await let_others_run()
+        return
+    while True:
+        try:
+            part = await within(_next(parts), deadline_s)
+        except StopAsyncIteration:
+            return
+        yield part
+        await let_others_run()
+
+
+async def _next(parts: AsyncIterator[T]) -> T:
+    return await anext(parts)
 
 
 def in_background(work: Coroutine[Any, Any, object]) -> asyncio.Future[Any] | None:

@@ -13,7 +13,7 @@ So it uses `limiter.engine` directly. Nothing here is public: any release may ch
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Final, NoReturn, TypeVar
 from weakref import WeakValueDictionary
@@ -28,7 +28,7 @@ from ..core.reservation import Reservation
 from ..core.store import COMMAND_DEADLINE_S, Clock, Connects, CountsPermits, NamesKeys, ReleasesPermits, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, SystemClock, system_us
-from .aio import answer_of, finish, in_background, on_asyncio, to_the_end, within
+from .aio import answer_of, each_within, finish, in_background, on_asyncio, to_the_end, within
 from .callers import BucketCaller, Caller, Callers
 from .commands import OverrideCommands
 from .failover import Failover
@@ -223,6 +223,20 @@ class Engine:
         if self.closed:
             self._refuse()
         return await within(ask(), deadline_s)
+
+    async def listed(self, read: Callable[[], Iterable[T] | AsyncIterator[T]]) -> AsyncIterator[T]:
+        """Yield what a store lists for an operator, each part within the deadline of a command; others run in between.
+
+        Args:
+            read: Lists it.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        if self.closed:
+            self._refuse()
+        async for part in each_within(read()):
+            yield part
 
     def expect_permits(self) -> None:
         """Check that the store supports concurrency limits.

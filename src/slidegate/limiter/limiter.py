@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
-from ..core.arguments import check_list, check_name, check_whole, names_checked
+from ..core.arguments import check_name, check_whole, names_checked
 from ..core.bans.ban import MANUAL, Ban, BanSubject, ban_key, clean_reason
 from ..core.bans.policy import BanPolicy, hand_ban_key, may_ban, with_wider_networks
-from ..core.bans.rows import to_rows
 from ..core.buckets import Bucket, Check
 from ..core.decision import Decision
 from ..core.durations import parse_duration_us
@@ -22,7 +20,8 @@ from ..core.memo import remember
 from ..core.passwords import AnyAddress, AnySecret
 from ..core.store import COMMAND_DEADLINE_S, BanStore, Store
 from ..stores.memory.store import MemoryStore
-from .aio import answer_of, answer_to_the_end, yielding_to_others
+from .aio import answer_of, answer_to_the_end
+from .ban_lines import bans_of, lines_of, taken_from
 from .callers import BucketCaller
 from .decorator import Limited, LimitedKey
 from .engine import Engine
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
 DEFAULT_RULE: Final = "hit"
 PERMANENT: Final = "permanent"
-_ROWS_PER_DEADLINE: Final = 10_000
+_BANS_PER_DEADLINE: Final = 10_000
 """LMDB writes this many bans in about 3 s under contention."""
 
 
@@ -368,9 +367,10 @@ class Limiter:
         return await self.engine.command(partial(self.store.bans.find, subjects))
 
     async def bans(self) -> AsyncIterator[Ban]:
-        """Yield the bans in force."""
-        async for ban in yielding_to_others(await self.engine.command(self.store.bans.active)):
-            yield ban
+        """Yield the bans in force, which a store reads in pages."""
+        async for page in self.engine.listed(self.store.bans.pages):
+            for ban in page:
+                yield ban
 
     @must_be_awaited
     async def strike(self, key: AnyKey, policy: BanPolicy, weight: int = 1, reason: str = "") -> Ban | None:
@@ -408,16 +408,16 @@ class Limiter:
         Raises:
             StoreError: The store does not answer.
         """
-        async for row in yielding_to_others(to_rows(await self.engine.command(self.store.bans.active))):
-            yield json.dumps(row, ensure_ascii=True) + "\n"
+        async for line in lines_of(self.bans()):
+            yield line
 
     async def import_bans(self, lines: Iterable[str] | AsyncIterable[str]) -> int:
         """Import the lines that `export_bans` wrote or yields. Imported bans end when the originals do.
 
         If a key is banned on both sides, the longer-lasting ban is kept; a network that a policy has banned as a
-        client keeps a ban by hand as well. A second import changes nothing. All lines are parsed in one step, which
-        takes seconds for 100,000 bans, so import before serving. Shared stores write them in several steps: after a
-        failure some bans may be imported, and repeating the import adds the rest.
+        client keeps a ban by hand as well. A second import changes nothing. All lines are read before the first ban is
+        stored: 100,000 in seconds, in which other tasks run. The bans are stored in steps: after a failure some of them
+        may be stored, and repeating the import adds the rest.
 
         Returns:
             The number of bans in the lines that have not ended.
@@ -426,11 +426,9 @@ class Limiter:
             ConfigurationError: A line is invalid, so that nothing is imported; or there are more than 1,000 networks.
             StoreError: The store does not answer within 30 seconds, plus 30 for each 10,000 lines.
         """
-        given = [line async for line in lines] if isinstance(lines, AsyncIterable) else lines
-        listed = check_list("bans", given, "lines, for example an open file")
-        rows = [_row(number, line) for number, line in enumerate(listed, start=1)]
-        deadline_s = COMMAND_DEADLINE_S * (1 + len(rows) / _ROWS_PER_DEADLINE)
-        return await self.engine.command(lambda: self.store.bans.load(rows), deadline_s)
+        bans = await bans_of(lines)
+        deadline_s = COMMAND_DEADLINE_S * (1 + len(bans) / _BANS_PER_DEADLINE)
+        return await self.engine.command(lambda: self.store.bans.load(taken_from(bans)), deadline_s)
 
     # -- observers ---------------------------------------------------------------------------------------------------
 
@@ -658,12 +656,3 @@ def _identity(rule: object) -> str:
     if not isinstance(rule, str) or not rule:
         raise ConfigurationError(f'inspect: rules: expected the name of a rule, for example "api", not {quoted(rule)}')
     return rule
-
-
-def _row(number: int, line: object) -> Any:
-    try:
-        if not isinstance(line, str):
-            raise ValueError("not text")
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"bans, line {number}: expected JSON, not {quoted(line)}: {error}") from None

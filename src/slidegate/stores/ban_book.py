@@ -153,12 +153,17 @@ class BanBook:
         self.events.append(unbanned(ban, by))
         return True
 
-    def take_over(self, bans: Iterable[Ban]) -> None:
-        """Import bans; of two that replace each other, the one that ends later is kept."""
+    def take_over(self, bans: Iterable[Ban], now_us: int) -> int:
+        """Import bans, and return how many are not over; of two that replace each other, the longer one is kept."""
+        taken = 0
         for ban in bans:
+            if ban.is_over(now_us):
+                continue
+            taken += 1
             replaced = [other for other in self._rows.bans_of(ban.key) if other.network() == ban.network()]
             if all(lasts_longer(ban, other) for other in replaced):
                 self._rows.put_ban(ban)
+        return taken
 
     def _remove_bans(self, key: str) -> list[Ban]:
         """Remove the bans of a key, and return them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from ..core.bans.ban import Ban, BanSubject
@@ -85,9 +85,9 @@ class _ReadOnlyBans(BanStore):
         """See `BanStore`."""
         return self._store.bans.find(subjects, deadline_s)
 
-    def active(self) -> Iterable[Ban] | Awaitable[Iterable[Ban]]:
+    def pages(self) -> Iterable[Sequence[Ban]] | AsyncIterator[Sequence[Ban]]:
         """See `BanStore`."""
-        return self._store.bans.active()
+        return self._store.bans.pages()
 
     def _refuse(self, *arguments: Any) -> NoReturn:
         raise _read_only(self._store)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
@@ -50,6 +50,21 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+def run_unless_on_loop(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
+    """Return a coroutine on an event loop, so that other tasks run in between; without one, its result.
+
+    It suspends for nothing else, so it needs no loop of its own: `asyncio.run` would take the thread's one away.
+    """
+    if running_loop() is not None:
+        return work
+    try:
+        while True:
+            work.send(None)
+    except StopIteration as done:
+        answer: T = done.value
+        return answer
 
 
 async def in_steps(many: Iterable[T], step: int) -> AsyncIterator[list[T]]:

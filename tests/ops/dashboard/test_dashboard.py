@@ -26,7 +26,7 @@ from starlette.types import Message
 
 from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule, SlidegateError, client_ip
 from slidegate.core import Ban, parse_duration_us
-from slidegate.core.bans.rows import to_rows
+from slidegate.core.bans.rows import HEADER
 from slidegate.core.errors import StoreUnavailable
 from slidegate.dashboard import Dashboard
 from slidegate.ops.dashboard import charts
@@ -564,7 +564,7 @@ async def test_limits_of_one_name_and_bans_of_one_key_are_rows_of_their_own(site
         page, limiter=site.limiter, rules=[Rule("*", "9/hour", name="all", shadow=True)], name="tried"
     )
     bans = [Ban("203.0.113.0/24", "", by, level, 0, None) for level, by in enumerate(("ann", "abuse"))]
-    await site.limiter.import_bans(map(json.dumps, to_rows(bans)))
+    await site.limiter.import_bans(map(json.dumps, [HEADER, *(ban._asdict() for ban in bans)]))
     rows = {view: (await site.page(view)).names("tr", "data-key") for view in ("bans", "configuration")}
     assert len({key for key in rows["bans"] if key.startswith("203.0.113.0/24")}) == 2
     assert len({key for key in rows["configuration"] if key.startswith("all")}) == 3

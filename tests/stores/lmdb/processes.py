@@ -23,6 +23,7 @@ from slidegate.stores.lmdb import LmdbStore
 from slidegate.stores.lmdb.gate import GATE, Gate
 from slidegate.testing import FakeClock
 
+from ...contract.player import listed
 from ...remote_stores import RemoteStore
 from ..forked import actor, outcome
 
@@ -178,7 +179,12 @@ def answer_there(path: str, now_us: int, name: str, arguments: Any) -> Any:
         _stores[path] = LmdbStore(path, clock=clock, **SMALL), clock
     store, clock = _stores.pop(path) if name == "close" else _stores[path]
     clock.set(now_us)
-    answer = getattr(store.bans if name in ("find", "active") else store, name)(*arguments)
+    if name == "listed":
+        return listed(store)
+    asked = store
+    if name == "find":
+        asked = store.bans
+    answer = getattr(asked, name)(*arguments)
     # A pickled decision has nothing to hand back.
     return (answer, answer.reservations) if isinstance(answer, Decision) else answer
 

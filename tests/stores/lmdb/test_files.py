@@ -30,7 +30,7 @@ from slidegate.stores.lmdb.checking import IN_MEMORY, check_file_system, file_sy
 from slidegate.stores.lmdb.gate import Gate
 from slidegate.testing import RecordingObserver
 
-from ...contract.player import settle
+from ...contract.player import listed, settle
 from ...contract.programs import HOUR_US
 from ...contract.store_contract import CHECKS, QUESTIONS, SHARED_QUESTIONS
 from ...hurry import at_once, hurried
@@ -431,7 +431,7 @@ def test_files_that_become_unusable_are_an_error(store_path: Path, store: Any, b
 @pytest.mark.parametrize(
     ("at", "damage"), [(0, bytes(4_096)), (16, b"\xff" * 144), (0, b"noise" * 32), (8_192, b"noise" * 32_000)]
 )
-@pytest.mark.parametrize("ask", ["hit", "peek", "active"])
+@pytest.mark.parametrize("ask", ["hit", "peek", "pages"])
 def test_a_file_that_is_damaged_in_use_is_begun_anew_with_its_bans(
     store_path: Path, store: Any, observer: RecordingObserver, at: int, damage: bytes, ask: str
 ) -> None:
@@ -443,8 +443,8 @@ def test_a_file_that_is_damaged_in_use_is_begun_anew_with_its_bans(
     assert store.hit(CHECKS).remaining < 5
     assert observer.kinds == ["counts_restarted"]
     assert "was damaged (" in observer.events[0].message
-    assert sorted(ban.key for ban in store.bans.active()) == ["192.0.2.0/24", "user:eve"]
-    in_another_process(store, lambda own: len(own.bans.active()) == 2)
+    assert sorted(ban.key for ban in listed(store)) == ["192.0.2.0/24", "user:eve"]
+    in_another_process(store, lambda own: len(listed(own)) == 2)
 
 
 @pytest.mark.parametrize("in_use", [False, True])
@@ -482,7 +482,7 @@ def test_a_foreign_file_and_one_of_another_gate_are_begun_anew(
     assert observer.kinds == ([] if content == b"" else ["counts_restarted"])
     assert content is not None or "was used behind another gate" in observer.events[0].message
     assert store.hit(CHECKS).remaining == 4
-    assert len(store.bans.active()) == 2
+    assert len(listed(store)) == 2
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if not issubclass(fault, opening.DAMAGE)])
@@ -516,7 +516,7 @@ def test_commands_whose_files_were_replaced_are_not_acknowledged(store_path: Pat
     with pytest.raises(StoreUnavailable, match="were replaced"):
         store.bans.ban("user:zoe", None, "by request", "ann")
     assert store.bans.ban("user:zoe", None, "by request", "ann")
-    in_another_process(store, lambda own: len(own.bans.active()) == 3)
+    in_another_process(store, lambda own: len(listed(own)) == 3)
 
 
 @pytest.mark.parametrize("name", ["gate", "users", "data.mdb", "data.mdb of layout 2"])
@@ -642,7 +642,7 @@ def test_a_child_closes_files_of_its_parent(store_path: Path, opened: Opened, mo
 
     assert outcome(*actor(work)) == (b"[]", 0)
     assert store.hit(CHECKS).remaining == 2
-    assert len(store.bans.active()) == 4
+    assert len(listed(store)) == 4
 
 
 @pytest.mark.parametrize("way", [fork, fork_in_c])

@@ -27,7 +27,7 @@ from slidegate.stores.lmdb.transaction import Transaction
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract.ban_player import HAND, BanPlayer
-from ...contract.player import same, settle
+from ...contract.player import listed, same, settle
 from ...contract.programs import HOUR_US, Choices, drawn
 from ...contract.store_contract import CHECKS, with_examples
 from ...redis_servers import until
@@ -142,7 +142,7 @@ def test_without_a_boot_id_a_file_is_joined_while_somebody_lives(machine: Machin
         store = machine.restart("")
         assert store.hit(CHECKS).remaining == (2 if others_live else 4)
         assert machine.observer.kinds == ["counts_restarted"] * (not others_live)
-    assert [ban.key for ban in store.bans.active()] == ["user:eve"]
+    assert [ban.key for ban in listed(store)] == ["user:eve"]
 
 
 def test_another_layout_is_refused_while_its_workers_live(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_another_layout_is_refused_while_its_workers_live(machine: Machine, monk
         with pytest.raises(StoreUnavailable, match=refused):
             machine.store(create=False)
     store = machine.store()
-    assert [ban.key for ban in store.bans.active()] == ["user:eve"], "its journal is read"
+    assert [ban.key for ban in listed(store)] == ["user:eve"], "its journal is read"
     assert machine.files == [f"counts-{LAYOUT}-1.mdb"]
     assert machine.observer.kinds == ["counts_restarted"]
 
@@ -222,7 +222,7 @@ TORN = (
 
 
 def banned(store: Any) -> list[str]:
-    return sorted(ban.key for ban in store.bans.active())
+    return sorted(ban.key for ban in listed(store))
 
 
 def ban(store: Any, *keys: str, length_us: int | None = None) -> None:

@@ -28,7 +28,7 @@ import pytest
 
 from slidegate import ConfigurationError, Decision, Limiter, Quota, StoreError, parse_limits
 from slidegate.core import Ban, Bucket, Concurrency, Reason, SharedRow, StoreTimeout, StoreUnavailable
-from slidegate.core.bans.rows import to_rows
+from slidegate.core.bans.rows import HEADER
 from slidegate.stores.lmdb import LmdbStore, journal, opening
 from slidegate.stores.lmdb.bans import STEP
 from slidegate.stores.lmdb.batching import LOOK_EVERY
@@ -36,7 +36,7 @@ from slidegate.stores.lmdb.transaction import Transactions
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract import RandomContract, StoreContract
-from ...contract.player import settle
+from ...contract.player import listed, settle
 from ...contract.programs import HOUR_US, MINUTE_US, SECOND_US
 from ...contract.store_contract import CHECKS, bucket
 from ...hurry import PATIENCE_S, at_once, hurried
@@ -339,7 +339,7 @@ def test_a_full_file_goes_on_when_what_is_in_it_has_ended(opened: Opened, stuffi
             fill(store, [1])
     assert fill(store, range(10, 20)) == [True] * 10
     assert keys_in(store) == 11, "each has a window of its own"
-    assert store.bans.active() == []
+    assert listed(store) == []
     assert counts_file(store._env.path).stat().st_blocks * 512 <= 1 << 20
 
 
@@ -370,13 +370,18 @@ def test_from_a_full_file_whatever_operators_and_requests_give_back_can_be_taken
         assert all(store.bans.unban(f"user:{number}", "ann") for number in made)
     assert store.reset(CHECKS[0][1]) is False, "it was handed back"
     assert store.reset_all() is (stuffing == "windows")
-    assert store.bans.active() == []
+    assert listed(store) == []
     assert fill(store, range(10, 20)) == [True] * 10
 
 
 def export(bans: int) -> list[str]:
     """Return the lines of an export of so many bans."""
-    return [json.dumps(row) for row in to_rows(Ban(f"user:{n}", "", "ann", 0, 10**15, None) for n in range(bans))]
+    return [json.dumps(row) for row in (HEADER, *(ban._asdict() for ban in lasting(bans)))]
+
+
+def lasting(bans: int) -> list[Ban]:
+    """Return so many permanent bans."""
+    return [Ban(f"user:{number}", "", "ann", 0, 10**15, None) for number in range(bans)]
 
 
 @pytest.fixture
@@ -388,7 +393,8 @@ async def test_an_import_that_ends_half_way_goes_on_when_it_is_repeated(ban_stor
     VirtualTime()  # in which half a minute is nothing
     limiter = Limiter(ban_store, deadline="50ms", on_error="deny")
     importing = asyncio.ensure_future(limiter.import_bans(export(400)))
-    await turns(3)
+    while not ban_store.bans.count():
+        await turns(1)
     with gate_held(ban_store), pytest.raises(StoreTimeout):
         await importing
     written = ban_store.bans.count()
@@ -396,10 +402,14 @@ async def test_an_import_that_ends_half_way_goes_on_when_it_is_repeated(ban_stor
     assert await limiter.import_bans(export(400)) == ban_store.bans.count() == 400
 
 
+async def bans_of(limiter: Limiter) -> list[Ban]:
+    return [ban async for ban in limiter.bans()]
+
+
 async def test_a_list_of_bans_is_made_in_steps_between_which_others_run(
     ban_store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await settle(ban_store.bans.load([json.loads(line) for line in export(1_000)]))
+    await settle(ban_store.bans.load(lasting(1_000)))
     is_over, seen, turn = Ban.is_over, Counter[int](), 0
 
     def counted(ban: Ban, now_us: int) -> bool:
@@ -407,7 +417,7 @@ async def test_a_list_of_bans_is_made_in_steps_between_which_others_run(
         return is_over(ban, now_us)
 
     monkeypatch.setattr(Ban, "is_over", counted)
-    listing = asyncio.ensure_future(settle(ban_store.bans.active()))
+    listing = asyncio.ensure_future(bans_of(Limiter(ban_store)))
     while not listing.done():
         await asyncio.sleep(0)
         turn += 1
@@ -419,9 +429,7 @@ def test_without_an_event_loop_many_bans_are_imported_too(ban_store: Any, clock:
     for number in range(300):
         ban_store.bans.ban(f"over:{number}", SECOND_US, "why", "me")
     clock.advance("2s")
-    rows = [json.loads(line) for line in export(400)]
-    active: Any = ban_store.bans.active
-    assert ban_store.bans.load(rows) == len(list(active())) == 400
+    assert ban_store.bans.load(lasting(400)) == len(listed(ban_store)) == 400
 
 
 def test_each_event_of_threads_that_ban_at_once_is_told_once(
@@ -599,7 +607,7 @@ def test_over_kills_and_compactions_no_ban_that_was_acknowledged_is_lost_and_non
     for boot in (opening.boot_id(), "another"):  # before and after the machine starts again
         monkeypatch.setattr(opening, "boot_id", lambda boot=boot: boot)
         store: Any = LmdbStore(tmp_path, max_bans=10**6)
-        banned = {ban.key for ban in store.bans.active()}
+        banned = {ban.key for ban in listed(store)}
         store.close()
         assert acknowledged <= banned
         assert len(banned - acknowledged) <= 4 + kills, "at most one of each who was killed"

@@ -21,7 +21,6 @@ import pytest
 from slidegate import BanPolicy, Limit, Limiter, MemoryStore, Quota, RateLimitMiddleware, client_ip, parse_limits
 from slidegate.core import AnyLimit, Bucket, Concurrency, Reason, parse_address
 from slidegate.core.addresses import format_network
-from slidegate.core.bans.rows import to_rows
 from slidegate.stores.memory.shard import Table, cell_of
 from slidegate.stores.system_clock import SYSTEM
 from slidegate.testing import FakeClock, RecordingObserver
@@ -370,7 +369,7 @@ def tracked_below(*roots: object) -> Counter[str]:
 
 
 def active(store: MemoryStore) -> list[str]:
-    return [ban.key for ban in store.bans.active()]
+    return [ban.key for page in store.bans.pages() for ban in page]
 
 
 def test_a_flood_of_bans_pushes_none_out_and_is_bounded(opened: Opened, observer: RecordingObserver) -> None:
@@ -410,7 +409,7 @@ def test_bans_come_and_go_while_threads_ask(store: MemoryStore, observer: Record
                 store.bans.unban(key, "eve")
             else:
                 store.hit(((LIMITED, key, 1),))
-                json.dumps([*to_rows(store.bans.active())])
+                json.dumps([*store.bans.pages()])
 
     with hurried(collecting=False):
         at_once(work)

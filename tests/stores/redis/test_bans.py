@@ -23,13 +23,12 @@ from redis.credentials import StreamingCredentialProvider, UsernamePasswordCrede
 
 from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, Quota, StoreError
 from slidegate.core import Ban, Bucket, Concurrency, Reason, Reservation, Snapshot, StoreUnavailable, parse_address
-from slidegate.core.bans.rows import to_rows
 from slidegate.core.reservation import reserved
 from slidegate.stores.redis import RedisStore, clients
 from slidegate.stores.redis.bans import CHUNK
 from slidegate.testing import FakeClock, RecordingObserver
 
-from ...contract.player import settle
+from ...contract.player import listed, settle
 from ...contract.store_contract import CHECKS, QUESTIONS, SHARED_QUESTIONS, bucket
 from ...fault_proxy import FaultProxy, stop_listening
 from ...redis_servers import BOUND_S, RedisCluster, RedisServer, needs_redis
@@ -73,20 +72,19 @@ async def test_many_bans_are_read_in_steps_between_which_others_go_on(server: Re
         async def drain(found: AsyncIterator[object]) -> None:
             assert len([each async for each in found]) >= many
 
-        assert await turns_of(other.bans.active()) >= many // CHUNK
+        assert await turns_of(listed(other)) >= many // CHUNK
         for work in (limiter.export_bans(), limiter.bans()):
             assert await turns_of(drain(work)) >= 2 * many // CHUNK
-        rows = [*to_rows(await other.bans.active())]
-        assert await turns_of(one.bans.load(rows)) >= many // CHUNK
+        assert await turns_of(one.bans.load(await listed(other))) >= many // CHUNK
 
 
 async def test_long_lists_are_read_and_trimmed_in_pages(server: RedisServer) -> None:
     many, page = 2_000, 500
     async with workers_at(server, 2) as (store, other):
-        rows = [*to_rows([Ban(f"user:{number}", "", "ann", 0, 0, None) for number in range(many)])]
-        assert await store.bans.load(rows) == many
+        bans = [Ban(f"user:{number}", "", "ann", 0, 0, None) for number in range(many)]
+        assert await store.bans.load(bans) == many
         server.command("CONFIG", "RESETSTAT")
-        assert len(await other.bans.active()) == many
+        assert len(await listed(other)) == many
         assert many // page <= server.calls()["zscan"] <= many // page + 2
         index = f"{{{store._prefix}}}:bans:index"
         for first in range(0, many, page):  # they have ended
@@ -94,7 +92,7 @@ async def test_long_lists_are_read_and_trimmed_in_pages(server: RedisServer) -> 
         for left in (many - page, many - 2 * page):
             await store.bans.ban("user:0", None, "", "ann")
             assert server.command("ZCARD", index) in (left, left + 1)
-        assert await other.bans.active() == [await other.bans.find(("user:0",))]
+        assert await listed(other) == [await other.bans.find(("user:0",))]
 
 
 def paused(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
@@ -135,7 +133,7 @@ async def test_of_two_workers_that_find_the_strikes_full_at_once_one_bans(
         assert await struck is None
         assert observer.kinds.count("shadow_banned" if shadow and not by_hand else "banned") == 1
         stays = by_hand or (between == "nothing" and not shadow)
-        assert await fast.bans.active() == ([made] if stays else [])
+        assert await listed(fast) == ([made] if stays else [])
 
 
 # -- values of others at keys of ours ----------------------------------------------------------------------------------
@@ -230,7 +228,7 @@ def listen(store: RedisStore) -> RecordingObserver:
 
 
 async def banned(store: RedisStore) -> list[str]:
-    return sorted(ban.key for ban in await store.bans.active())
+    return sorted(ban.key for ban in await listed(store))
 
 
 @pytest.mark.parametrize("how", [pytest.param("flushed", marks=pytest.mark.all), "restarted"])
@@ -459,7 +457,7 @@ async def test_a_client_of_any_settings_is_one_to_connect_as(server: RedisServer
             decisions = await asyncio.gather(*(hit(store, f"user:{number % 30}", "10/hour") for number in range(300)))
             assert all(decisions)
             await store.bans.ban("user:eve", None, "", "ann")
-            assert [ban.key for ban in await store.bans.active()] == ["user:eve"]
+            assert [ban.key for ban in await listed(store)] == ["user:eve"]
             user = b"ann" if settings.get("username") or settings.get("credential_provider") else b"default"
             lines = [line for line in server.command("CLIENT", "LIST").splitlines() if b" name=ours " in line]
             assert lines

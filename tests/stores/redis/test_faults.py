@@ -31,7 +31,7 @@ from slidegate.stores.redis import RedisStore, batch, clients, refusals
 from slidegate.testing import RecordingObserver
 
 from ...asgi import call, hello
-from ...contract.player import settle
+from ...contract.player import listed, settle
 from ...fault_proxy import FaultProxy
 from ...redis_servers import RedisCluster, RedisServer, ReplicaPair, Sentinel, free_port, needs_redis, until
 from ...remote_stores import hit_all
@@ -104,7 +104,7 @@ OUTCOMES: dict[failover.OnError, list[tuple[bool, Reason]]] = {
 async def everything_fails(store: RedisStore) -> bool:
     """Ask a store everything, and check that the causes of errors come to an end."""
     calls = [store.hit([(BUCKET, "key", 1)]), store.reset("key"), store.reset_all(), store.shared_rows.time()]
-    calls += [store.bans.find(("key",)), store.bans.active(), store.bans.ban("key", None, "", "ann")]
+    calls += [store.bans.find(("key",)), listed(store), store.bans.ban("key", None, "", "ann")]
     answers = await asyncio.gather(*map(settle, calls), return_exceptions=True)
     errors = [answer for answer in answers if isinstance(answer, BaseException)]
     for error in errors:

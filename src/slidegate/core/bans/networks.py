@@ -33,13 +33,7 @@ class BannedNetworks:
         # packed into bytes, because clients could choose integers with equal hashes (they are modulo 2**61 - 1).
         self._tables: dict[int, dict[int, dict[bytes, Ban]]] = {4: {}, 6: {}}
         for ban in bans:
-            network = ban.network()
-            if network is None:
-                continue
-            version, prefix, bits = network
-            table = self._tables[version].setdefault(BITS[version] - prefix, {})
-            table[bits] = ban
-            self.bans[ban.key] = ban
+            self._add(ban)
 
     def of(self, subject: BanSubject) -> list[Ban]:
         """Return the bans of the networks that contain an address, or that are a key, including expired ones."""
@@ -68,15 +62,43 @@ class BannedNetworks:
             ConfigurationError: There are more than `MAX_NETWORKS`.
         """
         begins_us = min(ban.since_us, now_us)
-        kept = [one for one in self.bans.values() if one.key != ban.key and not one.is_over(begins_us)]
-        others = BannedNetworks([*kept, ban])
-        if len(others.bans) > MAX_NETWORKS:
+        changed = self.without(*self._ended(begins_us))
+        changed._add(ban)
+        if len(changed.bans) > MAX_NETWORKS:
             raise too_many_networks(ban.key)
-        return others
+        return changed
 
     def without(self, *keys: str) -> BannedNetworks:
         """Return a copy without the bans of some keys."""
-        return BannedNetworks(ban for ban in self.bans.values() if ban.key not in keys)
+        copy = BannedNetworks()
+        copy.bans = self.bans.copy()
+        for version, tables in self._tables.items():
+            copy._tables[version] = {shift: table.copy() for shift, table in tables.items()}
+        for key in copy.bans.keys() & keys:
+            copy._remove(key)
+        return copy
+
+    def _ended(self, now_us: int) -> list[str]:
+        """Return the keys of the bans that are over; as `Ban.is_over`, which takes ten times as long for 1,000."""
+        return [key for key, ban in self.bans.items() if ban.until_us is not None and ban.until_us <= now_us]
+
+    def _add(self, ban: Ban) -> None:
+        place = ban.network()
+        if place is None:
+            return
+        version, prefix, bits = place
+        table = self._tables[version].setdefault(BITS[version] - prefix, {})
+        table[bits] = ban
+        self.bans[ban.key] = ban
+
+    def _remove(self, key: str) -> None:
+        place = self.bans.pop(key).network()
+        assert place is not None, "others are not added"
+        version, prefix, bits = place
+        tables, shift = self._tables[version], BITS[version] - prefix
+        del tables[shift][bits]
+        if not tables[shift]:
+            del tables[shift]  # else each lookup would search it
 
 
 def too_many_networks(key: str) -> ConfigurationError:

@@ -23,35 +23,34 @@ _MAX_LEVEL: Final = 2**31
 """Higher levels are reduced to this one on import, so that they can still be incremented."""
 
 
-def to_rows(bans: Iterable[Ban]) -> Iterator[ExportedBan]:
-    """Yield the rows of an export."""
-    yield HEADER
-    for ban in bans:
-        yield ban._asdict()
-
-
-def from_rows(rows: Iterable[ExportedBan], now_us: int) -> list[Ban]:
-    """Parse the rows of an export, perhaps of another store; bans that are over at `now_us`, in Unix time, are omitted.
+def from_rows(rows: Iterable[ExportedBan]) -> Iterator[Ban]:
+    """Yield the bans in the rows of an export, perhaps of another store, and also those that are over.
 
     Raises:
         ConfigurationError: A row is invalid; the message has its number, counted from 1.
     """
-    bans: list[Ban] = []
     number = 0
     for number, row in enumerate(rows, start=1):
         try:
             if not isinstance(row, Mapping):
                 raise ValueError(f"expected an object with the fields of a ban, not {quoted(row)}")
-            if number > 1:
-                bans.append(_ban(row))
-            elif row["slidegate"] != HEADER["slidegate"] or row["version"] != HEADER["version"]:
-                raise ValueError(f"not an export of bans of version {HEADER['version']}")
+            if number == 1:
+                _expect_header(row)
+                continue
+            ban = _ban(row)
         except (KeyError, TypeError, ValueError) as error:
-            why = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+            why = str(error)
+            if isinstance(error, KeyError):
+                why = f"field {error} is missing"
             raise ConfigurationError(f"bans, row {number}: cannot be read: {escaped(why, MAX_REASON)}") from None
+        yield ban
     if not number:
         raise ConfigurationError("bans: there are no rows, not even the header row of an export")
-    return [ban for ban in bans if not ban.is_over(now_us)]
+
+
+def _expect_header(row: ExportedBan) -> None:
+    if row["slidegate"] != HEADER["slidegate"] or row["version"] != HEADER["version"]:
+        raise ValueError(f"not an export of bans of version {HEADER['version']}")
 
 
 def _ban(row: ExportedBan) -> Ban:

@@ -6,17 +6,16 @@ Every hit reads the bans of its client in its own transaction, so a new ban of a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final, TypeVar
 
 from ...core.bans.ban import Ban, BanSubject
-from ...core.bans.rows import ExportedBan, from_rows
 from ...core.store import COMMAND_DEADLINE_S
 from ..ban_book import BanBook, BookBans
-from ..shared import in_steps, pause
+from ..shared import in_steps, pause, run_unless_on_loop
 from .ban_rows import ban_of
-from .batching import PAUSE_S, Batcher, run_unless_on_loop
+from .batching import PAUSE_S, Batcher
 from .layout import rows_from
 from .transaction import Transaction, Transactions
 
@@ -24,8 +23,8 @@ T = TypeVar("T")
 
 STEP: Final = 100
 """How many rows are read in one transaction, which blocks an event loop for about a millisecond."""
-LOAD_STEP: Final = 100
-"""How many bans of an import are written in one transaction, which blocks other writers for a few milliseconds."""
+LOAD_STEP: Final = 40
+"""How many bans of an import are written in one transaction, which blocks other writers for about 3 ms."""
 LOAD_PAUSE_S: Final = 2 * PAUSE_S
 """The pause after such a transaction, in which waiting writers get the gate."""
 
@@ -51,14 +50,19 @@ class LmdbBans(BookBans):
         """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
         return self._batcher.run(Transaction.find_ban, subjects, needs_room=False, deadline_s=deadline_s)
 
-    def load(self, rows: Sequence[ExportedBan]) -> int | Awaitable[int]:
-        """Import rows of `core.bans.rows`; of two that replace each other the longer one is kept.
-
-        They are written in parts, with pauses in which other processes can write. If the store fails in between,
-        another import adds the rest.
-        """
+    def load(self, bans: Iterable[Ban]) -> int | Awaitable[int]:
+        """See `BanStore`. Between the steps there are pauses in which other processes can write."""
         self._store.expect_open()
-        return run_unless_on_loop(self._load(from_rows(rows, self._unix_us())))
+        return run_unless_on_loop(self._load(bans))
+
+    async def _load(self, bans: Iterable[Ban]) -> int:
+        taken = 0
+        async for some in in_steps(bans, LOAD_STEP):
+            taken += await self._batcher.ask(
+                Transaction.change_bans, lambda book, now_us, some=some: book.take_over(some, now_us)
+            )
+            await pause(LOAD_PAUSE_S)
+        return taken
 
     def count(self) -> int:
         """Return how many bans are stored: those in force, and some that have recently expired.
@@ -71,31 +75,16 @@ class LmdbBans(BookBans):
             self._last_count = counts[0]
         return self._last_count
 
-    def active(self) -> list[Ban] | Awaitable[list[Ban]]:
-        """Return the bans in force."""
-        return run_unless_on_loop(self._active())
-
-    async def _active(self) -> list[Ban]:
-        """Return the bans in force, read in parts, each in its own transaction."""
-        bans: list[Ban] = []
+    async def pages(self) -> AsyncIterator[list[Ban]]:
+        """See `BanStore`; each page is read in its own transaction."""
         rows = await self._batcher.ask(_some_rows, b"", needs_room=False)
         while rows:
             now_us = self._unix_us()
-            for _, packed in rows:
-                ban = ban_of(packed)
-                if not ban.is_over(now_us):
-                    bans.append(ban)
-            await pause()
+            bans = [ban_of(packed) for _, packed in rows]
+            yield [ban for ban in bans if not ban.is_over(now_us)]
             last, _ = rows[-1]
             after_last = last + b"\0"  # the smallest key that is larger
             rows = await self._batcher.ask(_some_rows, after_last, needs_room=False)
-        return bans
-
-    async def _load(self, bans: list[Ban]) -> int:
-        async for some in in_steps(bans, LOAD_STEP):
-            await self._batcher.ask(Transaction.change_bans, lambda book, _, some=some: book.take_over(some))
-            await pause(LOAD_PAUSE_S)
-        return len(bans)
 
     def change(self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S) -> T | Awaitable[T]:
         """See `BookBans.change`."""

@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from inspect import isawaitable
 from typing import Any, Final, TypeAlias, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from ...core.errors import StoreTimeout
 from ...core.store import COMMAND_DEADLINE_S
-from ..shared import running_loop
 from .environment import POLL_S
 from .transaction import Job, Transaction, Transactions
 
@@ -214,18 +213,3 @@ def _fail(future: asyncio.Future[Any], error: Exception) -> None:
 
 def _too_long(timeout_s: float) -> StoreTimeout:
     return StoreTimeout(f"lmdb: another process has held the files for {timeout_s:g} s; is it stopped?")
-
-
-def run_unless_on_loop(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
-    """Return a coroutine on an event loop, so that other tasks run in between; without one, its result.
-
-    It suspends for nothing else, so it needs no loop of its own: `asyncio.run` would take the thread's one away.
-    """
-    if running_loop() is not None:
-        return work
-    try:
-        while True:
-            work.send(None)
-    except StopIteration as done:
-        answer: T = done.value
-        return answer

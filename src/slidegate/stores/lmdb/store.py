@@ -41,10 +41,10 @@ from ...core.logs import written
 from ...core.reservation import Reservation
 from ...core.store import COMMAND_DEADLINE_S, Clock, Snapshot, Store
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
-from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, in_steps
+from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, in_steps, run_unless_on_loop
 from ..system_clock import system_us
 from .bans import LmdbBans
-from .batching import Batcher, run_unless_on_loop
+from .batching import Batcher
 from .layout import boot_us
 from .opening import Options
 from .registry import close_environment, open_environment

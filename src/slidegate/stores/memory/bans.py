@@ -7,13 +7,12 @@ converted to objects when they are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ...core.bans.ban import Ban, BanSubject, longest, network_place
 from ...core.bans.networks import BannedNetworks
-from ...core.bans.rows import ExportedBan, from_rows
 from ...core.bans.strikes import Level
 from ...core.buckets import Check
 from ...core.decision import Decision, refused_by_ban
@@ -21,6 +20,7 @@ from ...core.logs import Throttle
 from ...core.store import COMMAND_DEADLINE_S, Clock
 from ..ban_book import LOG_EVERY_US, BanBook, BookBans
 from ..forks import ProcessLock
+from ..shared import in_steps, run_unless_on_loop
 
 if TYPE_CHECKING:
     from .store import MemoryStore
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SWEEP_STEP: Final = 64
+PAGE: Final = 100
+"""How many bans are listed or imported in one step, which takes an event loop a millisecond or two."""
 _BAN: Final = ""
 """Replaces the policy in entries of `_ends` that belong to bans."""
 
@@ -201,25 +203,33 @@ class MemoryBans(BookBans):
             with self._lock:
                 self.rows.remove_expired(self._store.unix_us(), SWEEP_STEP)
 
-    def active(self) -> Iterator[Ban]:
-        """Yield the bans in force, creating one object at a time: creating all of them would block an event loop."""
+    def pages(self) -> Iterator[list[Ban]]:
+        """See `BanStore`; the bans are those of the moment of the first page."""
         self._store.expect_open()
         with self._lock:
             rows, now_us = list(self.rows.bans.values()), self._store.unix_us()
-        return (ban for ban in map(Ban._make, rows) if not ban.is_over(now_us))
+        for first in range(0, len(rows), PAGE):
+            bans = map(Ban._make, rows[first : first + PAGE])
+            yield [ban for ban in bans if not ban.is_over(now_us)]
 
     def count(self) -> int:
         """Return the number of bans, after removing some of the expired ones."""
         self.sweep()
         return self.rows.ban_count()
 
-    def load(self, rows: Sequence[ExportedBan]) -> int:
-        """Import rows of `core.bans.rows`; of two that replace each other the longer one is kept."""
+    def load(self, bans: Iterable[Ban]) -> int | Awaitable[int]:
+        """See `BanStore`."""
         self._store.expect_open()
-        bans = from_rows(rows, self._store.unix_us())  # the slowest part, which needs no lock
+        return run_unless_on_loop(self._load(bans))
 
-        self.change(lambda book, _: book.take_over(bans))
-        return len(bans)
+    async def _load(self, bans: Iterable[Ban]) -> int:
+        taken = 0
+        async for some in in_steps(bans, PAGE):
+            taken += self._take_over(some)
+        return taken
+
+    def _take_over(self, bans: Sequence[Ban]) -> int:
+        return self.change(lambda book, now_us: book.take_over(bans, now_us))
 
     def change(self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S) -> T:
         """See `BookBans.change`; some expired windows of strikes are swept, too."""

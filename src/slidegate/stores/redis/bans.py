@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -18,7 +18,6 @@ from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.bans.events import banned, bans_full, shadow_banned, unbanned
 from ...core.bans.networks import MAX_NETWORKS, too_many_networks
 from ...core.bans.policy import BanPolicy
-from ...core.bans.rows import ExportedBan, from_rows
 from ...core.bans.strikes import Level, next_ban
 from ...core.events import Event
 from ...core.logs import Throttle
@@ -150,42 +149,36 @@ class RedisBans(BanStore):
             self._tell(unbanned(ban, by))
         return bool(ban or was_remembered)
 
-    async def active(self) -> list[Ban]:
-        """Return the bans in force."""
+    async def pages(self) -> AsyncIterator[list[Ban]]:
+        """See `BanStore`."""
         await self._batcher().hear()
         now_us = self._time.now_us()
-        found = [ban for ban in self._news.networks.bans.values() if not ban.is_over(now_us)]
-        async for some in in_steps(await self._banned_keys(), CHUNK):
-            found += await self._of_keys(some)
-        return found
-
-    async def _banned_keys(self) -> list[str]:
-        """Return the banned keys, which are read in pages."""
-        keys: dict[str, None] = {}
-
-        def read(answer: Any, now_us: int) -> bytes:
-            following: bytes
-            following, page = answer
-            keys.update(dict.fromkeys(key.decode() for key in page))
-            return following
-
+        yield [ban for ban in self._news.networks.bans.values() if not ban.is_over(now_us)]
+        seen: set[bytes] = set()  # a page may have keys of an earlier one again
         cursor = b"0"
         while True:
-            cursor = await self._batcher().command(self._news.names, b"keys", cursor, read=read)
+            cursor, keys = await self._batcher().command(self._news.names, b"keys", cursor)
+            new = [key for key in keys if key not in seen]
+            seen.update(new)
+            async for some in in_steps(new, CHUNK):
+                yield await self._of_keys(key.decode() for key in some)
             if cursor == b"0":
-                return [*keys]
+                return
 
     def count(self) -> int:
         """Return how many banned keys Redis last reported: those in force, and some that have ended since."""
         return self._news.count
 
-    async def load(self, rows: Sequence[ExportedBan]) -> int:
-        """Import rows of `core.bans.rows`; of two that replace each other the longer one is kept."""
+    async def load(self, bans: Iterable[Ban]) -> int:
+        """See `BanStore`."""
         now_us = await self._batcher().server_us()
-        bans = await asyncio.to_thread(_networks_first, rows, now_us)  # 100,000 would take the event loop half a second
+        taken = 0
         async for some in in_steps(bans, CHUNK):
-            await self._put(some)
-        return len(bans)
+            lasting = [ban for ban in some if not ban.is_over(now_us)]
+            if lasting:
+                await self._put(lasting)
+            taken += len(lasting)
+        return taken
 
     # -- commands for Redis ------------------------------------------------------------------------------------------
 
@@ -216,10 +209,3 @@ class RedisBans(BanStore):
         batcher = self._batcher()
         pack = partial(self._packing.question, PEEK, (), keys, batcher.permits)
         return batcher.request(pack, lambda answer, now_us: [*map(unpack_ban, answer[1:])])
-
-
-def _networks_first(rows: Sequence[ExportedBan], now_us: int) -> list[Ban]:
-    """Return the bans of an export. Those of networks are first, because there may be too many."""
-    bans = from_rows(rows, now_us)
-    bans.sort(key=lambda ban: ban.network() is None)
-    return bans
