@@ -54,4 +54,8 @@ def about_building(middleware: Built) -> Iterator[Finding]:
 
 def _count_alike(options: tuple[object, ...]) -> int:
     """Return how many living middlewares have the same objects as options."""
-    return sum(all(map(is_, other.given, options)) for other in list(_built))
+    alike = 0
+    for other in list(_built):
+        if all(map(is_, other.given, options)):
+            alike += 1
+    return alike

@@ -22,8 +22,7 @@ from ..web.routes import (
     attribute_of,
     layers,
     mounted_routes,
-    reach,
-    root_of,
+    reach_path,
     routes_of,
 )
 from ..web.rules import Rule
@@ -65,8 +64,9 @@ def about_unmet_paths(rules: Sequence[Rule], app: object, routes: Sequence[Mount
 
 def _remedy(app: object, path: str, known: Sequence[str]) -> str:
     """Return what to do about a path that no route meets."""
-    tails = [path[found.start() :] for found in re.finditer("/(?!{)", path)][1:]
-    for tail in tails:
+    starts = [slash.start() for slash in re.finditer("/(?!{)", path)]
+    for start in starts[1:]:
+        tail = path[start:]
         if _is_met(app, tail, known):
             return f"rules have no root_path: write {tail!r}"
     others = [other for other in known if other != path]  # it may be known, and hidden by a mount above it
@@ -77,8 +77,9 @@ def _is_met(app: object, path: str, known: Sequence[str]) -> bool:
     """Return whether a route may take a path: the routers decide, or if it has parameters, the paths of the routes."""
     if "{" in path:
         return any(may_meet(path, other) for other in known)
-    scope = {"path": root_of(app) + path, "method": "GET", "headers": [], "root_path": ""}
-    return any(reach(app, {**scope, "type": kind}) is not None for kind in ("http", "websocket"))
+    if reach_path(app, path, "GET") is not None:
+        return True
+    return reach_path(app, path, "GET", "websocket") is not None
 
 
 def may_meet(path: str, other: str) -> bool:
@@ -141,8 +142,8 @@ def _methods_taken(paths: Sequence[str], routes: Sequence[MountedRoute]) -> froz
 
 
 def _shape(path: str) -> str:
-    """Return a path without the names of its parameters."""
-    return PARAM_REGEX.sub(lambda found: f"{{{found[2] or ''}}}", path)
+    """Return a path without the names of its parameters, but with their types: ``/items/{:int}``."""
+    return PARAM_REGEX.sub(lambda found: "{" + (found[2] or "") + "}", path)
 
 
 # -- decorators and layers ---------------------------------------------------------------------------------------------

@@ -180,8 +180,12 @@ def _texts_of(path: RulePath) -> Iterator[str]:
     for number, chosen in enumerate(product(*values)):
         if number >= _MAX_TEXTS:
             return
-        known = dict(zip(names, chosen, strict=True))
-        yield PARAM_REGEX.sub(lambda found, known=known: known[found[1]], path.path)  # type: ignore[misc]
+        yield _filled(path.path, dict(zip(names, chosen, strict=True)))
+
+
+def _filled(path: str, texts: Mapping[str, str]) -> str:
+    """Return a path with texts in the place of its parameters, by their names."""
+    return PARAM_REGEX.sub(lambda found: texts[found[1]], path)
 
 
 # -- methods -----------------------------------------------------------------------------------------------------------
@@ -194,13 +198,15 @@ def about_method_names(rules: Iterable[Rule], routes: Iterable[MountedRoute] = (
         rules: The rules.
         routes: The routes below the middleware, as far as they are known.
     """
-    known = {*METHODS}.union(*(route.methods or () for route in routes))
+    known = {*METHODS}
+    for route in routes:
+        known.update(route.methods or ())
     for rule in rules:
         if rule.matching.methods is None:
             continue
         for method in sorted(rule.matching.methods - known):
-            near = next((one for one in METHODS if _is_near(method, one)), "")
-            if near:
+            near = _nearest(method)
+            if near is not None:
                 yield Finding(
                     "SG135",
                     f"method {method!r} of rule {rule.label!r} is in no registry, so hardly any request has it; did "
@@ -208,14 +214,19 @@ def about_method_names(rules: Iterable[Rule], routes: Iterable[MountedRoute] = (
                 )
 
 
+def _nearest(method: str) -> str | None:
+    """Return the first registered method that a misspelt one may mean; None if there is none."""
+    for registered in METHODS:
+        if _is_near(method, registered):
+            return registered
+    return None
+
+
 def _is_near(one: str, other: str) -> bool:
     """Return whether one text becomes another by one letter more, less or changed, or by a swap of two neighbours."""
-    if len(one) < len(other):
-        one, other = other, one
-    if len(one) > len(other) + 1:
-        return False
-    if len(one) > len(other):
-        return any(one[:at] + one[at + 1 :] == other for at in range(len(one)))
+    if len(one) != len(other):
+        longer, shorter = max(one, other, key=len), min(one, other, key=len)
+        return any(longer[:at] + longer[at + 1 :] == shorter for at in range(len(longer)))
     differing = [at for at, (mine, theirs) in enumerate(zip(one, other, strict=True)) if mine != theirs]
     if len(differing) == 1:
         return True

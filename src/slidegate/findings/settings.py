@@ -78,11 +78,14 @@ def _sibling_workers() -> str:
     workers = 0
     for child in b" ".join(lists).split():
         with suppress(OSError):  # it has ended meanwhile
-            workers += _command_of(int(child)) == own
+            if _command_of(int(child)) == own:
+                workers += 1
     if workers < 2:
         return ""
     return f"{workers} workers below process {parent}"
 
 
 def _command_of(process: int) -> bytes:
-    return _DIGITS.sub(b"", Path(f"/proc/{process}/cmdline").read_bytes())
+    """Return the command line of a process, without the numbers in it."""
+    line = Path(f"/proc/{process}/cmdline").read_bytes()
+    return _DIGITS.sub(b"", line)

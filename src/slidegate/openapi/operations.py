@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
+from re import Match
 from typing import Any, Final, NamedTuple
 
 from starlette.routing import PARAM_REGEX
@@ -16,7 +17,7 @@ from starlette.routing import PARAM_REGEX
 from ..findings.routes import may_meet
 from ..web.default_limits import EXEMPT_MARK
 from ..web.endpoint_limits import rules_of_route
-from ..web.routes import attribute_of, reach, root_of, routes_of
+from ..web.routes import attribute_of, reach_path, routes_of
 from ..web.rule_set import is_exact
 from ..web.rules import Rule
 from .around import Application, Guard
@@ -42,10 +43,11 @@ class Operation(NamedTuple):
 
 def operations(application: Application, document: Mapping[str, Any]) -> Iterator[tuple[Operation, Any]]:
     """Yield the operations of an application, each with what its document says of it."""
+    paths = document.get("paths", {})
     for route in routes_of(application.app) or ():
-        described = document.get("paths", {}).get(attribute_of(route, "path_format"), {})
         if not hasattr(route, "dependant") or not attribute_of(route, "include_in_schema"):
-            continue
+            continue  # none of FastAPI, or one that the document leaves out
+        described = paths.get(attribute_of(route, "path_format"), {})
         path = application.path + (attribute_of(route, "path") or route.path_format)
         for method in sorted(attribute_of(route, "methods") or ()):
             if method.lower() in described:
@@ -73,14 +75,16 @@ def applying(guard: Guard, operation: Operation) -> Applying:
         if met is not None:
             is_blocked = False
             found.update(met)
-    return Applying([rule for rule in (*guard.rules, guard.default_rule) if rule in found], is_blocked)
+    in_order = [rule for rule in (*guard.rules, guard.default_rule) if rule in found]
+    return Applying(in_order, is_blocked)
 
 
 def _met(guard: Guard, operation: Operation, path: str) -> list[Rule] | None:
     """Return the limits of a request to a path; None if a rule blocks it."""
     found: list[Rule] = []
     for rule in guard.rules:
-        matching, action = rule.matching, rule.action
+        matching = rule.matching
+        action = rule.action
         if not matching.allows("http", operation.method):
             continue
         if matching.rule_paths and not any(one.takes(path) for one in matching.rule_paths):
@@ -109,20 +113,27 @@ def _samples(guard: Guard, operation: Operation) -> list[str]:
     if "{" not in template:
         return [template]
     usual = _filled(template)
-    samples = {usual: True}
+    samples = [usual]
     if ":path}" in template:
-        samples[PARAM_REGEX.sub("", template)] = True
+        samples.append(PARAM_REGEX.sub("", template))
     for rule in guard.rules:
         for one in rule.matching.rule_paths:
             if may_meet(one.path, template):
-                samples[_filled(_in_both(template, one.path))] = True
+                samples.append(_filled(_in_both(template, one.path)))
     # Another route may take some of them first.
-    return [path for path in samples if _reaches(guard, operation, path, template)] or [usual]
+    reaching = [path for path in dict.fromkeys(samples) if _reaches(guard, operation, path, template)]
+    return reaching or [usual]
 
 
 def _filled(template: str) -> str:
     """Return a path with values in the place of its parameters."""
-    return PARAM_REGEX.sub(lambda found: _PROBES.get((found[2] or "").removeprefix(":"), "~"), template)
+    return PARAM_REGEX.sub(_probe_for, template)
+
+
+def _probe_for(parameter: Match[str]) -> str:
+    """Return a value of a parameter, by its type."""
+    kind = (parameter[2] or "").removeprefix(":")
+    return _PROBES.get(kind, "~")
 
 
 def _in_both(template: str, other: str) -> str:
@@ -144,9 +155,10 @@ def _in_both(template: str, other: str) -> str:
 
 def _reaches(guard: Guard, operation: Operation, path: str, template: str) -> bool:
     """Return whether a request to a path reaches an operation, as the routers decide."""
-    asked = {"type": "http", "path": root_of(guard.app) + path, "method": operation.method}
-    reached = reach(guard.app, {**asked, "headers": [], "root_path": ""})
-    return reached is not None and reached.path == template and reached.endpoint is operation.route.endpoint
+    reached = reach_path(guard.app, path, operation.method)
+    if reached is None:
+        return False
+    return reached.path == template and reached.endpoint is operation.route.endpoint
 
 
 # -- at the endpoint ---------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ limits in the order of the rules. Everything but the current numbers is rendered
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import Any, Final, Literal, TypeAlias
 
 from starlette.types import Scope
@@ -46,13 +45,19 @@ def joined(decisions: Sequence[Decision]) -> Decision | None:
     last = named[-1]
     if len(named) == 1:
         return last
-    found: dict[object, tuple[Check, Sequence[WindowState]]] = {}
+    latest: dict[object, tuple[Check, Sequence[WindowState]]] = {}
     for decision in named:
-        readings = iter(decision.readings_as_of(last.now_us))
+        readings = decision.readings_as_of(last.now_us)
+        first = 0
         for check in decision.checks:
-            found[windows_of(check)] = check, [*islice(readings, len(check[0].limits))]
-    checks = [check for check, _ in found.values()]
-    states = [state for _, read in found.values() for state in read]
+            end = first + len(check[0].limits)
+            latest[windows_of(check)] = check, readings[first:end]
+            first = end
+    checks: list[Check] = []
+    states: list[WindowState] = []
+    for check, readings in latest.values():
+        checks.append(check)
+        states += readings
     return Decision(last.allowed, last.reason, last.now_us, checks, states)
 
 
@@ -69,15 +74,17 @@ class Rendered:
     """
 
     def __init__(self, buckets: Sequence[Bucket], taken: Sequence[str] = ()) -> None:
-        self.limits = [limit for bucket in buckets for limit in bucket.limits]
+        self.limits: list[AnyLimit] = []
         self.names: list[str] = []
+        self._policies: list[str] = []
+        self._items: list[bytes] = []
         for bucket in buckets:
-            for name in bucket.names:
-                self.names.append(unique_name(name, [*taken, *self.names]))
-        units = [bucket.unit for bucket in buckets for _ in bucket.limits]
-        named = [*zip(self.names, self.limits, units, strict=True)]
-        self._policies = [_policy_item(*one) for one in named]
-        self._items = [_item(name, limit) for name, limit, _ in named]
+            for own_name, limit in zip(bucket.names, bucket.limits, strict=True):
+                name = unique_name(own_name, [*taken, *self.names])
+                self.names.append(name)
+                self.limits.append(limit)
+                self._policies.append(_policy_item(name, limit, bucket.unit))
+                self._items.append(_item(name, limit))
         self._policy: Field = b"ratelimit-policy", ", ".join(self._policies).encode()
         self._text = b", ".join(self._items)
         self._amounts = [limit.amount for limit in self.limits]
