@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Final, TypeAlias
 
 from ..core import Bucket, Check
@@ -45,8 +45,10 @@ class Client(ClientTraffic):
         """Return its counts with all names."""
         shown = ClientTraffic(self.key)
         ClientTraffic.add(shown, self)
-        for (buckets, route), requests in sorted(self.met.items(), key=lambda one: -one[1]):
-            for label in dict.fromkeys(bucket.label for bucket in buckets):
+        # The most frequent first, because few names are kept.
+        for (buckets, route), requests in sorted(self.met.items(), key=itemgetter(1), reverse=True):
+            labels = dict.fromkeys([bucket.label for bucket in buckets])
+            for label in labels:
                 add_to(shown.counted_by, label, requests)
             add_to(shown.routes, route, requests)
         # A refusal has named what it met when it was counted.
@@ -66,11 +68,16 @@ class Clients(dict[str, Client]):
     def added_to(self, before: Clients | None) -> Clients:
         """See `Slice.added_to`."""
         together = Clients()
-        for clients in (before or Clients(), self):
-            for key, client in clients.items():
-                together.of(key).add(client)
+        if before is not None:
+            together.add(before)
+        together.add(self)
         together.forget_rare()
         return together
+
+    def add(self, others: Clients) -> None:
+        """Add the counts of clients."""
+        for key, client in others.items():
+            self.of(key).add(client)
 
     def forget_rare(self) -> None:
         """If there are too many, forget those that are neither among the busiest nor among the most refused."""
@@ -81,10 +88,13 @@ class Clients(dict[str, Client]):
         self.update(kept)
 
     def _leading(self, most: int) -> list[Client]:
-        busiest, refused = self._first(most)
-        return list({one.key: one for one in [*busiest, *refused]}.values())
+        """Return the busiest and those that are refused most, each once."""
+        busiest, refused = self._ranked(most)
+        found = {one.key: one for one in [*busiest, *refused]}
+        return [*found.values()]
 
-    def _first(self, most: int) -> tuple[list[Client], list[Client]]:
+    def _ranked(self, most: int) -> tuple[list[Client], list[Client]]:
+        """Return the busiest, and those that are refused most."""
         # Sorting is faster than `nlargest` for so many.
         busiest = sorted(self.values(), key=attrgetter("requests"), reverse=True)
         refused = [one for one in self.values() if one.refused]
@@ -93,12 +103,13 @@ class Clients(dict[str, Client]):
 
     def ranking(self, most: int) -> Ranking:
         """Return the busiest and those that are refused most."""
-        busiest, refused = self._first(most)
+        busiest, refused = self._ranked(most)
         return Ranking([one.described() for one in busiest], [one.described() for one in refused])
 
     def packed(self) -> bytes:
         """Return the row of a slice."""
-        return encoded([named_fields(one.described(), _FIELDS) for one in self._leading(TOP_CLIENTS)])
+        described = [one.described() for one in self._leading(TOP_CLIENTS)]
+        return encoded([named_fields(one, _FIELDS) for one in described])
 
     def add_row(self, row: bytes) -> None:
         """Add what is in the row of a slice."""
@@ -109,12 +120,14 @@ class Clients(dict[str, Client]):
 
 def _counted(key: str, checks: Sequence[Check]) -> tuple[str, str]:
     """Return the rule that counted a request by a key, and its limits; else the first rule that counted it."""
-    for bucket, counted, _ in checks:
-        if counted == key:
-            return bucket.label, text_of(bucket)
     if not checks:
         return "", ""
-    return checks[0][0].label, text_of(checks[0][0])
+    counting, _, _ = checks[0]
+    for bucket, counted_key, _ in checks:
+        if counted_key == key:
+            counting = bucket
+            break
+    return counting.label, text_of(counting)
 
 
 def text_of(bucket: Bucket) -> str:
