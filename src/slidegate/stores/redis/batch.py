@@ -266,11 +266,11 @@ class Batcher:
     def _most_in_call(self) -> int:
         """Return how many of the waiting requests the next call takes at most."""
         waiting = len(self._queue)
+        if waiting < HALVED_FROM or waiting > MAX_IN_CALL:
+            return MAX_IN_CALL
         if not self._idle or self._queue.has_permits:  # no other call can be under way, or it would wait for this one
             return MAX_IN_CALL
-        if HALVED_FROM <= waiting <= MAX_IN_CALL:
-            return waiting - waiting // 2
-        return MAX_IN_CALL
+        return waiting - waiting // 2
 
     def _failed(self, requests: Sequence[Request], error: BaseException, *, is_alone: bool) -> StoreError | None:
         """Deal with the error of a call, and return it as one of a store; None if its requests are sent again.
