@@ -1,6 +1,4 @@
-"""What other amounts would have refused is never more than what they do refuse, and marks tell each happening once."""
-
-from typing import Any
+"""What other amounts would have refused is never more than what they do refuse."""
 
 import pytest
 from hypothesis import given
@@ -8,7 +6,6 @@ from hypothesis import strategies as st
 
 from slidegate import Limiter, MemoryStore
 from slidegate.ops.dashboard.amounts import Amount, demand_of, other_amounts, refused_at_least
-from slidegate.ops.dashboard.marks import marks_by_step, marks_of, told
 from slidegate.ops.traffic import ClientTraffic
 from slidegate.testing import FakeClock
 
@@ -62,44 +59,3 @@ def test_amounts_are_around_the_one_in_force_and_count_clients_and_requests() ->
         Amount(32, False, 0, 0),
     ]
     assert [one.amount for one in other_amounts(demand, 1, 60 * S_US)] == [1, 2, 4], "each once"
-
-
-def event(kind: str, at: float, **details: str) -> dict[str, Any]:
-    return {"kind": kind, "at": at, "details": {"key": "", "by": "", **details}}
-
-
-def action(kind: str, target: str, at: float, by: str = "ann") -> dict[str, Any]:
-    return {"kind": kind, "target": target, "at": at, "by": by}
-
-
-def test_what_happened_is_told_once_however_many_workers_report_it() -> None:
-    actions = [action("ban", "192.0.2.1", 100.0), action("override", "api", 107.0), action("unban", "192.0.2.9", 108.0)]
-    events = [
-        event("banned", 100.2, key="192.0.2.1", by="ann"),
-        event("banned", 103.0, key="192.0.2.2", by="scanning"),
-        event("limit_overridden", 107.4, limit="api", by="ann"),
-        event("limit_overridden", 108.1, limit="api", by="ann"),
-        event("store_failed", 111.0),
-        event("store_recovered", 119.0),
-        event("refused", 112.0, key="192.0.2.3"),
-    ]
-    marks = marks_of(events, actions)
-    assert [(mark.kind, mark.text) for mark in marks] == [
-        ("ban", "192.0.2.1 banned by ann"),
-        ("ban", "192.0.2.2 banned by scanning"),
-        ("change", "api changed by ann"),
-        ("outage", "the store fails"),
-        ("outage", "the store answers"),
-    ]
-    by_step = marks_by_step(marks, 100.0, 5.0, 3)
-    assert {place: [mark.at for mark in found] for place, found in by_step.items()} == {
-        0: [100.0, 103.0],
-        1: [107.0],
-        2: [111.0],
-    }
-
-
-def test_of_many_marks_of_one_step_the_first_are_told_and_the_number_of_the_others() -> None:
-    marks = marks_of([], [action("ban", f"192.0.2.{number}", 100.0 + number) for number in range(9)])
-    assert told(marks).endswith("; 6 more")
-    assert told(()) == ""

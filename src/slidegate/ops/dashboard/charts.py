@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from ...core.logs import escaped
 from ..statistics import EVERY_S
-from .marks import Mark, marks_by_step, told
+from .marks import Mark, described, marks_by_step
 
 HEIGHT: Final = 150
 NOTHING: Final = "\u2013"
@@ -150,7 +150,7 @@ def _chart(
     rows = []
     for place in range(count):
         texts = [text(line[place]) for line in lines]
-        rows.append(Row(_clock(stats, place), texts, told(of_steps.get(place, ()))))
+        rows.append(Row(_clock(stats, place), texts, described(of_steps.get(place, ()))))
     parts = [f'<path class="grid" d="M0 {_y(y, top)}h{wide}"/>' for y in _ticks(top, tick)]
     for place in reversed(range(len(shown))):
         if any(lines[place]):
