@@ -44,6 +44,25 @@ CLIPPED = """() => [...document.querySelectorAll("main *, header *")]
     .filter((element) => element.scrollWidth > element.clientWidth + 1)
     .map((element) => `${element.localName}.${element.className}: ${element.textContent.slice(0, 60)}`)"""
 
+BROKEN = """() => {
+    const broken = [];
+    for (const cell of document.querySelectorAll("main :is(td, th)")) {
+        const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+        while (texts.nextNode()) {
+            const text = texts.currentNode;
+            for (const word of text.data.matchAll(/\\S+/g)) {
+                const range = document.createRange();
+                range.setStart(text, word.index);
+                range.setEnd(text, word.index + word[0].length);
+                const lines = new Set([...range.getClientRects()].map((line) => Math.round(line.top)));
+                if (word[0].length <= 16 && lines.size > 1) broken.push(word[0]);
+            }
+        }
+    }
+    return broken;
+}"""
+"""The words of tables, but long ones, that are broken over two lines."""
+
 
 # Playwright's event loop occupies its thread, in which no other test could run one.
 @pytest.fixture(scope="module")
@@ -139,6 +158,24 @@ def test_axe_finds_nothing_and_no_text_is_clipped_on_desk_or_phone(scheme: str, 
             found[f"{name}, open"] = violations(page) + page.evaluate(CLIPPED)
             page.context.close()
     assert {name: what for name, what in found.items() if what} == {}
+
+
+@pytest.mark.parametrize("width", [375, 768, 830, 1024, 1280])
+def test_short_words_in_tables_are_not_broken_and_no_page_is_wider_than_the_window(
+    width: int, site: Site, opened: OpenPage
+) -> None:
+    for view in (*VIEWS, "?only=shadow"):
+        page = opened(site, TOKEN, view, viewport={"width": width, "height": 900})
+        expect(page.locator("#state")).to_have_text("Live")
+        page.evaluate("for (const one of document.querySelectorAll('figure details')) one.remove()")  # it scrolls
+        assert page.evaluate(BROKEN) == [], view
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, view
+        page.context.close()
+
+
+def test_what_shadow_rules_would_have_refused_is_shown_on_a_phone(site: Site, opened: OpenPage) -> None:
+    page = opened(site, TOKEN, "?only=shadow", viewport={"width": 375, "height": 812})
+    expect(row(page, "Rules", "tighter").locator("td:visible")).to_have_text(re.compile(r"^[1-9]\d*$"))
 
 
 def test_every_value_of_a_table_has_its_label_on_a_phone(site: Site, opened: OpenPage) -> None:

@@ -101,7 +101,13 @@ def middleware_tables(found: Iterable[tuple[str, Any]]) -> list[Table]:
 
 
 def _rules(name: str, middleware: Any) -> Table:
-    heads = [Head("Rule"), Head("Paths", "long"), Head("Limits", "wide"), Head("Counted by", "wide"), Head("Does")]
+    heads = [
+        Head("Rule"),
+        Head("Paths", "long"),
+        Head("Limits", "wide"),
+        Head("Counted by", "wide"),
+        Head("Does", "word"),
+    ]
     rows = []
     for rule in middleware.rules[:MAX_RULES]:
         title = cells.tone("soft", "unnamed")

@@ -61,7 +61,7 @@ def clients(caption: str, who: str, found: Rows, empty: str, unseen: str) -> Tab
 
 def refusals(events: Sequence[dict[str, Any]]) -> Table:
     """Return the latest refusals of one client."""
-    heads = [Head("When"), Head("Reason"), Head("By"), Head("Status", "n wide"), Head("Times", "n")]
+    heads = [Head("When"), Head("Reason", "word"), Head("By", "long"), Head("Status", "n wide"), Head("Times", "n")]
     rows = []
     for one in grouped(events)[:20]:
         details = one["details"]
@@ -78,12 +78,15 @@ def refusals(events: Sequence[dict[str, Any]]) -> Table:
 
 def rules(found: Rows, query: Query) -> Table:
     """Return the counts of rules."""
+    of_limits, of_shadow = "n", "n wide"
+    if query.get("only") == "shadow":  # these refuse nobody
+        of_limits, of_shadow = "n wide", "n"
     heads = [
         Head("Rule", by="name"),
-        Head("Passed", "n", "passed"),
-        Head("Limited", "n", "limited"),
-        Head("Refused", "n", "share"),
-        Head("In shadow", "n wide", "shadow_refused"),
+        Head("Passed", of_limits, "passed"),
+        Head("Limited", of_limits, "limited"),
+        Head("Refused", of_limits, "share"),
+        Head("In shadow", of_shadow, "shadow_refused"),
         Head("Per second", "n wide", "per_s"),
         Head("p95", "n wide", "p95_ms"),
     ]
@@ -195,7 +198,7 @@ def bans(found: Rows, text: str, matching: int, total: int) -> Table:
 
 def events(found: Sequence[dict[str, Any]]) -> Table:
     """Return the latest events."""
-    heads = [Head("When"), Head("Event", "long"), Head("Message", "long"), Head("Worker", "soft long")]
+    heads = [Head("When"), Head("Event", "long word"), Head("Message", "long"), Head("Worker", "soft long")]
     rows = []
     for one in grouped(found)[:MOST]:
         worker = plain(one["worker"], 64)
