@@ -87,16 +87,14 @@ def _group(group: Mapping[str, Any]) -> str:
     return title
 
 
-def middleware_tables(found: Iterable[tuple[str, Any]]) -> list[Table]:
-    """Return the rules, ban policies and lists of the middlewares of this process."""
-    tables = []
-    for name, one in found:
-        tables.append(_rules(name, one))
-        if one.ban_policies:
-            tables.append(_policies(name, one.ban_policies))
-        lists = [(kind, listed) for kind, listed in one.lists.items() if listed]
-        if lists:
-            tables.append(_lists(name, lists))
+def middleware_tables(name: str, middleware: Any) -> list[Table]:
+    """Return the rules, ban policies and lists of a middleware of this process."""
+    tables = [_rules(name, middleware)]
+    if middleware.ban_policies:
+        tables.append(_policies(name, middleware.ban_policies))
+    lists = [(kind, listed) for kind, listed in middleware.lists.items() if listed]
+    if lists:
+        tables.append(_lists(name, lists))
     return tables
 
 

@@ -15,10 +15,11 @@ from ... import ConfigurationError, StoreError
 from ..readers import UnreadKeyError
 from ..rows import EVERYWHERE, check_key, key_of, place_of
 from . import cells, sentences, texts
+from .counts import rate_s
 from .service import Service, problem_of
 from .snapshots import requests_of
 from .texts import address
-from .views import Views, seen_s
+from .views import Views
 
 VIEWS: Final = {"": "Now", "clients": "Clients", "bans": "Bans", "configuration": "Configuration"}
 _OPERATIONS: Final = {
@@ -55,7 +56,7 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {text.__name__: text for text in _FILTERS}
     environment.globals |= {"views": VIEWS, "everywhere": EVERYWHERE.holds, "docs": DOCS}
     environment.globals |= {"share": texts.share, "gauge": cells.gauge, "address": address}
-    environment.globals |= {"requests_of": requests_of, "seen_s": seen_s}
+    environment.globals |= {"requests_of": requests_of, "rate_s": rate_s}
     for name in environment.list_templates():
         environment.get_template(name)
     return environment

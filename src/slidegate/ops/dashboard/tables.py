@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from markupsafe import Markup
 
@@ -14,11 +14,12 @@ from .cells import Act, Head, Row, Table, text_or_nothing
 from .charts import NOTHING
 from .texts import count, grouped, moment, ms, plain, rate, share, timed
 
-Rows = Sequence[Mapping[str, Any]]
-Query = Mapping[str, str]
+Rows: TypeAlias = Sequence[Mapping[str, Any]]
+Query: TypeAlias = Mapping[str, str]
 FIVE_MINUTES: Final = "last five minutes"
 MOST: Final = 50
 MAX_RULES: Final = 200
+MAX_REFUSALS: Final = 20
 _LIFTED: Final = "it is lifted"
 
 
@@ -45,31 +46,35 @@ def clients(caption: str, who: str, found: Rows, empty: str, unseen: str) -> Tab
         name = cells.client(one["key"])
         if one["is_banned"]:
             name = cells.badge(name, "Banned", is_hot=True)
-        limit: cells.Value = NOTHING
-        spent: cells.Value = NOTHING
-        nearest = one["nearest"]
-        if nearest is not None:
-            limit = cells.small(plain(nearest["rule"], 40), nearest["limit"])
-            spent = cells.gauge(nearest["used"], nearest["amount"])
-        elif one["rule"]:
-            limit = cells.small(plain(one["rule"], 40), one["limits"], 40)
-        elif one["blocked"]:  # by networks that are written in code, which have no name
-            limit = "a list"
+        limit, spent = _nearest(one)
         rows.append(Row([name, limit, spent, count(one["requests"]), cells.refused(one["refused"])], one["key"]))
     return Table(caption, heads, rows, empty, FIVE_MINUTES + unseen)
+
+
+def _nearest(client: Mapping[str, Any]) -> tuple[cells.Value, cells.Value]:
+    """Return the limit that is nearest to a client, and what is spent of it; else what has refused the client."""
+    nearest = client["nearest"]
+    if nearest is not None:
+        limit = cells.small(plain(nearest["rule"], 40), nearest["limit"])
+        return limit, cells.gauge(nearest["used"], nearest["amount"])
+    if client["rule"]:
+        return cells.small(plain(client["rule"], 40), client["limits"], 40), NOTHING
+    if client["blocked"]:  # by networks that are written in code, which have no name
+        return "a list", NOTHING
+    return NOTHING, NOTHING
 
 
 def refusals(events: Sequence[dict[str, Any]]) -> Table:
     """Return the latest refusals of one client."""
     heads = [Head("When"), Head("Reason", "word"), Head("By", "long"), Head("Status", "n wide"), Head("Times", "n")]
     rows = []
-    for one in grouped(events)[:20]:
+    for one in grouped(events)[:MAX_REFUSALS]:
         details = one["details"]
         by = text_or_nothing(details["rule"] or details["by"], 64)
         if details["reason"] == "banned":
             by = f"ban of {by}"
-        status = plain(details["status"], 6)
-        rows.append(Row([moment(one["at"]), plain(details["reason"], 40), by, status, count(one["times"])]))
+        reason, status = plain(details["reason"], 40), plain(details["status"], 6)
+        rows.append(Row([moment(one["at"]), reason, by, status, count(one["times"])]))
     return Table("Latest refusals", heads, rows, "No recent refusal of this client is recorded.")
 
 
@@ -93,20 +98,30 @@ def rules(found: Rows, query: Query) -> Table:
     rows = []
     for one in found:
         name = cells.small(cells.part("rule", one["name"], query), one["limits"], 60)
-        shadow: cells.Value = NOTHING
         if one["is_shadow"]:
             name = cells.badge(name, "Shadow")
-            shadow = cells.refused(one["shadow_refused"])
-        counts: list[cells.Value] = [NOTHING, NOTHING, NOTHING, shadow, NOTHING, NOTHING]
-        if one["requests"]:
-            refused = share(one["refused"], one["requests"])
-            counts = [count(one["passed"]), cells.refused(one["limited"]), refused, shadow]
-            counts += [rate(one["per_s"]), ms(one["p95_ms"])]
-        rows.append(Row([name, *counts], one["name"]))
+        rows.append(Row([name, *_counts_of_rule(one)], one["name"]))
     empty = "No rule has counted a request in this window."
     if query.get("only"):
         empty = "There is no such rule. Write shadow=True at a Rule to try its limits: it refuses nobody."
     return Table("Rules", heads, rows, empty)
+
+
+def _counts_of_rule(rule: Mapping[str, Any]) -> list[cells.Value]:
+    """Return the counts of a rule; one in shadow alone has no requests, which others have counted."""
+    shadow: cells.Value = NOTHING
+    if rule["is_shadow"]:
+        shadow = cells.refused(rule["shadow_refused"])
+    if not rule["requests"]:
+        return [NOTHING, NOTHING, NOTHING, shadow, NOTHING, NOTHING]
+    return [
+        count(rule["passed"]),
+        cells.refused(rule["limited"]),
+        share(rule["refused"], rule["requests"]),
+        shadow,
+        rate(rule["per_s"]),
+        ms(rule["p95_ms"]),
+    ]
 
 
 def routes(found: Rows, query: Query) -> Table:
@@ -129,19 +144,25 @@ def routes(found: Rows, query: Query) -> Table:
     return Table("Routes", heads, rows, "No request has reached a route in this window.", note)
 
 
-def clients_of(found: Rows, *, of_rule: bool) -> Table:
-    """Return the clients of a rule or a route."""
-    heads = [Head("Client"), Head("Passed", "n")]
-    if of_rule:
-        heads.append(Head("Refused", "n"))
+_NO_CLIENTS: Final = f"No client of it is among the busiest or the most refused of the {FIVE_MINUTES}."
+_OF_RANKING: Final = f"the busiest and the most refused of the {FIVE_MINUTES}"
+
+
+def clients_of_rule(found: Rows) -> Table:
+    """Return the clients of a rule."""
+    heads = [Head("Client"), Head("Passed", "n"), Head("Refused", "n")]
     rows = []
     for one in found:
-        counts: list[cells.Value] = [count(one["passed"])]
-        if of_rule:
-            counts.append(cells.refused(one["refused"]))
-        rows.append(Row([cells.client(one["key"]), *counts], one["key"]))
-    empty = "No client of it is among the busiest or the most refused of the last five minutes."
-    return Table("Clients", heads, rows, empty, f"the busiest and the most refused of the {FIVE_MINUTES}")
+        texts = [cells.client(one["key"]), count(one["passed"]), cells.refused(one["refused"])]
+        rows.append(Row(texts, one["key"]))
+    return Table("Clients", heads, rows, _NO_CLIENTS, _OF_RANKING)
+
+
+def clients_of_route(found: Rows) -> Table:
+    """Return the clients of a route."""
+    heads = [Head("Client"), Head("Passed", "n")]
+    rows = [Row([cells.client(one["key"]), count(one["passed"])], one["key"]) for one in found]
+    return Table("Clients", heads, rows, _NO_CLIENTS, _OF_RANKING)
 
 
 def amounts(limit: str, found: Iterable[Amount]) -> Table:
@@ -185,9 +206,15 @@ def bans(found: Rows, text: str, matching: int, total: int) -> Table:
         until: cells.Value = _LIFTED
         if one["until_at"]:
             until = moment(one["until_at"])
-        texts = [text_or_nothing(one["reason"], 256), plain(one["by"], 64), text_or_nothing(one["level"])]
-        acts = [Act("unban", "Unban", "key", one["key"])]
-        rows.append(Row([name, *texts, moment(one["since_at"]), until], f"{one['key']} {one['level']}", acts))
+        values: list[cells.Value] = [
+            name,
+            text_or_nothing(one["reason"], 256),
+            plain(one["by"], 64),
+            text_or_nothing(one["level"]),
+            moment(one["since_at"]),
+            until,
+        ]
+        rows.append(Row(values, f"{one['key']} {one['level']}", [Act("unban", "Unban", "key", one["key"])]))
     note, empty = count(total), "Nobody is banned."
     if text:
         note, empty = f"{count(matching)} of {count(total)}", "No ban matches."
@@ -225,24 +252,31 @@ def history(actions: Rows) -> Table:
     return Table("By operators", heads, rows, empty, note, "stack")
 
 
-def _done(one: Mapping[str, Any]) -> cells.Value:
+def _done(action: Mapping[str, Any]) -> cells.Value:
     """Return an action in words."""
-    kind, was = one["kind"], plain(one["was"], 80)
     until: cells.Value = f"until {_LIFTED}"
-    if one["until_at"] is not None:
-        until = Markup("until {}").format(moment(one["until_at"]))
+    if action["until_at"] is not None:
+        until = Markup("until {}").format(moment(action["until_at"]))
+    kind = action["kind"]
     if kind == "ban":
         return Markup("banned {}").format(until)
     if kind == "unban":
         return "unbanned"
-    if one["target"] == "*":
-        if kind == "restore":
-            return "switched on"
-        return Markup("switched off {}").format(until)
-    if kind == "override" and was:
-        return Markup("changed from {} to {} {}").format(was, plain(one["limit"], 40), until)
+    was = plain(action["was"], 80)
     if kind == "override":
-        return Markup("changed to {} {}").format(plain(one["limit"], 40), until)
+        return _changed(action, was, until)
+    if action["target"] == "*":
+        return "switched on"
     if was:
         return f"restored, was {was}"
     return "restored"
+
+
+def _changed(action: Mapping[str, Any], was: str, until: cells.Value) -> Markup:
+    """Return in words to what a limit was changed, or that all workers were switched off."""
+    if action["target"] == "*":
+        return Markup("switched off {}").format(until)
+    limit = plain(action["limit"], 40)
+    if was:
+        return Markup("changed from {} to {} {}").format(was, limit, until)
+    return Markup("changed to {} {}").format(limit, until)
