@@ -22,8 +22,9 @@ NOTHING: Final = "\u2013"
 MAX_TICKS: Final = 5
 NEAR: Final = 0.8
 """From which share of a limit a bar is amber."""
-_STEPS_S: Final = (10, 15, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200, 10_800, 21_600)
-"""The distances of ticks on the time axis."""
+_APART_S: Final = (10, 15, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200, 10_800, 21_600)
+"""The distances of labels on the time axis."""
+_DAY_S: Final = 86_400
 _BESIDE: Final = {"ban": 0.2, "change": 0.5, "outage": 0.8}
 """Where in its step a mark of each kind is, so that several are seen."""
 _COUNTED: Final = {
@@ -38,6 +39,18 @@ _TIMES: Final = {"median": "p50_ms", "p95": "p95_ms"}
 
 Values: TypeAlias = Sequence[float | None]
 Texts: TypeAlias = Callable[[float | None], str]
+
+
+class Step(NamedTuple):
+    """A step that is drawn.
+
+    Attributes:
+        counts: Its counts.
+        length_s: For how long they were counted.
+    """
+
+    counts: Mapping[str, Any]
+    length_s: float
 
 
 class Row(NamedTuple):
@@ -82,13 +95,15 @@ class Chart(NamedTuple):
 
 def requests(stats: Mapping[str, Any], text: Texts, marks: Iterable[Mark] = ()) -> Chart:
     """Return the chart of requests per second: passed, limited, refused by bans and by lists, unanswered, stacked."""
-    series: dict[str, Values] = {}
     steps = drawn_steps(stats)
     seen_from_s = stats["at"] - stats["seen_s"] - stats["start_at"]
     unseen = max(int(seen_from_s // stats["step_s"]), 0)  # nobody counted in the first steps
+    series: dict[str, Values] = {}
     for name, field in _COUNTED.items():
-        rates = [step[field] / length_s for step, length_s in steps[unseen:]]
-        series[name] = [None] * (len(steps) - len(rates)) + rates
+        rates: list[float | None] = [None] * min(unseen, len(steps))
+        for step in steps[unseen:]:
+            rates.append(step.counts[field] / step.length_s)
+        series[name] = rates
     return _chart("Requests per second", stats, series, text, marks, is_stacked=True)
 
 
@@ -96,20 +111,20 @@ def times(stats: Mapping[str, Any], text: Texts, marks: Iterable[Mark] = ()) -> 
     """Return the chart of the times until the last byte."""
     series: dict[str, Values] = {}
     for name, field in _TIMES.items():
-        series[name] = [step[field] for step, _ in drawn_steps(stats)]
+        series[name] = [step.counts[field] for step in drawn_steps(stats)]
     return _chart("Time to the last byte, in ms", stats, series, text, marks, is_stacked=False)
 
 
-def drawn_steps(stats: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], float]]:
-    """Return the steps that are drawn, each with its length in seconds; the last one is still running.
+def drawn_steps(stats: Mapping[str, Any]) -> list[Step]:
+    """Return the steps that are drawn; the last one is still running.
 
     Workers write every five seconds. A running step of five seconds is left out, because most of it is not written yet.
     """
     steps, step_s = stats["steps"], stats["step_s"]
-    found = [(step, step_s) for step in steps[:-1]]
+    found = [Step(counts, step_s) for counts in steps[:-1]]
     if step_s > EVERY_S and steps:
         running_s = stats["at"] - stats["start_at"] - step_s * (len(steps) - 1)
-        found.append((steps[-1], min(max(running_s, EVERY_S), step_s)))
+        found.append(Step(steps[-1], min(max(running_s, EVERY_S), step_s)))
     return found
 
 
@@ -139,44 +154,57 @@ def _chart(
     *,
     is_stacked: bool,
 ) -> Chart:
-    names, lines = tuple(series), list(series.values())
-    kind, shown = "l", lines
-    if is_stacked:
-        kind, shown = "s", _stacked(lines)
-    top, tick = _scale(_most(shown))
-    count = len(lines[0])
-    wide = max(count, 1)  # each step is one wide
-    of_steps = marks_by_step(marks, stats["start_at"], stats["step_s"], count)
+    lines = list(series.values())
+    steps = len(lines[0])
+    of_steps = marks_by_step(marks, stats["start_at"], stats["step_s"], steps)
     rows = []
-    for place in range(count):
-        texts = [text(line[place]) for line in lines]
-        rows.append(Row(_clock(stats, place), texts, described(of_steps.get(place, ()))))
-    parts = [f'<path class="grid" d="M0 {_y(y, top)}h{wide}"/>' for y in _ticks(top, tick)]
-    for place in reversed(range(len(shown))):
-        if any(lines[place]):
-            parts += _drawn(f"{kind}{place}", shown[place], top, is_area=is_stacked)
+    for step in range(steps):
+        texts = [text(line[step]) for line in lines]
+        rows.append(Row(_clock(stats, step), texts, described(of_steps.get(step, ()))))
+    kind, drawn = "l", lines
+    if is_stacked:
+        kind, drawn = "s", _stacked(lines)
+    axis = _axis_of(drawn)
+    parts = list(_grid(axis, steps))
+    for number in reversed(range(len(lines))):
+        if any(lines[number]):
+            parts += _curve(f"{kind}{number}", drawn[number], axis, is_area=is_stacked)
     parts += _drawn_marks(of_steps)
-    for place, row in enumerate(rows):
-        parts.append(f'<rect x="{place}"><title>{_tooltip(names, row)}</title></rect>')
+    parts += _tooltips(tuple(series), rows)
     drawing = (
-        f'<svg class="ys" aria-hidden="true">{"".join(_labels(top, tick))}</svg><svg class="lines" viewBox="0 0 {wide} '
-        f'{HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{title}">{"".join(parts)}</svg>'
-        f'<svg class="xs" aria-hidden="true">{"".join(_times(stats, count))}</svg>'
+        f'<svg class="ys" aria-hidden="true">{"".join(_labels(axis))}</svg>'
+        f'<svg class="lines" viewBox="0 0 {max(steps, 1)} {HEIGHT}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{title}">{"".join(parts)}</svg>'
+        f'<svg class="xs" aria-hidden="true">{"".join(_times(stats, steps))}</svg>'
     )
-    kinds = sorted({mark.kind for found in of_steps.values() for mark in found})
-    legend = tuple(place for place, line in enumerate(lines) if place == 0 or any(line))
-    return Chart(title, stats["start_at"], stats["step_s"], names, legend, kind, Markup(drawing), rows, tuple(kinds))
+    return Chart(
+        title,
+        stats["start_at"],
+        stats["step_s"],
+        names=tuple(series),
+        shown=_legend(lines),
+        kind=kind,
+        drawing=Markup(drawing),
+        rows=rows,
+        marks=_kinds(of_steps.values()),
+    )
 
 
-def _most(lines: Sequence[Values]) -> float:
-    most = 0.0
-    for line in lines:
-        for value in line:
-            most = max(most, value or 0)
-    return most
+def _legend(lines: Sequence[Values]) -> tuple[int, ...]:
+    """Return the numbers of the series in the legend: the first one, and those that have values."""
+    return tuple(number for number, line in enumerate(lines) if number == 0 or any(line))
+
+
+def _kinds(of_steps: Iterable[Iterable[Mark]]) -> tuple[str, ...]:
+    """Return the kinds of the marks of all steps."""
+    kinds: set[str] = set()
+    for marks in of_steps:
+        kinds.update(mark.kind for mark in marks)
+    return tuple(sorted(kinds))
 
 
 def _stacked(lines: Iterable[Values]) -> list[Values]:
+    """Return each line on top of those before it."""
     found: list[Values] = []
     for line in lines:
         if found:
@@ -191,79 +219,121 @@ def _sum(value: float | None, below: float | None) -> float | None:
     return value + below
 
 
-def _drawn(name: str, line: Values, top: float, *, is_area: bool) -> Iterator[str]:
+def _curve(name: str, line: Values, axis: _Axis, *, is_area: bool) -> Iterator[str]:
     """Yield the path of a series; steps without a value are gaps."""
-    path, is_open, first = "", False, None
-    for place, value in enumerate(line):
+    path, is_open, begin = "", False, 0.0
+    for step, value in enumerate(line):
         if value is None:
             is_open = False
             continue
-        if first is None:
-            first = place + 0.5
-        point = f"{place + 0.5} {_y(value, top)}"
+        point = f"{step + 0.5} {_y(value, axis)}"
+        if not path:
+            begin = step + 0.5
         if is_open:
             path += f"L{point}"
         else:
             path += f"M{point}h0"  # a lone value is a line of no length, which round ends make a dot
         is_open = True
-    if path and is_area:
-        yield f'<path class="area {name}" d="{path}V{HEIGHT}H{first}z"/>'
-    if path:
-        yield f'<path class="line {name}" d="{path}"/>'
+    if not path:
+        return
+    if is_area:
+        yield f'<path class="area {name}" d="{path}V{HEIGHT}H{begin}z"/>'
+    yield f'<path class="line {name}" d="{path}"/>'
 
 
 def _drawn_marks(of_steps: Mapping[int, Sequence[Mark]]) -> Iterator[str]:
-    for place, marks in sorted(of_steps.items()):
-        for kind in sorted({mark.kind for mark in marks}):
-            yield f'<path class="mark {kind}" d="M{place + _BESIDE[kind]} 0V{HEIGHT}"/>'
+    for step, marks in sorted(of_steps.items()):
+        for kind in _kinds([marks]):
+            yield f'<path class="mark {kind}" d="M{step + _BESIDE[kind]} 0V{HEIGHT}"/>'
 
 
-def _tooltip(names: Iterable[str], row: Row) -> str:
-    values = []
-    for name, value in zip(names, row.texts, strict=True):
-        if value not in ("0", NOTHING):
-            values.append(f"{name} {value}")
-    text = f"{row.when}: {', '.join(values) or 'none'}"
-    if row.happened:
-        text += f"; {escaped(row.happened, 200)}"
-    return escape(text)
+def _tooltips(names: Sequence[str], rows: Iterable[Row]) -> Iterator[str]:
+    """Yield for each step an area that shows its values, but those that are 0, and what happened in it."""
+    for step, row in enumerate(rows):
+        values = []
+        for name, value in zip(names, row.texts, strict=True):
+            if value not in ("0", NOTHING):
+                values.append(f"{name} {value}")
+        text = f"{row.when}: {', '.join(values) or 'none'}"
+        if row.happened:
+            text += f"; {escaped(row.happened, 200)}"
+        yield f'<rect x="{step}"><title>{escape(text)}</title></rect>'
 
 
-def _scale(most: float) -> tuple[float, float]:
-    """Return the top of the axis and the distance of its ticks: 1, 2 or 5 times a power of ten, at most four times."""
-    least = (most or 1) / 4
+# -- the axes ----------------------------------------------------------------------------------------------------------
+
+
+class _Axis(NamedTuple):
+    """The axis of values.
+
+    Attributes:
+        top: The value at its top.
+        tick: The distance of its ticks.
+    """
+
+    top: float
+    tick: float
+
+    def ticks(self) -> list[float]:
+        """Return the values at its ticks, from 0 to the top."""
+        return [number * self.tick for number in range(round(self.top / self.tick) + 1)]
+
+
+def _axis_of(lines: Iterable[Values]) -> _Axis:
+    """Return the axis for some lines: its ticks are 1, 2 or 5 times a power of ten apart, at most four times."""
+    most = 0.0
+    for line in lines:
+        for value in line:
+            most = max(most, value or 0)
+    if not most:
+        most = 1
+    least = most / 4
     power = 10.0 ** floor(log10(least))
-    tick = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * 0.999999)
-    return ceil((most or 1) / tick - 1e-9) * tick, tick
+    tick = 10 * power
+    for factor in (1, 2, 5):
+        if factor * power >= least * 0.999999:
+            tick = factor * power
+            break
+    return _Axis(ceil(most / tick - 1e-9) * tick, tick)
 
 
-def _ticks(top: float, tick: float) -> list[float]:
-    return [number * tick for number in range(round(top / tick) + 1)]
+def _y(value: float, axis: _Axis) -> str:
+    return f"{HEIGHT - HEIGHT * value / axis.top:.4g}"
 
 
-def _y(value: float, top: float) -> str:
-    return f"{HEIGHT - HEIGHT * value / top:.4g}"
+def _grid(axis: _Axis, steps: int) -> Iterator[str]:
+    for value in axis.ticks():
+        yield f'<path class="grid" d="M0 {_y(value, axis)}h{max(steps, 1)}"/>'
 
 
-def _labels(top: float, tick: float) -> Iterator[str]:
-    for value in _ticks(top, tick):
-        yield f'<text x="100%" y="{100 - 100 * value / top:.4g}%">{value:.6g}</text>'
+def _labels(axis: _Axis) -> Iterator[str]:
+    for value in axis.ticks():
+        yield f'<text x="100%" y="{100 - 100 * value / axis.top:.4g}%">{value:.6g}</text>'
 
 
-def _clock(stats: Mapping[str, Any], place: int) -> str:
-    return f"{datetime.fromtimestamp(stats['start_at'] + place * stats['step_s'], UTC):%H:%M:%S}"
+def _clock(stats: Mapping[str, Any], step: int) -> str:
+    """Return when a step began."""
+    return f"{_utc(stats['start_at'] + step * stats['step_s']):%H:%M:%S}"
 
 
-def _times(stats: Mapping[str, Any], count: int) -> Iterator[str]:
-    """Yield the labels of the time axis: round times, at most five."""
-    start_at, whole_s = stats["start_at"], stats["step_s"] * max(count, 1)
-    apart_s = next((one for one in _STEPS_S if whole_s / one <= MAX_TICKS), 86_400)
+def _times(stats: Mapping[str, Any], steps: int) -> Iterator[str]:
+    """Yield the labels of the time axis: round times, at most five, none of them at an edge."""
+    start_at, whole_s = stats["start_at"], stats["step_s"] * max(steps, 1)
+    apart_s = _DAY_S
+    for one in _APART_S:
+        if whole_s / one <= MAX_TICKS:
+            apart_s = one
+            break
     form = "%H:%M:%S"
     if apart_s >= 60:
         form = "%H:%M"
     at = ceil(start_at / apart_s) * apart_s
     while at <= start_at + whole_s:
-        share = 100 * (at - start_at) / whole_s
-        if 4 <= share <= 96:
-            yield f'<text x="{share:.4g}%" y="12" data-at="{at}">{datetime.fromtimestamp(at, UTC):{form}}</text>'
+        percent = 100 * (at - start_at) / whole_s
+        if 4 <= percent <= 96:
+            yield f'<text x="{percent:.4g}%" y="12" data-at="{at}">{_utc(at):{form}}</text>'
         at += apart_s
+
+
+def _utc(at: float) -> datetime:
+    return datetime.fromtimestamp(at, UTC)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from math import ceil
 from typing import Any, Final
 
 from ... import ConfigurationError, Limiter, StoreError
@@ -65,16 +66,15 @@ class Snapshots:
         self._statistics = Statistics.of(limiter)
         self._outages = Outages(limiter)
         self._windows: dict[tuple[str, str, str], Shared[dict[str, Any]]] = {}
+        minutes = self._statistics.minutes
         self.recent: Shared[Recent] = Shared(partial(read_recent, self._statistics), SHORT_S)
         self.clients: Shared[dict[str, list[dict[str, Any]]]] = Shared(self._clients, SHORT_S)
         self.statement: Shared[Statement] = Shared(self._statement, SHORT_S)
         self.events: Shared[list[dict[str, Any]]] = Shared(self._events, SHORT_S)
         self.history: Shared[list[dict[str, Any]]] = Shared(self._history, SHORT_S)
         self.changes: Shared[list[dict[str, Any]]] = Shared(self._changes, SHORT_S)
-        self.client_minutes: Shared[list[list[ClientTraffic]]] = Shared(self._statistics.minutes, SHORT_S)
-        self.key_minutes: Shared[list[list[ClientTraffic]]] = Shared(
-            partial(self._statistics.minutes, of_keys=True), SHORT_S
-        )
+        self.client_minutes: Shared[list[list[ClientTraffic]]] = Shared(minutes, SHORT_S)
+        self.key_minutes: Shared[list[list[ClientTraffic]]] = Shared(partial(minutes, of_keys=True), SHORT_S)
         self.published: Shared[list[Any]] = Shared(limiter.published, LONG_S)
         self.bans: Shared[dict[str, Any]] = Shared(partial(self.bans_with, ""), SHORT_S)
         self.bans_total: Shared[int] = Shared(self._bans_total, LONG_S)
@@ -102,8 +102,10 @@ class Snapshots:
         if name not in self._windows:
             if len(self._windows) >= MAX_PARTS:
                 self._windows.clear()
-            interval_s = SHORT_S if window == WINDOW else LONG_S
-            self._windows[name] = Shared(partial(self._read_statistics, *name), interval_s)
+            interval_s = LONG_S
+            if window == WINDOW:
+                interval_s = SHORT_S
+            self._windows[name] = Shared(partial(self._read_statistics, window, rule, route), interval_s)
         return await self._windows[name].get()
 
     async def _read_statistics(self, window: str, rule: str, route: str) -> dict[str, Any]:
@@ -111,16 +113,16 @@ class Snapshots:
             stats = (await self.recent.get()).stats
         else:
             stats = await self._statistics.read(window, rule=rule or None, route=route or None)
-        now = time.time()
-        ahead_us = int(now * _S) - await self._limiter.now_us()
+        now_s = time.time()
+        ahead_us = int(now_s * _S) - await self._limiter.now_us()  # of the store's clock
+        window_us = stats.step_us * len(stats.steps)
         steps = _merged(stats.steps)
-        step_us = stats.step_us * len(stats.steps) // len(steps)
         return {
-            "window_s": stats.step_us * len(stats.steps) / _S,
+            "window_s": window_us / _S,
             "seen_s": stats.seen_us / _S,
-            "step_s": step_us / _S,
+            "step_s": window_us // len(steps) / _S,
             "start_at": (stats.start_us + ahead_us) / _S,
-            "at": now,
+            "at": now_s,
             "workers": [worker._asdict() for worker in stats.workers],
             "total": _traffic(stats.total),
             "rules": _by_name(stats.rules),
@@ -143,16 +145,26 @@ class Snapshots:
 
     async def _ranked(self, ranking: Ranking) -> list[dict[str, Any]]:
         """Return the clients of both lists, each once, the busiest first."""
-        found: list[dict[str, Any]] = []
-        by_key = {one.key: one for one in [*ranking.busiest[:MAX_CLIENTS], *ranking.refused[:MAX_CLIENTS]]}
+        by_key: dict[str, ClientTraffic] = {}
+        for one in [*ranking.busiest[:MAX_CLIENTS], *ranking.refused[:MAX_CLIENTS]]:
+            by_key[one.key] = one
+        found = []
         for client in sorted(by_key.values(), key=lambda one: -one.requests):
-            view = await self._limiter.inspect(client.key)
-            is_banned = await self._limiter.banned(client.key) is not None
-            spent = [row_of_window(one) for one in view.windows if one.used and not one.shadow]
-            nearest = max(spent, key=fullness, default=None)
-            seen = {**asdict(client), "requests": client.requests}
-            found.append({**seen, "is_banned": is_banned, "nearest": nearest})
+            row = asdict(client)
+            row["requests"] = client.requests
+            row["is_banned"] = await self._limiter.banned(client.key) is not None
+            row["nearest"] = await self._nearest(client.key)
+            found.append(row)
         return found
+
+    async def _nearest(self, key: str) -> dict[str, Any] | None:
+        """Return the window of a client of which the largest share is spent; None if nothing is spent of any."""
+        view = await self._limiter.inspect(key)
+        spent = []
+        for window in view.windows:
+            if window.used and not window.shadow:
+                spent.append(row_of_window(window))
+        return max(spent, key=fullness, default=None)
 
     async def _events(self) -> list[dict[str, Any]]:
         return [_event(event) for event in await self._statistics.events(limit=MAX_EVENTS)]
@@ -165,13 +177,15 @@ class Snapshots:
 
     async def bans_with(self, text: str) -> dict[str, Any]:
         """Return the newest bans that contain a text, at most `MAX_BANS`, and how many there are."""
-        wanted, total, found = text.casefold(), 0, []
+        sought = text.casefold()
+        total = 0
+        matching = []
         async for ban in self._limiter.bans():
             total += 1
-            if any(wanted in one.casefold() for one in (ban.key, ban.reason, ban.by)):
-                found.append(ban)
-        newest = heapq.nsmallest(MAX_BANS, found, key=lambda ban: (-ban.since_us, ban.key))
-        return {"bans": [row_of_ban(ban) for ban in newest], "matching": len(found), "total": total}
+            if any(sought in field.casefold() for field in (ban.key, ban.reason, ban.by)):
+                matching.append(ban)
+        newest = heapq.nsmallest(MAX_BANS, matching, key=lambda ban: (-ban.since_us, ban.key))
+        return {"bans": [row_of_ban(ban) for ban in newest], "matching": len(matching), "total": total}
 
     async def _bans_total(self) -> int:
         total: int = (await self.bans.get())["total"]
@@ -191,7 +205,7 @@ def requests_of(traffic: dict[str, Any]) -> int:
 
 def _merged(steps: Sequence[Traffic]) -> Sequence[Traffic]:
     """Return at most `MAX_POINTS` steps: some that follow each other together."""
-    together = -(-len(steps) // MAX_POINTS)
+    together = ceil(len(steps) / MAX_POINTS)
     if together == 1:
         return steps
     found = []
@@ -218,9 +232,12 @@ def _traffic(traffic: Traffic) -> dict[str, Any]:
 
 
 def _ms(time_us: float | None) -> float | None:
-    return None if time_us is None else time_us / 1_000
+    if time_us is None:
+        return None
+    return time_us / 1_000
 
 
 def _event(event: LoggedEvent) -> dict[str, Any]:
+    """Return an event, whose details have all that the page shows, empty if the event has none."""
     details = {**dict.fromkeys(_DETAILS, ""), **event.details}
     return {"at": event.time_us / _S, **named(event, "kind", "message", "worker"), "details": details}
