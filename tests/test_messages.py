@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,18 @@ def test_the_calls_that_messages_propose_can_be_written() -> None:
     proposed = {call for text in texts for call in calls_in(text)}
     assert len(proposed) > 30
     assert [call for call in proposed if not works(call)] == []
+
+
+WITH_OPTIONS = {
+    one.__name__: {*signature(one).parameters}
+    for one in (slidegate.Rule, slidegate.RateLimitMiddleware, Limiter, slidegate.BanPolicy, slidegate.MessageLimits)
+}
+
+
+@pytest.mark.parametrize("kind", [*WITH_OPTIONS, "RateLimit"])
+def test_an_option_of_another_class_is_refused_with_the_class_to_write_it_at(kind: str) -> None:
+    own = WITH_OPTIONS.get(kind, WITH_OPTIONS["Rule"])
+    for option in sorted(set().union(*WITH_OPTIONS.values()) - own):
+        message = message_of(f"{kind}({option}=None)")
+        having = [name for name, options in WITH_OPTIONS.items() if option in options]
+        assert any(name in message.partition("write ")[2] for name in having), message

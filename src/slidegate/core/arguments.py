@@ -26,7 +26,11 @@ _CALLED_HERE: Final[dict[tuple[str, ...], str]] = {
     ("key_func", "identifier"): (
         'write key=header("X-API-Key"), or key=function, at a Rule or a RateLimit; addresses are counted without it'
     ),
-    ("storage_uri", "redis"): 'write limiter=Limiter.from_url("redis://localhost:6379/0") at RateLimitMiddleware',
+    (
+        "storage_uri",
+        "redis",
+        "store",
+    ): 'write limiter=Limiter.from_url("redis://localhost:6379/0") at RateLimitMiddleware',
     ("default_limits",): (
         'write default_limits="60/minute" at RateLimitMiddleware for the limits of each route by itself, and '
         "fallback_limits= at a Rule or a RateLimit for those that apply where its limits function fails"
@@ -44,6 +48,8 @@ _CALLED_HERE: Final[dict[tuple[str, ...], str]] = {
     ("threshold", "max", "maxretry"): 'write after="20/10m" at a BanPolicy',
 }
 """The most frequent options of other libraries, with hints to the equivalent option of slidegate."""
+_OWNERS: Final[dict[str, list[str]]] = {}
+"""The classes that have each option."""
 
 
 def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
@@ -53,12 +59,14 @@ def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
     accepted = [one.name for one in parameters[1:]]
     by_name = [one.name for one in parameters if one.kind is Parameter.KEYWORD_ONLY]
     most_by_position = len(parameters) - len(by_name)
+    for option in accepted:
+        _OWNERS.setdefault(option, []).append(kind)
 
     @wraps(init)
     def checked(*args: _P.args, **options: _P.kwargs) -> None:
         for option in options:
             if option not in accepted:
-                raise ConfigurationError(f"{kind}: {unknown_option(option, accepted)}")
+                raise ConfigurationError(f"{kind}: {misplaced_option(option, accepted)}")
         if len(args) > most_by_position:
             value = quoted(args[most_by_position])
             names = "=, ".join(by_name)
@@ -73,6 +81,14 @@ def unknown_option(option: str, accepted: Iterable[str]) -> str:
     here = next((written for names, written in _CALLED_HERE.items() if option in names), None)
     hint = closest(option, accepted) if here is None else f"; {here}"
     return f"unknown option {quoted(option)}{hint}"
+
+
+def misplaced_option(option: str, accepted: Iterable[str]) -> str:
+    """Return the text of an error about an option that a class does not have; it names those that have it."""
+    owners = sorted(_OWNERS.get(option, []))
+    if not owners or any(option in names for names in _CALLED_HERE):
+        return unknown_option(option, accepted)
+    return f"unknown option {quoted(option)}; write it at {' or '.join(owners)}"
 
 
 def check_name(name: object, what: str, most: int = MAX_NAME) -> str:

@@ -97,7 +97,7 @@ def read_span_us(text: str, what: str, example: str) -> int:
 def _no_duration(unit: str, example: str) -> str:
     if not example:
         return f"no unit {quoted(unit)}"
-    return f"expected a number and a unit, {example}"
+    return f"expected a whole number and a unit, {example}"
 
 
 def format_duration(span_us: int) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
 
-from ..core.arguments import unknown_option
+from ..core.arguments import misplaced_option
 from ..core.errors import ConfigurationError, quoted
 from .client_ip import ClientAddress
 from .keys import parts_of
@@ -163,7 +163,7 @@ def _not_accepted(option: str, accepted: Collection[str]) -> str:
         return (
             f'{option!r} is none at an endpoint; write Rule("/path", ..., {option}=) among the rules of the middleware'
         )
-    return unknown_option(option, accepted)
+    return misplaced_option(option, accepted)
 
 
 def bytes_of(max_body: int | str) -> int:

@@ -9,7 +9,7 @@ from functools import partial
 from ..core.arguments import check_name, expect
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Bucket
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 from ..core.networks import Networks
 from ..findings.report import Findings
 from ..limiter import Limiter
@@ -113,6 +113,9 @@ def build(
         app: The application behind the middleware.
         owner: What owns the names of its unnamed limits, if that outlives the policy.
     """
+    if not callable(app):
+        example = 'for example RateLimitMiddleware(app, limits="100/minute")'
+        raise ConfigurationError(f"expected an ASGI application, {example}, not {quoted(app)}", "app")
     prefix = _prefix_of(name)
     limiter = _limiter_of(limiter)
     expect("client", client, ClientAddress, "client_ip()")
