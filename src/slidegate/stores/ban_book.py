@@ -135,7 +135,10 @@ class BanBook:
             ConfigurationError: Too many networks are banned.
         """
         self._rows.remove_expired(now_us, 2)
-        ban = Ban(key, reason, by, 0, now_us, None if length_us is None else now_us + length_us)
+        until_us = None
+        if length_us is not None:
+            until_us = now_us + length_us
+        ban = Ban(key, reason, by, 0, now_us, until_us)
         self._rows.put_ban(ban)
         for other in self._rows.bans_of(key):
             if other.network() != ban.network():
@@ -174,10 +177,11 @@ class BanBook:
 
     def _is_full(self, count: Callable[[], int], now_us: int) -> bool:
         """Return whether no more bans, or levels, can be recorded, after the removal of some that have expired."""
-        more = True
-        while (is_full := count() >= self._max_bans) and more:
-            more = self._rows.remove_expired(now_us, STEP)
-        return is_full
+        while count() >= self._max_bans:
+            may_be_more = self._rows.remove_expired(now_us, STEP)
+            if not may_be_more:
+                return count() >= self._max_bans
+        return False
 
     def _emit(self, event: Event, now_us: int) -> None:
         """Emit an event that could be repeated with every strike, at most once a minute."""

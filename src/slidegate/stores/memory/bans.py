@@ -61,7 +61,8 @@ class MemoryBanRows:
 
     def begin_anew(self) -> None:
         """In a forked child, find the bans of networks anew."""
-        self.networks = BannedNetworks([Ban(*row) for name, row in self.bans.items() if not isinstance(name, str)])
+        networks = [Ban(*row) for name, row in self.bans.items() if not isinstance(name, str)]
+        self.networks = BannedNetworks(networks)
 
     def clear(self) -> None:
         """Delete all bans and levels."""
@@ -72,26 +73,34 @@ class MemoryBanRows:
 
     def bans_of(self, key: str) -> list[Ban]:
         """See `BanRows`."""
-        return [Ban(*row) for name in (key, network_place(key)) if (row := self.bans.get(name)) is not None]
+        found: list[Ban] = []
+        for name in (key, network_place(key)):
+            row = self.bans.get(name)
+            if row is not None:
+                found.append(Ban(*row))
+        return found
 
     def put_ban(self, ban: Ban) -> None:
         """See `BanRows`."""
-        network = ban.network()
-        if network is not None:
-            before, self.networks = self.networks, self.networks.with_ban(ban, self._unix_us())
-            for ended in before.bans.keys() - self.networks.bans.keys():
-                self.bans.pop(network_place(ended), None)
+        if ban.network() is not None:
+            self._add_network(ban)
         if ban.until_us is not None:
             self._ends_at(ban.until_us, _BAN, ban.key)
-        self.bans[network or ban.key] = tuple(ban)
+        self.bans[_name_of(ban)] = tuple(ban)
         self.changes += 1
+
+    def _add_network(self, ban: Ban) -> None:
+        """Add a network to those that are banned; those whose bans have ended make room for it."""
+        before = self.networks
+        self.networks = before.with_ban(ban, self._unix_us())
+        for ended in before.bans.keys() - self.networks.bans.keys():
+            self.bans.pop(network_place(ended), None)
 
     def remove_ban(self, ban: Ban) -> None:
         """See `BanRows`."""
-        network = ban.network()
-        if network is not None:
+        if ban.network() is not None:
             self.networks = self.networks.without(ban.key)
-        self.bans.pop(network or ban.key, None)
+        self.bans.pop(_name_of(ban), None)
 
     def ban_count(self) -> int:
         """See `BanRows`."""
@@ -100,7 +109,9 @@ class MemoryBanRows:
     def level(self, policy: str, key: str) -> Level | None:
         """See `BanRows`."""
         row = self._levels.get((policy, key))
-        return None if row is None else Level(*row)
+        if row is None:
+            return None
+        return Level(*row)
 
     def put_level(self, policy: str, key: str, level: Level) -> None:
         """See `BanRows`."""
@@ -123,24 +134,45 @@ class MemoryBanRows:
             if not self._ends or self._ends[0][0] > now_us:
                 return False
             _, policy, key = heappop(self._ends)
-            if policy is not _BAN:
-                level = self.level(policy, key)
-                if level is not None and level.over_us <= now_us:
-                    del self._levels[policy, key]
+            if policy == _BAN:
+                self._remove_ended_bans(key, now_us)
             else:
-                for ban in self.bans_of(key):
-                    if ban.is_over(now_us):
-                        self.remove_ban(ban)
+                self._remove_ended_level(policy, key, now_us)
         return True
 
+    def _remove_ended_bans(self, key: str, now_us: int) -> None:
+        """Remove those bans of a key that are over; another one may have replaced them."""
+        for ban in self.bans_of(key):
+            if ban.is_over(now_us):
+                self.remove_ban(ban)
+
+    def _remove_ended_level(self, policy: str, key: str, now_us: int) -> None:
+        """Remove a level if it is over; it may have risen."""
+        level = self.level(policy, key)
+        if level is not None and level.over_us <= now_us:
+            del self._levels[policy, key]
+
     def _ends_at(self, end_us: int, policy: str, key: str) -> None:
-        if len(self._ends) > 2 * (len(self.bans) + len(self._levels)) + 64:  # too many outdated entries
-            ends = [(Level(*row).over_us, policy, key) for (policy, key), row in self._levels.items()]
-            bans = map(Ban._make, self.bans.values())
-            ends += [(ban.until_us, _BAN, ban.key) for ban in bans if ban.until_us is not None]
-            heapify(ends)
-            self._ends = ends
+        """Add an end to the heap, which is made anew when most of its entries are outdated."""
+        if len(self._ends) > 2 * (len(self.bans) + len(self._levels)) + 64:
+            self._ends = self._ends_in_force()
         heappush(self._ends, (end_us, policy, key))
+
+    def _ends_in_force(self) -> list[tuple[int, str, str]]:
+        """Return a heap of the ends of all bans and levels."""
+        ends: list[tuple[int, str, str]] = []
+        for (policy, key), row in self._levels.items():
+            ends.append((Level(*row).over_us, policy, key))
+        for ban in map(Ban._make, self.bans.values()):
+            if ban.until_us is not None:
+                ends.append((ban.until_us, _BAN, ban.key))
+        heapify(ends)
+        return ends
+
+
+def _name_of(ban: Ban) -> Hashable:
+    """Return the name of a ban among all: its network if it refuses one, else its key."""
+    return ban.network() or ban.key
 
 
 class MemoryBans(BookBans):
@@ -173,23 +205,30 @@ class MemoryBans(BookBans):
             checks: The question; bans of its keys refuse it.
             subjects: Further keys and addresses whose bans refuse it.
         """
-        rows, networks, found = self.rows, self.rows.networks, []
-        for subject in dict.fromkeys((*subjects, *[key for _, key, _ in checks])):
+        bans, networks = self.rows.bans, self.rows.networks
+        keys = [key for _, key, _ in checks]
+        found: list[Ban] = []
+        for subject in dict.fromkeys((*subjects, *keys)):
             if networks.bans:
                 found += networks.of(subject)
-            if (row := rows.bans.get(subject)) is not None:  # an address is the name of none
+            row = bans.get(subject)  # an address is the name of none
+            if row is not None:
                 found.append(Ban(*row))
         if not found:
             return None  # most requests end here, and take no lock
         now_us = self._store.unix_us()
         ban = longest(found, now_us)
-        return None if ban is None else refused_by_ban(ban, now_us, checks)
+        if ban is None:
+            return None
+        return refused_by_ban(ban, now_us, checks)
 
     def find(self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S) -> Ban | None:
         """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
         self._store.expect_open()
         refusal = self.decide((), subjects)
-        return None if refusal is None else refusal.ban
+        if refusal is None:
+            return None
+        return refusal.ban
 
     def forget_all(self) -> None:
         """Delete all bans, levels and strikes, without events."""
@@ -207,7 +246,8 @@ class MemoryBans(BookBans):
         """See `BanStore`; the bans are those of the moment of the first page."""
         self._store.expect_open()
         with self._lock:
-            rows, now_us = list(self.rows.bans.values()), self._store.unix_us()
+            rows = list(self.rows.bans.values())
+            now_us = self._store.unix_us()
         for first in range(0, len(rows), PAGE):
             bans = map(Ban._make, rows[first : first + PAGE])
             yield [ban for ban in bans if not ban.is_over(now_us)]

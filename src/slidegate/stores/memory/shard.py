@@ -147,6 +147,13 @@ class Generations:
                 return windows
         return None
 
+    def window(self, name: str) -> bytes:
+        """Return a window; empty if there is none."""
+        windows = self.of(name)
+        if windows is None:
+            return b""
+        return windows[name]
+
     def step(self, now_us: int, unix_us: int) -> int:
         """Visit some stale windows, and delete those that are not in use; return how many were visited.
 
@@ -178,7 +185,10 @@ class Generations:
 
     def in_use(self, window: bytes, now_us: int, unix_us: int) -> bool:
         """Return whether a window is in use; for a quota according to Unix time."""
-        return (unix_us if isinstance(self.limit, Quota) else now_us) < self.limit.expires_us(window)
+        expires_us = self.limit.expires_us(window)
+        if isinstance(self.limit, Quota):
+            return unix_us < expires_us
+        return now_us < expires_us
 
 
 class Table(Generations):
@@ -218,20 +228,24 @@ class Table(Generations):
             secret: The key of the keyed hash that selects a cell, so that clients cannot predict collisions.
         """
         window = self.stale.pop(key, None)
-        if window is None:
-            own = self.room.take()
-            if self.cells or not own:
-                number = cell_of(key, secret)
-                window = (self.cells.of(number) or {}).get(number)
-                if own and window and self.holds_permits:
-                    self.room.release(1)
-                    own = False
-                if not own:
-                    self.cells.stale.pop(number, None)
-                    self.cells.fresh[number] = window or b""
-                    return self.cells.fresh, number
-        self.fresh[key] = window or b""
-        return self.fresh, key
+        if window is not None:
+            self.fresh[key] = window
+            return self.fresh, key
+        has_room = self.room.take()
+        if has_room and not self.cells:
+            self.fresh[key] = b""
+            return self.fresh, key
+        number = cell_of(key, secret)
+        cell = self.cells.window(number)
+        if has_room and cell and self.holds_permits:
+            self.room.release(1)
+            has_room = False
+        if has_room:
+            self.fresh[key] = cell
+            return self.fresh, key
+        self.cells.stale.pop(number, None)
+        self.cells.fresh[number] = cell
+        return self.cells.fresh, number
 
     def own(self, key: str) -> dict[str, bytes] | None:
         """Return the dict with the key's own window, after making one if need be; None if there is no room for it."""
@@ -255,8 +269,13 @@ class Table(Generations):
         windows = self.of(key)
         if windows is not None:
             return windows, key
-        number = cell_of(key, secret) if self.cells else ""
-        return self.cells.of(number) or {number: b""}, number
+        if not self.cells:  # as usual, so that no digest is computed
+            return {key: b""}, key
+        number = cell_of(key, secret)
+        cells = self.cells.of(number)
+        if cells is None:
+            return {number: b""}, number
+        return cells, number
 
     def reset(self, key: str, now_us: int, unix_us: int) -> bool:
         """Forget the units in a key's own window; return False if there were none.
@@ -266,7 +285,8 @@ class Table(Generations):
         windows = self.of(key)
         if windows is None or self.holds_permits or self.counts_strikes:
             return False
-        window, windows[key] = windows[key], b""
+        window = windows[key]
+        windows[key] = b""
         return window != b"" and self.in_use(window, now_us, unix_us)
 
     def step(self, now_us: int, unix_us: int) -> int:
@@ -282,8 +302,12 @@ class Table(Generations):
 
     def permits(self) -> int:
         """Return how many permits of a concurrency limit are taken."""
-        generations = self.fresh, self.stale, self.cells.fresh, self.cells.stale
-        return sum(apart(window, ALONE)[1] for windows in generations for window in windows.values())
+        permits = 0
+        for windows in (self.fresh, self.stale, self.cells.fresh, self.cells.stale):
+            for window in windows.values():
+                _, taken, _ = apart(window, ALONE)
+                permits += taken
+        return permits
 
     def clear(self) -> list[dict[str, bytes]]:
         """Delete all windows and cells, and return them."""

@@ -96,7 +96,8 @@ class MemoryStore(Store):
         """The clock passed to this store; None for the monotonic clock."""
         self._latest_us = 0
         self.unix_us: Clock = wall_clock or clock or system_us
-        shards = min(1 << (self.max_keys // SHARD_KEYS).bit_length(), MAX_SHARDS)
+        needed = self.max_keys // SHARD_KEYS
+        shards = min(1 << needed.bit_length(), MAX_SHARDS)  # a power of 2
         # Lock order: the lock of the sweep, that of the bans, those of the shards, that of the room.
         self._sweeping = RLock()
         self.bans = MemoryBans(self, most_bans)
@@ -129,13 +130,16 @@ class MemoryStore(Store):
         for shard in self._shards:
             shard.lock = RLock()
         self._places.clear()
-        tables = [table for tables in self._tables.values() for table in tables]
-        for table in tables:
+        keys = 0
+        for table in self._every_table():
             if table.holds_permits:
                 table.clear()
-        self._room.keys = sum([len(table.fresh) + len(table.stale) for table in tables])
+            keys += len(table.fresh) + len(table.stale)
+        self._room.keys = keys
         self.bans.rows.begin_anew()
-        self._new, self._due, self._sweep_us = deque(self._tables.values()), [], 0
+        self._new = deque(self._tables.values())
+        self._due = []
+        self._sweep_us = 0
 
     def __repr__(self) -> str:
         return f"<MemoryStore {self._room.keys} of {self.max_keys} keys>"
@@ -195,12 +199,12 @@ class MemoryStore(Store):
         refusal = self.bans.decide(checks, subjects)
         if refusal is not None:
             return refusal
+        refs: list[WindowRef] = []
         with self._shards_of(checks).lock:
             now_us = self.time_us()
-            refs = [
-                (counter, cost, {name: windows[name]}, name, is_charged)
-                for counter, cost, windows, name, is_charged in self._known(checks)
-            ]
+            for counter, cost, windows, name, is_charged in self._known(checks):
+                copied = {name: windows[name]}
+                refs.append((counter, cost, copied, name, is_charged))
         decision = decide(checks, refs, now_us)
         decision.reservations = ()
         return decision
@@ -254,7 +258,10 @@ class MemoryStore(Store):
         at = self._shard_of(key)
         with self._shards[at].lock:
             now_us, unix_us = self.time_us(), self.unix_us()
-            return sum(tables[at].reset(key, now_us, unix_us) for tables in list(self._tables.values())) > 0
+            had_units = False
+            for tables in list(self._tables.values()):
+                had_units |= tables[at].reset(key, now_us, unix_us)
+            return had_units
 
     def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule, and all shared cells; return whether units were spent.
@@ -268,19 +275,23 @@ class MemoryStore(Store):
         """Delete the windows and cells of some tables; return whether any was in use."""
         forgotten: list[tuple[Table, dict[str, bytes]]] = []
         with self._all:  # all locks, so that no question finds a part of the keys reset
-            for table in [table for tables in self._tables.values() for table in tables if is_meant(table)]:
-                forgotten += [(table, windows) for windows in table.clear()]
+            for table in self._every_table():
+                if is_meant(table):
+                    forgotten += [(table, windows) for windows in table.clear()]
         # The windows are read here, and deallocated on return, without blocking other threads on a lock.
         now_us, unix_us = self.time_us(), self.unix_us()
-        return any(table.in_use(window, now_us, unix_us) for table, windows in forgotten for window in windows.values())
+        for table, windows in forgotten:
+            if any(table.in_use(window, now_us, unix_us) for window in windows.values()):
+                return True
+        return False
 
     def permits_held(self) -> int:
         """Return how many permits of concurrency limits requests hold now, over all keys."""
-        tables = [table for tables in list(self._tables.values()) for table in tables if table.holds_permits]
         held = 0
-        for table in tables:
-            with table.shard.lock:
-                held += table.permits()
+        for table in self._every_table():
+            if table.holds_permits:
+                with table.shard.lock:
+                    held += table.permits()
         return held
 
     # -- strikes, for `MemoryBans` ------------------------------------------------------------------------------------
@@ -299,19 +310,29 @@ class MemoryStore(Store):
 
     def remove_strikes(self, key: str, bucket: Bucket | None = None) -> bool:
         """Remove the window of a key in a bucket of strikes, or in all of them; return whether there were strikes."""
-        meant = None if bucket is None else (bucket.name, bucket.limits[0].same_window)
+        meant: Identity | None = None
+        if bucket is not None:
+            meant = bucket.name, bucket.limits[0].same_window
         at = self._shard_of(key)
+        had_strikes = False
         with self._shards[at].lock:
-            now_us, tables = self.time_us(), [tables[at] for tables in list(self._tables.values())]
-            counting = [table for table in tables if table.counts_strikes and meant in (None, table.identity)]
-            counted = [(table.limit.counter_by(self.unix_us), table.remove(key)) for table in counting]
-            return any(counter.charge(window, now_us, 0)[0] for counter, window in counted)
+            now_us = self.time_us()
+            for tables in list(self._tables.values()):
+                table = tables[at]
+                if not table.counts_strikes or meant not in (None, table.identity):
+                    continue
+                counter = table.limit.counter_by(self.unix_us)
+                in_force, _ = counter.charge(table.remove(key), now_us, 0)
+                had_strikes |= in_force != b""
+        return had_strikes
 
     # -- times and shards ---------------------------------------------------------------------------------------------
 
     def time_us(self) -> int:
         """Return the time without recording it, for calls that charge nothing."""
-        return SYSTEM.monotonic_ns() // 1000 if self.clock is None else self.clock()
+        if self.clock is None:
+            return SYSTEM.monotonic_ns() // 1000
+        return self.clock()
 
     def _now_us(self) -> int:
         """Return the time, and record the latest one, because a user's clock may step back."""
@@ -401,6 +422,10 @@ class MemoryStore(Store):
                 places[at].append((counter, table.fresh, bucket.count_denied, table))
         return remember(self._places, bucket, places)
 
+    def _every_table(self) -> list[Table]:
+        """Return the tables of all limits in all shards."""
+        return [table for tables in list(self._tables.values()) for table in tables]
+
     def _tables_of(self, name: str, limit: AnyLimit) -> Tables:
         """Return the tables of a limit, one for each shard, after making missing ones. A shard's lock is held."""
         identity = name, limit.same_window
@@ -435,7 +460,10 @@ class MemoryStore(Store):
             self._visit_later(self._new.popleft(), now_us)
         self._sweep_tables(now_us)
         self.bans.sweep()
-        self._sweep_us = self._due[0][0] if self._due else now_us + SWEEP_PAUSE_US
+        self._sweep_us = now_us + SWEEP_PAUSE_US
+        if self._due:
+            self._sweep_us, _, _ = self._due[0]
+        # Only now, because another thread may have added some meanwhile, and asked for a sweep at once.
         if self._new or self._pending:
             self._sweep_us = 0
 
