@@ -336,7 +336,7 @@ def test_a_full_file_goes_on_when_what_is_in_it_has_ended(opened: Opened, stuffi
     for _ in range(400):  # what has ended is let go of, a little at each hit
         clock.advance("100ms")
         with suppress(StoreUnavailable):
-            fill(store, [1])
+            fill(store, [1], "1/minute")  # these units are in no cell that a key of below may begin with
     assert fill(store, range(10, 20)) == [True] * 10
     assert keys_in(store) == 11, "each has a window of its own"
     assert listed(store) == []
