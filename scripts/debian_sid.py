@@ -19,8 +19,10 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PYTHONS: Final = ("python3.13", "python3.14", "python3.15")
-PACKAGES: Final = ("ca-certificates", "curl", "gcc", "git", "libc6-dev", *PYTHONS)
+PACKAGES: Final = ("ca-certificates", "curl", "e2fsprogs", "gcc", "git", "libc6-dev", *PYTHONS)
+# A test may mount file systems only where the root is a mount point, so the directory becomes one.
 ENTER: Final = """
+mount --bind "$0" "$0"
 mount -t proc proc "$0/proc"
 mount --rbind /dev "$0/dev"
 exec chroot "$0" sh -c 'cd /srv/checkout && exec "$@"' sh "$@"
