@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from itertools import product
+from itertools import chain, combinations, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,8 @@ POSITIONS = {"site": [""], "forms": [*FORMS], "everywhere": ["rule", *FORMS]}
 """Where a scenario is played, by its first verb."""
 BEGINS = re.compile(rf"^> (?:{'|'.join(POSITIONS)})\b")
 
+Answers = dict[tuple[str, ...], str]
+"""The answers to one line, by the place and the alternatives that were chosen."""
 ALTERNATIVES = re.compile(r"<[^<>]+ \| [^<>]+>")
 
 
@@ -36,13 +38,13 @@ class Scenario(NamedTuple):
         return {number: line[2:] for number, line in numbered if line.startswith("> ")}
 
     @property
-    def variants(self) -> Iterator[tuple[str, dict[int, str]]]:
+    def variants(self) -> Iterator[tuple[tuple[str, ...], dict[int, str]]]:
         """The lines with each combination of their alternatives, behind what is chosen; the same ones go together."""
         lines = self.lines
         groups = [*dict.fromkeys(found for line in lines.values() for found in ALTERNATIVES.findall(line))]
         for chosen in product(*(group[1:-1].split(" | ") for group in groups)):
             choice = dict(zip(groups, chosen, strict=True))
-            yield " + ".join(chosen), {number: _chosen(line, choice) for number, line in lines.items()}
+            yield chosen, {number: _chosen(line, choice) for number, line in lines.items()}
 
 
 def _chosen(line: str, choice: dict[str, str]) -> str:
@@ -66,26 +68,33 @@ def _start(lines: list[str], number: int) -> int:
 
 async def played(scenario: Scenario, virtual: VirtualTime, directory: Path) -> list[str]:
     """Return the answer to each line of a scenario; where they differ, each behind the places or alternatives of it."""
-    found: list[dict[str, list[str]]] = [{} for _ in scenario.lines]
+    found: list[Answers] = [{} for _ in scenario.lines]
     for chosen, lines in scenario.variants:
         begins = next(line for line in lines.values() if not line.startswith("write "))
         for position in POSITIONS[begins.partition(" ")[0]]:
-            at = " + ".join(filter(None, (position, chosen)))
             async with Stage(virtual, directory, position) as stage:
-                for (number, line), places in zip(lines.items(), found, strict=True):
+                for (number, line), answers in zip(lines.items(), found, strict=True):
                     try:
-                        answer = await stage.answer(line)
+                        answers[position, *chosen] = await stage.answer(line)
                     except Exception as error:
                         error.add_note(f"{scenario.path}:{number}: > {line}")
                         raise
-                    places.setdefault(answer, []).append(at)
-    return ["\n".join(shown(places)) for places in found]
+    return [*map(shown, found)]
 
 
-def shown(places: dict[str, list[str]]) -> Iterator[str]:
-    """Yield the answers to a line, each behind where it was given if they differ."""
-    for answer, at in places.items():
-        yield f"{' | '.join(at)}: {answer}" if len(places) > 1 else answer
+def shown(answers: Answers) -> str:
+    """Return the answers to a line, each behind what gives it: as few of the choices as the answer depends on."""
+    groups = range(len(next(iter(answers))))
+    for told in chain.from_iterable(combinations(groups, size) for size in range(len(groups) + 1)):
+        of_choice: dict[str, set[str]] = {}
+        for choice, answer in answers.items():
+            of_choice.setdefault(" + ".join(choice[group] for group in told), set()).add(answer)
+        if all(len(given) == 1 for given in of_choice.values()):
+            break
+    choices: dict[str, list[str]] = {}
+    for choice, (answer,) in of_choice.items():
+        choices.setdefault(answer, []).append(choice)
+    return "\n".join(f"{' | '.join(at)}: {answer}" if told else answer for answer, at in choices.items())
 
 
 @pytest.mark.parametrize("scenario", [*scenarios()], ids=lambda one: f"{one.path.stem}:{one.first_line}")
