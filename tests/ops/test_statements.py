@@ -393,6 +393,10 @@ def test_after_a_ban_the_next_offender_is_named() -> None:
     assert statement_of(seen_of(one, other)).offender == one.key
     statement = statement_of(seen_of(one, other, banned=frozenset([one.key])))
     assert (statement.offender, statement.values["part"], statement.values["whole"]) == (other.key, 40, 40)
+    assert "{part} of {whole} refusals of clients that are not banned are {offender}" in statement.text
+    many = [refused_client(f"192.0.2.{number}", 5, 40) for number in range(9)]
+    statement = statement_of(seen_of(one, *many, banned=frozenset([one.key])))
+    assert "with more than {part} of {whole} refusals of clients that are not banned" in statement.text
     statement = statement_of(seen_of(one, banned=frozenset([one.key])))
     assert statement.kind is Kind.STOPPED
     assert [action.does for action in statement.actions] == ["look", "unban"]

@@ -13,7 +13,7 @@ shows that there are several people. What was not looked at is not spoken of, or
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from ipaddress import IPv4Network, ip_network
+from ipaddress import ip_network
 from typing import Any, Final, NamedTuple
 
 from .incident import Kind, Proposal, Seen, Statement
@@ -28,10 +28,26 @@ MIN_REFUSALS: Final = 20
 """So many refusals are no accident."""
 MANY_KEYS: Final = 3
 """With so many users, cookies or API keys an address is that of several people."""
+_MINUTE_US: Final = 60_000_000
+"""Clients are counted by the minute."""
 MAX_PREFIXES: Final = {4: 32, 6: 64}
 """The prefix of one client by the version of its address; a shorter one is a network of many."""
 _OF_CLIENTS: Final = frozenset({"", ADDRESS, FUNCTION})
 """The kinds of keys of rules that count clients; an unknown kind may be one of these."""
+
+
+class _Worst(NamedTuple):
+    """The rule that refuses most, apart from clients that are banned by now.
+
+    Attributes:
+        rule: The label of the rule.
+        refusals: How many requests it refused, without those of these clients.
+        of_whom: Whose refusals these are, in words; empty for those of all.
+    """
+
+    rule: str
+    refusals: int
+    of_whom: str
 
 
 class _Refused(NamedTuple):
@@ -97,24 +113,34 @@ def _limited(traffic: Traffic | ClientTraffic) -> int:
 
 
 def _of_rules(seen: Seen) -> Statement | None:
-    """Return the sentence for the rule that refuses most, apart from clients that are banned by now."""
-    worst, most = "", 0
-    for name, traffic in seen.rules.items():
-        times = _limited(traffic) - _times_of_banned(seen, name)
-        if times > most:
-            worst, most = name, times
-    if not worst:
+    """Return the sentence for the rule that refuses most."""
+    worst = _worst_of(seen)
+    if worst is None:
         return None
-    if seen.kinds.get(worst) == EVERYONE:
-        return _of_everyone(seen, worst)
-    refused = _refused_by(seen, worst)
+    if seen.kinds.get(worst.rule) == EVERYONE:
+        return _of_everyone(seen, worst.rule)
+    refused = _refused_by(seen, worst.rule)
     if not refused:
-        return _of_unseen(seen, worst)
+        return _of_unseen(seen, worst.rule)
     # What is written between two reads may be in one of them alone.
-    whole = max(most, refused[0].times)
-    if refused[0].times >= STANDS_OUT * whole:
-        return _of_one(seen, worst, refused[0], whole)
-    return _of_crowd(seen, worst, refused, whole)
+    worst = worst._replace(refusals=max(worst.refusals, refused[0].times))
+    if refused[0].times >= STANDS_OUT * worst.refusals:
+        return _of_one(seen, worst, refused[0])
+    return _of_crowd(seen, worst, refused)
+
+
+def _worst_of(seen: Seen) -> _Worst | None:
+    worst = None
+    most = 0
+    for rule, traffic in seen.rules.items():
+        of_banned = _times_of_banned(seen, rule)
+        refusals = _limited(traffic) - of_banned
+        if refusals > most:
+            of_whom = ""
+            if of_banned:
+                of_whom = " of clients that are not banned"
+            worst, most = _Worst(rule, refusals, of_whom), refusals
+    return worst
 
 
 def _times_of_banned(seen: Seen, rule: str) -> int:
@@ -127,22 +153,23 @@ def _times_of_banned(seen: Seen, rule: str) -> int:
 
 def _refused_by(seen: Seen, rule: str) -> list[_Refused]:
     """Return who is refused by a rule and not banned: keys of the kind that it reads, else clients; most first."""
+    kind = seen.kinds.get(rule, "")
+    if kind not in _OF_CLIENTS:
+        beginnings = beginnings_of(kind)
+        of_kind = [one for one in seen.keys.refused if one.key.startswith(beginnings)]
+        keys = _refused_among(of_kind, seen, rule, is_client=False)
+        if keys:
+            return keys
+    return _refused_among(seen.clients.refused, seen, rule, is_client=True)
+
+
+def _refused_among(some: Iterable[ClientTraffic], seen: Seen, rule: str, *, is_client: bool) -> list[_Refused]:
     found = []
-    for ranking, are_clients in ((seen.keys, False), (seen.clients, True)):
-        for one in ranking.refused:
-            times = one.refused_by.get(rule, 0)
-            if times and one.key not in seen.banned and (are_clients or _is_read(one.key, seen.kinds.get(rule, ""))):
-                found.append(_Refused(one, times, are_clients))
-        if found:
-            break
+    for one in some:
+        times = one.refused_by.get(rule, 0)
+        if times and one.key not in seen.banned:
+            found.append(_Refused(one, times, is_client))
     return sorted(found, key=lambda one: -one.times)
-
-
-def _is_read(key: str, kind: str) -> bool:
-    """Return whether a key is of the kind that a rule reads, and stands for no client."""
-    if kind in _OF_CLIENTS:
-        return False
-    return key.startswith(beginnings_of(kind))
 
 
 def _share(seen: Seen, rule: str) -> dict[str, Any]:
@@ -151,30 +178,37 @@ def _share(seen: Seen, rule: str) -> dict[str, Any]:
     return {"rule": rule, "share": 100 * _limited(traffic) / max(_requests(traffic), 1)}
 
 
-def _times(seen: Seen, since_us: int) -> tuple[str, dict[str, Any]]:
+def _since(seen: Seen, since_us: int) -> tuple[str, dict[str, Any]]:
     """Return since when in words, if that was seen: at the edge of what is kept it may have begun before."""
     if not since_us:
         return "", {}
-    if seen.is_cut and since_us < seen.from_us + 60_000_000:
+    if seen.is_cut and since_us < seen.from_us + _MINUTE_US:
         return f", for {seen.span} or longer", {}
     return ", since {since}", {"since": since_us / 1_000_000}
 
 
-def _of_one(seen: Seen, rule: str, refused: _Refused, whole: int) -> Statement:
+def _of_one(seen: Seen, worst: _Worst, refused: _Refused) -> Statement:
     """Return the sentence about one client or key."""
     one = refused.one
-    when, since = _times(seen, one.refused_since_us)
-    values = {**_share(seen, rule), "part": refused.times, "whole": whole, "offender": one.key, **since}
-    text = "{rule} refuses {share}: {part} of {whole} refusals are {offender}" + when
-    actions = [Proposal("look", one.key), *_raise(seen, rule)]
+    when, since = _since(seen, one.refused_since_us)
+    parts = {"part": refused.times, "whole": worst.refusals, "offender": one.key}
+    values = {**_share(seen, worst.rule), **parts, **since}
+    text = f"{{rule}} refuses {{share}}: {{part}} of {{whole}} refusals{worst.of_whom} are {{offender}}{when}"
+    actions = [Proposal("look", one.key), *_raise(seen, worst.rule)]
     many = stands_for(one)
     if many:
         return Statement(Kind.SHARED_ADDRESS, f"{text}. {many}", values, tuple(actions))
-    if refused.is_client and _limited(one) >= MIN_REFUSALS and _limited(one) >= GOES_ON * one.requests:
+    if refused.is_client and _goes_on(one):
         values["passed"] = one.passed
         text += ", which goes on: {passed} of its requests passed"
         return Statement(Kind.FLOOD, text, values, (Proposal("ban", one.key), *actions))
     return Statement(Kind.AT_LIMIT, text, values, tuple(actions))
+
+
+def _goes_on(one: ClientTraffic) -> bool:
+    """Return whether a client goes on although most of its requests are refused."""
+    refusals = _limited(one)
+    return refusals >= MIN_REFUSALS and refusals >= GOES_ON * one.requests
 
 
 def _raise(seen: Seen, rule: str) -> list[Proposal]:
@@ -203,14 +237,15 @@ def stands_for(one: ClientTraffic) -> str:
     return ""
 
 
-_OWN: Final = [*map(ip_network, ("10.0.0.0/8", "127.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"))]
-_OWN_IPV6: Final = [*map(ip_network, ("fc00::/7", "fe80::/10", "::1/128"))]
+_OWN: Final = {
+    4: [*map(ip_network, ("10.0.0.0/8", "127.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10"))],
+    6: [*map(ip_network, ("fc00::/7", "fe80::/10", "::1/128"))],
+}
 
 
 def _is_own(network: Any) -> bool:
     """Return whether an address is one that only an own network has; `is_private` also knows those of examples."""
-    own = _OWN if isinstance(network, IPv4Network) else _OWN_IPV6
-    return any(network.subnet_of(one) for one in own)
+    return any(network.subnet_of(own) for own in _OWN[network.version])
 
 
 def _of_everyone(seen: Seen, rule: str) -> Statement:
@@ -235,18 +270,23 @@ def _of_unseen(seen: Seen, rule: str) -> Statement:
     return Statement(Kind.CROWD, "{rule} refuses {share}: its clients were not seen", _share(seen, rule), actions)
 
 
-def _of_crowd(seen: Seen, rule: str, refused: Sequence[_Refused], whole: int) -> Statement:
+def _of_crowd(seen: Seen, worst: _Worst, refused: Sequence[_Refused]) -> Statement:
     """Return the sentence about many clients of whom none stands out."""
-    actions = (Proposal("open", rule), *_raise(seen, rule))
-    values = {**_share(seen, rule), "number": len(refused), "part": refused[0].times, "whole": whole}
     number = "{number}"
-    if sum(one.times for one in refused) < whole:  # workers keep those that are refused most
+    if sum(one.times for one in refused) < worst.refusals:  # workers keep those that are refused most
         number = "at least {number}"
-    what = "clients" if refused[0].is_client else "keys"
-    known = [one.one.refused_since_us for one in refused if one.one.refused_since_us]
-    when, since = _times(seen, min(known, default=0))
-    text = f"{{rule}} refuses {{share}}: {number} {what}, none with more than {{part}} of {{whole}} refusals{when}"
-    return Statement(Kind.CROWD, text, {**values, **since}, actions)
+    what = "keys"
+    if refused[0].is_client:
+        what = "clients"
+    begun_us = [one.one.refused_since_us for one in refused if one.one.refused_since_us]
+    when, since = _since(seen, min(begun_us, default=0))
+    text = (
+        f"{{rule}} refuses {{share}}: {number} {what}, none with more than {{part}} of {{whole}} "
+        f"refusals{worst.of_whom}{when}"
+    )
+    parts = {"number": len(refused), "part": refused[0].times, "whole": worst.refusals}
+    actions = (Proposal("open", worst.rule), *_raise(seen, worst.rule))
+    return Statement(Kind.CROWD, text, {**_share(seen, worst.rule), **parts, **since}, actions)
 
 
 # -- limits refuse nobody, or nobody who is not banned by now ----------------------------------------------------------
@@ -259,18 +299,16 @@ def _of_calm(seen: Seen) -> Statement:
         return Statement(Kind.NO_REQUESTS, f"No request was counted in {seen.span}")
     if not total.refused:
         return Statement(Kind.QUIET, f"Nothing was refused in {seen.span}, of {{whole}} requests", {"whole": requests})
+    text = "Limits refuse nobody; bans and lists refuse {share}"
     if _limited(total):
         text = "Limits refused only clients that are banned by now"
-    else:
-        text = "Limits refuse nobody; bans and lists refuse {share}"
     values: dict[str, Any] = {"share": 100 * total.refused / requests}
     one = next(iter(seen.clients.refused), None)
     if one is None or one.refused < STANDS_OUT * total.refused:
         return Statement(Kind.STOPPED, text, values)
     text += ": {part} of {whole} refusals are {offender}"
     values |= {"part": one.refused, "whole": total.refused, "offender": one.key}
-    actions = [Proposal("look", one.key)]
-    if one.key in seen.banned:
-        text += ", which is banned"
-        actions.append(Proposal("unban", one.key))
-    return Statement(Kind.STOPPED, text, values, tuple(actions))
+    if one.key not in seen.banned:
+        return Statement(Kind.STOPPED, text, values, (Proposal("look", one.key),))
+    actions = (Proposal("look", one.key), Proposal("unban", one.key))
+    return Statement(Kind.STOPPED, f"{text}, which is banned", values, actions)
