@@ -76,8 +76,10 @@ async def add_ban(
     if readers.reading is Reading.UNKNOWN:
         note("no worker has published its rules within a minute, so it is not known whether any reads such keys")
     row = row_of_ban(ban, readers.place)
-    holds = "" if readers.place == EVERYWHERE else f"; it holds {readers.place.sentence}"
-    return [row], [f"banned: {row['key']} until {end_of(row)}{holds}"]
+    text = f"banned: {row['key']} until {end_of(row)}"
+    if readers.place != EVERYWHERE:
+        text += f"; it holds {readers.place.sentence}"
+    return [row], [text]
 
 
 @bans.command("remove")
@@ -98,9 +100,11 @@ async def remove_ban(limiter: Limiter, key: str, value: str | None, by: str) -> 
         await compare_secrets(limiter)
     name = limiter.key_for(target)
     if not await limiter.unban(target, by=by):
+        text = f"{name} has no ban and no strikes"
         wider = await limiter.banned(target)
-        why = "" if wider is None else f"; the ban of {wider.key} covers it"
-        raise click.ClickException(f"{name} has no ban and no strikes{why}")
+        if wider is not None:
+            text += f"; the ban of {wider.key} covers it"
+        raise click.ClickException(text)
     return [{"removed": name}], [f"removed: {name}"]
 
 

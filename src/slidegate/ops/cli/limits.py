@@ -100,5 +100,7 @@ def _having(row: dict[str, Any]) -> str:
         return "1 worker has it"
     if workers:
         return f"{workers} workers have it"
-    checked = "" if row["name"] == "*" else ", so the name was not checked"
-    return f"no worker on this store had a request within a minute{checked}; those that have one until then take it"
+    text = "no worker on this store had a request within a minute"
+    if row["name"] != "*":
+        text += ", so the name was not checked"
+    return f"{text}; those that have one until then take it"

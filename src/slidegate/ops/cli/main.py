@@ -134,7 +134,9 @@ def one_line(error: BaseException) -> str:
     """Return the message of an error as one printable line; for an `OSError`, with the file name."""
     text = written(error, str)
     if isinstance(error, OSError) and error.strerror:
-        text = f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
+        text = error.strerror
+        if error.filename:
+            text = f"{os.fsdecode(error.filename)}: {text}"
     return escaped(" ".join(text.split()))
 
 
@@ -171,9 +173,11 @@ def with_change(lengths: str) -> Callable[[F], F]:
 
 def _typed(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Return a value, read from stdin for ``-``: every user of the machine can read the arguments of a process."""
-    if value == "-":
-        return "" if sys.stdin is None else sys.stdin.readline(_MAX_VALUE).rstrip("\r\n")
-    return value
+    if value != "-":
+        return value
+    if sys.stdin is None:
+        return ""
+    return sys.stdin.readline(_MAX_VALUE).rstrip("\r\n")
 
 
 with_value = click.option(

@@ -130,8 +130,7 @@ def suggest(log: tuple[str, ...], app: str | None, as_json: bool, **formats: str
     measured = Measured()
     if app is not None:
         served = imported(app)
-        around = _middlewares_around(served)
-        outermost = around[0] if around else None
+        outermost = next(iter(_middlewares_around(served)), None)
         measured = Measured(served, outermost)
     _read(logs, measured)
     times_us = measured.clients.values()

@@ -84,7 +84,9 @@ class Dashboard:
         if not isinstance(limiter, Limiter):
             raise ConfigurationError(f"Dashboard: expected a Limiter, for example Limiter(), not {quoted(limiter)}")
         self.limiter = limiter
-        self._digest = None if token is None else _digest(_checked_token(token))
+        self._digest: bytes | None = None
+        if token is not None:
+            self._digest = _digest(_checked_token(token))
         self._changes = check_flag("Dashboard: changes", changes)
         self._service = Service(limiter)
         self._page = Page(self._service, changes=changes)
@@ -102,15 +104,21 @@ class Dashboard:
         except ClientDisconnect:
             return
         except Exception as error:
-            problem = problem_of(error)
-            in_json = path.startswith("/api/")
-            response = json_response({"error": problem.detail}) if in_json else self._page.problem(path, problem)
-            response.status_code = problem.status_code
-            response.headers.update(problem.headers or {})
+            response = self._response_of(problem_of(error), path)
         response.headers.update(SECURITY_HEADERS)
         if request.method == "HEAD":
             response.body = b""
         await response(scope, receive, send)
+
+    def _response_of(self, problem: HTTPException, path: str) -> Response:
+        """Return the response to a request that fails: JSON below ``api/``, else a page."""
+        if path.startswith("/api/"):
+            response = json_response({"error": problem.detail})
+        else:
+            response = self._page.problem(path, problem)
+        response.status_code = problem.status_code
+        response.headers.update(problem.headers or {})
+        return response
 
     async def _respond(self, request: Request, path: str) -> Response:
         if path in _OPEN and request.method in _READ:
@@ -141,7 +149,9 @@ class Dashboard:
 
     async def _call(self, request: Request, name: str, user: str) -> Response:
         """Return the response of an operation of the API."""
-        method = "GET" if request.method == "HEAD" else request.method
+        method = request.method
+        if method == "HEAD":
+            method = "GET"
         operations = self._service.operations
         allowed = [one for one, other in operations if other == name]
         if not allowed:
@@ -151,8 +161,9 @@ class Dashboard:
             raise HTTPException(405, f"Expected {', '.join(allowed)}.", {"allow": ", ".join([*allowed, "HEAD"])})
         if method != "GET" and not self._changes:
             raise HTTPException(403, READ_ONLY)
-        has_body = method in ("PUT", "POST")
-        fields = _decoded(await read_body(request, _JSON)) if has_body else dict(request.query_params)
+        fields: dict[str, Any] = dict(request.query_params)
+        if method in ("PUT", "POST"):
+            fields = _decoded(await read_body(request, _JSON))
         return json_response(await self._service.call(method, name, fields, user))
 
     async def _identify(self, request: Request) -> str:
@@ -163,14 +174,17 @@ class Dashboard:
                 long.
         """
         fields = request.headers.getlist("authorization")
-        name, token = _credentials(fields[0]) if len(fields) == 1 else ("", "")
+        name, token = "", ""
+        if len(fields) == 1:
+            name, token = _credentials(fields[0])
         user = escaped(name, 64) or "dashboard"
         if self._digest is None or hmac.compare_digest(_digest(token), self._digest):
             return user
         text = "A token is required."
         if fields:
             text = "The token is wrong."
-            if (left_out := self._throttle.left_out("token", time.monotonic())) is not None:
+            left_out = self._throttle.left_out("token", time.monotonic())
+            if left_out is not None:
                 logger.warning("the dashboard has received a wrong token; %s more since the last such line", left_out)
             await anyio.sleep(WRONG_TOKEN_S)
         raise HTTPException(401, text, {"www-authenticate": 'Basic realm="slidegate", charset="UTF-8"'})
@@ -180,13 +194,18 @@ def may_change(request: Request) -> bool:
     """Return whether a request comes from a page of the same origin, or from no page."""
     if request.headers.get("authorization", "").lower().startswith("bearer "):
         return True
-    sites, origins = request.headers.getlist("sec-fetch-site"), request.headers.getlist("origin")
+    sites = request.headers.getlist("sec-fetch-site")
     if sites:
         return sites == ["same-origin"]
-    # Behind a proxy that terminates TLS the scheme is http but the Origin https; the reverse never happens.
     host = request.headers.get("host", "").lower()
-    own = [f"https://{host}", *([f"http://{host}"] if request.scope.get("scheme") != "https" else [])]
-    return bool(host) and len(origins) == 1 and origins[0].lower() in own
+    origins = request.headers.getlist("origin")
+    if not host or len(origins) != 1:
+        return False
+    own = [f"https://{host}"]
+    # Behind a proxy that terminates TLS the scheme is http but the Origin https; the reverse never happens.
+    if request.scope.get("scheme") != "https":
+        own.append(f"http://{host}")
+    return origins[0].lower() in own
 
 
 async def read_body(request: Request, media_type: str) -> bytes:
@@ -223,7 +242,9 @@ def path_below(scope: Scope) -> str:
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     if not _raw_path(scope).endswith("/"):
         path = path.removesuffix("/")  # which Litestar has added
-    return path[len(root) :] if path == root or path.startswith(f"{root}/") else path
+    if path == root or path.startswith(f"{root}/"):
+        return path[len(root) :]
+    return path
 
 
 def _raw_path(scope: Scope) -> str:

@@ -171,11 +171,9 @@ def _chart(
             parts += _curve(f"{kind}{number}", drawn[number], axis, is_area=is_stacked)
     parts += _drawn_marks(of_steps)
     parts += _tooltips(tuple(series), rows)
-    drawing = (
-        f'<svg class="ys" aria-hidden="true">{"".join(_labels(axis))}</svg>'
+    lines_svg = (
         f'<svg class="lines" viewBox="0 0 {max(steps, 1)} {HEIGHT}" preserveAspectRatio="none" role="img" '
         f'aria-label="{title}">{"".join(parts)}</svg>'
-        f'<svg class="xs" aria-hidden="true">{"".join(_times(stats, steps))}</svg>'
     )
     return Chart(
         title,
@@ -184,7 +182,7 @@ def _chart(
         names=tuple(series),
         shown=_legend(lines),
         kind=kind,
-        drawing=Markup(drawing),
+        drawing=Markup(_labels(axis) + lines_svg + _times(stats, steps)),
         rows=rows,
         marks=_kinds(of_steps.values()),
     )
@@ -306,9 +304,12 @@ def _grid(axis: _Axis, steps: int) -> Iterator[str]:
         yield f'<path class="grid" d="M0 {_y(value, axis)}h{max(steps, 1)}"/>'
 
 
-def _labels(axis: _Axis) -> Iterator[str]:
+def _labels(axis: _Axis) -> str:
+    """Return the drawing of the labels of the axis of values."""
+    texts = []
     for value in axis.ticks():
-        yield f'<text x="100%" y="{100 - 100 * value / axis.top:.4g}%">{value:.6g}</text>'
+        texts.append(f'<text x="100%" y="{100 - 100 * value / axis.top:.4g}%">{value:.6g}</text>')
+    return f'<svg class="ys" aria-hidden="true">{"".join(texts)}</svg>'
 
 
 def _clock(stats: Mapping[str, Any], step: int) -> str:
@@ -316,8 +317,8 @@ def _clock(stats: Mapping[str, Any], step: int) -> str:
     return f"{_utc(stats['start_at'] + step * stats['step_s']):%H:%M:%S}"
 
 
-def _times(stats: Mapping[str, Any], steps: int) -> Iterator[str]:
-    """Yield the labels of the time axis: round times, at most five, none of them at an edge."""
+def _times(stats: Mapping[str, Any], steps: int) -> str:
+    """Return the drawing of the labels of the time axis: round times, at most five, none of them at an edge."""
     start_at, whole_s = stats["start_at"], stats["step_s"] * max(steps, 1)
     apart_s = _DAY_S
     for one in _APART_S:
@@ -327,12 +328,14 @@ def _times(stats: Mapping[str, Any], steps: int) -> Iterator[str]:
     form = "%H:%M:%S"
     if apart_s >= 60:
         form = "%H:%M"
+    texts = []
     at = ceil(start_at / apart_s) * apart_s
     while at <= start_at + whole_s:
         percent = 100 * (at - start_at) / whole_s
         if 4 <= percent <= 96:
-            yield f'<text x="{percent:.4g}%" y="12" data-at="{at}">{_utc(at):{form}}</text>'
+            texts.append(f'<text x="{percent:.4g}%" y="12" data-at="{at}">{_utc(at):{form}}</text>')
         at += apart_s
+    return f'<svg class="xs" aria-hidden="true">{"".join(texts)}</svg>'
 
 
 def _utc(at: float) -> datetime:

@@ -127,18 +127,19 @@ class Service:
     async def read_summary(self) -> dict[str, Any]:
         """Return the sentence about the last five minutes, its values, what can be done, and what is not known."""
         found = await self.snapshots.statement.get()
-        actions = [one._asdict() for one in found.actions]
-        text = {"kind": found.kind.value, "text": found.text, "values": dict(found.values)}
-        return {**text, "actions": actions, "notes": [*found.notes]}
+        return {
+            "kind": found.kind.value,
+            "text": found.text,
+            "values": dict(found.values),
+            "actions": [one._asdict() for one in found.actions],
+            "notes": [*found.notes],
+        }
 
     async def read_client(self, key: str) -> dict[str, Any]:
         """Return the ban, the windows and the latest refusals of a client, and what was not looked at."""
         middlewares = self.limiter.middlewares
         key = key_of(key)
         own = self._client_of(key)
-        known = {own}
-        for middleware in middlewares:
-            known.add(middleware.client.truncated(key))
         windows, unseen = await windows_of(self.limiter, [own, *keys_of(key, middlewares)[1:]])
         found: dict[str, Any] = {"key": own, "ban": None, "windows": [], "not_looked_at": unseen, "refusals": []}
         ban = await self.limiter.banned(key)
@@ -147,8 +148,12 @@ class Service:
         for window in windows:
             if window.used:
                 found["windows"].append(row_of_window(window))
+        names = {own}  # under which its refusals are logged
+        for middleware in middlewares:
+            names.add(middleware.client.truncated(key))
         for event in await self.snapshots.events.get():
-            if event["kind"] == "refused" and known.intersection(map(event["details"].get, _WHO)):
+            refused = {event["details"].get(field) for field in _WHO}
+            if event["kind"] == "refused" and names & refused:
                 found["refusals"].append(event)
         return found
 
@@ -173,21 +178,28 @@ class Service:
 
     def limits(self, changes: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the limits of this process, each with its change or None; of equal names one can be changed."""
-        changed = {one["name"]: one for one in changes}
+        by_name = {change["name"]: change for change in changes}
         limits = self.limiter.limits()
-        last = {one.name: one for one in limits if one.changeable}  # the one that workers tell of
-        found = []
+        last = {one.name: one for one in limits if one.changeable}  # of equal names the one that workers publish
+        rows = []
         for one in limits:
-            row: dict[str, Any] = {**named(one, "name", "rule"), "changeable": last.get(one.name) is one}
-            row |= {"shadow": one.shadow, "limit": text_of(one)}
-            row |= {"configured": BY_FUNCTION, "amount": None, "change": None}
+            row: dict[str, Any] = {
+                **named(one, "name", "rule"),
+                "changeable": last.get(one.name) is one,
+                "shadow": one.shadow,
+                "limit": text_of(one),
+                "configured": BY_FUNCTION,
+                "amount": None,
+                "change": None,
+            }
             if one.changeable:
-                row |= {"configured": str(one.configured), "amount": one.limit.amount}
-            change = changed.get(one.name)
+                row["configured"] = str(one.configured)
+                row["amount"] = one.limit.amount
+            change = by_name.get(one.name)
             if change is not None and one.takes(change["limit"]):
                 row["change"] = change
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
     async def read_history(self) -> dict[str, Any]:
         """Return the latest 200 bans and changes by hand and by commands, the last one first."""
@@ -233,10 +245,11 @@ class Service:
 
         The name ``*`` with the limit ``off`` switches all workers off.
         """
-        if limit.strip().isdigit():
-            known = {one.name: one for one in self.limiter.limits() if one.changeable}
-            if name in known:
-                limit = known[name].with_amount(limit.strip())
+        amount = limit.strip()
+        if amount.isdigit():
+            changeable = {one.name: one for one in self.limiter.limits() if one.changeable}
+            if name in changeable:
+                limit = changeable[name].with_amount(amount)
         changed = row_of_change(await self.limiter.override(name, limit, duration, reason=reason, by=by))
         self.snapshots.forget()
         return changed

@@ -37,19 +37,30 @@ class Shared(Generic[T]):
             StoreError: The store did not answer when the value was made.
         """
         async with self._lock:
-            # The system clock may step back, which makes no value last longer.
-            if self._made is None or not 0 <= time.time() - self._made[0] < self._interval_s:
-                changes = self._changes
-                try:
-                    found: T | StoreError = await self._make()
-                except StoreError as error:
-                    found = error
-                # What was read before a change, or during it, is not for the viewers after it.
-                self._made = (time.time(), found) if self._changes == changes else None
-            else:
+            if self._made is not None and self._is_fresh(self._made[0]):
                 found = self._made[1]
+            else:
+                found = await self._make_again()
         if isinstance(found, StoreError):
             raise found.with_traceback(None)  # it is raised for each viewer
+        return found
+
+    def _is_fresh(self, made_at: float) -> bool:
+        # The system clock may step back, which makes no value last longer.
+        return 0 <= time.time() - made_at < self._interval_s
+
+    async def _make_again(self) -> T | StoreError:
+        """Return a new value, or the failure to make one, and share it."""
+        changes = self._changes
+        found: T | StoreError
+        try:
+            found = await self._make()
+        except StoreError as error:
+            found = error
+        # What was read before a change, or during it, is not for the viewers after it.
+        self._made = None
+        if self._changes == changes:
+            self._made = time.time(), found
         return found
 
     def forget(self) -> None:
