@@ -204,7 +204,9 @@ class Switch(AbstractContextManager[T]):
             with self:
                 return function(*args, **options)
 
-        return cast(F, awaited if iscoroutinefunction(function) else called)
+        if iscoroutinefunction(function):
+            return cast(F, awaited)
+        return cast(F, called)
 
 
 def limits_off() -> Switch[None]:

@@ -154,9 +154,16 @@ class Failover:
     async def _query(self, decide: Callable[[], T], ask: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
         """Return the store's answer, or what `decide` returns if none comes in time."""
         answer = self._begin(ask, *arguments)
-        if answer is not _UNANSWERED:
-            answer = await self._wait(answer, self.breaker.call() if isawaitable(answer) else None)
-        return decide() if answer is _UNANSWERED else answer
+        if answer is _UNANSWERED:
+            return decide()
+        call = None
+        if isawaitable(answer):
+            call = self.breaker.call()
+        answer = await self._wait(answer, call)
+        if answer is _UNANSWERED:
+            return decide()
+        answered: T = answer
+        return answered
 
     def _begin(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         """Query the store; return its answer, an awaitable of it, or `_UNANSWERED`."""

@@ -140,8 +140,14 @@ def keyed(secret: object) -> blake2b:
 
 
 def _ban_subjects(key: str, spelled: str) -> tuple[BanSubject, ...]:
-    address = parse_address(key.removesuffix("/128" if ":" in key else "/32"))
+    """Return whose bans refuse a key that is an address, too: the address, for networks, and the key of its client."""
+    length = "/32"
+    if ":" in key:
+        length = "/128"
+    address = parse_address(key.removesuffix(length))
     if address is None:
         return ()
-    own = address_key(*address)
-    return (address,) if own == spelled else (address, own)
+    network_key = address_key(*address)
+    if network_key == spelled:
+        return (address,)
+    return (address, network_key)

@@ -256,14 +256,19 @@ class ObserverHub:
 
     def wants(self, kind: str) -> bool:
         """Return whether events of a kind that is logged as information are needed, by an observer or the log."""
-        receivers = self._refusals if kind == "refused" else self._events
+        receivers = self._events
+        if kind == "refused":
+            receivers = self._refusals
         return bool(receivers) or logger.logger.isEnabledFor(logging.INFO)
 
     def emit(self, event: Event) -> None:
         """Log an event, and pass it to the observers of its kind, with the time added."""
         event = Event(event.kind, event.message, event.details, self._unix_us())
         self._log(event)
-        tell(self._refusals if event.kind == "refused" else self._events, event)
+        receivers = self._events
+        if event.kind == "refused":
+            receivers = self._refusals
+        tell(receivers, event)
 
     def report_exceeded(self, decision: Decision, now_us: int) -> None:
         """Emit the event ``exceeded`` for each limit that a key has exceeded, unless it did so within the last window.

@@ -139,8 +139,11 @@ class Network(Key):
         if not values:
             raise ConfigurationError(f"{_PLACES}, not nothing", "is_in")
         wanted = frozenset(map(_parsed, values))
-        for one in wanted:
-            _check_says(self.file, "country" if isinstance(one, str) else "asn", "is_in")
+        for place in wanted:
+            kind = "asn"
+            if isinstance(place, str):
+                kind = "country"
+            _check_says(self.file, kind, "is_in")
 
         def is_true(scope: Scope, client_key: str) -> bool:
             place = self.file.find(client_key)
@@ -236,7 +239,11 @@ def _opened(path: str) -> tuple[Reader, frozenset[str]]:
         raise ConfigurationError(
             f"cannot read {without_passwords(str(path))}: {_problem_of(content) or error}", "network"
         ) from None
-    kinds = frozenset(by for place in records for by, value in zip(_BY, place, strict=False) if value)
+    kinds: set[str] = set()
+    for place in records:
+        for kind, value in zip(_BY, place, strict=False):
+            if value:
+                kinds.add(kind)
     if not kinds:
         raise ConfigurationError(f"{path} contains neither operators nor countries of addresses", "network")
-    return reader, kinds
+    return reader, frozenset(kinds)

@@ -92,7 +92,10 @@ class Writer:
                 rules = at_endpoint(operation)
                 limits.extend(rules)
                 self._count(statuses, rules, guards[-1], self._body_at_endpoint(guards[-1]))
-        styles = [style for style in _FIELDS if any(style in guard.headers for guard in guards)]
+        written = set[str]()
+        for guard in guards:
+            written.update(guard.headers)
+        styles = [style for style in _FIELDS if style in written]
         for status in sorted(statuses):
             described["responses"].setdefault(status, self._response(status, sorted(statuses[status]), styles))
         if limits:

@@ -89,7 +89,12 @@ async def look(limiter: Limiter, recent: Recent, published: Sequence[Any], outag
         StoreError: The store does not answer.
     """
     stats, clients, keys = recent
-    off = next((one for one in await limiter.overrides() if one.name == "*"), None)
+    off_until: float = 0
+    off_by = ""
+    for one in await limiter.overrides():
+        if one.name == "*":
+            off_until = one.until.timestamp()
+            off_by = one.by
     now_us = int(time.time() * 1_000_000)
     store_us = await limiter.now_us()
     minute_us, kept = STEPS[CLIENTS]
@@ -108,8 +113,8 @@ async def look(limiter: Limiter, recent: Recent, published: Sequence[Any], outag
         limits=_texts(changeable),
         banned=await _banned(limiter, recent),
         outage=outage,
-        off_until=0 if off is None else off.until.timestamp(),
-        off_by="" if off is None else off.by,
+        off_until=off_until,
+        off_by=off_by,
         is_shared=limiter.store.shared_rows is not None,
         workers=sum(one.workers for one in published),
         counted_workers=len(stats.workers),

@@ -176,13 +176,21 @@ class LimiterMetrics(Observer):
         """Return the counters of all requests of a kind, and what records their durations."""
         rules, shadow_rules, route, allowed, refused = kind
         counts = [(rule, "shadow_refused") for rule in shadow_rules]
-        if allowed or refused:
-            how = "passed" if allowed else refused if refused in _OWN_OUTCOMES else "refused"
-            counts += [(rule, how) for rule in rules]
+        outcome: str | None = None
+        if allowed:
+            outcome = "passed"
+        elif refused in _OWN_OUTCOMES:
+            outcome = refused
+        elif refused:
+            outcome = "refused"
+        if outcome is not None:
+            counts += [(rule, outcome) for rule in rules]
         counters = [self._adder(RULE_REQUESTS, _bounded(self._rules, rule), how) for rule, how in counts]
         if refused:
             counters.append(self._adder(REFUSALS, refused))
-        return counters, self._adder(DURATION, _bounded(self._routes, route)) if allowed else None
+        if not allowed:
+            return counters, None
+        return counters, self._adder(DURATION, _bounded(self._routes, route))
 
     def _read(self, gauge: Metric) -> float:
         """Return the value of a gauge; not a number if the store does not know it, or does not answer."""

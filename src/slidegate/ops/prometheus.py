@@ -134,7 +134,9 @@ class PrometheusMetrics(LimiterMetrics):
         return made
 
     def _set_gauges(self) -> None:
-        for metric in GAUGES if self._made else ():  # none after `close`
+        if not self._made:  # after `close`
+            return
+        for metric in GAUGES:
             self._made[metric].labels(self._store).set(self._read(metric))
 
     def _scraped(self) -> CollectorRegistry:

@@ -285,7 +285,10 @@ class Statistics(Observer):
             StoreError: The store does not answer.
         """
         await self.publish()
-        return await read_minutes(self._limiter, KEYS if of_keys else CLIENTS)
+        kind = CLIENTS
+        if of_keys:
+            kind = KEYS
+        return await read_minutes(self._limiter, kind)
 
     async def _ranking(self, kind: str, limit: int) -> Ranking:
         check_whole(limit, 1, 1_000, "clients: limit", "for example 50")

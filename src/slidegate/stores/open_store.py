@@ -102,4 +102,6 @@ def _redis(url: str, create: bool) -> Store:
     place, _, query = url.partition("?")
     rest: list[tuple[str, str]] = []
     options = read_options(query, _OPTIONS["redis"], "store address", rest)
-    return RedisStore(f"{place}?{urlencode(rest)}" if rest else place, create=create, **options)
+    if rest:  # options of redis-py
+        place += f"?{urlencode(rest)}"
+    return RedisStore(place, create=create, **options)

@@ -200,7 +200,10 @@ class Refusals:
             rendered = self._headers.of(decision.checks)
         waits_s: list[int] = []
         for _, _, _, wait_us in decision.readings:
-            waits_s.append(ceil_s(wait_us) if wait_us > 0 else wait_us)  # 0 for room, below for a permit or for ever
+            wait_s = wait_us  # 0 for room, below for a permit or for ever
+            if wait_us > 0:
+                wait_s = ceil_s(wait_us)
+            waits_s.append(wait_s)
         known = rendered, names_limits, decision.at_least_us, *waits_s
         answer = self._answers.get(known)
         if answer is None:

@@ -44,21 +44,27 @@ def all_rules(
     Raises:
         ConfigurationError: Both are given, or two rules would share a bucket.
     """
+    if rules is None and limits is None:
+        return []
     if rules is None:
-        return [] if limits is None else [Rule("*", limits, key=key)]
+        return [Rule("*", limits, key=key)]
     if limits is not None:
         raise ConfigurationError(
             'give limits="100/minute", which is Rule("*", ...), or rules=[...], not both', "limits"
         )
     listed: list[Rule] = check_list("rules", rules, 'a list such as [Rule("*", "100/minute")]', Rule)
     known: dict[str, Rule] = {}
-    for rule in [one for one in listed if one.counts]:
+    for rule in listed:
+        if not rule.counts:
+            continue
         if rule.identity in known:
             both = f"{known[rule.identity]!r} and {rule!r}"
             advice = 'give one of them another name, for example name="burst", or write one rule with all their paths'
             raise ConfigurationError(f"{both} would share one bucket; {advice}", "rules")
         known[rule.identity] = rule
-    return listed if key is None else [rule.keyed(key) for rule in listed]
+    if key is None:
+        return listed
+    return [rule.keyed(key) for rule in listed]
 
 
 class RuleSet:
@@ -321,7 +327,10 @@ def is_exact(methods: Collection[str] | None, paths: Sequence[RulePath], method:
         return False
     if not paths:
         return True
-    return bool(texts) and all(any(path.is_exactly(text) for path in paths) for text in texts)
+    for text in texts:
+        if not any(path.is_exactly(text) for path in paths):
+            return False
+    return bool(texts)
 
 
 def _is_preflight(scope: Scope) -> bool:

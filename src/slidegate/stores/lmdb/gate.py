@@ -111,7 +111,10 @@ class Gate:
 
     def join(self) -> None:
         """Become one of those who live, inside the gate."""
-        _locked(self._users, fcntl.LOCK_SH if self._create else fcntl.LOCK_UN)
+        operation = fcntl.LOCK_UN
+        if self._create:
+            operation = fcntl.LOCK_SH
+        _locked(self._users, operation)
         self._lives = self._create
 
     def is_in_place(self) -> bool:

@@ -118,8 +118,9 @@ def _take(kept: dict[Name, Line], line: Line, unix_us: int) -> None:
         kept[kind, json.dumps(line)] = line
         return
     if kind == "reset_all":
-        for name in [name for name in kept if name[0] == "quota"]:
-            del kept[name]
+        for name in list(kept):
+            if name[0] == "quota":
+                del kept[name]
         return
     fields = line[kind]
     if is_over(kind, fields, unix_us):

@@ -20,8 +20,15 @@ a replica, cannot save, or lacks replicas.
 
 def refusal(text: str) -> StoreUnavailable:
     """Return the exception for what Redis says instead of an answer."""
-    concerns: Concerns = next((what for what, signs in _SIGNS.items() if any(sign in text for sign in signs)), "server")
-    return StoreUnavailable(f"redis: {text}", concerns=concerns)
+    return StoreUnavailable(f"redis: {text}", concerns=_concern_of(text))
+
+
+def _concern_of(text: str) -> Concerns:
+    """Return what an error is about, by the signs in its text; any other one is about the server."""
+    for concern, signs in _SIGNS.items():
+        if any(sign in text for sign in signs):
+            return concern
+    return "server"
 
 
 def store_error(error: BaseException) -> StoreError:

@@ -117,11 +117,15 @@ class RedisStore(Store):
         given: Client = open_client(found) if isinstance(found, str) else found
         timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
         time = StoreTime(clock)
-        packing, refusals = Packing(prefix, time.unix_us, readable=readable), Refusals(time)
+        packing = Packing(prefix, time.unix_us, readable=readable)
+        refusals = Refusals(time)
         news = StoreNews(packing, time, refusals, self.observers.tell, begins=create)
+        script = SCRIPT
+        if key_locking:
+            script = KEY_LOCKING
         self.parts = Parts(
             packing=packing,
-            script=KEY_LOCKING if key_locking else SCRIPT,
+            script=script,
             time=time,
             refusals=refusals,
             news=news,
