@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from ..core import Ban, LimitState
-from .kinds import ADDRESS, EVERYONE, beginnings_of
+from .kinds import ADDRESS, EVERYONE, FUNCTION, beginnings_of
+from .rows import listed
 from .subjects import Subject
 
 EVERY: Final = "every request"
@@ -139,3 +140,42 @@ def _address_counted_as(rule: Any, subject: Subject) -> Counted:
     if rule.key.partition(":")[0] in _SENT and "+" not in rule.key:
         return Counted(subject.client_key(rule), f" without {rule.key}")
     return Counted()
+
+
+def note_other_key(other_keys: dict[str, list[str]], rule: Any, subject: Subject) -> None:
+    """Note that a published rule counts requests of a client by another key."""
+    kind = rule.key
+    if subject.is_several(rule):
+        kind = SEVERAL
+    rules = other_keys.setdefault(kind, [])
+    if rule.rule not in rules:
+        rules.append(rule.rule)
+
+
+def other_keys_of(rules: Iterable[Any], subject: Subject) -> dict[str, list[str]]:
+    """Return by which other keys published rules count requests of a client, with the names of the rules."""
+    found: dict[str, list[str]] = {}
+    for rule in rules:
+        if not rule.bucket or rule.action != "limit":
+            continue
+        counted = counted_as(rule, subject)
+        if not counted.key or counted.among:
+            note_other_key(found, rule, subject)
+    return found
+
+
+def sentences_of(other_keys: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield what was not looked at because rules count by other keys, with the first of many rules."""
+    for key, rules in other_keys.items():
+        if key == FUNCTION:
+            yield f"the keys that functions return for {listed(rules)}"
+        elif key == SEVERAL:
+            yield f"the clients in it: {_counts(rules)} each by itself"
+        else:
+            yield f"its {key}, by which {_counts(rules)}"
+
+
+def _counts(rules: Sequence[str]) -> str:
+    if len(rules) == 1:
+        return f"{rules[0]} counts"
+    return f"{listed(rules)} count"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from .. import Networks
 from .kinds import ADDRESS, shown
-from .standing import EVERY, SEVERAL, Bans, Reason, Standing, Window, counted_as
+from .standing import EVERY, Bans, Reason, Standing, Window, counted_as, note_other_key
 from .subjects import Subject, networks_of
 
 
@@ -159,7 +159,7 @@ class Walk:
             return
         counted = counted_as(rule, self._subject)
         if not counted.key or counted.among:
-            self._note_other_key(rule)
+            note_other_key(self._standing.other_keys, rule, self._subject)
         if not counted.key:
             return
         requests = self._named(rule) + counted.among
@@ -228,15 +228,6 @@ class Walk:
             if concerns_all and set(noted.apart_from) <= set(reason.apart_from):
                 return True
         return False
-
-    def _note_other_key(self, rule: Any) -> None:
-        """Note that a rule counts requests of the client by another key."""
-        kind = rule.key
-        if self._subject.is_several(rule):
-            kind = SEVERAL
-        rules = self._standing.other_keys.setdefault(kind, [])
-        if rule.rule not in rules:
-            rules.append(rule.rule)
 
     def _named(self, rule: Any) -> str:
         return (rule.requests or EVERY) + self._where

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import ceil
 from typing import Any, Final
 
@@ -10,9 +10,8 @@ import click
 
 from ... import Limiter
 from ..explained import Explained, explained
-from ..kinds import FUNCTION
 from ..rows import key_of, listed, named, row_of_ban, row_of_change, row_of_window, span_of
-from ..standing import EVERY, SEVERAL, Reason, Standing, Verdict, Window
+from ..standing import EVERY, Reason, Standing, Verdict, Window, sentences_of
 from .bans import compare_secrets, end_of
 from .main import Answer, asking, program, table, time_of, with_value
 
@@ -222,19 +221,7 @@ def _ban_lines(found: Explained) -> Iterator[str]:
 def _not_looked_at(group: Standing) -> Iterator[str]:
     """Yield what was not looked at, with the first of many rules."""
     yield from group.unseen
-    for key, rules in group.other_keys.items():
-        if key == FUNCTION:
-            yield f"the keys that functions return for {listed(rules)}"
-        elif key == SEVERAL:
-            yield f"the clients in it: {_counts(rules)} each by itself"
-        else:
-            yield f"its {key}, by which {_counts(rules)}"
-
-
-def _counts(rules: Sequence[str]) -> str:
-    if len(rules) == 1:
-        return f"{rules[0]} counts"
-    return f"{listed(rules)} count"
+    yield from sentences_of(group.other_keys)
 
 
 def _statistics_lines(found: Explained) -> Iterator[str]:

@@ -27,6 +27,8 @@ from ..rows import (
     row_of_window,
     windows_of,
 )
+from ..standing import other_keys_of, sentences_of
+from ..subjects import Subject
 from .snapshots import Snapshots
 
 BY_FUNCTION: Final = "by a function"
@@ -141,6 +143,9 @@ class Service:
         key = key_of(key)
         own = self._client_of(key)
         windows, unseen = await windows_of(self.limiter, [own, *keys_of(key, middlewares)[1:]])
+        if middlewares:
+            mine, *_ = await self.limiter.published()  # of this process, which looks at the windows of its own rules
+            unseen += sentences_of(other_keys_of(mine.text.rules, Subject(self.limiter, key)))
         found: dict[str, Any] = {"key": own, "ban": None, "windows": [], "not_looked_at": unseen, "refusals": []}
         ban = await self.limiter.banned(key)
         if ban is not None:
