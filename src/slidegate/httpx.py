@@ -35,7 +35,7 @@ import anyio
 
 from ._pauses import read_pause_us
 from .core import AnyLimit, ConfigurationError, Event, Reason, SlidegateError, parse_duration_us, parse_limits
-from .core.arguments import check_list, check_name, check_takes, check_whole, expect
+from .core.arguments import check_list, check_name, check_takes, check_whole, expect, names_checked
 from .core.errors import quoted
 from .core.exceeded import RateLimitExceeded
 from .limiter import Limiter
@@ -104,6 +104,7 @@ class _Steps(NamedTuple):
 class _Limited:
     """What both transports do, in coroutines. Those of the sync one never suspend, because its steps block."""
 
+    @names_checked
     def __init__(
         self,
         *,

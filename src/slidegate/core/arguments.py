@@ -59,18 +59,23 @@ def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
     accepted = [one.name for one in parameters[1:]]
     by_name = [one.name for one in parameters if one.kind is Parameter.KEYWORD_ONLY]
     most_by_position = len(parameters) - len(by_name)
+    is_shared = kind.startswith("_")  # by public classes, in whose place it checks
     for option in accepted:
-        _OWNERS.setdefault(option, []).append(kind)
+        if not is_shared:
+            _OWNERS.setdefault(option, []).append(kind)
 
     @wraps(init)
     def checked(*args: _P.args, **options: _P.kwargs) -> None:
+        name = kind
+        if is_shared:
+            name = type(args[0]).__name__
         for option in options:
             if option not in accepted:
-                raise ConfigurationError(f"{kind}: {misplaced_option(option, accepted)}")
+                raise ConfigurationError(f"{name}: {misplaced_option(option, accepted)}")
         if len(args) > most_by_position:
             value = quoted(args[most_by_position])
             names = "=, ".join(by_name)
-            raise ConfigurationError(f"{kind}: write the option that {value} is for by its name: {names}=")
+            raise ConfigurationError(f"{name}: write the option that {value} is for by its name: {names}=")
         init(*args, **options)
 
     return checked
