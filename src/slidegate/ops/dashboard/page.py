@@ -104,13 +104,16 @@ class Page:
         except StoreError:
             is_failing = True
         wrong = wrong or {}
-        shown |= {"view": view, "query": query, "may": self._changes, "wrong": wrong}
         shown |= {
-            "problem": None,
-            "above": "",
+            "view": view,
+            "query": query,
+            "may": self._changes,
+            "wrong": wrong,
+            "made": _made(query),
             "is_failing": is_failing,
             "on_error": self._limiter.on_error,
-            "made": _made(query),
+            "problem": None,
+            "above": "",
         }
         text = self._templates.get_template(f"{view or 'now'}.html").render(shown)
         return Response(text, wrong.get("status", 200), media_type="text/html")
@@ -142,18 +145,26 @@ class Page:
         fields = _fields_of(form)
         try:
             if action == "find":
-                key = fields.get("key", "")
-                check_key(key)
-                found = key_of(key, fields.get("value"))
-                if not isinstance(found, str):
-                    found = self._limiter.key_for(found)
-                return _go(view, {"key": found})
+                return _go(view, {"key": self._key_in(fields)})
             made = await self._service.call(*_OPERATIONS[action], fields, by)
             if "key" in made and (view == "clients" or action == "ban"):
                 return _go(view, {"key": made["key"], "done": action})
             return _go(view, {"done": action})
         except (HTTPException, ConfigurationError, StoreError) as error:
             return await self._again(view, form, fields, error)
+
+    def _key_in(self, fields: Mapping[str, str]) -> str:
+        """Return the key that a form names, as it was typed; a value that may be secret as its digest.
+
+        Raises:
+            ConfigurationError: It is no key.
+        """
+        typed = fields.get("key", "")
+        check_key(typed)
+        key = key_of(typed, fields.get("value"))
+        if isinstance(key, str):
+            return key
+        return self._limiter.key_for(key)
 
     async def _again(self, view: str, form: dict[str, str], fields: Mapping[str, str], error: Exception) -> Response:
         """Return a view with a form that was refused, and why."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from math import ceil
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ... import ConfigurationError, Limiter, StoreError
 from ...core.errors import quoted
@@ -40,6 +40,9 @@ _DETAILS: Final = ("key", "client", "rule", "reason", "by", "status", "policy", 
 """The details of events that the page shows."""
 _REQUESTS_OF: Final = ("passed", "refused", "unavailable")
 
+Row: TypeAlias = dict[str, Any]
+"""Something as JSON shows it."""
+
 
 class Snapshots:
     """Reads the statistics of one limiter, its bans and its events.
@@ -65,18 +68,18 @@ class Snapshots:
         self._limiter = limiter
         self._statistics = Statistics.of(limiter)
         self._outages = Outages(limiter)
-        self._windows: dict[tuple[str, str, str], Shared[dict[str, Any]]] = {}
+        self._windows: dict[tuple[str, str, str], Shared[Row]] = {}
         minutes = self._statistics.minutes
         self.recent: Shared[Recent] = Shared(partial(read_recent, self._statistics), SHORT_S)
-        self.clients: Shared[dict[str, list[dict[str, Any]]]] = Shared(self._clients, SHORT_S)
+        self.clients: Shared[dict[str, list[Row]]] = Shared(self._clients, SHORT_S)
         self.statement: Shared[Statement] = Shared(self._statement, SHORT_S)
-        self.events: Shared[list[dict[str, Any]]] = Shared(self._events, SHORT_S)
-        self.history: Shared[list[dict[str, Any]]] = Shared(self._history, SHORT_S)
-        self.changes: Shared[list[dict[str, Any]]] = Shared(self._changes, SHORT_S)
+        self.events: Shared[list[Row]] = Shared(self._events, SHORT_S)
+        self.history: Shared[list[Row]] = Shared(self._history, SHORT_S)
+        self.changes: Shared[list[Row]] = Shared(self._changes, SHORT_S)
         self.client_minutes: Shared[list[list[ClientTraffic]]] = Shared(minutes, SHORT_S)
         self.key_minutes: Shared[list[list[ClientTraffic]]] = Shared(partial(minutes, of_keys=True), SHORT_S)
         self.published: Shared[list[Any]] = Shared(limiter.published, LONG_S)
-        self.bans: Shared[dict[str, Any]] = Shared(partial(self.bans_with, ""), SHORT_S)
+        self.bans: Shared[Row] = Shared(partial(self.bans_with, ""), SHORT_S)
         self.bans_total: Shared[int] = Shared(self._bans_total, LONG_S)
 
     def forget(self) -> None:
@@ -85,7 +88,7 @@ class Snapshots:
         for one in shared:
             one.forget()
 
-    async def statistics(self, window: str = WINDOW, rule: str = "", route: str = "") -> dict[str, Any]:
+    async def statistics(self, window: str = WINDOW, rule: str = "", route: str = "") -> Row:
         """Return the counts of all workers in a window: in total, by rule, by route and by step.
 
         Args:
@@ -108,7 +111,7 @@ class Snapshots:
             self._windows[name] = Shared(partial(self._read_statistics, window, rule, route), interval_s)
         return await self._windows[name].get()
 
-    async def _read_statistics(self, window: str, rule: str, route: str) -> dict[str, Any]:
+    async def _read_statistics(self, window: str, rule: str, route: str) -> Row:
         if window == WINDOW and not rule and not route:
             stats = (await self.recent.get()).stats
         else:
@@ -138,12 +141,12 @@ class Snapshots:
             seen = seen_nothing(self._limiter, outage)
         return statement_of(seen)
 
-    async def _clients(self) -> dict[str, list[dict[str, Any]]]:
+    async def _clients(self) -> dict[str, list[Row]]:
         """Return the busiest and the most refused clients, and keys of other kinds, each with its nearest limit."""
         recent = await self.recent.get()
         return {"clients": await self._ranked(recent.clients), "keys": await self._ranked(recent.keys)}
 
-    async def _ranked(self, ranking: Ranking) -> list[dict[str, Any]]:
+    async def _ranked(self, ranking: Ranking) -> list[Row]:
         """Return the clients of both lists, each once, the busiest first."""
         by_key: dict[str, ClientTraffic] = {}
         for one in [*ranking.busiest[:MAX_CLIENTS], *ranking.refused[:MAX_CLIENTS]]:
@@ -157,7 +160,7 @@ class Snapshots:
             found.append(row)
         return found
 
-    async def _nearest(self, key: str) -> dict[str, Any] | None:
+    async def _nearest(self, key: str) -> Row | None:
         """Return the window of a client of which the largest share is spent; None if nothing is spent of any."""
         view = await self._limiter.inspect(key)
         spent = []
@@ -166,16 +169,16 @@ class Snapshots:
                 spent.append(row_of_window(window))
         return max(spent, key=fullness, default=None)
 
-    async def _events(self) -> list[dict[str, Any]]:
+    async def _events(self) -> list[Row]:
         return [_event(event) for event in await self._statistics.events(limit=MAX_EVENTS)]
 
-    async def _history(self) -> list[dict[str, Any]]:
+    async def _history(self) -> list[Row]:
         return [row_of_action(one) for one in await self._limiter.history()]
 
-    async def _changes(self) -> list[dict[str, Any]]:
+    async def _changes(self) -> list[Row]:
         return [row_of_change(one) for one in await self._limiter.overrides()]
 
-    async def bans_with(self, text: str) -> dict[str, Any]:
+    async def bans_with(self, text: str) -> Row:
         """Return the newest bans that contain a text, at most `MAX_BANS`, and how many there are."""
         sought = text.casefold()
         total = 0
@@ -198,7 +201,7 @@ def fullness(window: Mapping[str, Any]) -> float:
     return share
 
 
-def requests_of(traffic: dict[str, Any]) -> int:
+def requests_of(traffic: Row) -> int:
     """Return all requests of some counts."""
     return sum(traffic[name] for name in _REQUESTS_OF)
 
@@ -217,11 +220,11 @@ def _merged(steps: Sequence[Traffic]) -> Sequence[Traffic]:
     return found
 
 
-def _by_name(traffic: dict[str, Traffic]) -> dict[str, dict[str, Any]]:
+def _by_name(traffic: dict[str, Traffic]) -> dict[str, Row]:
     return {name: _traffic(one) for name, one in traffic.items()}
 
 
-def _traffic(traffic: Traffic) -> dict[str, Any]:
+def _traffic(traffic: Traffic) -> Row:
     return {
         **named(traffic, *COUNTS),
         "limited": traffic.refused - traffic.banned - traffic.blocked,
@@ -237,7 +240,7 @@ def _ms(time_us: float | None) -> float | None:
     return time_us / 1_000
 
 
-def _event(event: LoggedEvent) -> dict[str, Any]:
+def _event(event: LoggedEvent) -> Row:
     """Return an event, whose details have all that the page shows, empty if the event has none."""
     details = {**dict.fromkeys(_DETAILS, ""), **event.details}
     return {"at": event.time_us / _S, **named(event, "kind", "message", "worker"), "details": details}
