@@ -113,6 +113,7 @@ def site() -> Iterator[Site]:
     """A site with traffic of some clients, and texts that are long or would be scripts."""
     with served() as (site,):
         site.flood("203.0.113.7", 40)
+        site.flood("203.0.113.7", 2, "/reports", **{"X-API-Key": "of a refused client"})
         site.flood("198.51.100.23", 15, "/reports", **{"X-API-Key": "<script>alert(1)</script>"})
         site.flood("198.51.100.24", 1, "/", **{"X-API-Key": "k" * 60_000})
         many = "a reason of many words, which says all that an operator knows of these clients"
@@ -171,6 +172,23 @@ def test_short_words_in_tables_are_not_broken_and_no_page_is_wider_than_the_wind
         assert page.evaluate(BROKEN) == [], view
         assert page.evaluate("document.documentElement.scrollWidth") <= width, view
         page.context.close()
+
+
+def test_the_choices_of_a_form_are_not_cut(site: Site, opened: OpenPage) -> None:
+    for width in (375, 1280):
+        page = opened(site, TOKEN, "bans", viewport={"width": width, "height": 900})
+        expect(page.locator("#state")).to_have_text("Live")
+        page.get_by_text("Ban…", exact=True).click()
+        for choice in page.locator(".pop[open] select").all():
+            assert choice.evaluate(
+                """one => {
+                    const width = one.offsetWidth;
+                    one.style.width = "max-content";
+                    const wanted = one.offsetWidth;
+                    one.style.width = "";
+                    return width >= wanted;
+                }"""
+            ), (width, choice)
 
 
 def test_what_shadow_rules_would_have_refused_is_shown_on_a_phone(site: Site, opened: OpenPage) -> None:

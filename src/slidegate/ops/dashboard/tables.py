@@ -36,7 +36,7 @@ def clients(caption: str, who: str, found: Rows, empty: str, unseen: str) -> Tab
     """Return the clients, or keys of other kinds, with their nearest limits."""
     heads = [
         Head(who, by="key"),
-        Head("Limit"),
+        Head("Limit", "long"),
         Head("Spent", "wide"),
         Head("Requests", "n wide", "requests"),
         Head("Refused", "n", "refused"),
