@@ -48,7 +48,9 @@ def without_passwords(written: str) -> str:
 
 def without_addresses(text: str) -> str:
     """Return a whole message without the users and passwords of addresses in it."""
-    return _WORD.sub(lambda word: _without_user(word[0], _IN_WORD), text) if "@" in text else text
+    if "@" not in text:
+        return text
+    return _WORD.sub(lambda word: _without_user(word[0], _IN_WORD), text)
 
 
 def _without_user(text: str, begins: re.Pattern[str]) -> str:
@@ -57,8 +59,12 @@ def _without_user(text: str, begins: re.Pattern[str]) -> str:
     A pattern for the whole would take time in proportion to the square of a text of colons.
     """
     at = text.rfind("@")
-    found = begins.search(text, 0, at) if at > 0 else None
-    return text if found is None else f"{text[: found.end()]}{HIDDEN}{text[at:]}"
+    if at <= 0:
+        return text
+    found = begins.search(text, 0, at)
+    if found is None:
+        return text
+    return f"{text[: found.end()]}{HIDDEN}{text[at:]}"
 
 
 def revealed(value: Any) -> Any:
@@ -67,7 +73,9 @@ def revealed(value: Any) -> Any:
     if callable(get):
         return get()
     starlette: Any = sys.modules.get("starlette.datastructures")
-    return str(value) if starlette is not None and isinstance(value, starlette.Secret) else value
+    if starlette is not None and isinstance(value, starlette.Secret):
+        return str(value)
+    return value
 
 
 def address_in(value: Any) -> Any:
@@ -77,4 +85,6 @@ def address_in(value: Any) -> Any:
     if isinstance(value, (str, bytes, bytearray)) or writes is object.__str__:
         return value
     text = str(value)
-    return text if "://" in text else value
+    if "://" in text:
+        return text
+    return value

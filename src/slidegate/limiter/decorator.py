@@ -63,8 +63,12 @@ class Limited:
         self._key = _checked_key(key)
         smallest = min(limit.amount for limit in self._limits)
         self._cost = check_whole(cost, 0, smallest, "limited: cost", "for example 1")
-        self._wait_us = 0 if wait is None else parse_duration_us(wait, "wait")
-        self._rule = None if rule is None else check_name(rule, "rule")
+        self._wait_us = 0
+        if wait is not None:
+            self._wait_us = parse_duration_us(wait, "wait")
+        if rule is not None:
+            check_name(rule, "rule")
+        self._rule = rule
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return a limited function with the same signature.

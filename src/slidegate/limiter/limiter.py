@@ -95,14 +95,18 @@ class Limiter:
         networks: Iterable[NetworkKey] = (),
     ) -> None:
         if store is not None and not isinstance(store, Store):
-            shown = "its address" if isinstance(store, str) else quoted(store)  # which may hold a password
+            shown = quoted(store)
+            if isinstance(store, str):  # which may hold a password
+                shown = "its address"
             example = 'MemoryStore() or Limiter.from_url("redis://localhost:6379/0")'
             raise ConfigurationError(f"store: expected a store, for example {example}, not {shown}")
         if store is not None and not isinstance(getattr(store, "bans", None), BanStore):
             raise ConfigurationError(
                 f"store: {store!r} has no bans; set self.bans in its __init__, for example to MemoryStore().bans"
             )
-        self.store: Store = store if store is not None else MemoryStore()
+        if store is None:
+            store = MemoryStore()
+        self.store: Store = store
         """The store that keeps the counts."""
         self.engine = Engine(self.store, secret, observers, deadline, on_error, files_of(networks))
         """The interface for the middlewares of this package. Not public: any release may change it."""

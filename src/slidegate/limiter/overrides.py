@@ -217,11 +217,13 @@ def _event_of(name: str, change: _Change, override: Override) -> Event:
         author += f": {override.reason}"
     details: dict[str, Any] = {"by": override.by, "reason": override.reason, "until": override.until}
     has_ended = change.override is None
-    how = "again" if has_ended else f"until {override.until:%Y-%m-%dT%H:%M:%SZ}"
+    until = f"until {override.until:%Y-%m-%dT%H:%M:%SZ}"
     if name == ALL:
         if has_ended:
             return Event("switched_on", "slidegate is on again", details)
-        return Event("switched_off", f"slidegate is off {how}: every request passes{author}", details)
+        return Event("switched_off", f"slidegate is off {until}: every request passes{author}", details)
     details |= {"limit": name, "amount": change.amount, "was": change.was}
-    kind = "limit_restored" if has_ended else "limit_overridden"
-    return Event(kind, f"limit {name!r} is {change.amount} {how}, and was {change.was}{author}", details)
+    amount = f"limit {name!r} is {change.amount}"
+    if has_ended:
+        return Event("limit_restored", f"{amount} again, and was {change.was}{author}", details)
+    return Event("limit_overridden", f"{amount} {until}, and was {change.was}{author}", details)

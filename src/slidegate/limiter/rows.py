@@ -53,8 +53,10 @@ class Rows:
     def __init__(self, command: Command, shared: SharedRows | None, unix_us: Clock) -> None:
         self._command = command
         self._own = _OwnRows(unix_us)
-        self._shared = self._own if shared is None else shared
         self.is_shared = shared is not None
+        self._shared: SharedRows = self._own
+        if shared is not None:
+            self._shared = shared
         self.begin_anew()
         self._in_child = InChild(self.begin_anew)
 

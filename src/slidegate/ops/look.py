@@ -89,12 +89,7 @@ async def look(limiter: Limiter, recent: Recent, published: Sequence[Any], outag
         StoreError: The store does not answer.
     """
     stats, clients, keys = recent
-    off_until: float = 0
-    off_by = ""
-    for one in await limiter.overrides():
-        if one.name == "*":
-            off_until = one.until.timestamp()
-            off_by = one.by
+    off_until, off_by = await _switched_off(limiter)
     now_us = int(time.time() * 1_000_000)
     store_us = await limiter.now_us()
     minute_us, kept = STEPS[CLIENTS]
@@ -119,6 +114,14 @@ async def look(limiter: Limiter, recent: Recent, published: Sequence[Any], outag
         workers=sum(one.workers for one in published),
         counted_workers=len(stats.workers),
     )
+
+
+async def _switched_off(limiter: Limiter) -> tuple[float, str]:
+    """Return until when, and by whom, all workers are switched off; 0 and nobody if they are not."""
+    for override in await limiter.overrides():
+        if override.name == "*":
+            return override.until.timestamp(), override.by
+    return 0, ""
 
 
 def _has_requests_before(stats: Stats, end_us: int) -> bool:

@@ -65,7 +65,9 @@ class PrometheusMetrics(LimiterMetrics):
         super().__init__(limiter)
         self._directory = os.environ.get(DIRECTORY, "")
         # The files of a process do not distinguish registries: in one registry a second limiter is an error.
-        self.registry: CollectorRegistry = REGISTRY if registry is None or self._directory else registry
+        self.registry: CollectorRegistry = REGISTRY
+        if registry is not None and not self._directory:
+            self.registry = registry
         try:
             self._made = dict(map(self._make, (*GAUGES, *COUNTERS, DURATION)))
         except ValueError:
@@ -76,7 +78,9 @@ class PrometheusMetrics(LimiterMetrics):
         self._set_again_s = 0.0
         self._pending = deque[Passed | Outcome]()
         self._counting_pending = Lock()
-        self._part = 1 if self._directory else PART
+        self._part = PART
+        if self._directory:
+            self._part = 1
         self._begin()
         self.app: Final = _Served(self._scraped())
 

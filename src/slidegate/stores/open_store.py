@@ -53,13 +53,18 @@ def open_store(url: AnyAddress, *, read_only: bool = False, create: bool = True)
     if read_only:
         return ReadOnlyStore(open_store(url, create=False))
     url = address_in(url)
-    text = clean_address(url) if isinstance(url, str) else ""
+    text = ""
+    shown = url
+    if isinstance(url, str):
+        text = clean_address(url)
+        # Without its password, also where no scheme stands before it.
+        shown = re.sub(r"^(\w[\w+-]*://)?.*@", r"\1***@", text, flags=re.DOTALL)
     if _REDIS.match(text):
         return _redis(text, create)
-    # Without its password, also where no scheme stands before it.
-    shown = re.sub(r"^(\w[\w+-]*://)?.*@", r"\1***@", text, flags=re.DOTALL) if isinstance(url, str) else url
     scheme, separator, rest = text.partition("://")
-    scheme = scheme.lower() if separator else ""
+    scheme = scheme.lower()
+    if not separator:
+        scheme = ""
     if scheme not in _EXAMPLES:
         examples = " or ".join(f'"{example}"' for example in _EXAMPLES.values())
         hint = closest(scheme, _EXAMPLES)

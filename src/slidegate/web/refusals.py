@@ -344,13 +344,15 @@ async def close_websocket(send: Send, code: int, reason: str = "") -> None:
 @lru_cache(_MAX_RENDERED)
 def _answer(kind: str, status: int, detail: str, retry_after_s: int | None, violated: tuple[str, ...] = ()) -> Answer:
     """Render an answer. If `kind` is empty, the type is about:blank and the title is the status phrase."""
-    phrase = next((known.phrase for known in HTTPStatus if known == status), "Request not accepted")
     problem: dict[str, object] = {
-        "type": f"{_TYPES}{kind}" if kind else "about:blank",
-        "title": _TITLES[kind] if kind else phrase,
+        "type": "about:blank",
+        "title": _phrase_of(status),
         "status": status,
         "detail": detail,
     }
+    if kind:
+        problem["type"] = f"{_TYPES}{kind}"
+        problem["title"] = _TITLES[kind]
     if violated:
         problem["violated-policies"] = violated
     # Escape "<", so that the text cannot end a script element into which a page embeds it.
@@ -361,6 +363,14 @@ def _answer(kind: str, status: int, detail: str, retry_after_s: int | None, viol
     needed = tuple([(name.lower().encode(), value.encode()) for name, value in headers.items()])
     of_body = (b"content-type", b"application/problem+json"), (b"content-length", b"%d" % len(body))
     return Answer(status, detail, body, needed, (*of_body, *needed), headers)
+
+
+def _phrase_of(status: int) -> str:
+    """Return the phrase of a status, which need not be a registered one."""
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Request not accepted"
 
 
 def _too_much(exceeded: Sequence[AnyLimit], *, too_large: bool) -> str:

@@ -201,11 +201,15 @@ class RedisStore(Store):
         """Charge every check or none, atomically, and return the complete decision."""
         question = self._question(checks, subjects)
         refusals = self.parts.refusals
-        if refusals.cache and (refusal := refusals.find(question.checks, question.refusing)) is not None:
-            return refusal
+        if refusals.cache:
+            refusal = refusals.find(question.checks, question.refusing)
+            if refusal is not None:
+                return refusal
         leases = self.parts.leases
-        if leases is not None and (leased := leases.hit(question)) is not None:
-            return leased
+        if leases is not None:
+            leased = leases.hit(question)
+            if leased is not None:
+                return leased
         return self.batcher().ask(HIT, question)
 
     def _question(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Question:
