@@ -112,17 +112,32 @@ async def delayed(server: RedisServer, delay_ms: int) -> AsyncIterator[str]:
         yield f"redis://127.0.0.1:{proxy.port}/0"
 
 
+def limiters(address: str, leases: bool) -> dict[str, Limiter]:
+    """Return what is measured of slidegate; the first is compared with the next candidate."""
+    stores = {"slidegate": RedisStore(address, timeout="10s")}
+    if leases:
+        stores = {
+            "leases": RedisStore(address, timeout="10s", prefix="leases", leases=True),
+            "no leases": RedisStore(address, timeout="10s"),
+        }
+    return {name: Limiter(store, deadline="10s", on_error="deny") for name, store in stores.items()}
+
+
+def peers(address: str, leases: bool) -> dict[str, Hit]:
+    """Return how the peers hit a key."""
+    storage, limit = RedisStorage(f"async+{address}", implementation="redispy"), parse(LIMIT)
+    found: dict[str, Hit] = {"limits, moving": partial(MovingWindowRateLimiter(storage).hit, limit, "moving")}
+    if leases:
+        found["limits, fixed"] = partial(FixedWindowRateLimiter(storage).hit, limit, "fixed")
+    return found
+
+
 async def compare(server: RedisServer, delay_ms: int, options: Namespace) -> None:
     """Measure all scenes at one distance, and print their table."""
     async with delayed(server, delay_ms) as address:
-        storage, limit = RedisStorage(f"async+{address}", implementation="redispy"), parse(LIMIT)
-        ours = {"slidegate": Limiter(RedisStore(address, timeout="10s"), deadline="10s", on_error="deny")}
-        candidates: dict[str, Hit] = {"limits, moving": partial(MovingWindowRateLimiter(storage).hit, limit, "moving")}
-        if options.leases:
-            leasing = RedisStore(address, prefix="leases", timeout="10s", leases=True)
-            ours = {"leases": Limiter(leasing, deadline="10s", on_error="deny"), "no leases": ours["slidegate"]}
-            candidates["limits, fixed"] = partial(FixedWindowRateLimiter(storage).hit, limit, "fixed")
-        candidates = {**{name: partial(hit_ours, limiter) for name, limiter in ours.items()}, **candidates}
+        ours = limiters(address, options.leases)
+        candidates: dict[str, Hit] = {name: partial(hit_ours, limiter) for name, limiter in ours.items()}
+        candidates |= peers(address, options.leases)
         scenes = SCENES_OF_LEASES if options.leases else SCENES
         rows = [await row_of(scene, candidates, delay_ms, options) for scene in scenes]
         for limiter in ours.values():
