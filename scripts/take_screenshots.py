@@ -32,6 +32,8 @@ MARGIN_S: Final = 30
 """How long before its end the pictures are taken."""
 SIZE: Final = {"width": 1280, "height": 960}
 FLOOD: Final = "203.0.113.7"
+BUSY: Final = "192.0.2.200"
+"""An ordinary client that sends more than others."""
 PEOPLE: Final = [f"198.51.100.{number}" for number in range(2, 250)]
 PATHS: Final = (*["/"] * 12, *["/reports"] * 6, "/search")
 BEARER: Final = {"Authorization": f"Bearer {TOKEN}"}
@@ -42,14 +44,25 @@ def traffic(site: Site) -> None:
     chance, until_s, is_changed = random.Random(1), time.monotonic() + TRAFFIC_S, False
     with httpx.Client(base_url=site.url, timeout=PATIENCE_S) as client:
         while (left_s := until_s - time.monotonic()) > 0:
-            flooding = chance.random() < (0.12 if left_s < TRAFFIC_S / 2 else 0.01)
-            who = FLOOD if flooding else "192.0.2.200" if chance.random() < 0.03 else chance.choice(PEOPLE)
+            who = sender(chance, is_second_half=left_s < TRAFFIC_S / 2)
             fields = {"X-Forwarded-For": who, "X-API-Key": f"key of {who}"}
             client.get(chance.choice(PATHS), headers=fields)
             if left_s < TRAFFIC_S / 4 and not is_changed:
                 is_changed = True
                 change(site)
-            time.sleep(chance.random() * (0.02 + 0.02 * (chance.random() < 0.5)))
+            time.sleep(chance.random() * chance.choice((0.02, 0.04)))
+
+
+def sender(chance: random.Random, *, is_second_half: bool) -> str:
+    """Return the address that sends the next request."""
+    flood_share = 0.01
+    if is_second_half:
+        flood_share = 0.12
+    if chance.random() < flood_share:
+        return FLOOD
+    if chance.random() < 0.03:
+        return BUSY
+    return chance.choice(PEOPLE)
 
 
 def change(site: Site) -> None:
