@@ -1,6 +1,7 @@
 """The OpenAPI document says of each operation which limits apply to it, and how it is refused, and nothing else."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,26 @@ def test_a_configuration_file_says_the_same(tmp_path: Path) -> None:
     assert told["x-ratelimit"] == [{"limits": ["6/1m"]}]
     assert refusals(told) == {"429", "503"}
     assert [*told["responses"]["429"]["headers"]] == ["Retry-After"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'limits = "5/minut"',
+        'limits = "5/minute"\n[[rules]]\npath = "/x"\nlimits = "1/minute"',
+        'default_limits = "0/minute"',
+    ],
+)
+def test_an_error_of_a_configuration_file_names_the_file_as_at_the_start(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "slidegate.toml"
+    path.write_text(text)
+    app = FastAPI()
+    app.add_middleware(RateLimitMiddleware.from_file, path=path)
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(str(path))}: ") as told:
+        documented(app)
+    with pytest.raises(ConfigurationError) as raised:
+        RateLimitMiddleware.from_file(app, path)
+    assert str(told.value) == str(raised.value)
 
 
 def test_a_mounted_application_has_the_limits_around_it_in_its_own_document() -> None:

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 from starlette.routing import Mount
 
 from ..core.bans.policy import BanPolicy
+from ..core.errors import ConfigurationError
 from ..files.config import STORE_VARIABLE, ConfigReader
 from ..files.reload import ReloadingMiddleware
 from ..limiter import Limiter
+from ..web.default_limits import rule_of_routes
 from ..web.middleware import RateLimitMiddleware
 from ..web.routes import DEPTH, added_middlewares, attribute_of, layers, routes_of
 from ..web.rule_set import all_rules
@@ -86,10 +88,8 @@ def guards_around(application: Application) -> Iterator[Guard]:
             options |= options.pop("options", {})  # the others of `from_file`
             on_error = _on_error_of(options.get("limiter"))
             if issubclass(added.cls, ReloadingMiddleware):
-                reader = ConfigReader(Path(options.pop("path")), [name for name in options if name != "app"])
-                options |= reader.options()
-                on_error = on_error or _on_error_in(reader)
-            if options.get("enabled", True):
+                yield from _of_file(layer, path, options, on_error)
+            elif options.get("enabled", True):
                 yield _of_options(layer, path, options, on_error)
 
 
@@ -102,6 +102,19 @@ def _of_middleware(made: RateLimitMiddleware, path: str) -> Guard:
     return Guard(made.app, path, made.rules, made.default_rule, headers, statuses, on_error, answers_itself)
 
 
+def _of_file(app: object, path: str, options: dict[str, Any], on_error: str | None) -> Iterator[Guard]:
+    """Yield what a middleware will answer that a file describes, unless the file switches it off."""
+    reader = ConfigReader(Path(options.pop("path")), [name for name in options if name != "app"])
+    options |= reader.options()
+    if not options.get("enabled", True):
+        return
+    try:
+        guard = _of_options(app, path, options, on_error or _on_error_in(reader))
+    except ConfigurationError as error:
+        raise reader.located(error) from error.__cause__
+    yield guard
+
+
 def _of_options(app: object, path: str, options: Mapping[str, Any], on_error: str | None) -> Guard:
     """Return what a middleware will answer, given its options."""
     key, headers, bans = options.get("key"), options.get("headers", "draft"), options.get("bans") or ()
@@ -111,7 +124,7 @@ def _of_options(app: object, path: str, options: Mapping[str, Any], on_error: st
         bans = [bans]
     default_rule = None
     if options.get("default_limits") is not None:
-        default_rule = Rule("*", options["default_limits"], key=key)
+        default_rule = rule_of_routes(options["default_limits"], key)
     rules = all_rules(options.get("limits"), options.get("rules"), key)
     statuses = _statuses(bans, options.get("blocklist"))
     answers_itself = options.get("on_refused") is not None
