@@ -24,7 +24,8 @@ class CounterWindow:
     def __init__(self, slices: int, slice_us: int) -> None:
         self._slices = check_whole(slices, 1, MAX_AMOUNT, "slices", "for example 10")
         self._slice_us = check_whole(slice_us, 1, 2**62, "slice_us", "for example 100_000")
-        self._counter = Ring(MAX_UNITS, self._slices, self._slice_us, self._slices * self._slice_us + 1)
+        span_us = self._slices * self._slice_us + 1
+        self._counter = Ring(MAX_UNITS, self._slices, self._slice_us, span_us)
         self._window = b""
 
     def add(self, now_us: int, units: int = 1) -> None:
@@ -52,11 +53,13 @@ class CounterWindow:
 
     def classic(self, now_us: int) -> int:
         """Return the units in the last k slices, the running one included, as most libraries count."""
-        return sum(self._counts(now_us)[1:])
+        _, *counts = self._counts(now_us)
+        return sum(counts)
 
     def completed(self, now_us: int) -> int:
         """Return the units in the k full slices before the running one."""
-        return sum(self._counts(now_us)[:-1])
+        *counts, _ = self._counts(now_us)
+        return sum(counts)
 
     def slices(self, now_us: int | None = None) -> list[tuple[int, int]]:
         """Return (start in microseconds, count) of all k + 1 slices, oldest first.
@@ -71,7 +74,8 @@ class CounterWindow:
         if now_us is not None:
             running_us = max(running_us, now_us - now_us % slice_us)
         oldest_us = running_us - self._slices * slice_us
-        return [(start_us, counts.get(start_us, 0)) for start_us in range(oldest_us, running_us + 1, slice_us)]
+        starts_us = range(oldest_us, running_us + 1, slice_us)
+        return [(start_us, counts.get(start_us, 0)) for start_us in starts_us]
 
     def _counts(self, now_us: int) -> list[int]:
         """Return the counts of all k + 1 slices, oldest first."""
