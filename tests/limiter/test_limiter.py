@@ -501,6 +501,7 @@ class Program:
 
     def __init__(self, store: Callable[..., Any], blocks: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
         self.store, self.caplog = store, caplog
+        self.limiters: list[Limiter] = []
         self.names = WORDS | {"sent": list[str](), "events": self.events, "log": self.log, "KINDS": KINDS}
         self.names |= {"begin": blocks.enter_context, "end": blocks.close}
 
@@ -509,6 +510,7 @@ class Program:
             self.clock, self.observer = FakeClock(1_800_000_000_000_000), RecordingObserver()
             self.caplog.clear()
             limiter = Limiter(self.store(clock=self.clock), observers=[self.observer], deadline="60s")
+            self.limiters.append(limiter)
             self.names |= {name: getattr(limiter.sync, name) for name in dir(limiter.sync) if name[0] != "_"}
             self.names |= {"limiter": limiter, "observer": self.observer}
             return ""
@@ -557,4 +559,5 @@ def test_calls_are_answered_as_the_text_says(
         program = Program(store, blocks, caplog)
         monkeypatch.setattr("slidegate.limiter.observers.monotonic", lambda: program.clock() / 1e6)
         texts(Path(__file__).with_name("calls.txt"), "> ", program.answer)
-    program.names["limiter"].sync.close()
+    for limiter in program.limiters:
+        limiter.sync.close()
