@@ -8,7 +8,8 @@ ban each other.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from inspect import isawaitable
 from typing import Final, Protocol, TypeVar
 
 from ..core.bans.ban import Ban, lasts_longer, longest
@@ -19,6 +20,7 @@ from ..core.buckets import Bucket
 from ..core.events import Event
 from ..core.logs import Throttle
 from ..core.store import COMMAND_DEADLINE_S, BanStore
+from .shared import in_steps, pause, run_unless_on_loop
 
 T = TypeVar("T")
 
@@ -190,7 +192,23 @@ class BanBook:
 
 
 class BookBans(BanStore):
-    """Bans that are kept by a `BanBook`."""
+    """Bans that are kept by a `BanBook`.
+
+    Attributes:
+        load_step: How many bans of an import are stored in one step.
+        load_pause_s: The pause after such a step.
+    """
+
+    load_step: int
+    load_pause_s: float
+
+    @abstractmethod
+    def expect_open(self) -> None:
+        """Raise if the store is closed.
+
+        Raises:
+            StoreUnavailable: It is.
+        """
 
     @abstractmethod
     def change(self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S) -> T | Awaitable[T]:
@@ -209,3 +227,21 @@ class BookBans(BanStore):
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
         """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
         return self.change(lambda book, now_us: book.unban(key, by, now_us))
+
+    def load(self, bans: Iterable[Ban]) -> int | Awaitable[int]:
+        """See `BanStore`."""
+        self.expect_open()
+        return run_unless_on_loop(self._load(bans))
+
+    async def _load(self, bans: Iterable[Ban]) -> int:
+        taken = 0
+        async for some in in_steps(bans, self.load_step):
+            answer = self._take_over(some)
+            if isawaitable(answer):
+                answer = await answer
+            taken += answer
+            await pause(self.load_pause_s)
+        return taken
+
+    def _take_over(self, bans: Sequence[Ban]) -> int | Awaitable[int]:
+        return self.change(lambda book, now_us: book.take_over(bans, now_us))

@@ -6,14 +6,13 @@ Every hit reads the bans of its client in its own transaction, so a new ban of a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import islice
 from typing import Final, TypeVar
 
 from ...core.bans.ban import Ban, BanSubject
 from ...core.store import COMMAND_DEADLINE_S
 from ..ban_book import BanBook, BookBans
-from ..shared import in_steps, pause, run_unless_on_loop
 from .ban_rows import ban_of
 from .batching import PAUSE_S, Batcher
 from .layout import rows_from
@@ -23,10 +22,6 @@ T = TypeVar("T")
 
 STEP: Final = 100
 """How many rows are read in one transaction, which blocks an event loop for about a millisecond."""
-LOAD_STEP: Final = 40
-"""How many bans of an import are written in one transaction, which blocks other writers for about 3 ms."""
-LOAD_PAUSE_S: Final = 2 * PAUSE_S
-"""The pause after such a transaction, in which waiting writers get the gate."""
 
 
 class LmdbBans(BookBans):
@@ -37,6 +32,9 @@ class LmdbBans(BookBans):
         batcher: Runs write jobs.
     """
 
+    load_step = 40  # in one transaction, which blocks other writers for about 3 ms
+    load_pause_s = 2 * PAUSE_S  # in which waiting writers get the gate
+
     def __init__(self, transactions: Transactions, batcher: Batcher) -> None:
         self._transactions = transactions
         self._batcher = batcher
@@ -44,25 +42,15 @@ class LmdbBans(BookBans):
         self._unix_us = transactions.terms.unix_us
         self._last_count = 0
 
+    def expect_open(self) -> None:
+        """See `BookBans`."""
+        self._store.expect_open()
+
     def find(
         self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S
     ) -> Ban | Awaitable[Ban | None] | None:
         """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
         return self._batcher.run(Transaction.find_ban, subjects, needs_room=False, deadline_s=deadline_s)
-
-    def load(self, bans: Iterable[Ban]) -> int | Awaitable[int]:
-        """See `BanStore`. Between the steps there are pauses in which other processes can write."""
-        self._store.expect_open()
-        return run_unless_on_loop(self._load(bans))
-
-    async def _load(self, bans: Iterable[Ban]) -> int:
-        taken = 0
-        async for some in in_steps(bans, LOAD_STEP):
-            taken += await self._batcher.ask(
-                Transaction.change_bans, lambda book, now_us, some=some: book.take_over(some, now_us)
-            )
-            await pause(LOAD_PAUSE_S)
-        return taken
 
     def count(self) -> int:
         """Return how many bans are stored: those in force, and some that have recently expired.

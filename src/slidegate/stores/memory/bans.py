@@ -7,7 +7,7 @@ converted to objects when they are read.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -20,7 +20,6 @@ from ...core.logs import Throttle
 from ...core.store import COMMAND_DEADLINE_S, Clock
 from ..ban_book import LOG_EVERY_US, BanBook, BookBans
 from ..forks import ProcessLock
-from ..shared import in_steps, run_unless_on_loop
 
 if TYPE_CHECKING:
     from .store import MemoryStore
@@ -188,11 +187,18 @@ class MemoryBans(BookBans):
         rows: The bans and levels; other objects only read them.
     """
 
+    load_step = PAGE
+    load_pause_s = 0.0
+
     def __init__(self, store: MemoryStore, max_bans: int) -> None:
         self._lock = ProcessLock()
         self._store = store
         self.rows: Final = MemoryBanRows(store.unix_us)
         self._book = BanBook(self.rows, store, max_bans, store.max_keys, Throttle(LOG_EVERY_US))
+
+    def expect_open(self) -> None:
+        """See `BookBans`."""
+        self._store.expect_open()
 
     def may_refuse(self) -> bool:
         """Return whether there are bans, which may have expired."""
@@ -256,20 +262,6 @@ class MemoryBans(BookBans):
         """Return the number of bans, after removing some of the expired ones."""
         self.sweep()
         return self.rows.ban_count()
-
-    def load(self, bans: Iterable[Ban]) -> int | Awaitable[int]:
-        """See `BanStore`."""
-        self._store.expect_open()
-        return run_unless_on_loop(self._load(bans))
-
-    async def _load(self, bans: Iterable[Ban]) -> int:
-        taken = 0
-        async for some in in_steps(bans, PAGE):
-            taken += self._take_over(some)
-        return taken
-
-    def _take_over(self, bans: Sequence[Ban]) -> int:
-        return self.change(lambda book, now_us: book.take_over(bans, now_us))
 
     def change(self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S) -> T:
         """See `BookBans.change`; some expired windows of strikes are swept, too."""
