@@ -110,10 +110,8 @@ async def within(answer: Awaitable[T] | T, deadline_s: float = COMMAND_DEADLINE_
         raise StoreTimeout(late or f"no answer within {deadline_s:g} s") from None
 
 
-async def each_within(
-    parts: Iterable[T] | AsyncIterator[T], deadline_s: float = COMMAND_DEADLINE_S
-) -> AsyncIterator[T]:
-    """Yield each part; wait for none longer than `deadline_s`, and let other tasks run after each.
+async def each_within(parts: Iterable[T] | AsyncIterator[T]) -> AsyncIterator[T]:
+    """Yield each part; wait for none longer than a command may take, and let other tasks run after each.
 
     Raises:
         StoreTimeout: One did not come in time.
@@ -126,15 +124,11 @@ async def each_within(
         return
     while True:
         try:
-            part = await within(_next(parts), deadline_s)
+            part = await within(anext(parts))
         except StopAsyncIteration:
             return
         yield part
         await let_others_run()
-
-
-async def _next(parts: AsyncIterator[T]) -> T:
-    return await anext(parts)
 
 
 def in_background(work: Coroutine[Any, Any, object]) -> asyncio.Future[Any] | None:

@@ -224,8 +224,8 @@ class Engine:
             self._refuse()
         return await within(ask(), deadline_s)
 
-    async def listed(self, read: Callable[[], Iterable[T] | AsyncIterator[T]]) -> AsyncIterator[T]:
-        """Yield what a store lists for an operator, each part within the deadline of a command; others run in between.
+    def listed(self, read: Callable[[], Iterable[T] | AsyncIterator[T]]) -> AsyncIterator[T]:
+        """Return what a store lists for an operator, each part within the deadline of a command; others run in between.
 
         Args:
             read: Lists it.
@@ -235,8 +235,7 @@ class Engine:
         """
         if self.closed:
             self._refuse()
-        async for part in each_within(read()):
-            yield part
+        return each_within(read())
 
     def expect_permits(self) -> None:
         """Check that the store supports concurrency limits.
