@@ -15,6 +15,7 @@ from .statistics import Ranking, Statistics, Stats
 from .stats_rows import CLIENTS, STEPS
 
 WINDOW: Final = "5m"
+BY_FUNCTION: Final = "by a function"
 MOST: Final = 100
 """How many of the busiest and of the most refused clients are looked at."""
 MAX_BANNED: Final = 24
@@ -105,7 +106,7 @@ async def look(limiter: Limiter, recent: Recent, published: Sequence[Any], outag
         span=span_of(min(stats.seen_us / 1_000_000, 300)),
         kinds=kinds_of(published),
         larger=await _larger(limiter, recent, changeable),
-        limits=_texts(changeable),
+        limits=limits_by_rule(changeable),
         banned=await _banned(limiter, recent),
         outage=outage,
         off_until=off_until,
@@ -145,12 +146,19 @@ def kinds_of(published: Iterable[Any]) -> dict[str, str]:
     return found
 
 
-def _texts(changeable: Iterable[Any]) -> dict[str, str]:
-    """Return the limits in force of each rule, of those that no function returns."""
-    found: dict[str, list[str]] = {}
-    for one in changeable:
-        found.setdefault(one.rule, []).append(str(one.limit))
-    return {rule: "; ".join(texts) for rule, texts in found.items()}
+def limit_text(one: Any) -> str:
+    """Return a limit in force; one that a function returns for each request is not known here."""
+    if not one.changeable:
+        return BY_FUNCTION
+    return str(one.limit)
+
+
+def limits_by_rule(limits: Iterable[Any]) -> dict[str, str]:
+    """Return the limits in force, in words, by the label of their rule."""
+    texts: dict[str, list[str]] = {}
+    for one in limits:
+        texts.setdefault(one.rule, []).append(limit_text(one))
+    return {rule: "; ".join(of_rule) for rule, of_rule in texts.items()}
 
 
 async def _banned(limiter: Limiter, recent: Recent) -> frozenset[str]:

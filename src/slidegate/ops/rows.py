@@ -138,8 +138,9 @@ async def windows_of(limiter: Limiter, keys: Iterable[Any]) -> tuple[list[LimitS
 
 def span_of(span_s: float) -> str:
     """Return a length of time in its two largest units, rounded up: ``22 min 30 s``, ``1.5 s``."""
-    steps = -(-round(span_s * _S) // _step_us(span_s))
-    rest_us = steps * _step_us(span_s)
+    step_us = _step_us(span_s)
+    steps = -(-round(span_s * _S) // step_us)
+    rest_us = steps * step_us
     parts = []
     for unit, unit_s in (("d", 86_400), ("h", 3_600), ("min", 60)):
         count, rest_us = divmod(rest_us, unit_s * _S)

@@ -130,16 +130,19 @@ def _of_rules(seen: Seen) -> Statement | None:
 
 
 def _worst_of(seen: Seen) -> _Worst | None:
-    worst = None
-    most = 0
+    """Return the rule that refuses most; None if none refuses anybody else."""
+    worst = _Worst("", 0, "")
     for rule, traffic in seen.rules.items():
         of_banned = _times_of_banned(seen, rule)
         refusals = _limited(traffic) - of_banned
-        if refusals > most:
-            of_whom = ""
-            if of_banned:
-                of_whom = " of clients that are not banned"
-            worst, most = _Worst(rule, refusals, of_whom), refusals
+        if refusals <= worst.refusals:
+            continue
+        of_whom = ""
+        if of_banned:
+            of_whom = " of clients that are not banned"
+        worst = _Worst(rule, refusals, of_whom)
+    if not worst.refusals:
+        return None
     return worst
 
 

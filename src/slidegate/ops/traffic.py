@@ -244,6 +244,11 @@ class Ranking(NamedTuple):
     busiest: list[ClientTraffic]
     refused: list[ClientTraffic]
 
+    def each(self) -> list[ClientTraffic]:
+        """Return those of both lists, each once."""
+        found = {one.key: one for one in [*self.busiest, *self.refused]}
+        return [*found.values()]
+
 
 class LoggedEvent(NamedTuple):
     """An event of one worker.

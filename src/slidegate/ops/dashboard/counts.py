@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from ..look import limits_by_rule
 from ..statistics import EVERY_S, Ranking
-from .service import text_of
 from .snapshots import fullness, requests_of
 from .tables import Query, Rows
 
@@ -27,14 +27,6 @@ def rate_s(stats: Mapping[str, Any]) -> float:
 def shadow_rules(limits: Iterable[Any]) -> set[str]:
     """Return the labels of the rules that report only."""
     return {one.rule for one in limits if one.shadow}
-
-
-def limits_by_rule(limits: Iterable[Any]) -> dict[str, str]:
-    """Return the limits in force, in words, by the label of their rule."""
-    texts: dict[str, list[str]] = {}
-    for one in limits:
-        texts.setdefault(one.rule, []).append(text_of(one))
-    return {rule: "; ".join(of_rule) for rule, of_rule in texts.items()}
 
 
 def rules(stats: Mapping[str, Any], query: Query, limits: Sequence[Any]) -> Rows:
@@ -106,22 +98,22 @@ def clients(found: Rows, query: Query) -> Rows:
 
 def clients_of_rule(ranking: Ranking, rule: str) -> Rows:
     """Return the clients of a rule, those first that it refuses most."""
-    rows: dict[str, dict[str, Any]] = {}
-    for one in [*ranking.busiest, *ranking.refused]:
+    rows: list[dict[str, Any]] = []
+    for one in ranking.each():
         row = {"key": one.key, "passed": one.counted_by.get(rule, 0), "refused": one.refused_by.get(rule, 0)}
         if row["passed"] or row["refused"]:
-            rows[one.key] = row
-    return sorted(rows.values(), key=lambda row: (-row["refused"], -row["passed"], row["key"]))[:MAX_ROWS]
+            rows.append(row)
+    return sorted(rows, key=lambda row: (-row["refused"], -row["passed"], row["key"]))[:MAX_ROWS]
 
 
 def clients_of_route(ranking: Ranking, route: str) -> Rows:
     """Return the clients of a route, the busiest first; most refusals come before a route is found."""
-    rows: dict[str, dict[str, Any]] = {}
-    for one in [*ranking.busiest, *ranking.refused]:
+    rows: list[dict[str, Any]] = []
+    for one in ranking.each():
         passed = one.routes.get(route, 0)
         if passed:
-            rows[one.key] = {"key": one.key, "passed": passed}
-    return sorted(rows.values(), key=lambda row: (-row["passed"], row["key"]))[:MAX_ROWS]
+            rows.append({"key": one.key, "passed": passed})
+    return sorted(rows, key=lambda row: (-row["passed"], row["key"]))[:MAX_ROWS]
 
 
 # -- order -------------------------------------------------------------------------------------------------------------

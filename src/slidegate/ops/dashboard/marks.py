@@ -118,10 +118,9 @@ def _marks_of_events(events: Iterable[Mapping[str, Any]], known: set[_Happening]
             continue
         if happening.until_at is not None:
             known.add(happening)
-        # Nothing but the time tells two outages apart.
-        elif event["at"] - noticed_at.get(happening, -inf) <= _AT_ONCE_S:
-            continue
-        else:
+        else:  # nothing but the time tells two outages apart
+            if event["at"] - noticed_at.get(happening, -inf) <= _AT_ONCE_S:
+                continue
             noticed_at[happening] = event["at"]
         author = ""
         if kind.has_author:

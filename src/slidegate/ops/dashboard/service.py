@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from ... import ConfigurationError, Limiter, StoreError
 from ...core.errors import closest, quoted
 from ...core.logs import Throttle, logger
+from ..look import BY_FUNCTION, limit_text
 from ..published_rules import compared
 from ..readers import check_read, readers_of
 from ..rows import (
@@ -31,7 +32,6 @@ from ..standing import other_keys_of, sentences_of
 from ..subjects import Subject
 from .snapshots import Snapshots
 
-BY_FUNCTION: Final = "by a function"
 _EXAMPLES: Final = {
     "key": "203.0.113.7",
     "value": "k123",
@@ -144,7 +144,8 @@ class Service:
         own = self._client_of(key)
         windows, unseen = await windows_of(self.limiter, [own, *keys_of(key, middlewares)[1:]])
         if middlewares:
-            mine, *_ = await self.limiter.published()  # of this process, which looks at the windows of its own rules
+            # The windows of this process's own rules are looked at; it is named first.
+            mine, *_ = await self.snapshots.published.get()
             unseen += sentences_of(other_keys_of(mine.text.rules, Subject(self.limiter, key)))
         found: dict[str, Any] = {"key": own, "ban": None, "windows": [], "not_looked_at": unseen, "refusals": []}
         ban = await self.limiter.banned(key)
@@ -192,7 +193,7 @@ class Service:
                 **named(one, "name", "rule"),
                 "changeable": last.get(one.name) is one,
                 "shadow": one.shadow,
-                "limit": text_of(one),
+                "limit": limit_text(one),
                 "configured": BY_FUNCTION,
                 "amount": None,
                 "change": None,
@@ -269,10 +270,3 @@ class Service:
             raise HTTPException(404, f"{name!a} is not the name of a changed limit.")
         self.snapshots.forget()
         return {"name": name}
-
-
-def text_of(one: Any) -> str:
-    """Return a limit in force; one that a function returns for each request is not known here."""
-    if not one.changeable:
-        return BY_FUNCTION
-    return str(one.limit)

@@ -148,11 +148,9 @@ class Snapshots:
 
     async def _ranked(self, ranking: Ranking) -> list[Row]:
         """Return the clients of both lists, each once, the busiest first."""
-        by_key: dict[str, ClientTraffic] = {}
-        for one in [*ranking.busiest[:MAX_CLIENTS], *ranking.refused[:MAX_CLIENTS]]:
-            by_key[one.key] = one
+        first = Ranking(ranking.busiest[:MAX_CLIENTS], ranking.refused[:MAX_CLIENTS])
         found = []
-        for client in sorted(by_key.values(), key=lambda one: -one.requests):
+        for client in sorted(first.each(), key=lambda one: -one.requests):
             row = asdict(client)
             row["requests"] = client.requests
             row["is_banned"] = await self._limiter.banned(client.key) is not None

@@ -10,10 +10,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from ... import MemoryStore, __version__
 from ...core import compiled
 from ..kinds import ADDRESS, EVERYONE
-from ..look import WINDOW, kinds_of
+from ..look import WINDOW, kinds_of, limits_by_rule
 from . import amounts, charts, configuration, counts, tables
 from .cells import Act, Table
-from .counts import MAX_ROWS, limits_by_rule, shadow_rules
+from .counts import MAX_ROWS, shadow_rules
 from .marks import marks_of
 from .service import Service
 from .snapshots import MAX_PARTS, WINDOWS
