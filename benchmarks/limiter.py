@@ -58,7 +58,9 @@ async def candidate(make: Callable[[], Hits], refused: bool, requests: int) -> R
     async def one_round(turn: int) -> float:
         hits = make()
         admitted_us = await hit_us(hits, True)
-        return await hit_us(hits, False) if refused else admitted_us
+        if not refused:
+            return admitted_us
+        return await hit_us(hits, False)
 
     return one_round
 

@@ -138,12 +138,14 @@ async def compare(server: RedisServer, delay_ms: int, options: Namespace) -> Non
         ours = limiters(address, options.leases)
         candidates: dict[str, Hit] = {name: partial(hit_ours, limiter) for name, limiter in ours.items()}
         candidates |= peers(address, options.leases)
-        scenes = SCENES_OF_LEASES if options.leases else SCENES
+        scenes, title = SCENES, ""
+        if options.leases:
+            scenes, title = SCENES_OF_LEASES, f"{delay_ms} ms away"
         rows = [await row_of(scene, candidates, delay_ms, options) for scene in scenes]
         for limiter in ours.values():
             await limiter.close()
     head = ["what", "tasks", *(f"{name}: hits/s, p50, p99 ms" for name in candidates), "ratio", "worst round", "target"]
-    show(f"{delay_ms} ms away" if options.leases else "", head, rows)
+    show(title, head, rows)
 
 
 async def hit_ours(limiter: Limiter, key: str) -> object:
@@ -177,5 +179,8 @@ def main(options: Namespace) -> None:
     if REDIS is None:
         sys.exit(f"this needs a redis-server: {MISSING}")
     with RedisServer() as server:
-        for delay_ms in DELAYS_MS if options.leases else (0,):
+        delays_ms: tuple[int, ...] = (0,)
+        if options.leases:
+            delays_ms = DELAYS_MS
+        for delay_ms in delays_ms:
             asyncio.run(compare(server, delay_ms, options))

@@ -77,9 +77,15 @@ def order_of(candidates: Iterable[Candidate], turn: int) -> list[Candidate]:
     candidates, each does so twice in twice as many rounds.
     """
     known = list(candidates)
-    steps = ((step + 1) // 2 if step % 2 else -(step // 2) for step in range(len(known)))  # 0, 1, -1, 2, -2, ...
-    order = [known[(step + turn // 2) % len(known)] for step in steps]
-    return order[::-1] if turn % 2 else order
+    order = []
+    for place in range(len(known)):
+        step = -(place // 2)  # 0, 1, -1, 2, -2, ...
+        if place % 2:
+            step = (place + 1) // 2
+        order.append(known[(step + turn // 2) % len(known)])
+    if turn % 2:
+        order.reverse()
+    return order
 
 
 def other_argument(parser: ArgumentParser) -> None:
@@ -165,9 +171,7 @@ def main(options: Namespace, tables: Mapping[str, Sequence[Row]], requests: int 
     chosen = {
         title: [row for row in rows if not options.only or row.name in options.only] for title, rows in tables.items()
     }
-    needed = (
-        name for rows in chosen.values() for row in rows for name in (row.name, row.minus, row.per, row.per_minus)
-    )
+    needed = (name for rows in chosen.values() for row in rows for name in row.needs)
     measured = measure(options, list(dict.fromkeys(filter(None, needed))), requests)
     columns = [f"{version} {what}" for version in measured for what in ("us", "ratio")]
     for title, rows in chosen.items():

@@ -31,7 +31,9 @@ def placed(target: str, page: Path) -> str | None:
     parts = urlsplit(target)
     if parts.scheme or parts.netloc or not parts.path or parts.path.startswith("/"):
         return target
-    folder = ROOT if page in PAGES.values() and not (page.parent / parts.path).exists() else page.parent
+    folder = page.parent
+    if page in PAGES.values() and not (folder / parts.path).exists():
+        folder = ROOT  # where what the page includes stands
     file = Path(os.path.normpath(folder / parts.path))
     file = PAGES.get(file, file)
     if not file.is_relative_to(DOCS):

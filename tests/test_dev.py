@@ -28,8 +28,10 @@ def test_an_environment_is_made_once_and_anew_where_the_checkout_is_a_copy(tmp_p
         (requirements / name).touch()
     programs = checkout / "build" / f"uv-{hashlib.sha256(b'').hexdigest()[:12]}" / Path(sys.executable).parent.name
     programs.mkdir(parents=True)
-    (uv,) = Path(sys.executable).parent.glob(f"uv{'.exe' if os.name == 'nt' else ''}")
-    shutil.copy(uv, programs)
+    name = "uv"
+    if os.name == "nt":
+        name = "uv.exe"
+    shutil.copy(Path(sys.executable).with_name(name), programs)
     assert [made_anew(checkout), made_anew(checkout)] == [True, False]
     copy = shutil.copytree(checkout, tmp_path / "copy", symlinks=True)
     assert [made_anew(copy), made_anew(copy)] == [True, False]

@@ -26,11 +26,9 @@ _CALLED_HERE: Final[dict[tuple[str, ...], str]] = {
     ("key_func", "identifier"): (
         'write key=header("X-API-Key"), or key=function, at a Rule or a RateLimit; addresses are counted without it'
     ),
-    (
-        "storage_uri",
-        "redis",
-        "store",
-    ): 'write limiter=Limiter.from_url("redis://localhost:6379/0") at RateLimitMiddleware',
+    ("storage_uri", "redis", "store"): (
+        'write limiter=Limiter.from_url("redis://localhost:6379/0") at RateLimitMiddleware'
+    ),
     ("default_limits",): (
         'write default_limits="60/minute" at RateLimitMiddleware for the limits of each route by itself, and '
         "fallback_limits= at a Rule or a RateLimit for those that apply where its limits function fails"
@@ -60,8 +58,8 @@ def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
     by_name = [one.name for one in parameters if one.kind is Parameter.KEYWORD_ONLY]
     most_by_position = len(parameters) - len(by_name)
     is_shared = kind.startswith("_")  # by public classes, in whose place it checks
-    for option in accepted:
-        if not is_shared:
+    if not is_shared:
+        for option in accepted:
             _OWNERS.setdefault(option, []).append(kind)
 
     @wraps(init)
