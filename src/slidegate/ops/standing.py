@@ -48,6 +48,7 @@ class Reason:
         by: The list, the maker of the ban, or the rule.
         requests: Which requests.
         apart_from: Which of these are not, because an earlier rule exempts them or ends the list.
+        some: Whether these are some requests, and not all.
         ban: The ban.
         window: The window of the limit.
     """
@@ -56,6 +57,7 @@ class Reason:
     by: str
     requests: str = EVERY
     apart_from: tuple[str, ...] = ()
+    some: bool = False
     ban: Ban | None = None
     window: LimitState | None = None
 

@@ -153,7 +153,8 @@ class Walk:
     def _judge(self, rule: Any, passed: Sequence[str], perhaps: Sequence[str]) -> None:
         """Note what a rule refuses, and whether that is certain."""
         if rule.action == "block":
-            self._judge_reason(rule, Reason("block", rule.rule, self._named(rule), tuple(passed)), perhaps)
+            reason = Reason("block", rule.rule, self._named(rule), tuple(passed), bool(rule.requests))
+            self._judge_reason(rule, reason, perhaps)
             return
         if rule.action != "limit" or rule.shadow:
             return
@@ -163,15 +164,17 @@ class Walk:
         if not counted.key:
             return
         requests = self._named(rule) + counted.among
+        some = bool(rule.requests or counted.among)
         for ban in self._bans.near:
             if ban.key == counted.key:
-                self._judge_reason(rule, Reason("ban", ban.by, requests, tuple(passed), ban=ban), perhaps)
+                self._judge_reason(rule, Reason("ban", ban.by, requests, tuple(passed), some, ban), perhaps)
         if rule.by_function:
             self._standing.leave_out(f"the limits of {rule.rule}, which a function returns")
             return
         window = self._windows.get(rule)
         if window is not None:
-            self._judge_window(rule, Reason("limit", rule.rule, requests, tuple(passed), window=window.state), perhaps)
+            reason = Reason("limit", rule.rule, requests, tuple(passed), some, window=window.state)
+            self._judge_window(rule, reason, perhaps)
 
     def _judge_window(self, rule: Any, reason: Reason, perhaps: Sequence[str]) -> None:
         """Note whether a window has room for the cost of a request."""

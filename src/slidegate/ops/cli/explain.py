@@ -153,7 +153,7 @@ def _headline(found: Explained) -> str:
         return f"{key} is not refused"
     for group in found.groups:
         for reason in group.reasons:
-            if reason.requests.startswith(EVERY) and not reason.apart_from:
+            if not reason.some and not reason.apart_from:
                 return f"{key} is refused"
     return f"{key} is refused, though not each request"
 
