@@ -148,14 +148,14 @@ _NO_CLIENTS: Final = f"No client of it is among the busiest or the most refused 
 _OF_RANKING: Final = f"the busiest and the most refused of the {FIVE_MINUTES}"
 
 
-def clients_of_rule(found: Rows) -> Table:
-    """Return the clients of a rule."""
-    heads = [Head("Client"), Head("Passed", "n"), Head("Refused", "n")]
+def clients_of_rule(head: str, found: Rows) -> Table:
+    """Return the clients of a rule, or its keys of another kind."""
+    heads = [Head(head), Head("Passed", "n"), Head("Refused", "n")]
     rows = []
     for one in found:
         texts = [cells.client(one["key"]), count(one["passed"]), cells.refused(one["refused"])]
         rows.append(Row(texts, one["key"]))
-    return Table("Clients", heads, rows, _NO_CLIENTS, _OF_RANKING)
+    return Table(f"{head}s", heads, rows, _NO_CLIENTS, _OF_RANKING)
 
 
 def clients_of_route(found: Rows) -> Table:
@@ -165,9 +165,9 @@ def clients_of_route(found: Rows) -> Table:
     return Table("Clients", heads, rows, _NO_CLIENTS, _OF_RANKING)
 
 
-def amounts(limit: str, found: Iterable[Amount]) -> Table:
+def amounts(head: str, limit: str, found: Iterable[Amount]) -> Table:
     """Return what other amounts of a limit would have refused."""
-    heads = [Head("Amount"), Head("Clients", "n"), Head("Requests", "n")]
+    heads = [Head("Amount"), Head(f"{head}s", "n"), Head("Requests", "n")]
     rows = []
     for one in found:
         name: cells.Value = count(one.amount)
@@ -178,10 +178,10 @@ def amounts(limit: str, found: Iterable[Amount]) -> Table:
     return Table(f"What other amounts of {limit} would have refused", heads, rows, note=note)
 
 
-def shadowed(found: Iterable[tuple[str, int]]) -> Table:
+def shadowed(head: str, found: Iterable[tuple[str, int]]) -> Table:
     """Return whom a shadow rule would have refused."""
     rows = [Row([cells.client(key), count(number)], key) for key, number in found]
-    heads = [Head("Client"), Head("Recent refusals", "n")]
+    heads = [Head(head), Head("Recent refusals", "n")]
     return Table("Whom its shadow would have refused", heads, rows, note="among the latest events of all workers")
 
 

@@ -115,17 +115,17 @@ class Views:
         recent = await self._snapshots.recent.get()
         published = await self._snapshots.published.get()
         kind = kinds_of(published).get(rule, "")
-        ranking, minutes = recent.clients, self._snapshots.client_minutes
+        ranking, minutes, head = recent.clients, self._snapshots.client_minutes, "Client"
         if kind not in _OF_CLIENTS:
-            ranking, minutes = recent.keys, self._snapshots.key_minutes
+            ranking, minutes, head = recent.keys, self._snapshots.key_minutes, "Key"
         shown["unknown"] = self._why_unknown(published, kind, rule)
         if not shown["unknown"]:
             demand = amounts.demand_of(await minutes.get(), rule)
             for limit in amounts.limits_with_amount(self._limiter.limits(), rule):
                 other = amounts.other_amounts(demand, limit.amount, limit.window_us)
-                shown["tables"].append(tables.amounts(str(limit), other))
-        shown["tables"].append(tables.clients_of_rule(counts.clients_of_rule(ranking, rule)))
-        shown["tables"] += await self._shadowed(rule)
+                shown["tables"].append(tables.amounts(head, str(limit), other))
+        shown["tables"].append(tables.clients_of_rule(head, counts.clients_of_rule(ranking, rule)))
+        shown["tables"] += await self._shadowed(rule, head)
 
     def _why_unknown(self, published: Any, kind: str, rule: str) -> str:
         """Return why it is not known what other amounts of a rule would have refused; empty if it is known."""
@@ -140,7 +140,7 @@ class Views:
             return "no limit of this rule has an amount that this process knows"
         return ""
 
-    async def _shadowed(self, rule: str) -> list[Table]:
+    async def _shadowed(self, rule: str, head: str) -> list[Table]:
         """Return whom a rule would have refused in shadow, if the latest events have anybody."""
         keys = Counter[str]()
         for event in await self._snapshots.events.get():
@@ -148,7 +148,7 @@ class Views:
                 keys[event["details"]["key"]] += 1
         if not keys:
             return []
-        return [tables.shadowed(keys.most_common(MAX_ROWS))]
+        return [tables.shadowed(head, keys.most_common(MAX_ROWS))]
 
     # -- the other views -----------------------------------------------------------------------------------------------
 
