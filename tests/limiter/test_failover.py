@@ -591,6 +591,15 @@ async def test_a_call_that_fails_is_none_of_those_that_are_late() -> None:
     assert (traffic.events[1][1].details["late"], traffic.events[1][1].details["calls"]) == (1, 4)
 
 
+async def test_a_late_answer_to_a_call_that_another_answer_has_ended_is_one_request() -> None:
+    traffic = Traffic(lambda number: {1: NEVER_S}.get(number, QUICK_S))
+    await asyncio.gather(*(traffic.limiter.hit("ann", "1000000/hour") for _ in range(2)))
+    await traffic.limiter.hit("ann", "1000000/hour")
+    ((_, late),) = traffic.of("store_late")
+    assert late.message == f"one request got {NAMED}; the median answer took 2 ms"
+    assert late.details == {"calls": 2, "late": 0, "median_us": 2_000}
+
+
 async def test_late_calls_are_reported_once_a_minute_with_their_share_and_the_median_answer() -> None:
     traffic = Traffic(lambda number: LATE_S if number % 20 == 10 else 0.03)
     await traffic.run(20, 20 * 150)

@@ -72,8 +72,10 @@ class OutageReports:
     def _share_of_late(self, calls: LatestCalls) -> Event:
         """Return the event that says how many of the latest calls were late."""
         late, count = calls.late_of()
-        share = late / max(count, 1)
-        message = f"{late} of the last {count} calls ({share:.1%}) got {self.late}"
+        late_ones = "one request"  # that was cancelled, or in a call that others had ended with their answers
+        if late:
+            late_ones = f"{late} of the last {count} calls ({late / count:.1%})"
+        message = f"{late_ones} got {self.late}"
         median_us = calls.median_us()
         if median_us is not None:
             message += f"; the median answer took {span_text(median_us)}"
