@@ -47,7 +47,9 @@ def read_pause_us(status: int, headers: Mapping[str, str], unix_s: float) -> int
         unix_s: The current time, for absolute times in a response without `Date`.
     """
     fields = defaultdict(str, {name: text.strip() for name, text in headers.items() if len(text) <= _MAX_FIELD})
-    now_s = _span_s(fields["date"], 0) or unix_s
+    now_s = _unix_s(fields["date"])
+    if now_s is None:
+        now_s = unix_s
     sources = [[f"{fields['retry-after-ms']}ms"], [fields["retry-after"]]]
     if status < 500:
         spent = ["0"]
@@ -105,9 +107,17 @@ def _span_s(text: str, now_s: float) -> float | None:
         if span_s >= _UNIX_TIMES_FROM_S:
             return span_s - now_s
         return span_s
+    moment_s = _unix_s(text)
+    if moment_s is None:
+        return None
+    return moment_s - now_s
+
+
+def _unix_s(text: str) -> float | None:
+    """Return the Unix time of an HTTP-date."""
     try:
         moment = parsedate_to_datetime(text)
         zone = moment.tzinfo or UTC
-        return moment.replace(tzinfo=zone).timestamp() - now_s
+        return moment.replace(tzinfo=zone).timestamp()
     except (ValueError, TypeError, OverflowError, IndexError):
         return None
