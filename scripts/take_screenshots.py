@@ -1,8 +1,8 @@
 """Takes the screenshots for the pages in docs/: /docs of the demo, and the dashboard of four workers under traffic.
 
-Run ``python -m scripts.take_screenshots`` in the root of the checkout. It requires Chromium on PATH, and takes about
-four minutes, because it generates traffic first; with ``openapi``, it takes only the picture of /docs. What that page
-loads from elsewhere is answered from build/: ``npm install --prefix build/swagger-ui swagger-ui-dist``.
+Run ``python -m scripts.take_screenshots dashboard`` in the root of the checkout, which takes five minutes, because it
+generates traffic first, and ``python -m scripts.take_screenshots docs``. Both require Chromium on PATH. What the page
+/docs loads from elsewhere is answered from build/: ``npm install --prefix build/swagger-ui swagger-ui-dist``.
 """
 
 from __future__ import annotations
@@ -132,13 +132,15 @@ def take_dashboard(browser: Browser) -> None:
         sending.join()
 
 
-def main(only: str = "") -> None:
-    """Take the screenshots."""
+TAKEN: Final = {"docs": take_document, "dashboard": take_dashboard}
+
+
+def main(*names: str) -> None:
+    """Take the named screenshots."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=PROGRAM, args=arguments())
-        take_document(browser)
-        if only != "openapi":
-            take_dashboard(browser)
+        for name in names:
+            TAKEN[name](browser)
         browser.close()
 
 
