@@ -64,7 +64,12 @@ class OverrideCommands:
         return replace(made, workers=sum(one.workers for one in having))
 
     async def unset(self, name: str, by: str) -> bool:
-        """End the override of a limit; False if it has none."""
+        """End the override of a limit; False if it has none.
+
+        Raises:
+            ConfigurationError: `name` cannot be the name of a limit.
+            StoreError: The store does not answer.
+        """
         if name != ALL:
             check_limit_name(name)
         await self._news.refresh()

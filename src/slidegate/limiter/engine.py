@@ -204,7 +204,7 @@ class Engine:
         return charged
 
     def release(self, decision: Decision) -> Sequence[Reservation]:
-        """Return the permits of a decision; the result is what has to be refunded for that, nothing in most stores."""
+        """Release the permits of a decision at once if the store can, else return the reservations to refund for it."""
         if self._releasing is not None and self._releasing.release(decision):
             self.queues.refunded(decision.checks)
             return ()

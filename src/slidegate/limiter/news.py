@@ -64,7 +64,7 @@ class News:
         now_us: Returns monotonic time in microseconds.
 
     Attributes:
-        reading: The read that runs on an event loop; its result is whether it has changed anything.
+        reading: The latest read on an event loop, from `in_background`; it returns whether it has changed anything.
     """
 
     def __init__(self, rows: Rows, overrides: Overrides, workers: Workers, now_us: Clock) -> None:

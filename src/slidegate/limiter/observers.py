@@ -152,6 +152,10 @@ AnyObserver: TypeAlias = Observer | Callable[[Event], object] | Any
 class Subscription:
     """One observer of a limiter, until `remove` is called.
 
+    Args:
+        observer: The observer.
+        hub: The hub that calls it.
+
     Attributes:
         observer: The observer.
         event: Its method for events; None if it has none.

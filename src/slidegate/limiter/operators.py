@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from ..core.addresses import parse_network
 from ..core.arguments import check_list
@@ -13,7 +13,7 @@ from ..core.bans.policy import hand_ban_key
 from ..core.errors import InvalidKey, quoted
 from ..core.events import EventListener
 
-_KIND = "asn:"
+_KIND: Final = "asn:"
 
 
 class Place(NamedTuple):
@@ -29,7 +29,12 @@ class Place(NamedTuple):
 
 
 class NetworkLookup(Protocol):
-    """A file of networks with their operators or countries."""
+    """A file of networks with their operators or countries.
+
+    Attributes:
+        has: Which fields of a `Place` it knows: ``asn``, ``country``.
+        generation: How often its content was replaced.
+    """
 
     has: frozenset[str]
     generation: int

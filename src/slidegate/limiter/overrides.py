@@ -116,7 +116,7 @@ class Overrides:
     Args:
         callers: Have the limits of this process.
         unix_us: Returns Unix time in microseconds.
-        changed: Called when amounts have changed, or all workers were switched off or on.
+        changed: Called when the overrides in force have changed, if only in their reason.
         emit: Emits an event.
 
     Attributes:

@@ -226,7 +226,10 @@ def read_head(head: bytes) -> tuple[str, int]:
 
 
 def digest_of(head: bytes, parts: Iterable[bytes]) -> int:
-    """Return the number of the head of a text; those of its parts follow."""
+    """Return the number of the head of a text; those of its parts follow.
+
+    It has 62 bits, as many as a row's number may have. The last ten are 0, for the numbers of the parts.
+    """
     made = blake2b(head, digest_size=8)
     for part in parts:
         made.update(b"\n" + part)

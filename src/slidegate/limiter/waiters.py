@@ -28,6 +28,11 @@ Name: TypeAlias = tuple[str, str]
 class Waiter:
     """A request that waits. It sleeps in its own event loop, of asyncio or trio; any thread may wake it.
 
+    Args:
+        tenant: The tenant whose share of the permits it takes.
+        is_gone: Returns whether its client has left. Callable from any thread.
+        wait_us: How long it may wait.
+
     Attributes:
         tenant: The tenant whose share of the permits it takes.
         is_gone: Returns whether its client has left.

@@ -74,7 +74,7 @@ class Walk:
         self._look_at_bans(rules)
         self._note_other_bans(rules)
         for rule in sorted(rules, key=_order):
-            if rule.action in ("limit", "block", "exempt", "shadow"):
+            if rule.action in ("limit", "block", "exempt"):
                 self._look_at(rule)
 
     # -- lists and bans ------------------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ class Head(NamedTuple):
 
     Attributes:
         title: Its title.
-        kind: The classes of its cells: ``n`` of numbers, ``long`` of long texts, ``wide`` of what a phone leaves out.
+        kind: The classes of its cells: ``n`` of numbers, ``long`` of long texts, ``word`` of words that are not
+            broken, ``soft`` of what matters less, ``wide`` of what a phone leaves out.
         by: The field by which the table can be sorted; empty if it cannot.
     """
 

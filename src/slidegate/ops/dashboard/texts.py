@@ -111,7 +111,10 @@ def key_name(key: object) -> str:
 
 
 def address(view: str, query: Mapping[str, str], **changed: str) -> str:
-    """Return the relative address of a view with a query, in which some fields are changed, and empty ones left out."""
+    """Return the relative address of a view with a query, in which some fields are changed.
+
+    Empty fields are left out, and `done`, which is about the change before.
+    """
     fields = {**query, **changed}
     fields.pop("done", None)
     kept = {name: value for name, value in fields.items() if value}

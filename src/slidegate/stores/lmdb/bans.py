@@ -29,7 +29,7 @@ class LmdbBans(BookBans):
 
     Args:
         transactions: Runs transactions.
-        batcher: Runs write jobs.
+        batcher: Runs jobs.
     """
 
     load_step = 40  # in one transaction, which blocks other writers for about 3 ms

@@ -137,6 +137,7 @@ def file_system(path: Path, mounts: Iterable[str] | None = None) -> str:
             return ""
     kind, length = "", -1
     for line in mounts:
+        # See proc(5): the fifth field is the mount point, and the type is behind the optional fields.
         before, _, after = line.partition(" - ")
         point = Path(before.split(" ")[4].replace("\\040", " "))
         if (path == point or point in path.parents) and len(point.parts) >= length:

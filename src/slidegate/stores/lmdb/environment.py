@@ -71,6 +71,8 @@ class Environment:
         options: The options with which to open it.
 
     Attributes:
+        path: The argument.
+        options: The argument.
         journal: The journal.
         pending_events: Events to emit; any thread may add some while another one emits them.
         users: How many open stores of this process use it.
@@ -88,7 +90,7 @@ class Environment:
         self.counts: Counts
         self._state = State.SHUT
         self._damage = ""
-        self._bad_file: object = None
+        self._bad_file: tuple[int, int] | None = None
         """The file that was opened again after a bad transaction; another one means that a page is damaged."""
         self._process = os.getpid()
         self._inside = 0  # the thread that is behind the gate

@@ -106,11 +106,11 @@ class Gate:
         return self.refused_at_s > 0.0
 
     def is_alone(self) -> bool:
-        """Return whether no process lives, inside the gate; `join` afterwards."""
+        """Return whether no process lives; then nobody else can join until this one does. Called inside the gate."""
         return not self._lives and _locked(self._users, fcntl.LOCK_EX)
 
     def join(self) -> None:
-        """Become one of those who live, inside the gate."""
+        """Become one of those who live; a tool only lets them join again. Called inside the gate, after `is_alone`."""
         operation = fcntl.LOCK_UN
         if self._create:
             operation = fcntl.LOCK_SH

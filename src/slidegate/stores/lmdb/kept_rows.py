@@ -115,7 +115,7 @@ def quota_row(fields: Fields) -> bytes:
 
 
 def quota_state(stored: bytes) -> Fields:
-    """Return the other fields of a line, given the value of its row; empty if there is none."""
+    """Return the other fields of a line, given the value of its row, which is empty if there is none."""
     if len(stored) <= HEAD_BYTES:
         return {"spent": 0, "until_us": 0}
     spent, _, until_us, _ = read_head(stored[HEAD_BYTES:])

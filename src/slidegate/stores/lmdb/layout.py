@@ -50,7 +50,7 @@ class Databases(NamedTuple):
 NAMES: Final = Databases._fields[:-1]
 
 DueAt: TypeAlias = Callable[[str, bytes, bytes], int | None]
-"""Returns when to delete a row (None for never), given the name of its database, the row and its value."""
+"""Returns when a row ends (None for never), given the name of its database, the row and its value."""
 
 
 def row_of(key: str, name: bytes = b"") -> bytes:
@@ -115,7 +115,7 @@ class Rows:
             index: The index by time, `ends` or `ban_ends`.
             now_us: The time, in microseconds.
             max_count: The most rows to check.
-            due_us: Returns when to delete a row.
+            due_us: Returns when a row ends: it is deleted then, and checked again if that is later.
         """
         for _ in range(max_count):
             with self.txn.cursor(index) as cursor:

@@ -126,7 +126,7 @@ def _restarted(why: str, condition: str = "") -> Event:
 
 
 def _choose(path: Path, gate: Gate, options: Options, tell: Tell) -> Choice:
-    """Choose the file to use, and become one of those who live.
+    """Choose the file to use, and become one of those who live. If nobody lived, delete all other files.
 
     Raises:
         ConfigurationError: Those who live use another layout.

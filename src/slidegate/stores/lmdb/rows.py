@@ -27,7 +27,7 @@ class LmdbRows(SharedRows):
 
     Args:
         transactions: Runs transactions.
-        batcher: Runs write jobs.
+        batcher: Runs jobs.
     """
 
     def __init__(self, transactions: Transactions, batcher: Batcher) -> None:

@@ -183,7 +183,11 @@ class RedisBans(BanStore):
     # -- commands for Redis ------------------------------------------------------------------------------------------
 
     async def _put(self, bans: Sequence[Ban], replaces: bool = False) -> None:
-        """Store bans in one call; each replaces every ban of its key, or a shorter one of the same key and `network()`.
+        """Store bans in one call.
+
+        Args:
+            bans: The bans.
+            replaces: Whether each replaces every ban of its key; if not, only a shorter one of its key and `network()`.
 
         Raises:
             ConfigurationError: Too many networks are banned.

@@ -60,6 +60,7 @@ class Batcher:
         parts: The parts of the store.
 
     Attributes:
+        loop: The loop.
         permits: The permits of the loop. It is a worker of its own, because it sends one call with permits after
             another: when one is packed, the answers to all before it are known, so that it has the true count.
     """

@@ -78,7 +78,7 @@ _PERMITS: Final = Struct(f"<8sI{WORKER_BYTES}sqqHB")
 _STATE: Final = Struct("<Qqqq")
 _COUNTED: Final = Struct("<I")
 END: Final = Struct("<q")
-"""The end of a row: of a ban, of a level, and of what workers keep for each other. It stands at its beginning."""
+"""The first bytes of a row of a ban, a level or a worker: the time when it ends."""
 _FOR_EVER: Final = -1
 _LEVEL: Final = Struct("<qqI")
 _REASONS: Final = {
@@ -138,7 +138,7 @@ class Packed(NamedTuple):
 
 
 class Packing:
-    """Builds the names of keys in Redis, and packs requests. Its only state is a memo of the names of keys.
+    """Builds the names of keys in Redis, and packs requests. Its only state is the key of names, and a memo of them.
 
     Args:
         prefix: The start of all names.
@@ -291,7 +291,7 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
     """Unpack the decision in an answer that is no failure.
 
     Raises:
-        StoreUnavailable: The answer cannot be parsed.
+        StoreUnavailable: The answer has not one valid state for each limit.
     """
     status = answer[0]
     limits = 0

@@ -135,6 +135,8 @@ class SliceLeases:
     def wanted(self, question: Question, refund: Refund) -> int:
         """Return how many units to charge ahead: as many as were used, and at least half of last time's.
 
+        What is left of a lease that has ended is refunded first.
+
         Args:
             question: The question.
             refund: Refunds what is left of a lease that has ended.
