@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import re
 import subprocess
 import time
 from collections import Counter
@@ -103,15 +104,55 @@ def test_a_start_waits_until_the_journal_is_read(machine: Machine, monkeypatch: 
     machine.store().bans.ban("user:ann", None, "by request", "ann")
     store = machine.restart("2")
     assert not store.hit(CHECKS, (), 0.01).allowed
-    no_window = '"quota":{"key":"ann","window":"x","spent":3,"until_us":9007199254740992}}'
-    for line, said in (
-        (f'{{"v":1,{no_window}', "cannot be opened: non-hexadecimal"),
-        ('{"v":2,"ban":{}}', r"kept.jsonl has lines of version 2; upgrade slidegate"),
-    ):
-        with (machine.path / JOURNAL).open("a") as file:
-            file.write(f"\n{line}")
-        with pytest.raises(ConfigurationError, match=said):
-            machine.restart("3")
+    with (machine.path / JOURNAL).open("a") as file:
+        file.write('\n{"v":2,"ban":{}}')
+    with pytest.raises(ConfigurationError, match=r"kept.jsonl has lines of version 2; upgrade slidegate"):
+        machine.restart("3")
+
+
+def test_a_damaged_line_spoils_no_other_and_is_told(machine: Machine, rng: random.Random) -> None:
+    store = machine.store()
+    ban(store, "user:eve", "192.0.2.0/24")
+    store.bans.strike(POLICY, "198.51.100.7", 1, "why")
+    store.hit([(Bucket("plan", [Quota("5/month")]), "user:ann", 2)])
+    ban(store, "user:zoe")
+    whole = (machine.path / JOURNAL).read_bytes()
+    damaged = whole[: whole.rindex(b"\n")]  # all lines but the last one
+    hostile = [
+        b"9e999",
+        b"-1",
+        b"1e308",
+        str(2**70).encode(),
+        b"[" * 100_000,
+        b'"\\ud800"',
+        b"NaN",
+        b"true",
+        b"\xff",
+        b"",
+    ]
+    for boot in range(100):
+        number = rng.choice([*re.finditer(rb"(?<=:)(\d+|\"[^\"]*\")", damaged)])
+        found = rng.choice([number.span(), *[(at, at + 1) for at in range(len(damaged)) if damaged[at] != ord("\n")]])
+        value = rng.choice([*hostile, bytes([rng.randrange(256)])])
+        if found != number.span():
+            value = value[:1]
+        text = damaged[: found[0]] + value + damaged[found[1] :] + whole[len(damaged) :]
+        if re.search(rb'"v":(?!1,)', text):  # which is that of a later version
+            continue
+        (machine.path / JOURNAL).write_bytes(text)
+        for file in machine.path.glob("counts-*"):
+            file.unlink()
+        store = machine.restart(f"damaged{boot}")
+        assert store.bans.find(("user:zoe",)) is not None, text
+        lost = [line for line in text.splitlines() if line and not _can_be_read(line)]
+        told = [event for event in machine.observer.events if event.kind == "journal_damaged"]
+        assert len(told) >= bool(lost), text
+
+
+def _can_be_read(line: bytes) -> bool:
+    with suppress(ValueError, RecursionError):
+        return isinstance(json.loads(line), dict)
+    return False
 
 
 def test_who_sees_another_boot_id_joins_those_who_live(machine: Machine) -> None:

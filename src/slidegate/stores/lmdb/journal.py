@@ -27,13 +27,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.bans.ban import Ban
 from ...core.errors import ConfigurationError, SlidegateError
 from ...core.quotas import KEPT_US
 from ...core.store import Clock
 from ...core.stored import json_of
+from ..shared import WINDOW_DIGEST_BYTES
 from .checking import is_file_at
 
 JOURNAL: Final = "kept.jsonl"
@@ -65,9 +66,15 @@ _TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "level": {"policy": str, "key": str, "level": int, "until_us": int, "over_us": int},
     "quota": {"key": str, "window": str, "spent": int, "until_us": int},
 }
-
-
+_MOST_US: Final = 2**53
+_MOST: Final[Mapping[str, int]] = {"spent": 2**32 - 1}
+"""The largest numbers that can be stored, by field; the others are `_MOST_US`."""
+_LONGEST_NAME: Final = 255
+"""The most bytes of each field that names a row; LMDB takes keys of up to 511."""
 _KINDS: Final = (*_NAMED_BY, "reset_all", "compacted")
+
+_UNREADABLE: Final = (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError)
+"""The errors of a line that was torn, damaged or written by hand. It spoils no other."""
 
 
 def name_of(kind: str, fields: Fields) -> Name:
@@ -87,26 +94,40 @@ def is_over(kind: str, fields: Fields, unix_us: int) -> bool:
     return not fields["spent"] or unix_us >= int(fields["until_us"]) + KEPT_US
 
 
-def read_lines(lines: Iterable[bytes], unix_us: int) -> dict[Name, Line]:
-    """Return the lines of the rows that count, by name; those of unknown kinds by themselves.
+class Kept(NamedTuple):
+    """What a journal says.
+
+    Attributes:
+        lines: The lines of the rows that count, by name; those of unknown kinds by themselves.
+        unreadable: How many lines cannot be read.
+    """
+
+    lines: dict[Name, Line]
+    unreadable: int
+
+
+def read_lines(lines: Iterable[bytes], unix_us: int) -> Kept:
+    """Return what the lines of a journal say.
 
     Raises:
         ConfigurationError: A version that this one does not understand has written some of them.
     """
     kept: dict[Name, Line] = {}
-    later = 0
+    later = unreadable = 0
     for text in lines:
+        if not text.strip():  # each line begins with a line break
+            continue
         try:
             line = json.loads(text)
             if line["v"] > VERSION:
                 later = line["v"]
             else:
                 _take(kept, line, unix_us)
-        except (ValueError, TypeError, AttributeError, KeyError):
-            continue  # a line that was torn, or written by hand
+        except _UNREADABLE:
+            unreadable += 1
     if later:
         raise ConfigurationError(f"lmdb: {JOURNAL} has lines of version {later}; upgrade slidegate")
-    return kept
+    return Kept(kept, unreadable)
 
 
 def _take(kept: dict[Name, Line], line: Line, unix_us: int) -> None:
@@ -128,8 +149,26 @@ def _take(kept: dict[Name, Line], line: Line, unix_us: int) -> None:
         if "lifted" in fields:
             kept.pop((kind, fields["key"]), None)  # beside the ban of the network
         return
-    if all(isinstance(fields[field], of) for field, of in _TYPES[kind].items()):
-        kept[name_of(kind, fields)] = line
+    _check(kind, fields)
+    kept[name_of(kind, fields)] = line
+
+
+def _check(kind: str, fields: Fields) -> None:
+    """Check that a row can be written from the fields of a line, which may be damaged.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    for field, of in _TYPES[kind].items():
+        value = fields[field]
+        if not isinstance(value, of):
+            raise ValueError(f"{field} is of another type")
+        if isinstance(value, int) and abs(value) > _MOST.get(field, _MOST_US):
+            raise ValueError(f"{field} is too large")
+        if field in _NAMED_BY[kind] and len(value.encode()) > _LONGEST_NAME:
+            raise ValueError(f"{field} is too long")
+    if kind == "quota" and len(bytes.fromhex(fields["window"])) != WINDOW_DIGEST_BYTES:
+        raise ValueError("window is no digest")
 
 
 def line_of(kind: str, fields: Fields) -> bytes:
@@ -178,8 +217,8 @@ class Journal:
             raise
         self.is_unsynced = True
 
-    def read(self) -> dict[Name, Line]:
-        """Return the lines of the rows that count, by name; some may have expired.
+    def read(self) -> Kept:
+        """Return what it says; some rows may have expired.
 
         Raises:
             ConfigurationError: A later version has written some of them.
@@ -189,7 +228,7 @@ class Journal:
             with open(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
                 return read_lines(file, 0)
         except FileNotFoundError:
-            return {}
+            return Kept({}, 0)
 
     def keep_up(self, unix_us: Clock, behind_gate: BehindGate) -> None:
         """Sync it in a thread, once a second, and write it anew when it is long.
@@ -259,7 +298,7 @@ class Journal:
                 if not behind_gate(lambda: sizes.append(os.fstat(old.fileno()).st_size)):
                     return
                 kept = read_lines(old.read(sizes[0]).splitlines(), unix_us)
-                _write_anew(new, [text_of(line) for line in kept.values()])
+                _write_anew(new, [text_of(line) for line in kept.lines.values()])
                 new.write(old.read())  # what was appended meanwhile, so that little is left for behind the gate
                 new.flush()
                 os.fsync(new.fileno())

@@ -31,7 +31,7 @@ from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.events import Event
 from .counts import Counts, takes_space
 from .gate import Gate
-from .journal import Journal, Line, Name
+from .journal import Journal, Kept, Line, Name
 from .kept_rows import write
 from .layout import LAYOUT, NAMES, Databases, boot_id
 
@@ -103,9 +103,12 @@ def open_file(path: Path, gate: Gate, journal: Journal, options: Options, tell: 
     if not options.create:
         raise StoreUnavailable(f"lmdb: {choice.path} {why or 'does not exist'}; the first worker begins it anew")
     choice.path.unlink(missing_ok=True)
-    counts = _begin_anew(choice.path, gate, options, journal)
+    kept = journal.read()
+    counts = _begin_anew(choice.path, gate, options, kept)
     if why:
         tell(_restarted(f"{choice.path} {why}"))
+    if kept.unreadable:
+        tell(_damaged(journal.path, kept.unreadable))
     return counts
 
 
@@ -123,6 +126,12 @@ def deleted(path: Path) -> Event:
 
 def _restarted(why: str, condition: str = "") -> Event:
     return Event("counts_restarted", f"{why}: windows begin anew; bans, levels and quotas go on{condition}")
+
+
+def _damaged(path: Path, unreadable: int) -> Event:
+    """Return the event for lines of the journal that cannot be read."""
+    said = "they say that a ban, level or quota has changed, or they were cut off before anybody was told"
+    return Event("journal_damaged", f"{path}: {unreadable} of its lines cannot be read: {said}", {"lines": unreadable})
 
 
 def _choose(path: Path, gate: Gate, options: Options, tell: Tell) -> Choice:
@@ -177,15 +186,14 @@ def _go_on(choice: Choice, gate: Gate, options: Options) -> Counts:
     return counts
 
 
-def _begin_anew(path: Path, gate: Gate, options: Options, journal: Journal) -> Counts:
+def _begin_anew(path: Path, gate: Gate, options: Options, kept: Kept) -> Counts:
     """Make a file with the rows of the journal; leave none if that fails.
 
     Raises:
-        ConfigurationError: The journal is of a later version.
-        OSError: There is too little disk space, or the journal cannot be read.
+        OSError: There is too little disk space.
     """
     # In order, which fills whole pages: a full file of bans would not fit into a new one else.
-    rows = sorted(journal.read().items(), key=lambda row: row[0])
+    rows = sorted(kept.lines.items(), key=lambda row: row[0])
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     counts = None
     try:
