@@ -11,7 +11,7 @@ from slidegate import Decision, MemoryStore, Quota
 from slidegate.core import Bucket, Check, Concurrency, Reason, StoreUnavailable, parse_address
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_IN_CALL
-from slidegate.stores.redis.requests import Asked
+from slidegate.stores.redis.requests import AskedQuestion
 from slidegate.stores.redis.script import Packed
 from slidegate.stores.redis.several import several
 from slidegate.testing import FakeClock
@@ -35,15 +35,15 @@ class TestSeveral(RandomContract):
     @pytest.fixture(autouse=True)
     def _at(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server = server
-        real = Asked._pack_hits
+        real = AskedQuestion._pack_hits
 
-        def pack(asked: Asked, single: Packed) -> Packed:
+        def pack(asked: AskedQuestion, single: Packed) -> Packed:
             if not asked.question.is_joinable:
                 return real(asked, single)
             asked.is_several = True
             return several(single, 1)
 
-        monkeypatch.setattr(Asked, "_pack_hits", pack)
+        monkeypatch.setattr(AskedQuestion, "_pack_hits", pack)
 
     def make_store(self, clock: FakeClock) -> RedisStore:
         return store_of(self.server, clock=clock)

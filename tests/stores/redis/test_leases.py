@@ -14,7 +14,7 @@ import pytest
 from slidegate import Decision, Limit, Quota, StoreError
 from slidegate.core import BanSubject, Bucket, Check, Concurrency, Reason, parse_address
 from slidegate.stores.redis import RedisStore, batch
-from slidegate.stores.redis.clock import StoreTime, monotonic_us
+from slidegate.stores.redis.clock import StoreTime, real_monotonic_us
 from slidegate.stores.redis.refusals import Refusals
 from slidegate.stores.redis.slice_leases import FEW, SliceLease, SliceLeases
 from slidegate.stores.redis.store_news import StoreNews
@@ -310,7 +310,7 @@ async def on_its_way(server: RedisServer) -> AsyncIterator[tuple[RedisStore, Any
 
 async def test_a_lease_on_its_way_ends_by_a_ban_of_this_process(server: RedisServer) -> None:
     async with on_its_way(server) as (store, _):
-        store.parts.refusals.change_key("ann")  # as a strike does that bans
+        store.parts.refusals.invalidate_key("ann")  # as a strike does that bans
 
 
 async def test_a_lease_on_its_way_ends_by_a_reset(server: RedisServer) -> None:
@@ -507,7 +507,7 @@ def test_a_step_of_the_clock_is_noticed() -> None:
     news.life = b"life"
 
     def see(ahead_us: int, lag_us: int) -> int:
-        now_us = monotonic_us()
+        now_us = real_monotonic_us()
         leases.see(now_us + ahead_us - lag_us // 2, (now_us - lag_us) * 1_000, 0)
         return len(dropped)
 

@@ -126,7 +126,7 @@ async def retry_after(two: Two) -> None:
     assert leases is not None
     leases.refund_all(two.one.batcher().refund_in_background)
     await two.one.batcher().server_us()
-    two.other.parts.refusals.change_all()  # a second later
+    two.other.parts.refusals.invalidate_all()  # a second later
     admitted = [(await settle(two.other.hit(SMALL))).allowed for _ in range(ahead + 1)]
     assert admitted == [True] * ahead + [False]
     assert (refused.retry_after_us or 0) > 1_000_000

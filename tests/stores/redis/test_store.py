@@ -20,7 +20,7 @@ from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemorySt
 from slidegate.core import Bucket, Concurrency, Reason, SharedRow, StoreUnavailable, parse_address
 from slidegate.stores.redis import RedisStore, batch, refusals
 from slidegate.stores.redis.batch import HALVED_FROM, MAX_IN_CALL
-from slidegate.stores.redis.clock import StoreTime, monotonic_us
+from slidegate.stores.redis.clock import StoreTime, real_monotonic_us
 from slidegate.stores.redis.line import DEPTH, ServerLine
 from slidegate.stores.redis.refusals import Refusals
 from slidegate.stores.redis.script import Script
@@ -735,11 +735,11 @@ def test_refusals_of_threads_are_known_unless_one_of_them_resets_all_keys() -> N
     def record_or_reset(number: int, thread: int) -> None:
         checks = ((bucket("1/hour", f"rule-{number}-{thread}"), "ann", 1),)
         if number % 4 == 3 and thread < 4:
-            known.change(checks)
-            known.change_all()
+            known.invalidate(checks)
+            known.invalidate_all()
             return
         for cost in range(4):
-            costly, now_us = ((*checks[0][:2], cost),), monotonic_us()
+            costly, now_us = ((*checks[0][:2], cost),), real_monotonic_us()
             state = (1, now_us + 10**9, now_us, 10**9)
             known.record(Decision(False, Reason.LIMITED, now_us, costly, [state]), monotonic_ns(), ("ann",))
             assert number % 4 == 3 or known.find(costly, ("ann",)) is not None

@@ -12,7 +12,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ...core.bans.ban import Ban, BanSubject, longest
 from ...core.bans.events import banned, bans_full, shadow_banned, unbanned
@@ -25,13 +25,29 @@ from ...core.store import COMMAND_DEADLINE_S, BanStore
 from ..ban_book import LOG_EVERY_US
 from ..shared import in_steps
 from .batch import Batcher
-from .clock import monotonic_us
+from .clock import real_monotonic_us
 from .parts import Parts
 from .script import PEEK, level_field, pack_ban, pack_level, strikes_field, unpack_ban, unpack_level
 
 CHUNK: Final = 100
 """How many bans are read or written in one step, which blocks an event loop, or Redis, for about a millisecond."""
-_MADE, _FULL = 1, 2
+_MADE: Final = 1
+_FULL: Final = 2
+"""Answers of `put_next` in ``lua/bans.lua``; any other one is that another worker was faster."""
+
+
+class _DueBan(NamedTuple):
+    """A ban that is due, because a window of strikes is full.
+
+    Attributes:
+        before: The stored level of the key.
+        made: The ban.
+        after: The level that the ban leaves.
+    """
+
+    before: bytes
+    made: Ban
+    after: Level
 
 
 class RedisBans(BanStore):
@@ -77,12 +93,12 @@ class RedisBans(BanStore):
         if self._news.of_networks((key,)):
             return None
 
-        def read(answer: Any, now_us: int) -> Any:
+        def read(answer: Any, now_us: int) -> _DueBan | None:
             units, level = answer
             if units < policy.after.amount:
                 return None
             made, after = next_ban(policy, key, reason, unpack_level(level), now_us)
-            return level, made, after
+            return _DueBan(level, made, after)
 
         (limit,) = policy.strikes.limits
         packed = self._packing.pack_limit(policy.strikes, limit, key)
@@ -90,18 +106,11 @@ class RedisBans(BanStore):
         due = await batcher.command(self._packing.names_of(key), *args, read=read)
         if due is None:
             return None
+        return await self._ban_next(policy, due)
+
+    async def _ban_next(self, policy: BanPolicy, due: _DueBan) -> Ban | None:
+        """Make a ban that is due; return None if another worker was faster, or there is no room."""
         before, made, after = due
-        return await self._ban_next(policy, before, made, after)
-
-    async def _ban_next(self, policy: BanPolicy, before: bytes, made: Ban, after: Level) -> Ban | None:
-        """Ban a key whose window of strikes is full; return None if another worker was faster, or there is no room.
-
-        Args:
-            policy: The policy.
-            before: The stored level of the key.
-            made: The ban.
-            after: The level that the ban leaves.
-        """
         key, row = made.key, b""
         if not policy.shadow:
             row = pack_ban(made)
@@ -109,11 +118,11 @@ class RedisBans(BanStore):
         args = key.encode(), row, *fields, before, pack_level(after), self._max_bans
         names = *self._news.names, *self._packing.names_of(key)
         result = await self._batcher().command(names, b"put_next", *args)
-        if result == _FULL and self._throttle.left_out("bans_full", monotonic_us()) is not None:
+        if result == _FULL and self._throttle.left_out("bans_full", real_monotonic_us()) is not None:
             self._tell(bans_full(self._max_bans, key))
         if result != _MADE:
             return None
-        self._refusals.change_key(key)
+        self._refusals.invalidate_key(key)
         if policy.shadow:
             self._tell(shadow_banned(made))
             return None
@@ -142,7 +151,7 @@ class RedisBans(BanStore):
 
         args = b"unban", key.encode(), os.urandom(8)
         ban, was_network, was_remembered = await self._batcher().command(names, *args, read=read)
-        self._refusals.change_all()
+        self._refusals.invalidate_all()
         if was_network:
             await self._batcher().hear()
         if ban is not None:
@@ -167,7 +176,7 @@ class RedisBans(BanStore):
 
     def count(self) -> int:
         """Return how many banned keys Redis last reported: those in force, and some that have ended since."""
-        return self._news.count
+        return self._news.ban_count
 
     async def load(self, bans: Iterable[Ban]) -> int:
         """See `BanStore`."""
@@ -182,7 +191,7 @@ class RedisBans(BanStore):
 
     # -- commands for Redis ------------------------------------------------------------------------------------------
 
-    async def _put(self, bans: Sequence[Ban], replaces: bool = False) -> None:
+    async def _put(self, bans: Sequence[Ban], *, replaces: bool = False) -> None:
         """Store bans in one call.
 
         Args:
@@ -204,7 +213,7 @@ class RedisBans(BanStore):
             names.append(self._packing.name_of(ban.key))
             args += [ban.key.encode(), pack_ban(ban), int(ban.network() is not None)]
         await self._batcher().command(names, b"put", *args)
-        self._refusals.change_all()
+        self._refusals.invalidate_all()
         if networks:
             await self._batcher().hear()
 

@@ -29,12 +29,12 @@ from ...core.reservation import Reservation
 from ..leases import HeldPermits
 from ..shared import in_steps
 from .errors import CLOSED, refusal, store_error, unexpected
-from .leasing import LeasingHit
+from .leasing import LeasingQuestion
 from .line import KeysApart, Line, open_line
 from .parts import Parts
 from .question import Question
 from .queue import RequestQueue
-from .requests import Asked, Call, Command, Read, Request
+from .requests import AskedQuestion, Command, Read, Request, ScriptCall
 from .script import CHANGED, FAILED, HIT, PEEK, Packed, command, renewal
 
 _HEAD: Final = Struct("<q?")
@@ -80,10 +80,10 @@ class Batcher:
         """From when on the news are too old (monotonic)."""
         self._wants_news = False
         """Whether the next call asks for news, however old they are."""
-        self._asked = Asked
+        self._question_type = AskedQuestion
         if parts.leases is not None:
-            self._asked = LeasingHit
-        self._news = Command([], False, parts.news.pack, parts.news.read)
+            self._question_type = LeasingQuestion
+        self._news = Command([], has_permits=False, pack=parts.news.pack, read=parts.news.read)
 
     def add(self, request: Request) -> None:
         """Queue a request to be sent at the end of this loop iteration; fail it if the queue is full or closed."""
@@ -93,10 +93,10 @@ class Batcher:
         if self._queue.add(request) and not self._is_waking:
             self._wake()
 
-    def request(self, pack: Callable[[], Packed], read: Read, has_permits: bool = False) -> asyncio.Future[Any]:
+    def request(self, pack: Callable[[], Packed], read: Read, *, has_permits: bool = False) -> asyncio.Future[Any]:
         """Send a request; see `Command`."""
         future = self.loop.create_future()
-        self.add(Command([future], has_permits, pack, read))
+        self.add(Command([future], has_permits, pack=pack, read=read))
         return future
 
     def command(
@@ -120,8 +120,16 @@ class Batcher:
         """Send a hit, a peek or a charge."""
         future: asyncio.Future[Decision] = self.loop.create_future()
         if what != HIT or not self._queue.join(question, future):
-            refund = self.refund_in_background
-            self.add(self._asked([future], question.has_permits, self._parts, self.permits, refund, what, question))
+            request = self._question_type(
+                [future],
+                question.has_permits,
+                parts=self._parts,
+                permits=self.permits,
+                refund=self.refund_in_background,
+                what=what,
+                question=question,
+            )
+            self.add(request)
         return future
 
     def refund(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:
@@ -129,12 +137,12 @@ class Batcher:
         refusals, checks = self._parts.refusals, [one.check for one in reservations]
 
         def read(answer: bytes, now_us: int) -> bool:
-            refusals.change(checks)
+            refusals.invalidate(checks)
             return answer[0] == CHANGED
 
-        refusals.change(checks)
+        refusals.invalidate(checks)
         has_permits = any(bucket.is_permit for bucket, _, _ in checks)
-        return self.request(partial(self._parts.packing.refund, reservations), read, has_permits)
+        return self.request(partial(self._parts.packing.refund, reservations), read, has_permits=has_permits)
 
     def refund_in_background(self, reservations: Sequence[Reservation]) -> None:
         """Refund what nobody awaits any more, with the next call; if that fails, it stays charged."""
@@ -180,7 +188,10 @@ class Batcher:
         """
         answers: list[Any] = []
         async for some in in_steps(self.permits.rows(), RENEWED_AT_ONCE):
-            sent = [self.request(partial(renewal, row, self.permits), lambda *_: None, True) for row in some]
+            sent = []
+            for row in some:
+                pack = partial(renewal, row, self.permits)
+                sent.append(self.request(pack, lambda answer, now_us: None, has_permits=True))
             answers += await asyncio.gather(*sent, return_exceptions=True)
         for answer in answers:
             if answer is not None:
@@ -256,7 +267,7 @@ class Batcher:
             else:
                 failed = await self._ask(line, requests)
         except BaseException as error:
-            failed = self._failed(requests, error, is_alone=is_split)
+            failed = self._handle_failure(requests, error, is_alone=is_split)
             if not isinstance(error, Exception):
                 raise
         if failed is not None and failed.concerns != "request":  # a new connection may lead to a healthy server
@@ -273,7 +284,9 @@ class Batcher:
             return MAX_IN_CALL
         return waiting - waiting // 2
 
-    def _failed(self, requests: Sequence[Request], error: BaseException, *, is_alone: bool) -> StoreError | None:
+    def _handle_failure(
+        self, requests: Sequence[Request], error: BaseException, *, is_alone: bool
+    ) -> StoreError | None:
         """Deal with the error of a call, and return it as one of a store; None if its requests are sent again.
 
         Args:
@@ -333,12 +346,12 @@ class Batcher:
             said = await line.ask("EVAL", parts.script.source, *args)  # it does not know the script, or forbids EVALSHA
         return self._deliver(call, said, sent_ns)
 
-    def _packed(self, requests: Iterable[Request], now_ns: int) -> Call:
+    def _packed(self, requests: Iterable[Request], now_ns: int) -> ScriptCall:
         """Pack the requests that are still awaited, behind the question for news if it is due.
 
         If one cannot be packed, only that one fails.
         """
-        call = Call()
+        call = ScriptCall()
         if self._wants_news or now_ns >= self._news_ns:
             self._wants_news = False
             call.add(self._news, self._news.pack())
@@ -352,14 +365,14 @@ class Batcher:
                 self._fail((request,), StoreUnavailable(why, concerns="request"))
         return call
 
-    def _deliver(self, call: Call, said: Any, sent_ns: int) -> StoreError | None:
+    def _deliver(self, call: ScriptCall, said: Any, sent_ns: int) -> StoreError | None:
         """Give each request its answer or its error; return one of the errors.
 
         Raises:
             StoreUnavailable: There is not one answer for each request.
         """
         parts, failed = self._parts, None
-        is_awaited = call.requests == [self._news]  # which nobody awaits
+        is_awaited = call.requests == [self._news]  # nobody awaits news, so an answer with news alone is never late
         try:
             now_us, has_stored = _HEAD.unpack(said[0])
             answered = [*zip(call.requests, said[1:], strict=True)]
@@ -382,7 +395,7 @@ class Batcher:
         if parts.leases is not None:
             parts.leases.see(now_us, sent_ns, self._news_ns)
         if not is_awaited:
-            for took in parts.late:
+            for took in parts.late_observers:
                 took((monotonic_ns() - sent_ns) // 1_000)
         return failed
 

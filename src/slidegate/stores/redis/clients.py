@@ -205,7 +205,7 @@ def own_kind(kind: Any) -> Any:
     return OwnConnection
 
 
-async def what_has_come() -> None:
+async def read_what_has_come() -> None:
     """Let the event loop read what has come while a connection was idle: in its first turn, known in the next."""
     for _ in range(2):
         await asyncio.sleep(0)
@@ -220,7 +220,7 @@ def reopening(kind: Any) -> Any:
 
         async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
             if monotonic() - self.used_s > IDLE_S:
-                await what_has_come()
+                await read_what_has_come()
             if not self._is_opening and self.has_ended():
                 await self._open_anew()
             await super().send_packed_command(command, check_health)

@@ -8,8 +8,8 @@ from ...core.store import Clock
 from ..system_clock import system_us
 
 
-def monotonic_us() -> int:
-    """Return the monotonic time in microseconds."""
+def real_monotonic_us() -> int:
+    """Return the monotonic time of the system in microseconds, also where a test has set that of limiters."""
     return monotonic_ns() // 1_000
 
 
@@ -29,7 +29,7 @@ class StoreTime:
         self._clock = clock
         self._ahead_us = 0
         self.is_real = clock is None
-        self.local_us: Clock = clock or monotonic_us
+        self.local_us: Clock = clock or real_monotonic_us
         self.unix_us: Clock = clock or system_us
 
     def for_script(self) -> int:
@@ -49,4 +49,4 @@ class StoreTime:
     def saw(self, now_us: int) -> None:
         """Record the server's time, in an answer received now."""
         if self.is_real:
-            self._ahead_us = now_us - monotonic_us()
+            self._ahead_us = now_us - real_monotonic_us()

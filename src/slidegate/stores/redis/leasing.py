@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from ...core.decision import Decision
-from .requests import Asked
+from .requests import AskedQuestion
 from .script import Packed
 from .several import several
 
 
-class LeasingHit(Asked):
+class LeasingQuestion(AskedQuestion):
     """Equal hits that may have units charged ahead; a peek or a charge has none."""
 
     __slots__ = ("_is_lease",)
 
     def _pack_hits(self, hit: Packed) -> Packed:
-        """See `Asked`."""
+        """See `AskedQuestion`."""
         leases, question = self.parts.leases, self.question
         assert leases is not None, "only a store with leases has such hits"
         is_repeated = question.note_asked(self.sent_ns) or len(self.futures) > 1

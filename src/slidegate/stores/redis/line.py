@@ -22,7 +22,7 @@ from redis.exceptions import ClusterError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ...core.errors import StoreUnavailable
-from .clients import IDLE_S, what_has_come
+from .clients import IDLE_S, read_what_has_come
 from .errors import unexpected
 from .urls import Client
 
@@ -95,7 +95,7 @@ class ServerLine(Line):
         async with self._writing:
             connection = self._connection
             if connection is not None and monotonic() - connection.used_s > IDLE_S:
-                await what_has_come()
+                await read_what_has_come()
             if connection is None or connection.has_ended():
                 connection = await self._open()
             if connection.has_new_token:

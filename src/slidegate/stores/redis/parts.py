@@ -28,7 +28,7 @@ class Parts:
         connections: How many connections each event loop opens.
         max_waiting: The most requests of an event loop that may be queued.
         leases: The leases of the process, in a store that has them.
-        late: Are called with the microseconds of each answer that nobody awaited any more.
+        late_observers: Are called with the microseconds of each answer that nobody awaited any more.
         writes: How many calls have stored anything.
         is_closed: Whether the store is closed.
     """
@@ -43,6 +43,6 @@ class Parts:
     connections: int
     max_waiting: int
     leases: SliceLeases | None
-    late: list[Callable[[int], None]] = field(default_factory=list)
+    late_observers: list[Callable[[int], None]] = field(default_factory=list)
     writes: int = 0
     is_closed: bool = False

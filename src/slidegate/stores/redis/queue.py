@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ...core.decision import Decision
 from ...core.errors import StoreUnavailable
 from .question import Question
-from .requests import Asked, Request
+from .requests import AskedQuestion, Request
 from .script import HIT
 
 
@@ -29,7 +29,7 @@ class RequestQueue:
         self._requests: deque[Request] = deque()
         self._waiting = 0
         """How many results are awaited: more than there are requests, where hits have joined."""
-        self._last_of_keys: dict[str, Asked] = {}
+        self._last_of_keys: dict[str, AskedQuestion] = {}
         """The last question about each key that was queued since the last call was made."""
 
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ class RequestQueue:
             return False
         self._requests.append(request)
         self._waiting += len(request.futures)
-        if isinstance(request, Asked):
+        if isinstance(request, AskedQuestion):
             for _, key, _ in request.question.checks:
                 self._last_of_keys[key] = request
         else:

@@ -67,7 +67,7 @@ class Refusals:
         """
         now_us = self._time.local_us()
         if now_us < self._latest_us and not self._time.is_real:  # a test has set its clock back, which moves windows
-            self.change_all()
+            self.invalidate_all()
         self._latest_us = now_us
         found = self._of(tuple(subjects), subjects, now_us)
         if found is not None and found.decision.ban is not None:
@@ -104,22 +104,22 @@ class Refusals:
         self._latest_us = came_us
         remember(self.cache, subject, KnownRefusal(decision, sent_ns, came_us, sent_us + lasts_us, amounts))
 
-    def change(self, checks: Iterable[Check]) -> None:
+    def invalidate(self, checks: Iterable[Check]) -> None:
         """Repeat no refusal of windows that change now, also none that is still on its way."""
         now_ns, changed_ns = monotonic_ns(), self._changed_ns
         for bucket, key, _ in checks:
             changed_ns[bucket.name, key] = now_ns
         if len(changed_ns) > MEMO_SIZE:
-            self.change_all()  # as if all had changed now; the same below
+            self.invalidate_all()  # as if all had changed now; the same below
 
-    def change_key(self, key: str) -> None:
+    def invalidate_key(self, key: str) -> None:
         """Repeat no refusal of a key that is banned now, because the ban may last longer; leases of it end."""
         self.changes += 1
         self._changed_ns[key] = monotonic_ns()
         if len(self._changed_ns) > MEMO_SIZE:
-            self.change_all()
+            self.invalidate_all()
 
-    def change_all(self) -> None:
+    def invalidate_all(self) -> None:
         """Repeat no refusal that was asked for before now; leases end."""
         self.changes += 1
         self._all_changed_ns = monotonic_ns()

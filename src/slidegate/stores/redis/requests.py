@@ -76,7 +76,7 @@ class Command(Awaited):
         return True
 
 
-class Call:
+class ScriptCall:
     """The requests of one script call, packed.
 
     Attributes:
@@ -104,7 +104,7 @@ class Call:
 
 
 @dataclass(slots=True, eq=False)
-class Asked(Awaited):
+class AskedQuestion(Awaited):
     """Equal hits, a peek or a charge.
 
     Attributes:
@@ -175,7 +175,7 @@ class Asked(Awaited):
         if decision.reason is Reason.BANNED:
             refusals.record(decision, self.sent_ns, self.question.refusing)
         elif self.what != PEEK and (decision.allowed or self.question.counts_denied):
-            refusals.change(self.question.checks)
+            refusals.invalidate(self.question.checks)
         # Who is refused for reservations that are not settled yet may be admitted by a settlement.
         elif self.what == HIT and decision.reason is Reason.LIMITED and answer[0] != UNSETTLED:
             refusals.record(decision, self.sent_ns, self.question.refusing)
@@ -247,4 +247,4 @@ class Asked(Awaited):
         return decision
 
 
-Request: TypeAlias = Command | Asked
+Request: TypeAlias = Command | AskedQuestion

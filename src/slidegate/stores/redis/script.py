@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b, sha1
 from importlib import resources
 from struct import Struct, pack
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.policy import BanPolicy
@@ -89,8 +89,16 @@ _REASONS: Final = {
 }
 
 
-PermitsRow: TypeAlias = tuple[bytes, bytes]
-"""A hash, and the name of a field in it without the prefix of permits."""
+class PermitsRow(NamedTuple):
+    """Where the permits of a key are.
+
+    Attributes:
+        name: The name of the hash.
+        field: The name of the field in it, without the prefix of permits.
+    """
+
+    name: bytes
+    field: bytes
 
 
 class Script(NamedTuple):
@@ -224,7 +232,7 @@ class Packing:
 
     def permits_row(self, bucket: Bucket, key: str) -> PermitsRow:
         """Return the names of the hash and of the field with the permits of a key."""
-        return self.name_of(key), _window_field(bucket, bucket.limits[0])
+        return PermitsRow(self.name_of(key), _window_field(bucket, bucket.limits[0]))
 
     def pack_limit(self, bucket: Bucket, limit: AnyLimit, key: str, held: HeldPermits | None = None) -> bytes:
         """Pack a limit; the fields that a ring uses for lengths have the boundaries of the periods of a quota.
@@ -264,12 +272,12 @@ def renewal(row: PermitsRow, held: HeldPermits) -> Packed:
         held: The permits of the worker.
     """
     ask = _ASK.pack(0, 0, 0) + _pack_permits(row, 0, held)
-    return Packed((row[0],), REQUEST.pack(REFUND, 1, 1, 0, 0) + ask)
+    return Packed((row.name,), REQUEST.pack(REFUND, 1, 1, 0, 0) + ask)
 
 
 def _pack_permits(row: PermitsRow, amount: int, held: HeldPermits) -> bytes:
     """Pack a concurrency limit, with the worker and its true count in the fields that a ring uses for lengths."""
-    return _PERMITS.pack(row[1], amount, held.worker, held.lease_us, held.units(row), 0, PERMITS)
+    return _PERMITS.pack(row.field, amount, held.worker, held.lease_us, held.units(row), 0, PERMITS)
 
 
 def _window_field(bucket: Bucket, limit: AnyLimit) -> bytes:

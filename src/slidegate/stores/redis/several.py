@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from ...core.buckets import Check
 from ...core.decision import OK, Decision
@@ -16,7 +16,19 @@ _NUMBERS: Final = Struct("<II")
 """How many hits are awaited, and how many more may be charged. They take the place of the mark of the first ask, which
 no other hit has."""
 _CHARGED: Final = Struct("<Iq")
-"""The end of an answer: how many hits were charged, and how long after that their first slice ends, in microseconds."""
+"""The end of an answer, see `Charged`."""
+
+
+class Charged(NamedTuple):
+    """What the script has charged of several hits.
+
+    Attributes:
+        hits: How many hits.
+        lasts_us: How long after that their first slice ends, in microseconds.
+    """
+
+    hits: int
+    lasts_us: int
 
 
 def several(hit: Packed, awaited: int, ahead: int = 0) -> Packed:
@@ -35,10 +47,9 @@ def several(hit: Packed, awaited: int, ahead: int = 0) -> Packed:
     return Packed(hit.names, operation + before + _NUMBERS.pack(awaited, ahead) + after)
 
 
-def charged_of(answer: bytes) -> tuple[int, int]:
-    """Return how many hits were charged, and how long after that their first slice ends, in microseconds."""
-    charged, lasts_us = _CHARGED.unpack(answer[-_CHARGED.size :])
-    return charged, lasts_us
+def charged_of(answer: bytes) -> Charged:
+    """Return what was charged, given the answer."""
+    return Charged._make(_CHARGED.unpack(answer[-_CHARGED.size :]))
 
 
 def admitted_before(decision: Decision, later: int, now_us: int) -> Decision:

@@ -30,7 +30,7 @@ from ...core.decision import Decision
 from ...core.memo import remember
 from ...core.reservation import Reservation
 from ..forks import InChild, begin_anew_if_forked
-from .clock import StoreTime, monotonic_us
+from .clock import StoreTime, real_monotonic_us
 from .question import Question
 from .refusals import Refusals, amounts_of
 from .several import admitted_before, charges_of
@@ -66,7 +66,7 @@ class SliceLease:
         cleared: The questions for which it may be spent, one for each client: Redis has said that no ban refuses it.
         units: An element for each unit that is left; threads take them without a lock.
         used: How often the question was asked under the lease.
-        before: How often under the one before.
+        used_before: How often under the one before.
         is_dropped: Whether its units may be gone from Redis.
     """
 
@@ -79,7 +79,7 @@ class SliceLease:
     cleared: set[Question]
     units: list[None]
     used: int = 0
-    before: int = 0
+    used_before: int = 0
     is_dropped: bool = False
 
     def take(self) -> bool:
@@ -146,7 +146,7 @@ class SliceLeases:
             return 0
         now_us = self._time.local_us()
         used = lease.used
-        before = lease.before
+        before = lease.used_before
         if not self._goes_on(lease, question, now_us):
             self.refund_rest(lease, refund)
             before = used  # the next lease begins
@@ -191,7 +191,7 @@ class SliceLeases:
             last = lease
             lease = SliceLease(decision, came_us, sent_ns, until_us, changes, amounts_of(question.checks), set(), [])
             if last is not None:
-                lease.before = last.used
+                lease.used_before = last.used
                 self.refund_rest(last, refund)
             remember(self._leases, question.checks, lease)
             self._end_later(lease, refund)
@@ -221,7 +221,7 @@ class SliceLeases:
         hit = charges_of(lease.decision, 1)
         if [(one.marks, one.units) for one in reservations] != [(one.marks, one.units) for one in hit]:
             return False
-        self._refusals.change(lease.decision.checks)
+        self._refusals.invalidate(lease.decision.checks)
         lease.units.append(None)
         return True
 
@@ -267,7 +267,7 @@ class SliceLeases:
     def _has_stepped(self, now_us: int, sent_ns: int) -> bool:
         """Return whether the server's clock cannot be ahead of the monotonic one by what it was before."""
         then_least_us, then_most_us = self._ahead_us
-        least_us = now_us - monotonic_us()
+        least_us = now_us - real_monotonic_us()
         most_us = now_us - sent_ns // 1_000
         self._ahead_us = least_us - STEP_US, most_us + STEP_US
         return max(least_us, then_least_us) > min(most_us, then_most_us)

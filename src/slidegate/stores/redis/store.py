@@ -64,7 +64,8 @@ RESET_AT_ONCE: Final = 64
 class RedisStore(Store):
     """Stores windows and bans in Redis or Valkey, for all hosts that use it.
 
-    Safe to share between threads and event loops, and after `fork`. Each event loop opens a connection of its own.
+    Safe to share between threads and event loops, and after `fork`. Each event loop opens a connection of its own. Who
+    awaits an answer keeps the deadline, and cancels it then: no method uses its argument `deadline_s`.
 
     Args:
         client: An address such as ``"redis://localhost:6379/0"``, see `urls`; or a client of
@@ -157,7 +158,7 @@ class RedisStore(Store):
             with suppress(StoreError, TimeoutError):  # else it counts until its slice leaves
                 await asyncio.wait_for(self.batcher().server_us(), CLOSING_S)
         self.closed = self.parts.is_closed = True
-        self.parts.refusals.change_all()
+        self.parts.refusals.invalidate_all()
         self._batchers.clear()
         for loop, batcher in batchers.items():
             if loop is running:
@@ -193,7 +194,7 @@ class RedisStore(Store):
 
     def observe_late(self, took: Callable[[int], None]) -> None:
         """Call `took` with the microseconds of each answer that came when nobody awaited it any more."""
-        self.parts.late.append(took)
+        self.parts.late_observers.append(took)
 
     def hit(
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
@@ -232,10 +233,10 @@ class RedisStore(Store):
     def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[Decision]:
         """Record every cost atomically, whatever the limits, and return what is left."""
         refusals = self.parts.refusals
-        refusals.change(checks)  # a refusal in flight was decided without these units
+        refusals.invalidate(checks)  # a refusal in flight was decided without these units
         if self.parts.leases is not None:
             for _, key, _ in checks:
-                refusals.change_key(key)
+                refusals.invalidate_key(key)
         return self.batcher().ask(CHARGE, Question(checks, ()))
 
     def refund(
@@ -285,7 +286,7 @@ class RedisStore(Store):
 
     def _forget(self, key: str | None) -> None:
         """Repeat no refusal, and spend no lease of a key, or of all keys, whose windows are reset."""
-        self.parts.refusals.change_all()
+        self.parts.refusals.invalidate_all()
         if self.parts.leases is not None:
             self.parts.leases.drop(key)
 
@@ -294,7 +295,11 @@ class RedisStore(Store):
         checks, batcher = [(bucket, key, 0) for bucket in buckets], self.batcher()
         pack = partial(self.parts.packing.question, INSPECT, checks, (), batcher.permits)
         has_permits = any(bucket.is_permit for bucket in buckets)
-        return batcher.request(pack, lambda answer, now_us: Snapshot(now_us, now_us, answer[1:]), has_permits)
+
+        def read(answer: list[bytes], now_us: int) -> Snapshot:
+            return Snapshot(now_us, now_us, answer[1:])
+
+        return batcher.request(pack, read, has_permits=has_permits)
 
     def permits_held(self) -> int:
         """Return the number of concurrency permits that requests of this process hold."""

@@ -17,7 +17,7 @@ from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.networks import BannedNetworks
 from ...core.errors import StoreUnavailable
 from ...core.events import Event
-from .clock import StoreTime, monotonic_us
+from .clock import StoreTime, real_monotonic_us
 from .refusals import Refusals
 from .script import Packed, Packing, command, unpack_ban
 
@@ -39,7 +39,7 @@ class StoreNews:
         names: The keys of what concerns all bans: the hash with life and version, the index, and the networks.
         networks: The bans of networks.
         life: The identity of the data; empty until Redis has said it.
-        count: The number of bans, some of which may have ended since.
+        ban_count: The number of bans, some of which may have ended since.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class StoreNews:
         self.names = packing.meta, packing.meta + b":index", packing.meta + b":networks"
         self.networks = BannedNetworks()
         self.life = b""
-        self.count = 0
+        self.ban_count = 0
         self._version = b"?"  # of the networks; none has this one, so that they are read first
         self._unpacked: dict[bytes, Ban] = {}
-        self._look_us = 0
+        self._next_look_us = 0
         """When it is looked next whether Redis evicts keys (monotonic)."""
         self._policy = b""
         """Which keys Redis evicts when it is full."""
@@ -77,10 +77,10 @@ class StoreNews:
         life_if_none = b""
         if self._begins:
             life_if_none = os.urandom(8).hex().encode()
-        now_us = monotonic_us()
-        looks = not self.life or now_us >= self._look_us
+        now_us = real_monotonic_us()
+        looks = not self.life or now_us >= self._next_look_us
         if looks:
-            self._look_us = now_us + LOOK_EVERY_US
+            self._next_look_us = now_us + LOOK_EVERY_US
         return command(self.names, b"news", life_if_none, int(looks), self._version, self._packing.naming)
 
     def read(self, answer: Sequence[Any], now_us: int) -> None:
@@ -98,15 +98,15 @@ class StoreNews:
         self.life = life
         if policy:
             self._tell_of_eviction(policy)
-        known = self.count
-        self.count = count
+        known = self.ban_count
+        self.ban_count = count
         if before not in (b"", life):
             message = f"Redis lost its data: counts restart from zero; {known} known bans were lost"
             self._tell(Event("store_reset", message, {"bans": known}))
         if version != self._version:
             self._take_networks(rows[1::2])
             self._version = version
-            self._refusals.change_all()
+            self._refusals.invalidate_all()
 
     def _check_data(self, life: bytes, naming: bytes) -> None:
         """Check that there is data of workers, whose names of keys this store would make, too."""

@@ -18,10 +18,10 @@ passwords, also in a mistyped address.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 from redis.asyncio import Redis, RedisCluster
@@ -48,6 +48,16 @@ class _Kind(Enum):
     SOCKET = "socket"
 
 
+class _Parts(NamedTuple):
+    """The parts of an address, behind its scheme; empty where they are left out."""
+
+    user: str
+    password: str
+    hosts: str
+    path: str
+    query: str
+
+
 _KINDS: Final = {
     "redis": _Kind.SERVER,
     "rediss": _Kind.SERVER,
@@ -61,7 +71,7 @@ SCHEMES: Final = tuple(_KINDS)
 _PORT: Final = 6_379
 _SENTINEL_PORT: Final = 26_379
 _SHAPE: Final = re.compile(r"(?:([^/?#@:]*):([^/?#@]*)@)?([^/?#@]*)(/[^?#]*)?(?:\?([^#]*))?")
-"""The user, the password, the hosts, the path and the options of an address without its scheme."""
+"""An address without its scheme; its groups are `_Parts`."""
 _HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]@]+))(?::([0-9]{1,5}))?")
 _DATABASE: Final = re.compile(r"[0-9]{1,5}")
 _VERIFY: Final = ("none", "optional", "required")
@@ -79,7 +89,7 @@ def open_client(url: str) -> Client:
     Raises:
         ConfigurationError: The address is invalid.
     """
-    scheme, (user, password, place, path, query) = _split(url)
+    scheme, (user, password, written_hosts, path, query) = _split(url)
     kind = _KINDS[scheme]
     is_tls = scheme.startswith("rediss")
     wrong = partial(_wrong, scheme)
@@ -92,16 +102,16 @@ def open_client(url: str) -> Client:
     if user or password:
         options = {"username": unquote(user) or None, "password": unquote(password)}
     if kind is _Kind.SOCKET:
-        if place or len(path) < 2:
+        if written_hosts or len(path) < 2:
             raise wrong("expected the path of a Unix socket, for example unix:///run/redis.sock")
         return Redis(unix_socket_path=unquote(path), **given, **options)
     if is_tls:
         options |= _tls(given, wrong)
     if kind is _Kind.SENTINEL:
-        hosts = _hosts(place, _SENTINEL_PORT, wrong)
+        hosts = _hosts(written_hosts, _SENTINEL_PORT, wrong)
         service, _, number = path[1:].partition("/")
         return _master(hosts, service, _database(number, wrong), options, of_sentinels, wrong)
-    hosts = _hosts(place, _PORT, wrong)
+    hosts = _hosts(written_hosts, _PORT, wrong)
     database = _database(path[1:], wrong)
     if kind is _Kind.CLUSTER:
         if database:
@@ -120,8 +130,8 @@ def _database(number: str, wrong: Wrong) -> int:
     return int(number or 0)
 
 
-def _split(url: str) -> tuple[str, Sequence[str]]:
-    """Return the scheme, and the user, the password, the hosts, the path and the options."""
+def _split(url: str) -> tuple[str, _Parts]:
+    """Return the scheme, and the parts behind it."""
     scheme = rest = ""
     if isinstance(url, str):
         name, _, rest = clean_address(url).partition("://")
@@ -134,7 +144,7 @@ def _split(url: str) -> tuple[str, Sequence[str]]:
     shape = _SHAPE.fullmatch(rest)
     if shape is None:
         raise _wrong(scheme, f"expected 'user:password@' or ':password@' before the host; {ESCAPES}")
-    return scheme, shape.groups("")
+    return scheme, _Parts._make(shape.groups(""))
 
 
 def _tls(found: dict[str, Any], wrong: Wrong) -> dict[str, Any]:
@@ -180,10 +190,10 @@ def _wrong(scheme: str, what: str) -> ConfigurationError:
     return ConfigurationError(f"store address: {scheme}://…: {what}")
 
 
-def _hosts(place: str, default_port: int, wrong: Wrong) -> Hosts:
+def _hosts(written: str, default_port: int, wrong: Wrong) -> Hosts:
     """Return the hosts of an address, and their ports."""
     hosts = []
-    for part in place.split(","):
+    for part in written.split(","):
         found = _HOST.fullmatch(part)
         port = 0
         if found is not None:

@@ -43,12 +43,12 @@ end
 
 -- Unpack a limit: the field, the amount, three numbers, the resolution and the modes.
 local function limit_of(text)
-  local limit = { field = sub(text, 1, FIELD_BYTES), kind = ring, kept = 0, starts = 1 }
+  local limit = { field = sub(text, 1, FIELD_BYTES), counter = ring, kept = 0, starts = 1 }
   local first, second, third, modes
   limit.amount, first, second, third, limit.resolution, modes = unpack_from("<I4i8i8i8HB", text, FIELD_BYTES + 1)
   limit.step, limit.span, limit.count_denied = first, second, modes % QUOTA == COUNT_DENIED
   if modes >= PERMITS then
-    limit.kind, limit.field = permits, PERMIT_ROW .. limit.field
+    limit.counter, limit.field = permits, PERMIT_ROW .. limit.field
     limit.worker, limit.lease, limit.held = sub(text, 13, 20), second, third
   elseif modes >= QUOTA then
     -- A ring with one slice from 1970 to the end of the period, as in core/quotas.py. The caller's clock chooses three

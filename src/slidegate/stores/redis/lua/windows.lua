@@ -20,7 +20,7 @@ local function ask_at(at)
   limits[text] = limits[text] or limit_of(text)
   local name, limit = key_at(1 + key), limits[text]
   local value = redis.call("HGET", name, limit.field) or ""
-  local w = limit.kind.read(#value < limit.starts and value or sub(value, limit.starts), limit, name)
+  local w = limit.counter.read(#value < limit.starts and value or sub(value, limit.starts), limit, name)
   return { name = name, limit = limit, mark = mark, units = units, w = w, wait = 0 }
 end
 
@@ -54,15 +54,15 @@ end
 -- Write windows. If Redis accepts no writes, the first one raises its error.
 local function save(asks)
   for _, ask in ipairs(asks) do
-    local name, limit, kind = ask.name, ask.limit, ask.limit.kind
-    local value = kind.pack(ask.w, limit)
+    local name, limit, counter = ask.name, ask.limit, ask.limit.counter
+    local value = counter.pack(ask.w, limit)
     if value == "" then
       delete("HDEL", name, limit.field)
     else
-      local ends = kind.expires(ask.w, limit)
+      local ends = counter.expires(ask.w, limit)
       save_value(name, limit.field, limit.starts > 1 and pack("<i8", ends) .. value or value, ends)
     end
-    if kind == permits then
+    if counter == permits then
       written[name .. limit.field] = true
     end
   end
@@ -76,23 +76,23 @@ local STATUS_OF = { [0] = OK, [OPEN] = UNSETTLED, [NEVER] = TOO_LARGE }
 local function wait(asks)
   local status = OK
   for _, ask in ipairs(asks) do
-    ask.wait = ask.limit.kind.wait(ask.w, ask.limit, ask.units)
+    ask.wait = ask.limit.counter.wait(ask.w, ask.limit, ask.units)
     status = max(status, STATUS_OF[ask.wait] or LIMITED)
   end
   return status
 end
 
 local function charge(ask)
-  return ask.limit.kind.charge(ask.w, ask.limit, ask.units)
+  return ask.limit.counter.charge(ask.w, ask.limit, ask.units)
 end
 
 local function answer(status, asks)
-  local told = pack("<B", status)
+  local reply = pack("<B", status)
   for _, ask in ipairs(asks) do
-    local spent, leaves, newest = ask.limit.kind.state(ask.w, ask.limit)
-    told = told .. pack("<I8i8i8i8", spent, leaves, newest, ask.wait)
+    local spent, leaves, newest = ask.limit.counter.state(ask.w, ask.limit)
+    reply = reply .. pack("<I8i8i8i8", spent, leaves, newest, ask.wait)
   end
-  return told
+  return reply
 end
 
 -- Charge asks here, but write nothing: return what a hit is told, and the asks that it writes, which are those that it
@@ -115,19 +115,19 @@ local function decide(asks)
 end
 
 local function hit(asks)
-  local told, changed = decide(asks)
+  local reply, changed = decide(asks)
   save(changed)
-  return told
+  return reply
 end
 
 local SHARE = 16 -- of the room, which may be charged ahead
-local MANY = 4294967296
+local HALF_MARK = 4294967296 -- a mark has room for two numbers
 
 -- Decide equal hits, as many as the mark of the first ask says. They are charged as far as there is room, and with them some
 -- that are still to come: a worker spends these until the first slice ends. The answer has the states and waits after that,
 -- and ends with how many were charged, and how long until that end. If there is room for none, it is that to one hit.
 local function several(asks)
-  local asked, ahead = asks[1].mark % MANY, math.floor(asks[1].mark / MANY)
+  local asked, ahead = asks[1].mark % HALF_MARK, math.floor(asks[1].mark / HALF_MARK)
   local room, ends = math.huge, math.huge
   for _, ask in ipairs(asks) do
     room = min(room, math.floor((ask.limit.amount - ask.w.spent) / ask.units))
@@ -141,7 +141,7 @@ local function several(asks)
     times = max(times, min(asked + ahead, math.floor(room / SHARE)))
   end
   for _, ask in ipairs(asks) do
-    ask.limit.kind.charge(ask.w, ask.limit, ask.units * times)
+    ask.limit.counter.charge(ask.w, ask.limit, ask.units * times)
   end
   save(asks)
   if times < asked then
@@ -164,7 +164,7 @@ end
 local function refund(asks)
   local changed = {}
   for _, ask in ipairs(asks) do
-    if ask.limit.kind.remove(ask.w, ask.mark, ask.units) then
+    if ask.limit.counter.remove(ask.w, ask.mark, ask.units) then
       changed[#changed + 1] = ask
     end
   end
@@ -176,7 +176,7 @@ end
 local function inspect(asks)
   local windows = { OK }
   for _, ask in ipairs(asks) do
-    windows[#windows + 1] = ask.limit.kind.pack(ask.w, ask.limit)
+    windows[#windows + 1] = ask.limit.counter.pack(ask.w, ask.limit)
   end
   return windows
 end
