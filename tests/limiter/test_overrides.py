@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import re
 import sys
 import threading
@@ -18,8 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
+from starlette.responses import PlainTextResponse
 
-from slidegate import ConfigurationError, Limiter, RateLimitExceeded
+from slidegate import ConfigurationError, Limiter, RateLimitExceeded, RateLimitMiddleware, Rule
 from slidegate.core import Bucket, SharedRow, StoreUnavailable
 from slidegate.limiter import Override, news, workers
 from slidegate.limiter.named_limits import NamedLimit, parse_one
@@ -28,6 +30,7 @@ from slidegate.limiter.published import PublishedRule, rules_of
 from slidegate.limiter.workers import WORKERS
 from slidegate.testing import RecordingObserver
 
+from ..asgi import call
 from ..contract.programs import SECOND_US
 from ..ops.shared_rows import SharedRows, limiter_on
 from ..virtual_time import OnALoop, turns
@@ -147,6 +150,8 @@ GOOD = st.tuples(st.sampled_from(WINDOWS), st.integers(1, 99)).map(
 ) | st.just(("*", "off"))
 CHANGE_ROW = {"name": "calm", "limit": "6/minute", "by": "", "reason": "", "since_us": 0, "until_us": 2**51}
 ODD_FIELDS = [("limit", odd) for odd in ("6 a minute", 6, "off")] + [("name", odd) for odd in (7, "*")]
+ODD_FIELDS += [(text, odd) for text in ("by", "reason") for odd in (None, 7)]
+ODD_FIELDS += [(time, odd) for time in ("since_us", "until_us") for odd in (None, "9", True, -1, 2**70, math.inf)]
 UNREADABLE = [(CHANGED_LIMITS, json.dumps({**CHANGE_ROW, field: odd}).encode()) for field, odd in ODD_FIELDS]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -494,6 +499,17 @@ def test_what_a_later_version_writes_besides_is_ignored(of_change: dict[str, Any
         assert worker.observer.kinds.count("secret_differs") == 1
 
     asyncio.run(play())
+
+
+async def test_a_change_of_a_later_version_in_another_form_fails_no_request(tmp_path: Path) -> None:
+    for number, (field, odd) in enumerate(ODD_FIELDS):
+        async with Limiter.from_url(f"lmdb://{tmp_path}/{number}?max_map_size={2**22}") as limiter:
+            row = json.dumps({**CHANGE_ROW, "name": "api", "limit": "6/minute", field: odd})
+            await limiter.keep_row(CHANGED_LIMITS, 0, row.encode(), 10**9)
+            rules = [Rule("*", "60/minute", name="api")]
+            app = RateLimitMiddleware(PlainTextResponse("ok"), limiter=limiter, rules=rules)
+            assert (await call(app)).headers["ratelimit"].startswith('"api";r=59;'), row
+            assert await limiter.overrides() == []
 
 
 def test_a_thread_with_an_older_read_takes_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
+from ..core.arguments import check_whole
+from ..core.bans.ban import clean_reason
 from ..core.errors import ConfigurationError, quoted
 from ..core.events import Event
 from ..core.store import Clock
@@ -27,6 +29,7 @@ OFF: Final = "off"
 
 _FIELDS: Final = ("name", "limit", "by", "reason", "since_us", "until_us")
 """The fields that a row must have; a later version may write more."""
+_LATEST_US: Final = 2**53
 _UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigurationError)
 
 
@@ -93,6 +96,10 @@ def override_in(value: bytes) -> Override | None:
         said = json.loads(value)
         found = Override(**{name: said[name] for name in _FIELDS}, was=str(said.get("was", "")))
         checked(found.name, found.limit)
+        clean_reason(found.by, "by")
+        clean_reason(found.reason)
+        for moment_us in (found.since_us, found.until_us):
+            check_whole(moment_us, 0, _LATEST_US, "limits", "for example 0")
     except _UNREADABLE:
         return None
     return found
