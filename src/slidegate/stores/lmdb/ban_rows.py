@@ -21,7 +21,7 @@ from ...core.bans.networks import BannedNetworks
 from ...core.bans.strikes import Level
 from ...core.stored import json_of, read_by_name, read_json
 from .journal import Fields
-from .layout import BETWEEN, DUE, NETWORKS, Rows, row_of
+from .layout import BETWEEN, DUE, NETWORKS, TransactionRows, row_of
 
 _VERSION_BYTES: Final = 8
 """Random, so that no two processes write the same version."""
@@ -48,7 +48,7 @@ class LmdbBanRows:
 
     __slots__ = ("_cached", "_dbs", "_rows", "_txn")
 
-    def __init__(self, rows: Rows, cached: CachedNetworks) -> None:
+    def __init__(self, rows: TransactionRows, cached: CachedNetworks) -> None:
         self._rows = rows
         self._txn = rows.txn
         self._dbs = rows.dbs

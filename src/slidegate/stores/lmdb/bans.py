@@ -39,7 +39,7 @@ class LmdbBans(BookBans):
         self._transactions = transactions
         self._batcher = batcher
         self._store = transactions.store
-        self._unix_us = transactions.terms.unix_us
+        self._unix_us = transactions.settings.unix_us
         self._last_count = 0
 
     def expect_open(self) -> None:

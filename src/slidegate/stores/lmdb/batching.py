@@ -22,7 +22,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from inspect import isawaitable
-from typing import Any, Final, TypeAlias, TypeVar, TypeVarTuple
+from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from ...core.errors import StoreTimeout
@@ -42,8 +42,19 @@ EAGER_TRIES: Final = 50
 """A job is retried in this many consecutive iterations of the loop, then with pauses, to save CPU."""
 PAUSE_S: Final = 0.001
 
-_Item: TypeAlias = tuple[asyncio.Future[Any], Job, float]
-"""The future of a job, the job, and the loop time at which it is given up."""
+
+class _Item(NamedTuple):
+    """A queued job.
+
+    Attributes:
+        future: Receives its answer.
+        job: The job.
+        until_s: When it is given up, by the time of the loop.
+    """
+
+    future: asyncio.Future[Any]
+    job: Job
+    until_s: float
 
 
 class Batcher:
@@ -152,7 +163,7 @@ class _LoopJobs:
         """Queue a job; return the future of its answer."""
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        self._waiting.append((future, job, loop.time() + COMMAND_DEADLINE_S))
+        self._waiting.append(_Item(future, job, loop.time() + COMMAND_DEADLINE_S))
         if not self.is_busy:
             self._schedule(loop)
         return future
@@ -167,7 +178,7 @@ class _LoopJobs:
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run the next jobs, and schedule those after them."""
-        items = [item for item in self._waiting if not item[0].done()]
+        items = [item for item in self._waiting if not item.future.done()]
         taken, self._waiting = items[:MOST_TOGETHER], items[MOST_TOGETHER:]
         blocked = self._attempt(taken, loop.time())
         self._tries += 1
@@ -180,27 +191,34 @@ class _LoopJobs:
 
     def _attempt(self, items: list[_Item], now_s: float) -> list[_Item]:
         """Run jobs together, or separately if that fails; return those that have to be retried."""
-        items = [item for item in items if not item[0].done()]  # those before them may have cancelled it
+        items = [item for item in items if not item.future.done()]  # those before them may have cancelled it
+        if not items:
+            return []
         try:
-            answers = self._transactions.write([job for _, job, _ in items]) if items else []
+            answers = self._transactions.write([item.job for item in items])
         except StoreTimeout as error:  # a thread holds the files, and each further try would block the loop
-            for future, _, _ in items:
-                _fail(future, StoreTimeout(str(error)))
+            for item in items:
+                _fail(item.future, StoreTimeout(str(error)))
             return []
         except Exception as error:
             if len(items) > 1:
                 return [blocked for item in items for blocked in self._attempt([item], now_s)]
-            _fail(items[0][0], error)
+            _fail(items[0].future, error)
             return []
         if answers is not None:
-            for (future, _, _), answer in zip(items, answers, strict=True):
-                if not future.done():  # else observers of an event have cancelled it
-                    future.set_result(answer)
+            for item, answer in zip(items, answers, strict=True):
+                if not item.future.done():  # else observers of an event have cancelled it
+                    item.future.set_result(answer)
             return []
-        for future, _, until_s in items:
-            if now_s >= until_s:
-                _fail(future, _too_long(COMMAND_DEADLINE_S))
-        return [item for item in items if not item[0].done()]
+        return _give_up_late(items, now_s)
+
+
+def _give_up_late(items: list[_Item], now_s: float) -> list[_Item]:
+    """Fail the jobs whose time is over; return the others."""
+    for item in items:
+        if now_s >= item.until_s:
+            _fail(item.future, _too_long(COMMAND_DEADLINE_S))
+    return [item for item in items if not item.future.done()]
 
 
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:

@@ -41,7 +41,7 @@ class Room(IntEnum):
     """All changes fail but those that delete or hand back."""
 
 
-class Counts:
+class CountsFile:
     """The open file of this start of the machine.
 
     Args:

@@ -38,7 +38,7 @@ from ...core.events import Event
 from ...core.logs import Throttle
 from ..forks import begin_anew_if_forked
 from .checking import DISK_FULL, check_directory, check_file_system, check_files, unusable
-from .counts import Counts
+from .counts import CountsFile
 from .gate import Gate
 from .journal import Journal, Noted
 from .kept_rows import QUOTA, lines_as_stored
@@ -87,7 +87,7 @@ class Environment:
         self.pending_events: deque[Event] = deque()
         self.users = 0
         self.gate = Gate(path, create=options.create)
-        self.counts: Counts
+        self.counts: CountsFile
         self._state = State.SHUT
         self._damage = ""
         self._bad_file: tuple[int, int] | None = None

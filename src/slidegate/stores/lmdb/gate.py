@@ -107,14 +107,14 @@ class Gate:
 
     def is_alone(self) -> bool:
         """Return whether no process lives; then nobody else can join until this one does. Called inside the gate."""
-        return not self._lives and _locked(self._users, fcntl.LOCK_EX)
+        return not self._lives and _try_flock(self._users, fcntl.LOCK_EX)
 
     def join(self) -> None:
         """Become one of those who live; a tool only lets them join again. Called inside the gate, after `is_alone`."""
         operation = fcntl.LOCK_UN
         if self._create:
             operation = fcntl.LOCK_SH
-        _locked(self._users, operation)
+        _try_flock(self._users, operation)
         self._lives = self._create
 
     def is_in_place(self) -> bool:
@@ -171,7 +171,8 @@ class Gate:
         return StoreUnavailable(f"lmdb: there is no store at {self._path}: {missing} does not exist; {remedy}")
 
 
-def _locked(file: int, operation: int) -> bool:
+def _try_flock(file: int, operation: int) -> bool:
+    """Lock or unlock a file without waiting; return False if another process has it."""
     try:
         fcntl.flock(file, operation | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -17,7 +17,7 @@ from ...core.packing import pack_head, read_head
 from ..shared import WINDOW_DIGEST_BYTES
 from .ban_rows import LmdbBanRows
 from .journal import Fields, Line, Name, Noted, line_of
-from .layout import BETWEEN, Databases, Rows, row_of
+from .layout import BETWEEN, Databases, TransactionRows, row_of
 
 QUOTA: Final = "quota"
 """The kind of what a request charges. On a full disk it is charged without a line."""
@@ -36,7 +36,7 @@ _BUDGET: Final = b"quota_lines"
 _WRITTEN: Final = Struct("=qI")  # a second of Unix time, and how many lines were written in it
 
 
-def write(txn: Any, dbs: Databases, kept: Iterable[tuple[Name, Line]]) -> None:
+def write_rows(txn: Any, dbs: Databases, kept: Iterable[tuple[Name, Line]]) -> None:
     """Write the rows of lines; those that have expired are found by the next sweeps, which know the clock of the store.
 
     Lines of kinds that only a later version knows stay in the journal.
@@ -95,9 +95,9 @@ def _lines_of_bans(bans: LmdbBanRows, fields: Fields) -> list[bytes]:
     return lines
 
 
-def _rows(txn: Any, dbs: Databases) -> Rows:
+def _rows(txn: Any, dbs: Databases) -> TransactionRows:
     """Return the rows of a transaction that does not know the clock of the store: it is late in all of them."""
-    return Rows(txn, dbs, 0, lambda: 2**62)
+    return TransactionRows(txn, dbs, 0, lambda: 2**62)
 
 
 # -- quotas ------------------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def quota_state(stored: bytes) -> Fields:
     return {"spent": spent, "until_us": until_us}
 
 
-def is_line_due(rows: Rows, unix_us: int, stored: bytes, window: bytes, amount: int) -> bool:
+def is_line_due(rows: TransactionRows, unix_us: int, stored: bytes, window: bytes, amount: int) -> bool:
     """Return whether a row that changes gets a line, and count it for those of this second.
 
     Args:
@@ -141,7 +141,7 @@ def is_line_due(rows: Rows, unix_us: int, stored: bytes, window: bytes, amount: 
     return _count_line(rows, unix_us // 1_000_000)
 
 
-def _count_line(rows: Rows, second: int) -> bool:
+def _count_line(rows: TransactionRows, second: int) -> bool:
     """Count a line for those of a second of Unix time; return False if it would be one too many."""
     txn, meta = rows.txn, rows.dbs.meta
     counted = 0

@@ -64,7 +64,7 @@ def rows_from(cursor: Any, first: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield from cursor.iternext()
 
 
-class Rows:
+class TransactionRows:
     """The rows in one transaction.
 
     Args:

@@ -29,10 +29,10 @@ import lmdb
 
 from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.events import Event
-from .counts import Counts, takes_space
+from .counts import CountsFile, takes_space
 from .gate import Gate
 from .journal import Journal, Kept, Line, Name
-from .kept_rows import write
+from .kept_rows import write_rows
 from .layout import LAYOUT, NAMES, Databases, boot_id
 
 DAMAGE: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)
@@ -77,7 +77,7 @@ class Choice(NamedTuple):
     is_ours: bool
 
 
-def open_file(path: Path, gate: Gate, journal: Journal, options: Options, tell: Tell) -> Counts:
+def open_file(path: Path, gate: Gate, journal: Journal, options: Options, tell: Tell) -> CountsFile:
     """Open the file; begin it anew if it is missing, incomplete, used behind another gate, or damaged.
 
     Args:
@@ -112,7 +112,7 @@ def open_file(path: Path, gate: Gate, journal: Journal, options: Options, tell: 
     return counts
 
 
-def discard(counts: Counts, damage: str, tell: Tell) -> None:
+def discard(counts: CountsFile, damage: str, tell: Tell) -> None:
     """Delete a damaged file, unless another process has already begun it anew."""
     if counts.is_in_place():
         counts.path.unlink(missing_ok=True)
@@ -160,7 +160,7 @@ def _choose(path: Path, gate: Gate, options: Options, tell: Tell) -> Choice:
     return Choice(own, nobody_lives and options.create)
 
 
-def _go_on(choice: Choice, gate: Gate, options: Options) -> Counts:
+def _go_on(choice: Choice, gate: Gate, options: Options) -> CountsFile:
     """Open an existing file; make it larger if it is ours and the options say so.
 
     Raises:
@@ -186,7 +186,7 @@ def _go_on(choice: Choice, gate: Gate, options: Options) -> Counts:
     return counts
 
 
-def _begin_anew(path: Path, gate: Gate, options: Options, kept: Kept) -> Counts:
+def _begin_anew(path: Path, gate: Gate, options: Options, kept: Kept) -> CountsFile:
     """Make a file with the rows of the journal; leave none if that fails.
 
     Raises:
@@ -210,7 +210,7 @@ def _begin_anew(path: Path, gate: Gate, options: Options, kept: Kept) -> Counts:
     return counts
 
 
-def _mapped(path: Path, size: int, options: Options) -> Counts:
+def _mapped(path: Path, size: int, options: Options) -> CountsFile:
     """Map a file, of which a descriptor is kept beside LMDB's."""
     has_space = options.create and takes_space(path)  # a tool leaves no trace where it only reads
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -230,10 +230,10 @@ def _mapped(path: Path, size: int, options: Options) -> Counts:
     except BaseException:
         os.close(file)
         raise
-    return Counts(path, environment, file, takes_space=has_space)
+    return CountsFile(path, environment, file, takes_space=has_space)
 
 
-def _take_space(counts: Counts, bytes_before: int) -> None:
+def _take_space(counts: CountsFile, bytes_before: int) -> None:
     """Take the disk space of the whole file; if there is too little, cut the file off where it ended."""
     try:
         counts.take_space()
@@ -243,12 +243,12 @@ def _take_space(counts: Counts, bytes_before: int) -> None:
         raise OSError(error.errno, needs, str(counts.path)) from error
 
 
-def _databases(counts: Counts, *, create: bool) -> Databases:
+def _databases(counts: CountsFile, *, create: bool) -> Databases:
     dbs = {name: counts.lmdb.open_db(name.encode(), create=create) for name in NAMES}
     return Databases(**dbs, cell_key=os.urandom(_CELL_KEY_BYTES))
 
 
-def _read_ready(counts: Counts, *, writes: bool) -> bytes:
+def _read_ready(counts: CountsFile, *, writes: bool) -> bytes:
     """Return what was written when the file was complete; any write puts the size of the map into the file, too."""
     with counts.lmdb.begin(counts.dbs.meta, write=writes) as txn:
         counts.check(txn)
@@ -258,12 +258,12 @@ def _read_ready(counts: Counts, *, writes: bool) -> bytes:
     return ready
 
 
-def _fill(counts: Counts, gate: Gate, rows: Sequence[tuple[Name, Line]]) -> None:
+def _fill(counts: CountsFile, gate: Gate, rows: Sequence[tuple[Name, Line]]) -> None:
     """Write the rows of the journal into a new file, and then that it is complete."""
     environment, dbs = counts.lmdb, counts.dbs
     for start in range(0, len(rows), _AT_ONCE):
         with environment.begin(write=True) as txn:
-            write(txn, dbs, rows[start : start + _AT_ONCE])
+            write_rows(txn, dbs, rows[start : start + _AT_ONCE])
             counts.check(txn)
     with environment.begin(dbs.meta, write=True) as txn:
         txn.put(_READY, gate.identity() + dbs.cell_key)

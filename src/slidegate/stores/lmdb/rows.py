@@ -36,7 +36,7 @@ class LmdbRows(SharedRows):
 
     def time(self) -> int:
         """See `SharedRows`; the time is that of this host."""
-        return self._transactions.terms.now_us()
+        return self._transactions.settings.now_us()
 
     def write(self, worker: bytes, row: SharedRow, deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[None] | None:
         """See `SharedRows`.

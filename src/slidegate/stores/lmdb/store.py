@@ -49,7 +49,7 @@ from .layout import boot_us
 from .opening import Options
 from .registry import close_environment, open_environment
 from .rows import LmdbRows
-from .transaction import Terms, Transaction, Transactions
+from .transaction import Settings, Transaction, Transactions
 from .windows import RENEWED_AT_ONCE
 
 MIN_MAP_SIZE: Final = 2**20
@@ -112,9 +112,9 @@ class LmdbStore(Store):
         super().__init__()
         self._permits = HeldPermits(permit_lease_us(permit_lease), self.renew_permits)
         self.unix_us: Clock = wall_clock or clock or system_us
-        terms = Terms(max_keys, max_bans, self._permits, clock or boot_us, self.unix_us)
+        settings = Settings(max_keys, max_bans, self._permits, clock or boot_us, self.unix_us)
         self._env = open_environment(path, Options(max_map_size, create))
-        self._transactions = Transactions(self, terms, self._env)
+        self._transactions = Transactions(self, settings, self._env)
         self._batcher = Batcher(self._transactions)
         self.bans = LmdbBans(self._transactions, self._batcher)
         self.shared_rows = LmdbRows(self._transactions, self._batcher)

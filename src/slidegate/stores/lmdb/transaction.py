@@ -29,7 +29,7 @@ from .ban_rows import CachedNetworks, LmdbBanRows, ban_of
 from .counts import CHECK_EVERY, Room
 from .environment import Environment
 from .journal import Noted
-from .layout import Rows, row_of
+from .layout import TransactionRows, row_of
 from .windows import Bound, WindowRows, bind
 
 SWEEP_STEP: Final = 16
@@ -41,7 +41,7 @@ Job: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class Settings:
     """What a store was made with.
 
     Attributes:
@@ -64,7 +64,7 @@ class Transactions:
 
     Args:
         store: The store, as far as any store has it.
-        terms: What it was made with.
+        settings: What it was made with.
         env: Its environment.
 
     Attributes:
@@ -74,9 +74,9 @@ class Transactions:
         sweep_due_us: When to delete expired rows again.
     """
 
-    def __init__(self, store: Store, terms: Terms, env: Environment) -> None:
+    def __init__(self, store: Store, settings: Settings, env: Environment) -> None:
         self.store = store
-        self.terms = terms
+        self.settings = settings
         self.env = env
         self.bound: dict[Bucket, Bound] = {}
         self.networks: CachedNetworks = {}
@@ -104,7 +104,7 @@ class Transactions:
                 raise self.env.failure(error) from error
             raise
         if self.env.journal.is_unsynced:
-            self.env.journal.keep_up(self.terms.unix_us, self.env.wait_behind_gate)
+            self.env.journal.keep_up(self.settings.unix_us, self.env.wait_behind_gate)
         has_events = transaction.events or self.env.pending_events
         shares_cells = transaction.windows.shares or self.env.counts.room is not Room.PLENTY
         if has_events or shares_cells:
@@ -119,7 +119,7 @@ class Transactions:
             self._report_full(now_us)
             return
         if transaction.windows.shares and self.throttle.left_out("keys_shared", now_us) is not None:
-            self.env.pending_events.append(keys_shared(self.terms.max_keys))
+            self.env.pending_events.append(keys_shared(self.settings.max_keys))
         self.tell()
 
     def tell(self) -> None:
@@ -130,11 +130,13 @@ class Transactions:
 
     def _make_room(self) -> None:
         """Delete some expired rows; where there are none, known keys have no room either."""
+        needs_room = False
         for max_count in (SWEEP_STEP, 1):
+            sweep = Transaction(self, [(Transaction.sweep, (max_count,), needs_room)])
             with suppress(lmdb.Error, OSError):
-                self.env.run(Transaction(self, [(Transaction.sweep, (max_count,), False)]).run)
+                self.env.run(sweep.run)
                 break
-        self._report_full(self.terms.now_us())
+        self._report_full(self.settings.now_us())
 
     def _report_full(self, now_us: int) -> None:
         if self.throttle.left_out("map_full", now_us) is not None:
@@ -164,21 +166,21 @@ class Transaction:
         self._jobs = jobs
         self.answers: list[Any] = []
         self.events: list[Event] = []
-        self.rows: Rows
+        self.rows: TransactionRows
         self.windows: WindowRows
 
     def run(self, txn: Any) -> Noted:
         """Do the jobs, and what is due; return the changes that survive a restart of the machine."""
         process, jobs = self._process, self._jobs
-        terms, counts = process.terms, process.env.counts
+        settings, counts = process.settings, process.env.counts
         may_grow = False
         for _, _, needs_room in jobs:
             may_grow = may_grow or needs_room
         if may_grow and counts.room is Room.NO_CHANGES:
             raise lmdb.MapFullError("it has no room for changes")
         # The clock is read behind the gate: under an older time, units of later charges would leave too early.
-        self.rows = rows = Rows(txn, counts.dbs, terms.now_us(), terms.unix_us)
-        self.windows = windows = WindowRows(rows, counts.room, terms.max_keys, terms.permits)
+        self.rows = rows = TransactionRows(txn, counts.dbs, settings.now_us(), settings.unix_us)
+        self.windows = windows = WindowRows(rows, counts.room, settings.max_keys, settings.permits)
         for do, args, _ in jobs:
             self.answers.append(do(self, *args))
         windows.save()
@@ -283,8 +285,8 @@ class Transaction:
 
     def change_bans(self, do: Callable[[BanBook, int], T]) -> T:
         """Apply a change; `do` is called with the book of bans and Unix time."""
-        terms, throttle = self._process.terms, self._process.throttle
-        book = BanBook(self.ban_rows, self.windows, terms.max_bans, terms.max_keys, throttle)
+        settings, throttle = self._process.settings, self._process.throttle
+        book = BanBook(self.ban_rows, self.windows, settings.max_bans, settings.max_keys, throttle)
         answer = do(book, self.rows.unix_us())
         self.events += book.events
         return answer
@@ -312,20 +314,20 @@ class Transaction:
                 refs.append((counter, cost, windows, row, denied))
                 continue
             for bound in self._process.bound.get(bucket) or self._bound(bucket):
-                windows, row = self.windows.find(key, bound, create)
+                windows, row = self.windows.find(key, bound, create=create)
                 refs.append((bound.counter, cost, windows, row, denied))
         return refs
 
     def _bound(self, bucket: Bucket) -> Bound:
         process = self._process
-        return process.bound.get(bucket) or bind(bucket, process.bound, process.terms.unix_us)
+        return process.bound.get(bucket) or bind(bucket, process.bound, process.settings.unix_us)
 
     def _permits_row(self, bucket: Bucket, key: str) -> bytes:
         return row_of(key, self._bound(bucket)[0].digest)
 
     def _hold_permits(self, decision: Decision) -> None:
         """Count the permits that a decision has charged from now on."""
-        self._process.terms.permits.hold(decision, self._permits_row)
+        self._process.settings.permits.hold(decision, self._permits_row)
 
     # -- its end ------------------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ from ..leases import HeldPermits
 from ..shared import SHARED_CELLS, digest_of
 from .counts import Room
 from .kept_rows import HEAD, HEAD_BYTES, QUOTA, QUOTA_RESET, is_line_due, quota_fields
-from .layout import BETWEEN, DUE, Rows, row_of
+from .layout import BETWEEN, DUE, TransactionRows, row_of
 
 WINDOWS: Final = "windows"
 CELLS: Final = "cells"
@@ -102,12 +102,12 @@ class WindowRows:
         *("own", "permits", "shared", "shares"),
     )
 
-    def __init__(self, rows: Rows, room: Room, max_keys: int, held: HeldPermits) -> None:
+    def __init__(self, rows: TransactionRows, room: Room, max_keys: int, held: HeldPermits) -> None:
         self._rows = rows
         self._txn, self._dbs, self._now_us = rows.txn, rows.dbs, rows.now_us
         self._max_keys = max_keys
         self._held = held
-        self._key_count = -1
+        self._key_count = -1  # not counted yet
         self._loaded: list[_Loaded] = []
         self._room = room
         self.own: Windows = {}
@@ -115,7 +115,7 @@ class WindowRows:
         self.permits: Windows = {}
         self.shares = False
 
-    def find(self, key: str, bound: BoundLimit, create: bool) -> tuple[Windows, bytes]:
+    def find(self, key: str, bound: BoundLimit, *, create: bool) -> tuple[Windows, bytes]:
         """Return the location of a key's window: its own, else a new one if there is room, else its cell.
 
         A new window is a copy of the key's cell, because its units there are mixed with those of other keys.
@@ -281,13 +281,10 @@ class WindowRows:
         # A quota ends by Unix time, whose clock may have been set since the write.
         return self._now_us + ring.expires_us(window, KEPT_US) - self._rows.unix_us()
 
-    def _load(
-        self, kind: str, windows: Windows, row: bytes, stored: bytes, bound: BoundLimit | None
-    ) -> tuple[Windows, bytes]:
-        """Add a window, given the value of its row; return its location."""
+    def _load(self, kind: str, windows: Windows, row: bytes, stored: bytes, bound: BoundLimit | None) -> None:
+        """Add a window, given the value of its row."""
         windows[row] = stored[HEAD_BYTES:]
         self._loaded.append((kind, windows, row, stored, bound))
-        return windows, row
 
     def save_and_clear(self) -> None:
         """Write all changes, and discard the loaded windows."""
