@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
 from inspect import isawaitable
 from time import monotonic
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 
 import anyio
 
@@ -20,7 +20,7 @@ from ..core.logs import Throttle, escaped, logger, written
 from ..core.store import COMMAND_DEADLINE_S
 from ..stores.shared import running_loop
 
-_IDLE: Final = 50
+_IDLE_ITERATIONS: Final = 50
 """After how many iterations without work nothing more is expected from requests that the server has cancelled: a
 cancellation takes a few to pass a task group."""
 
@@ -32,10 +32,10 @@ _throttle: Final = Throttle()
 """Limits the rate of lines about work that failed for nobody, by the type of the error."""
 
 
-class _End(NamedTuple):
-    """How some work has ended."""
+class End(NamedTuple, Generic[T]):
+    """How some work has ended: with a result, or with an error."""
 
-    result: Any = None
+    result: T | None = None
     error: Exception | None = None
 
 
@@ -131,7 +131,7 @@ async def each_within(parts: Iterable[T] | AsyncIterator[T]) -> AsyncIterator[T]
         await let_others_run()
 
 
-def in_background(work: Coroutine[Any, Any, object]) -> asyncio.Future[Any] | None:
+def in_background(work: Coroutine[Any, Any, T]) -> asyncio.Future[End[T]] | None:
     """Run a coroutine as a task of this thread's asyncio event loop, and return it; without a loop, discard it."""
     if not on_asyncio():
         work.close()
@@ -142,7 +142,7 @@ def in_background(work: Coroutine[Any, Any, object]) -> asyncio.Future[Any] | No
     return task
 
 
-async def ended_by(task: asyncio.Future[Any], until_s: float) -> Any:
+async def ended_by(task: asyncio.Future[End[T]], until_s: float) -> T | None:
     """Return the result of a task that `in_background` returned; None if it has failed, or runs longer.
 
     Args:
@@ -152,8 +152,7 @@ async def ended_by(task: asyncio.Future[Any], until_s: float) -> Any:
     await asyncio.wait([task], timeout=max(until_s - monotonic(), 0.0))
     if not task.done() or task.cancelled():
         return None
-    end: _End = task.result()
-    return end.result
+    return task.result().result
 
 
 async def to_the_end(work: Awaitable[T]) -> T:
@@ -176,10 +175,10 @@ async def to_the_end(work: Awaitable[T]) -> T:
                 cancelled = error.args
     if cancelled is not None:
         _cancel_again(cancelled)
-    end: _End = task.result()
+    end = task.result()
     if end.error is not None:
         raise end.error
-    return end.result  # type: ignore[no-any-return]
+    return cast("T", end.result)
 
 
 def _cancel_again(message: Sequence[Any]) -> None:
@@ -210,7 +209,7 @@ async def finish(deadline_s: float) -> None:
     loop = asyncio.get_running_loop()
     until_s = loop.time() + deadline_s
     idle_iterations = 0
-    while idle_iterations < _IDLE:
+    while idle_iterations < _IDLE_ITERATIONS:
         left_s = until_s - loop.time()
         if left_s <= 0:
             return
@@ -231,12 +230,12 @@ async def answer_to_the_end(answer: Awaitable[T] | T) -> T:
     return answer
 
 
-async def _ended(work: Awaitable[Any]) -> _End:
+async def _ended(work: Awaitable[T]) -> End[T]:
     """Do some work, and return how it ended."""
     try:
-        return _End(await work)
+        return End(await work)
     except Exception as error:
-        return _End(error=error)
+        return End(error=error)
 
 
 def _begun(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
@@ -247,7 +246,7 @@ def _begun(work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
     return task
 
 
-def _log_failure(task: asyncio.Future[_End]) -> None:
+def _log_failure(task: asyncio.Future[End[T]]) -> None:
     """Log the failure of some work, at most once a minute for each type of error: in an outage much of it fails."""
     # What is no `Exception`, such as KeyboardInterrupt, ends the loop, which reports it.
     if task.cancelled() or task.exception() is not None:

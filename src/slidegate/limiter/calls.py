@@ -76,6 +76,13 @@ class _Ended(NamedTuple):
     """Whether it has failed because there was no answer in time."""
 
 
+class LateShare(NamedTuple):
+    """How many of some calls were late, and how many these are."""
+
+    late: int
+    calls: int
+
+
 class LatestCalls:
     """How the latest calls have ended, and how long their answers took; several threads may add some.
 
@@ -116,10 +123,10 @@ class LatestCalls:
         lately = [call.has_failed for call in self._ended.copy() if call.at_us > now_us - SECOND_US]
         return len(lately) >= MIN_CALLS and 2 * sum(lately) >= len(lately)
 
-    def late_of(self) -> tuple[int, int]:
-        """Return how many of the latest calls were late, and how many these are."""
+    def late_share(self) -> LateShare:
+        """Return how many of the latest calls were late."""
         ended = self._ended.copy()
-        return sum([call.is_late for call in ended]), len(ended)
+        return LateShare(sum([call.is_late for call in ended]), len(ended))
 
     def median_us(self) -> int | None:
         """Return how long the median answer took; None without any."""

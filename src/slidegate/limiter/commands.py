@@ -10,7 +10,7 @@ from typing import Final
 from ..core.store import Clock, SharedRow
 from .aio import let_others_run, yielding_to_others
 from .history import Action, History
-from .named_limits import check_limit_name, unknown
+from .named_limits import check_limit_name, unknown_limit
 from .news import LIMITS, News
 from .overrides import ALL, Override, Overrides, checked, value_of
 from .published import Publication
@@ -52,7 +52,7 @@ class OverrideCommands:
         """
         text = checked(name, limit)
         published = await self._workers.all()
-        having = _having(published, name)
+        having = _with_limit(published, name)
         if name != ALL:
             await _check_change(published, having, name, limit)
         await self._news.refresh()
@@ -60,7 +60,9 @@ class OverrideCommands:
         now_us = self._unix_us()
         made = Override(name, text, by, reason, now_us, now_us + length_us, was=was)
         await self._write(made, length_us)
-        await self._history.add(Action("override", name, by, reason, text, now_us, made.until_us, was))
+        await self._history.add(
+            Action("override", name, by, reason, limit=text, at_us=now_us, until_us=made.until_us, was=was)
+        )
         return replace(made, workers=sum(one.workers for one in having))
 
     async def unset(self, name: str, by: str) -> bool:
@@ -106,7 +108,7 @@ class OverrideCommands:
         await self._news.refresh()
 
 
-def _having(published: Sequence[Publication], name: str) -> list[Publication]:
+def _with_limit(published: Sequence[Publication], name: str) -> list[Publication]:
     """Return what those workers have published that have a limit of a name."""
     if name == ALL:
         return [*published]
@@ -120,12 +122,13 @@ async def _check_change(published: Sequence[Publication], having: Sequence[Publi
         ConfigurationError: No worker has such a limit, or it cannot be changed to this.
     """
     if not having and published and all(one.is_readable for one in published):
-        raise unknown(name, [other for one in published for other in one.text.changeable])
+        raise unknown_limit(name, [other for one in published for other in one.text.changeable])
     for one in having:
         rules = one.text.having(name)
         if not any(rule.named().takes(limit) for rule in rules):
             changeable = [rule for rule in rules if not rule.by_function]
-            (changeable or rules)[-1].named().amount_in(limit)  # says why not
+            most_likely_meant = (changeable or rules)[-1]
+            most_likely_meant.named().amount_in(limit)  # raises, and says why not
         await let_others_run()
 
 

@@ -76,7 +76,8 @@ class Failover:
         self.deadline_us = deadline_us
         self.on_error: OnError = on_error
         self._deadline_s = deadline_us / 1_000_000
-        self._caches = False
+        # A store with a server has to be awaited. Once it was, it gives answers at once from its memory alone.
+        self._has_server = False
         self._clock: Clock = monotonic_us
         self.breaker = Breaker(deadline_us, on_error, emit, self._now_us, _writes_of(store))
         if isinstance(store, ReportsLateAnswers):
@@ -98,9 +99,9 @@ class Failover:
         if answer is _UNANSWERED:
             return self.stand_in.decide("hit", checks, subjects)
         if not isinstance(answer, Decision):
-            self._caches = not self._store.answers_threads
+            self._has_server = not self._store.answers_threads
             return self._answer_later(answer, self.breaker.call(), checks, subjects)
-        if self._caches:  # a server has to be awaited, so it did not give this answer
+        if self._has_server:  # which did not give this answer, so that it says nothing about it
             self.breaker.forget(None)
         else:
             self._answered(None)

@@ -11,7 +11,7 @@ from ..core.bans.ban import Ban, BanSubject
 from ..core.buckets import Check
 from ..core.decision import Decision
 from ..core.reservation import Reservation
-from .aio import answer_of, ended_by, on_asyncio
+from .aio import End, answer_of, ended_by, on_asyncio
 from .failover import Failover
 from .news import Age, News
 
@@ -69,7 +69,7 @@ class Hearing:
         return self._hit_and_hold(reading, checks, subjects)
 
     async def _hit_and_hold(
-        self, reading: asyncio.Future[object], checks: Sequence[Check], subjects: Sequence[BanSubject]
+        self, reading: asyncio.Future[End[bool]], checks: Sequence[Check], subjects: Sequence[BanSubject]
     ) -> Decision:
         """Answer when the news have come, too; anew, if they change anything."""
         until_s = monotonic() + self._deadline_s
@@ -93,7 +93,7 @@ class Hearing:
                 return self._find_and_hold(reading, subjects)
         return self.ban_question(subjects)
 
-    async def _find_and_hold(self, reading: asyncio.Future[object], subjects: Sequence[BanSubject]) -> Ban | None:
+    async def _find_and_hold(self, reading: asyncio.Future[End[bool]], subjects: Sequence[BanSubject]) -> Ban | None:
         until_s = monotonic() + self._deadline_s
         ban = await answer_of(self.ban_question(subjects))
         if await ended_by(reading, until_s):
@@ -112,7 +112,7 @@ class Hearing:
             if reading is not None:
                 await ended_by(reading, monotonic() + self._deadline_s)
 
-    def _begin(self) -> asyncio.Future[object] | None:
+    def _begin(self) -> asyncio.Future[End[bool]] | None:
         """Ask for news; return what reads them, or None if they are here, or cannot come now."""
         if self._failover is not None and self._failover.breaker.is_open:
             self._news.put_off()

@@ -149,7 +149,7 @@ class Limiter:
         Raises:
             ConfigurationError: `key` is not text, or empty.
         """
-        return self.engine.keys.normalize(key)[0]
+        return self.engine.keys.normalize(key).text
 
     @must_be_awaited
     async def hit(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
@@ -256,7 +256,7 @@ class Limiter:
                 f'inspect: rules: expected a dict, for example {{"api": "5/minute"}}, not {quoted(rules)}'
             )
         else:
-            buckets = [Bucket(_identity(rule), _inspected(limits)) for rule, limits in rules.items()]
+            buckets = [Bucket(_checked_identity(rule), _inspected(limits)) for rule, limits in rules.items()]
         return await inspect_key(self.engine.command, self.store, spelled, buckets)
 
     async def override(
@@ -333,9 +333,9 @@ class Limiter:
         length_us = None if duration == PERMANENT else parse_duration_us(duration, what, 1, MAX_WINDOW_US, "1h")
         if not isinstance(key, KeyOf):
             check_ban(key, self.engine.networks)
-        known, why, who = self._ban_key(key), clean_reason(reason), _author(by)
-        ban: Ban = await self.engine.command(lambda: self.store.bans.ban(known, length_us, why, who))
-        await self.engine.history.add(Action("ban", ban.key, who, why, "", ban.since_us, ban.until_us))
+        spelled, why, who = self._ban_key(key), clean_reason(reason), _author(by)
+        ban: Ban = await self.engine.command(lambda: self.store.bans.ban(spelled, length_us, why, who))
+        await self.engine.history.add(Action("ban", ban.key, who, why, at_us=ban.since_us, until_us=ban.until_us))
         return ban
 
     @must_be_awaited
@@ -349,10 +349,10 @@ class Limiter:
             ConfigurationError: The key is invalid; see `ban`.
             StoreError: The store does not answer.
         """
-        known, who = self._ban_key(key), _author(by)
-        had_any: bool = await self.engine.command(partial(self.store.bans.unban, known, who))
+        spelled, who = self._ban_key(key), _author(by)
+        had_any: bool = await self.engine.command(partial(self.store.bans.unban, spelled, who))
         if had_any:
-            await self.engine.history.add(Action("unban", known, who, at_us=self.engine.unix_us()))
+            await self.engine.history.add(Action("unban", spelled, who, at_us=self.engine.unix_us()))
         return had_any
 
     @must_be_awaited
@@ -365,9 +365,10 @@ class Limiter:
             ConfigurationError: The key is invalid; see `ban`.
             StoreError: The store does not answer.
         """
-        known = self._ban_key(key)
-        guards, operators = self.engine.keys.normalize(key)[1], operators_of(known, self.engine.networks)
-        subjects = [*with_wider_networks(known), *guards, *operators]
+        spelled = self._ban_key(key)
+        normalized = self.engine.keys.normalize(key)
+        operators = operators_of(spelled, self.engine.networks)
+        subjects = [*with_wider_networks(spelled), *normalized.ban_subjects, *operators]
         return await self.engine.command(partial(self.store.bans.find, subjects))
 
     async def bans(self) -> AsyncIterator[Ban]:
@@ -624,9 +625,9 @@ class Limiter:
 
     def _ban_key(self, key: AnyKey) -> str:
         if isinstance(key, KeyOf):
-            return hand_ban_key(self.engine.keys.normalize(key)[0])
-        ban_key(key)
-        return self.engine.keys.normalize(key)[0]
+            return hand_ban_key(self.engine.keys.normalize(key).text)
+        ban_key(key)  # raises for a mistyped address
+        return self.engine.keys.normalize(key).text
 
 
 def _author(by: object) -> str:
@@ -655,8 +656,8 @@ def _inspected(limits: Limits) -> tuple[AnyLimit, ...]:
     return parse_limits(limits)
 
 
-def _identity(rule: object) -> str:
-    """Return the identity of a rule; those of named middlewares and of routes are no names that a user may give."""
+def _checked_identity(rule: object) -> str:
+    """Check the identity of a rule, and return it. It need not be a name: that of a route or middleware is longer."""
     if not isinstance(rule, str) or not rule:
         raise ConfigurationError(f'inspect: rules: expected the name of a rule, for example "api", not {quoted(rule)}')
     return rule

@@ -60,7 +60,7 @@ class NamedLimit:
         if not self._has_window(window, text):
             example = self.with_amount(max(self.configured.amount // 2, 1))
             raise ConfigurationError(
-                f"limit {self.name!r}: in the code it is {written(self.configured)!r}, and its amount alone can "
+                f"limit {self.name!r}: in the code it is {text_of_limit(self.configured)!r}, and its amount alone can "
                 f"change; write for example '{example}', not {quoted(text)}"
             )
         return amount
@@ -88,7 +88,10 @@ class NamedLimit:
 def named(bucket: Bucket, *, changeable: bool = True) -> list[NamedLimit]:
     """Return the limits of a bucket by their names."""
     limits = zip(bucket.names, bucket.limits, bucket.configured, strict=True)
-    return [NamedLimit(*one, bucket.label, changeable, bucket.shadow) for one in limits]
+    found = []
+    for name, limit, configured in limits:
+        found.append(NamedLimit(name, limit, configured, bucket.label, changeable=changeable, shadow=bucket.shadow))
+    return found
 
 
 def check_limit_name(name: object) -> None:
@@ -125,7 +128,7 @@ def _parts_of(text: str) -> tuple[int, str]:
     return limit.amount, window_of(limit)
 
 
-def written(limit: AnyLimit) -> str:
+def text_of_limit(limit: AnyLimit) -> str:
     """Return the text of a limit as `parse_one` reads it."""
     return f"{limit.amount}{window_of(limit)}"
 
@@ -139,7 +142,7 @@ def window_of(limit: AnyLimit) -> str:
     return ""
 
 
-def unknown(name: str, names: Iterable[str]) -> ConfigurationError:
+def unknown_limit(name: str, names: Iterable[str]) -> ConfigurationError:
     """Return the error for a name that no limit has; `names` are those that limits have."""
     known = sorted(set(names))
     hint = closest(name, known)

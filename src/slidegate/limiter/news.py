@@ -27,7 +27,7 @@ from ..core.logs import Throttle, logger
 from ..core.memo import remember
 from ..core.store import COMMAND_DEADLINE_S, Clock
 from ..stores.shared import running_loop
-from .aio import in_background, within, yielding_to_others
+from .aio import End, in_background, within, yielding_to_others
 from .overrides import Override, Overrides, override_in
 from .rows import Row, Rows
 from .workers import Workers
@@ -68,8 +68,8 @@ class News:
     """
 
     def __init__(self, rows: Rows, overrides: Overrides, workers: Workers, now_us: Clock) -> None:
-        self.reading: asyncio.Future[object] | None = None
-        self._writing: asyncio.Future[object] | None = None
+        self.reading: asyncio.Future[End[bool]] | None = None
+        self._writing: asyncio.Future[End[None]] | None = None
         self._rows = rows
         self._overrides = overrides
         self._workers = workers
@@ -95,7 +95,7 @@ class News:
 
     # -- beside requests -----------------------------------------------------------------------------------------------
 
-    def ask(self) -> asyncio.Future[object] | None:
+    def ask(self) -> asyncio.Future[End[bool]] | None:
         """Ask for the news, now, unless a read runs already on this loop.
 
         Returns:

@@ -71,7 +71,7 @@ class OutageReports:
 
     def _share_of_late(self, calls: LatestCalls) -> Event:
         """Return the event that says how many of the latest calls were late."""
-        late, count = calls.late_of()
+        late, count = calls.late_share()
         late_ones = "one request"  # that was cancelled, or in a call that others had ended with their answers
         if late:
             late_ones = f"{late} of the last {count} calls ({late / count:.1%})"

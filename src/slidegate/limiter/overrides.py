@@ -21,7 +21,7 @@ from ..core.events import Event
 from ..core.store import Clock
 from ..stores.forks import ProcessLock
 from .callers import Callers
-from .named_limits import NamedLimit, check_limit_name, parse_one, written
+from .named_limits import NamedLimit, check_limit_name, parse_one, text_of_limit
 
 ALL: Final = "*"
 """The name that stands for all limits, of all workers."""
@@ -80,7 +80,7 @@ def checked(name: str, limit: str) -> str:
             raise ConfigurationError(f'limit "*": it stands for all limits and can only be "off", not {quoted(limit)}')
         return OFF
     check_limit_name(name)
-    return written(parse_one(limit))
+    return text_of_limit(parse_one(limit))
 
 
 def value_of(override: Override) -> bytes:

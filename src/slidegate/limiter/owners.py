@@ -43,6 +43,10 @@ class Owners:
                     'them in another order; write RateLimitMiddleware(..., name="admin") for one of them, or '
                     'Rule(..., name="api") if they are to count together'
                 )
-            taken = set(owners.values())
-            number = owners.setdefault(owner, next(number for number in count(1) if number not in taken))
-            return rule if number == 1 else f"{rule}#{number}"
+            number = owners.get(owner)
+            if number is None:
+                taken = set(owners.values())
+                number = owners[owner] = next(free for free in count(1) if free not in taken)
+        if number == 1:
+            return rule
+        return f"{rule}#{number}"

@@ -20,10 +20,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..core.errors import ConfigurationError
-from .named_limits import NamedLimit, parse_one, written
+from .named_limits import NamedLimit, parse_one, text_of_limit
 
 VERSION: Final = 1
 PART: Final = 25
@@ -94,7 +94,7 @@ class PublishedRule:
     def named(self) -> NamedLimit:
         """Return its limit."""
         limit = parse_one(self.limit)
-        return NamedLimit(self.name, limit, limit, self.rule, not self.by_function, self.shadow)
+        return NamedLimit(self.name, limit, limit, self.rule, changeable=not self.by_function, shadow=self.shadow)
 
 
 NAMES: Final = tuple(one.name for one in fields(PublishedRule))
@@ -157,7 +157,7 @@ def rules_of(limits: Iterable[NamedLimit], **shared: Any) -> list[PublishedRule]
     """
     found = []
     for one in limits:
-        text = written(one.configured)
+        text = text_of_limit(one.configured)
         found.append(
             PublishedRule(one.name, text, one.rule, shadow=one.shadow, by_function=not one.changeable, **shared)
         )
@@ -209,8 +209,20 @@ def head_of(secret: str, parts: int) -> bytes:
     return json.dumps({"version": VERSION, "secret": secret, "parts": parts}).encode()
 
 
-def read_head(head: bytes) -> tuple[str, int]:
-    """Return the fingerprint of the secret, and the number of parts.
+class Head(NamedTuple):
+    """What stands at the head of a text.
+
+    Attributes:
+        fingerprint: That of the secret.
+        parts: How many parts the text has.
+    """
+
+    fingerprint: str
+    parts: int
+
+
+def head_in(head: bytes) -> Head:
+    """Return what a head says.
 
     Raises:
         ValueError: It is no head.
@@ -222,7 +234,7 @@ def read_head(head: bytes) -> tuple[str, int]:
         raise ValueError(f"no head: {error!r}") from None
     if not isinstance(secret, str) or not isinstance(parts, int) or not 0 <= parts < 2**_PART_BITS:
         raise ValueError("no head")
-    return secret, parts
+    return Head(secret, parts)
 
 
 def digest_of(head: bytes, parts: Iterable[bytes]) -> int:

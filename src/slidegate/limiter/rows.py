@@ -89,7 +89,10 @@ class Rows:
     async def read(self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S) -> list[Row]:
         """Return the rows of all workers; see `Limiter.rows`."""
         _check(kind, first)
-        found = await self._command(lambda: self._shared.read(kind, first, last, deadline_s), deadline_s)
+        _check(kind, last)
+        found: Iterable[ReadRow] = await self._command(
+            lambda: self._shared.read(kind, first, last, deadline_s), deadline_s
+        )
         return _rows(found)
 
     def ask(self, kind: str, number: int, deadline_s: float) -> list[Row] | Awaitable[list[Row]]:
@@ -104,11 +107,11 @@ class Rows:
         return _rows(answer)
 
 
-async def _awaited(answer: Awaitable[Iterable[Any]]) -> list[Row]:
+async def _awaited(answer: Awaitable[Iterable[ReadRow]]) -> list[Row]:
     return _rows(await answer)
 
 
-def _rows(found: Iterable[Any]) -> list[Row]:
+def _rows(found: Iterable[ReadRow]) -> list[Row]:
     return [Row(*row) for row in found]
 
 

@@ -68,14 +68,14 @@ class Queue:
 
     Attributes:
         waiters: The waiters, in order of arrival.
-        refused: The waiter that was refused last.
+        refused_waiter: The waiter that was refused last.
         refusal: Its refusal.
         room_s: When it expects room for its own cost; see `now_s`.
     """
 
     def __init__(self) -> None:
         self.waiters: dict[Waiter, None] = {}
-        self.refused: Waiter | None = None
+        self.refused_waiter: Waiter | None = None
         self.refusal: Decision | None = None
         self.room_s = 0.0
 
@@ -83,7 +83,7 @@ class Queue:
         """Return whether the time of a waiter is over before there is room, for all that is known."""
         # Who was refused and still waits is before it. If they have left, there may be room already.
         room_s = 0.0
-        if self.refused in self.waiters:
+        if self.refused_waiter in self.waiters:
             room_s = self.room_s
         return max(now_s(), room_s) >= waiter.until_s
 
@@ -95,7 +95,7 @@ class Queue:
             refusal: Its refusal.
             room_us: When it has room; 0 for a permit, which nobody announces.
         """
-        self.refused = waiter
+        self.refused_waiter = waiter
         self.refusal = refusal
         self.room_s = now_s() + room_us / 1_000_000
 

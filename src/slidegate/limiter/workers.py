@@ -28,13 +28,14 @@ from .published import (
     NAMES,
     NO_RULES,
     PART,
+    Head,
     Publication,
     PublishedRule,
     PublishedRules,
     digest_of,
+    head_in,
     head_of,
     part_of,
-    read_head,
     rules_in,
 )
 from .rows import NOBODY, Rows
@@ -163,19 +164,15 @@ class Workers:
         head = await self._head(digest, deadline_s)
         if head is None:  # and not remembered: its worker will write it again
             return None
-        fingerprint, _ = head
-        return remember(self._fingerprints, digest, fingerprint, _MEMO)
+        return remember(self._fingerprints, digest, head.fingerprint, _MEMO)
 
-    async def _head(self, digest: int, deadline_s: float = COMMAND_DEADLINE_S) -> tuple[str, int] | None:
-        """Return the fingerprint of the secret and the number of parts of a text, as they stand at its head.
-
-        None if it is gone, and will be written again, or if it is of a later version.
-        """
+    async def _head(self, digest: int, deadline_s: float = COMMAND_DEADLINE_S) -> Head | None:
+        """Return the head of a text; None if it is gone, and will be written again, or is of a later version."""
         heads = await self._rows.read(RULES, digest, digest, deadline_s)
         if not heads:
             return None
         try:
-            return read_head(heads[0].value)
+            return head_in(heads[0].value)
         except ValueError:
             return None
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from starlette.exceptions import HTTPException
 
 from ..core.exceeded import RateLimitExceeded
-from ..limiter.named_limits import written
+from ..limiter.named_limits import text_of_limit
 from ..web.endpoints import rate_limit_exceeded
 from ..web.published import kind_of_key
 from ..web.routes import attribute_of
@@ -136,7 +136,7 @@ class Writer:
     def _shown(self, rule: Rule) -> dict[str, object]:
         """Return what is published of a rule."""
         charging = rule.charging
-        shown: dict[str, object] = {"limits": [written(limit) for limit in charging.all_limits]}
+        shown: dict[str, object] = {"limits": [text_of_limit(limit) for limit in charging.all_limits]}
         if charging.limits_function is not None:  # the others apply only if it fails
             shown = {"limits": [], "by_request": True}
         if charging.unit is not None:

@@ -14,7 +14,7 @@ from ..core.buckets import Bucket
 from ..core.concurrency import Concurrency
 from ..core.durations import format_duration
 from ..core.limits import AnyLimit, Limit
-from ..limiter.named_limits import written
+from ..limiter.named_limits import text_of_limit
 from ..limiter.published import PublishedRule, rules_of
 from ..networks.lists import file_of
 from .bound_rule import BoundRule
@@ -154,7 +154,7 @@ def _of_messages(bucket: Bucket, policy: Policy, order: int) -> Iterator[Publish
         **_key_of(None, policy),
     }
     for limit in bucket.limits:
-        yield PublishedRule(limit=written(limit), **about)
+        yield PublishedRule(limit=text_of_limit(limit), **about)
 
 
 def _of_ban_policy(ban: BanPolicy, policy: Policy) -> Iterator[PublishedRule]:
