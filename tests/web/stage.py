@@ -510,9 +510,12 @@ class Stage:
     async def _ended(self) -> str:
         """Return which requests have ended since the last look, by the time at which they did."""
         await turns(50)
-        said = "\n".join(f"{number}: {status} at {now_s:g}s" for now_s, number, status in sorted(self.ended))
+        said = []
+        for end, same in groupby(sorted(self.ended), lambda one: f"{one[2]} at {one[0]:g}s"):
+            numbers = [number for _, number, _ in same]
+            said.append(f"{' '.join(map(str, numbers))}: {end}")
         self.ended.clear()
-        return said or "none"
+        return "\n".join(said) or "none"
 
     async def _all(self) -> str:
         """Wait until all have ended."""
