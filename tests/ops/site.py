@@ -8,7 +8,7 @@ import socket
 from base64 import b64encode
 from difflib import ndiff
 from html.parser import HTMLParser
-from itertools import groupby
+from itertools import dropwhile, groupby, takewhile
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -307,11 +307,13 @@ class Visitor:
         answer = await self.site.send(method, path, body, **{name: value or None for name, value in fields.items()})
         return f"{answer.status} {answer.headers.get('allow', '')}".strip()
 
-    async def _page(self, path: str = "") -> str:
+    async def _page(self, path: str = "", begins: str = "", ends: str = "\0") -> str:
+        """Return the lines of a page; or those from one that begins so, up to the next that begins so."""
         lines = (await self.site.page(path)).lines
         head = next(place for place, line in enumerate(lines) if line.endswith("Theme: system")) + 1
         self._shown = [line for line in lines[head:] if not NO_VALUES.fullmatch(line)]
-        return "\n".join(self._shown)
+        part = dropwhile(lambda line: not line.startswith(begins), self._shown)
+        return "\n".join(takewhile(lambda line: not line.startswith(ends), part))
 
     async def _then(self, path: str = "") -> str:
         """Return how a page differs from the page before: the lines that are gone, and those that are new."""
