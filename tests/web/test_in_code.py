@@ -1,10 +1,11 @@
 """What only code can say: applications in pieces, middlewares that are made again, and what is freed."""
 
+import asyncio
 import gc
 import re
 import threading
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from slidegate import (
 from slidegate.core import Bucket, Concurrency
 from slidegate.web.routes import layers
 
-from ..asgi import hello
+from ..asgi import hello, statuses
 from ..remote_stores import hit_all
 from ..virtual_time import VirtualTime
 from .middlewares import class_of, fails, page
@@ -312,3 +313,49 @@ async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back
     coroutine: Any = stage.tasks[0].get_coro()
     coroutine.close()
     assert await stage.play("ended", "permits") == ["none", "0"]
+
+
+OPTIONS = ["key", "cost", "when", "fair", "limits", "on_refused"]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+async def test_a_function_that_awaits_what_somebody_else_has_cancelled_fails_and_the_request_goes_on(
+    option: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared = asyncio.get_running_loop().create_future()
+    shared.cancel()
+    app = guarded(option, lambda: shared)
+    assert await statuses(app, 2) == [200, 429]
+    assert "CancelledError" in caplog.text
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+async def test_a_request_that_is_cancelled_in_a_function_ends(option: str) -> None:
+    reached = asyncio.Event()
+
+    def wait() -> asyncio.Future[None]:
+        reached.set()
+        return asyncio.get_running_loop().create_future()
+
+    app = guarded(option, wait)
+    request = asyncio.create_task(statuses(app, 2))
+    await reached.wait()
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+
+
+def guarded(option: str, wait: Callable[[], asyncio.Future[None]]) -> Any:
+    """Return an application with a limit of one request, and an option whose function waits for something."""
+
+    async def function(*_: Any) -> Any:
+        await wait()
+
+    options: dict[str, Any] = {option: function}
+    if option == "on_refused":
+        return RateLimitMiddleware(hello, rules=[Rule("*", "1/minute")], on_refused=function)
+    if option == "limits":
+        options = {"limits": function, "fallback_limits": "1/minute"}
+    if option == "fair":
+        options |= {"wait": "1s", "concurrency": 5}
+    return RateLimitMiddleware(hello, rules=[Rule("*", **{"limits": "1/minute", **options})])

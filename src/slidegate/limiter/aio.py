@@ -58,6 +58,17 @@ def on_loop() -> bool:
     return True
 
 
+def is_cancelled() -> bool:
+    """Return whether the running task of asyncio is being cancelled.
+
+    Else a `CancelledError` is that of something awaited, such as a task which many requests share.
+    """
+    if not on_asyncio():
+        return True
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
 async def let_others_run() -> None:
     """Let other tasks run, and be cancelled, if an event loop runs in this thread."""
     if on_loop():

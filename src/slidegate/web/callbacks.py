@@ -3,12 +3,14 @@
 A failing function neither bypasses limits nor breaks the response. If a key function fails, the request is counted
 under the client's address; if a limits function fails, the fallback limits apply; if a cost function fails, the cost is
 1; if a `count_if` fails, the request counts. If a `when` fails, limits and blocks apply and exemptions do not. If an
-`on_refused` fails, the default answer is sent. Each failure is logged with the rule's name, at most once a minute.
+`on_refused` fails, the default answer is sent. A function that awaits what another request has cancelled has failed,
+too. Each failure is logged with the rule's name, at most once a minute.
 """
 
 from __future__ import annotations
 
 import time
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable
 from operator import index
@@ -20,6 +22,7 @@ from starlette.types import Message, Receive, Scope
 from ..core.errors import ConfigurationError
 from ..core.logs import Throttle, escaped, logger, written
 from ..limiter import check_cost
+from ..limiter.aio import is_cancelled
 from .keys import KeyCondition
 from .rules import Rule
 
@@ -162,16 +165,21 @@ class UserCallbacks:
             if hasattr(answer, "__await__"):
                 answer = await answer
             return read(answer)
+        except CancelledError as error:
+            if is_cancelled():
+                raise
+            failure: BaseException = error
         except Exception as error:
-            self.report(what, rule.label, error, _CONSEQUENCES[what])
-            return default
+            failure = error
+        self.report(what, rule.label, failure, _CONSEQUENCES[what])
+        return default
 
-    def report(self, what: str, where: str, error: Exception, consequence: str) -> None:
+    def report(self, what: str, where: str, error: BaseException, consequence: str) -> None:
         """Log a failure of the user's function, at most once a minute for each function and rule."""
         suppressed = self._throttle.left_out((what, where), time.monotonic())
         if suppressed is None:
             return
-        trace: Exception | None = error
+        trace: BaseException | None = error
         if isinstance(error, ConfigurationError):
             trace = None  # its message says it all
         said = "%s function of rule %r failed, so %s (suppressed=%d): %s"

@@ -8,6 +8,7 @@ others by what they say.
 from __future__ import annotations
 
 import json
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
@@ -29,6 +30,7 @@ from ..core.limits import AnyLimit
 from ..core.logs import escaped
 from ..core.memo import remember
 from ..core.readings import ceil_s
+from ..limiter.aio import is_cancelled
 from ..limiter.engine import Engine
 from .callbacks import UserCallbacks, request_of
 from .headers import Fields, Headers, Rendered
@@ -179,7 +181,9 @@ class Refusals:
                 expected = 'a Response such as JSONResponse({"error": "slow down"}, 429), or None'
                 raise ConfigurationError(f"expected {expected}, not {quoted(response)}", "on_refused")
             await response(visit.scope, receive, send)
-        except Exception as error:
+        except (Exception, CancelledError) as error:
+            if isinstance(error, CancelledError) and is_cancelled():
+                raise
             self._calls.report("on_refused", label_of_refusal(decision), error, "the client gets the default answer")
             if visit.status:
                 raise
