@@ -350,6 +350,18 @@ class StoreContract(RandomContract, StatsContract):
         assert await hits(store.raw, checks, 1, subjects) == [True]
 
     @with_store
+    async def test_a_ban_alone_refuses_a_question_without_limits_that_is_repeated(self, store: StoreHarness) -> None:
+        counted = ((bucket("9/minute"), "bob", 1),)
+        for _ in range(4):  # as of a customer without limits, and beside questions of others
+            free, other = await asyncio.gather(settle(store.raw.hit((), ("ann",))), settle(store.raw.hit(counted)))
+            assert (free.reason, other.reason) == (Reason.OK, Reason.OK)
+        assert other.remaining == 5
+        await store.ban("ann")
+        assert await hits(store.raw, (), 2, ("ann",)) == [False, False]
+        await store.unban("ann")
+        assert await hits(store.raw, (), 2, ("ann",)) == [True, True]
+
+    @with_store
     async def test_the_same_checks_charge_each_store_by_itself(self, store: StoreHarness) -> None:
         checks = ((bucket("2/minute"), "ann", 1), (bucket("9/minute", "other"), "everyone", 1))
         other = MemoryStore(clock=store.clock)

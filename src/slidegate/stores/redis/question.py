@@ -55,6 +55,8 @@ class Question:
     @property
     def is_joinable(self) -> bool:
         """Whether equal hits may be one request: a refusal changes nothing, and an admission takes no permit."""
+        if not self.checks:  # the first one would say how many hits there are, and bans alone decide
+            return False
         if self.counts_denied or self.has_permits:
             return False
         return all(cost for _, _, cost in self.checks)
