@@ -46,7 +46,8 @@ PUBLIC = {
 PUBLIC["slidegate"] |= {"__version__", "__compiled__"}
 """The names that stand outside the library import."""
 SEAMS = {
-    "slidegate.limiter": {"Limiter", "all_limiters"},  # the second is the switch of `slidegate.testing`
+    # What methods of a limiter return, as docs/reference/api.md documents it; and the switch of `slidegate.testing`.
+    "slidegate.limiter": {"Limiter", "Action", "Override", "Publication", "PublishedRule", "all_limiters"},
     "slidegate.core.memo": {"MANY", "MEMO_SIZE", "remember"},
     "slidegate.web.broken": {"FailsAtStartup"},  # `slidegate check` shows the errors that such middlewares keep
     "slidegate.core.exceeded": {"RateLimitExceeded"},

@@ -8,7 +8,9 @@ from typing import Any, Final
 
 from .. import Limiter
 from ..core import Ban
+from ..limiter import Override, Publication, PublishedRule
 from .kinds import ADDRESS, kind_of
+from .recent_events import WHO
 from .standing import Bans, Standing, Verdict, Window, counted_as
 from .stats_rows import CLIENTS, KEYS, WORKERS, read_events, read_ranking
 from .subjects import Subject
@@ -17,7 +19,6 @@ from .walk import Walk
 
 MOST_REFUSALS: Final = 10
 _MOST: Final = 1_000
-_WHO: Final = ("client", "key", "ban")
 
 
 @dataclass
@@ -43,8 +44,8 @@ class Explained:
     unreadable: int
     bans: Sequence[Ban]
     ladders: Mapping[str, str]
-    changes: Sequence[Any]
-    off: Any
+    changes: Sequence[Override]
+    off: Override | None
     traffic: ClientTraffic | None = None
     refusals: list[LoggedEvent] | None = None
 
@@ -99,10 +100,12 @@ async def explained(limiter: Limiter, key: Any) -> Explained:
     return found
 
 
-def _standing_of(published: Any, subject: Subject, bans: Bans, windows: Mapping[Any, Window]) -> Standing:
+def _standing_of(
+    published: Publication, subject: Subject, bans: Bans, windows: Mapping[PublishedRule, Window]
+) -> Standing:
     """Return what equal workers do with the requests of a client."""
     standing = Standing(published.workers, windows=[*windows.values()])
-    by_middleware: dict[str, list[Any]] = {}
+    by_middleware: dict[str, list[PublishedRule]] = {}
     for rule in published.text.rules:
         if rule.bucket or rule.action != "limit":  # else a function or block of the application's, and no request
             by_middleware.setdefault(rule.middleware, []).append(rule)
@@ -134,11 +137,11 @@ async def _bans_of(limiter: Limiter, subject: Subject, keys: set[str]) -> Bans:
 
 
 async def _windows_of(
-    limiter: Limiter, rules: Sequence[Any], subject: Subject, overrides: Mapping[str, Any]
-) -> dict[Any, Window]:
+    limiter: Limiter, rules: Sequence[PublishedRule], subject: Subject, overrides: Mapping[str, Override]
+) -> dict[PublishedRule, Window]:
     """Return the windows of a client by the published rule, with the amounts that are in force."""
-    counted: dict[str, list[Any]] = {}
-    changes: dict[Any, Any] = {}
+    counted: dict[str, list[PublishedRule]] = {}
+    changes: dict[PublishedRule, Override] = {}
     for rule in rules:
         key = counted_as(rule, subject).key
         if not rule.bucket or not key or rule.by_function:
@@ -147,9 +150,9 @@ async def _windows_of(
         change = overrides.get(rule.name)
         if change is not None and rule.named().takes(change.limit):
             changes[rule] = change
-    found: dict[Any, Window] = {}
+    found: dict[PublishedRule, Window] = {}
     for key, own in counted.items():
-        for together in _rounds(own, changes):
+        for together in _rounds(own):
             limits = {rule.bucket: _in_force(rule, changes).named().limit for rule in together}
             view = await limiter.inspect(key, limits)
             for rule, state in zip(together, view.windows, strict=True):
@@ -157,7 +160,7 @@ async def _windows_of(
     return {rule: found[rule] for rule in rules if rule in found}
 
 
-def _in_force(rule: Any, changes: Mapping[Any, Any]) -> Any:
+def _in_force(rule: PublishedRule, changes: Mapping[PublishedRule, Override]) -> PublishedRule:
     """Return a published rule with the limit that is in force."""
     change = changes.get(rule)
     if change is None:
@@ -165,9 +168,9 @@ def _in_force(rule: Any, changes: Mapping[Any, Any]) -> Any:
     return replace(rule, limit=change.limit)
 
 
-def _rounds(rules: Sequence[Any], changes: Mapping[Any, Any]) -> list[list[Any]]:
+def _rounds(rules: Sequence[PublishedRule]) -> list[list[PublishedRule]]:
     """Return rules in parts that have no bucket twice: a bucket has several limits, and is asked for one at a time."""
-    rounds: list[dict[str, Any]] = []
+    rounds: list[dict[str, PublishedRule]] = []
     for rule in rules:
         for one in rounds:
             if rule.bucket not in one:
@@ -193,6 +196,6 @@ async def _add_statistics(found: Explained, limiter: Limiter, keys: set[str]) ->
             break
     refusals = []
     for event in await read_events(limiter, _MOST):
-        if event.kind == "refused" and not keys.isdisjoint(event.details.get(name, "") for name in _WHO):
+        if event.kind == "refused" and not keys.isdisjoint(event.details.get(name, "") for name in WHO):
             refusals.append(event)
     found.refusals = refusals[:MOST_REFUSALS]

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from .. import Limiter
 from ..events import Event
+from ..limiter import Publication
 from .incident import Outage, Seen
 from .rows import span_of
 from .statistics import Ranking, Statistics, Stats
@@ -77,7 +78,7 @@ def seen_nothing(limiter: Limiter, outage: Outage | None) -> Seen:
     return Seen(outage=outage, is_shared=limiter.store.shared_rows is not None)
 
 
-async def look(limiter: Limiter, recent: Recent, published: Sequence[Any], outage: Outage | None) -> Seen:
+async def look(limiter: Limiter, recent: Recent, published: Sequence[Publication], outage: Outage | None) -> Seen:
     """Return what was seen.
 
     Args:
@@ -135,7 +136,7 @@ def _has_requests_before(stats: Stats, end_us: int) -> bool:
     return False
 
 
-def kinds_of(published: Iterable[Any]) -> dict[str, str]:
+def kinds_of(published: Iterable[Publication]) -> dict[str, str]:
     """Return the kind of key that each rule reads; of a name that two rules have, nothing is known."""
     found: dict[str, str] = {}
     for one in published:

@@ -122,8 +122,10 @@ class LimiterMetrics(Observer):
 
     def _begin(self) -> None:
         """Export counters from 0 where their labels are known, so that the first refusal is an increase; and start."""
-        for add in (self._adder(BANS), self._adder(FAILURES), *(self._adder(REFUSALS, reason) for reason in REASONS)):
-            add(0)
+        self._adder(BANS)(0)
+        self._adder(FAILURES)(0)
+        for reason in REASONS:
+            self._adder(REFUSALS, reason)(0)
         self._subscription = self._limiter.observe(self)
 
     def close(self) -> None:
@@ -144,8 +146,8 @@ class LimiterMetrics(Observer):
         """Count requests, those of one kind together."""
         if self._limiter.failures != self._failures:
             with self._counting:
-                known, self._failures = self._failures, self._limiter.failures
-                self._adder(FAILURES)(self._failures - known)
+                before, self._failures = self._failures, self._limiter.failures
+                self._adder(FAILURES)(self._failures - before)
         for kind, times in self._by_kind(requests).items():
             counters, record = self._counts.get(kind) or remember(self._counts, kind, self._counts_of(kind))
             for add in counters:

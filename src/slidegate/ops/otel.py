@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import isnan
 
 from opentelemetry.metrics import CallbackOptions, Counter, Histogram, MeterProvider, Observation, get_meter_provider
 
@@ -34,7 +35,9 @@ class OtelMetrics(LimiterMetrics):
         self._has_durations = check_flag("durations", durations)
         super().__init__(limiter)
         self._is_open = True
-        meter = (get_meter_provider() if meter_provider is None else meter_provider).get_meter(PREFIX)
+        if meter_provider is None:
+            meter_provider = get_meter_provider()
+        meter = meter_provider.get_meter(PREFIX)
         self._made: dict[Metric, Counter | Histogram] = {
             metric: meter.create_counter(metric.name, metric.unit, metric.help) for metric in COUNTERS
         }
@@ -56,9 +59,12 @@ class OtelMetrics(LimiterMetrics):
         made = self._made[metric]
         if isinstance(made, Counter):
             return partial(made.add, attributes=attributes)
-        return partial(made.record, attributes=attributes) if self._has_durations else lambda _: None
+        if not self._has_durations:
+            return lambda _: None
+        return partial(made.record, attributes=attributes)
 
     def _observe(self, gauge: Metric, _: CallbackOptions) -> list[Observation]:
         value = self._read(gauge)
-        is_known = self._is_open and value == value  # not a number is equal to nothing
-        return [Observation(value, {f"{PREFIX}.{STORE}": self._store})] if is_known else []
+        if not self._is_open or isnan(value):
+            return []
+        return [Observation(value, {f"{PREFIX}.{STORE}": self._store})]

@@ -7,16 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple
 
-Place: TypeAlias = tuple[str, str, str]
-"""What one rule is recognised by in all groups: its middleware, its label, and the name of a limit."""
+from ..limiter import Publication, PublishedRule
+
+
+class RuleName(NamedTuple):
+    """What one rule is recognised by in all groups.
+
+    Attributes:
+        middleware: The name of its middleware.
+        label: Its label.
+        limit: The name of one of its limits.
+    """
+
+    middleware: str
+    label: str
+    limit: str
+
 
 _CLIENT: Final = "client"
 _OWN_PREFIXES: Final = (32, 64)
 
 
-def compared(published: Sequence[Any]) -> dict[str, Any]:
+def compared(published: Sequence[Publication]) -> dict[str, Any]:
     """Return what groups of equal workers have published, as JSON shows it; see `Limiter.published`.
 
     Returns:
@@ -27,21 +41,21 @@ def compared(published: Sequence[Any]) -> dict[str, Any]:
     enforced = []
     for one in published:
         groups.append({"workers": one.workers, "is_readable": one.is_readable, "same_secret": one.same_secret})
-        enforced.append(_by_place(one.text.rules))
-    places: dict[Place, None] = {}
+        enforced.append(_by_name(one.text.rules))
+    names: dict[RuleName, None] = {}
     for rules in enforced:
-        places.update(dict.fromkeys(rules))
+        names.update(dict.fromkeys(rules))
     rows = []
-    for place in places:
-        row = _row(place, [rules.get(place, []) for rules in enforced])
-        if row["differs"] or place[1] != _CLIENT:  # how clients are determined is no rule
+    for rule_name in names:
+        row = _row(rule_name, [rules.get(rule_name, []) for rules in enforced])
+        if row["differs"] or rule_name.label != _CLIENT:  # how clients are determined is no rule
             rows.append(row)
     return {"groups": groups, "rules": rows}
 
 
-def _row(place: Place, by_group: Sequence[list[Any]]) -> dict[str, Any]:
+def _row(rule_name: RuleName, by_group: Sequence[list[PublishedRule]]) -> dict[str, Any]:
     """Return a rule, with what each group enforces by it."""
-    middleware, label, name = place
+    middleware, label, name = rule_name
     texts = ["; ".join(dict.fromkeys(map(text_of, rules))) for rules in by_group]
     return {
         "middleware": middleware,
@@ -52,15 +66,16 @@ def _row(place: Place, by_group: Sequence[list[Any]]) -> dict[str, Any]:
     }
 
 
-def _by_place(rules: Sequence[Any]) -> dict[Place, list[Any]]:
-    """Return the rules of some workers by their places, without their numbers, which one more rule changes."""
-    found: dict[Place, list[Any]] = {}
+def _by_name(rules: Sequence[PublishedRule]) -> dict[RuleName, list[PublishedRule]]:
+    """Return the rules of some workers by their names, without their order, which one more rule changes."""
+    found: dict[RuleName, list[PublishedRule]] = {}
     for rule in rules:
-        found.setdefault((rule.middleware, rule.rule, rule.name), []).append(replace(rule, order=0))
+        name = RuleName(rule.middleware, rule.rule, rule.name)
+        found.setdefault(name, []).append(replace(rule, order=0))
     return found
 
 
-def text_of(rule: Any) -> str:
+def text_of(rule: PublishedRule) -> str:
     """Return what a published rule does, in words: ``5/1m by address, POST /login``."""
     words: str = rule.action
     if rule.limit:

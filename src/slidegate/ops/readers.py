@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .. import ConfigurationError, Limiter
+from ..limiter import Publication, PublishedRule
 from .kinds import FUNCTION, beginnings_of, kind_of
 from .rows import EVERYWHERE, Place, listed, place_of
 
@@ -81,7 +82,7 @@ def check_read(readers: Readers, key: str, how_anyway: str) -> None:
     )
 
 
-def _rules_that_read(published: Sequence[Any], key: str) -> Iterator[Any]:
+def _rules_that_read(published: Sequence[Publication], key: str) -> Iterator[PublishedRule]:
     """Yield the rules that read the kind of a key, and refuse it while it is banned."""
     for one in published:
         for rule in one.text.rules:
@@ -92,7 +93,7 @@ def _rules_that_read(published: Sequence[Any], key: str) -> Iterator[Any]:
                 yield rule
 
 
-def _shown(rules: Iterable[Any]) -> str:
+def _shown(rules: Iterable[PublishedRule]) -> str:
     """Return that some rules read something, with their names, or the first of many."""
     names = list(dict.fromkeys(repr(rule.rule) for rule in rules))
     if len(names) == 1:

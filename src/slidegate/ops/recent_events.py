@@ -23,6 +23,9 @@ MAX_DETAILS: Final = 8
 OF_REFUSALS: Final = ("exceeded", "shadow_refused")
 """The events that come with refusals. Clients cause as many as they like, so they are kept with these."""
 
+WHO: Final = ("client", "key", "ban")
+"""The details of a refusal that say who was refused."""
+
 
 class RecentEvents:
     """The latest events and refusals of this worker.

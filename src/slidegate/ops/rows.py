@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from .. import ConfigurationError, Limiter, Networks, RateLimitMiddleware, cookie, header, query
 from ..core import Ban, LimitState
+from ..limiter import Action, Override
 from .kinds import shown
 
 KEYED: Final = {"header": header, "cookie": cookie, "query": query}
@@ -79,13 +80,13 @@ def place_of(key: str) -> Place:
     return Place(f"where a rule or a policy counts by {read}", f"write {made} for every request")
 
 
-def row_of_change(override: Any) -> dict[str, Any]:
+def row_of_change(override: Override) -> dict[str, Any]:
     """Return the temporary change of a limit."""
     texts = named(override, "name", "was", "limit", "by", "reason", "workers")
     return {**texts, "since_at": override.since.timestamp(), "until_at": override.until.timestamp()}
 
 
-def row_of_action(action: Any) -> dict[str, Any]:
+def row_of_action(action: Action) -> dict[str, Any]:
     """Return what an operator has done; see `Limiter.history`."""
     until_at = None
     if action.until is not None:

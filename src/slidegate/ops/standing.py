@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ..core import Ban, LimitState
+from ..limiter import Override, PublishedRule
 from .kinds import ADDRESS, EVERYONE, FUNCTION, beginnings_of
 from .rows import listed
 from .subjects import Subject
@@ -85,10 +86,10 @@ class Window:
         change: The override that is in force; None for none.
     """
 
-    rule: Any
+    rule: PublishedRule
     key: str
     state: LimitState
-    change: Any = None
+    change: Override | None = None
 
 
 @dataclass
@@ -123,7 +124,7 @@ class Standing:
         self.unseen[what] = None
 
 
-def counted_as(rule: Any, subject: Subject) -> Counted:
+def counted_as(rule: PublishedRule, subject: Subject) -> Counted:
     """Return as what a published rule counts requests of a client."""
     if rule.key == EVERYONE:
         return Counted(EVERYONE)
@@ -134,7 +135,7 @@ def counted_as(rule: Any, subject: Subject) -> Counted:
     return Counted()
 
 
-def _address_counted_as(rule: Any, subject: Subject) -> Counted:
+def _address_counted_as(rule: PublishedRule, subject: Subject) -> Counted:
     if subject.is_several(rule):
         return Counted()
     if rule.key == ADDRESS:
@@ -144,7 +145,7 @@ def _address_counted_as(rule: Any, subject: Subject) -> Counted:
     return Counted()
 
 
-def note_other_key(other_keys: dict[str, list[str]], rule: Any, subject: Subject) -> None:
+def note_other_key(other_keys: dict[str, list[str]], rule: PublishedRule, subject: Subject) -> None:
     """Note that a published rule counts requests of a client by another key."""
     kind = rule.key
     if subject.is_several(rule):
@@ -154,7 +155,7 @@ def note_other_key(other_keys: dict[str, list[str]], rule: Any, subject: Subject
         rules.append(rule.rule)
 
 
-def other_keys_of(rules: Iterable[Any], subject: Subject) -> dict[str, list[str]]:
+def other_keys_of(rules: Iterable[PublishedRule], subject: Subject) -> dict[str, list[str]]:
     """Return by which other keys published rules count requests of a client, with the names of the rules."""
     found: dict[str, list[str]] = {}
     for rule in rules:

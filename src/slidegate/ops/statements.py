@@ -53,7 +53,7 @@ class _Worst(NamedTuple):
 class _Refused(NamedTuple):
     """A client or key that a rule refuses, and how often."""
 
-    one: ClientTraffic
+    traffic: ClientTraffic
     times: int
     is_client: bool
 
@@ -192,7 +192,7 @@ def _since(seen: Seen, since_us: int) -> tuple[str, dict[str, Any]]:
 
 def _of_one(seen: Seen, worst: _Worst, refused: _Refused) -> Statement:
     """Return the sentence about one client or key."""
-    one = refused.one
+    one = refused.traffic
     when, since = _since(seen, one.refused_since_us)
     parts = {"part": refused.times, "whole": worst.refusals, "offender": one.key}
     values = {**_share(seen, worst.rule), **parts, **since}
@@ -281,7 +281,7 @@ def _of_crowd(seen: Seen, worst: _Worst, refused: Sequence[_Refused]) -> Stateme
     what = "keys"
     if refused[0].is_client:
         what = "clients"
-    begun_us = [one.one.refused_since_us for one in refused if one.one.refused_since_us]
+    begun_us = [one.traffic.refused_since_us for one in refused if one.traffic.refused_since_us]
     when, since = _since(seen, min(begun_us, default=0))
     text = (
         f"{{rule}} refuses {{share}}: {number} {what}, none with more than {{part}} of {{whole}} "

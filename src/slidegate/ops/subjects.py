@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from .. import ConfigurationError, Limiter, Networks, client_ip
 from ..core import Ban
+from ..limiter import PublishedRule
 from .kinds import ADDRESS, kind_of
 
 
@@ -46,13 +47,13 @@ class Subject:
         """Whether it is an address or a network."""
         return self._networks is not None
 
-    def client_key(self, rule: Any) -> str:
+    def client_key(self, rule: PublishedRule) -> str:
         """Return the key by which a published rule counts a client with its address."""
         if self._networks is None:
             return self.key
         return _truncated(self._typed, rule)
 
-    def is_several(self, rule: Any) -> bool:
+    def is_several(self, rule: PublishedRule) -> bool:
         """Return whether it is a network with several clients, each of which the rule counts by a key of its own."""
         if self._networks is None:
             return False
@@ -80,7 +81,7 @@ class Subject:
             return Part(False, False)
 
 
-def _truncated(key: str, rule: Any) -> str:
+def _truncated(key: str, rule: PublishedRule) -> str:
     return client_ip(ipv4_prefix=rule.ipv4_prefix, ipv6_prefix=rule.ipv6_prefix).truncated(key)
 
 

@@ -14,9 +14,10 @@ The rules of a middleware are walked in order, as for a request: what is exempt 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .. import Networks
+from ..limiter import PublishedRule
 from .kinds import ADDRESS, shown
 from .standing import EVERY, Bans, Reason, Standing, Window, counted_as, note_other_key
 from .subjects import Subject, networks_of
@@ -48,7 +49,7 @@ class Walk:
     """
 
     def __init__(
-        self, standing: Standing, subject: Subject, bans: Bans, windows: Mapping[Any, Window], where: str
+        self, standing: Standing, subject: Subject, bans: Bans, windows: Mapping[PublishedRule, Window], where: str
     ) -> None:
         self._standing = standing
         self._subject = subject
@@ -61,7 +62,7 @@ class Walk:
         self._is_over = False
         self._may_be_allowed = False
 
-    def over(self, rules: Sequence[Any]) -> None:
+    def over(self, rules: Sequence[PublishedRule]) -> None:
         """Walk the published rules of the middleware."""
         allowlist = _list_in(rules, "allowlist")
         if self._subject.part_in(allowlist.networks).is_whole:
@@ -79,7 +80,7 @@ class Walk:
 
     # -- lists and bans ------------------------------------------------------------------------------------------------
 
-    def _look_at_blocklist(self, rules: Sequence[Any]) -> None:
+    def _look_at_blocklist(self, rules: Sequence[PublishedRule]) -> None:
         blocklist = _list_in(rules, "blocklist")
         if self._subject.part_in(blocklist.networks).is_whole:
             name = next(rule.rule for rule in rules if rule.action == "blocklist")
@@ -101,7 +102,7 @@ class Walk:
             return f"the part of it that is on the {some.kind}"
         return ""
 
-    def _look_at_bans(self, rules: Sequence[Any]) -> None:
+    def _look_at_bans(self, rules: Sequence[PublishedRule]) -> None:
         """Look at the bans that concern every request; those of the key of one rule concern its requests alone."""
         own = {self._subject.key}
         for rule in rules:
@@ -118,7 +119,7 @@ class Walk:
             elif ban.key == self._subject.key and any(counted_as(one, self._subject).key for one in readers):
                 self._refuse(Reason("ban", ban.by, EVERY + self._where, ban=ban))
 
-    def _note_other_bans(self, rules: Sequence[Any]) -> None:
+    def _note_other_bans(self, rules: Sequence[PublishedRule]) -> None:
         """Note the kinds of keys of other bans that requests of the client may have."""
         read = {shown(rule.key) for rule in rules} | {ADDRESS}
         for kind in sorted(self._bans.kinds):
@@ -129,7 +130,7 @@ class Walk:
 
     # -- rules, in order -----------------------------------------------------------------------------------------------
 
-    def _look_at(self, rule: Any) -> None:
+    def _look_at(self, rule: PublishedRule) -> None:
         if rule.at_endpoint:  # whatever the list has decided
             self._judge(rule, [], [])
             return
@@ -141,7 +142,7 @@ class Walk:
         if rule.final or rule.action == "exempt":
             self._end_list(rule)
 
-    def _end_list(self, rule: Any) -> None:
+    def _end_list(self, rule: PublishedRule) -> None:
         """Note for which requests a rule ends the list: if a condition holds, for its own, or for all."""
         if rule.conditional:
             self._perhaps.append(rule.rule)
@@ -150,10 +151,10 @@ class Walk:
         else:
             self._is_over = True
 
-    def _judge(self, rule: Any, passed: Sequence[str], perhaps: Sequence[str]) -> None:
+    def _judge(self, rule: PublishedRule, passed: Sequence[str], perhaps: Sequence[str]) -> None:
         """Note what a rule refuses, and whether that is certain."""
         if rule.action == "block":
-            reason = Reason("block", rule.rule, self._named(rule), tuple(passed), bool(rule.requests))
+            reason = Reason("block", rule.rule, self._named(rule), tuple(passed), some=bool(rule.requests))
             self._judge_reason(rule, reason, perhaps)
             return
         if rule.action != "limit" or rule.shadow:
@@ -167,16 +168,17 @@ class Walk:
         some = bool(rule.requests or counted.among)
         for ban in self._bans.near:
             if ban.key == counted.key:
-                self._judge_reason(rule, Reason("ban", ban.by, requests, tuple(passed), some, ban), perhaps)
+                reason = Reason("ban", ban.by, requests, tuple(passed), some=some, ban=ban)
+                self._judge_reason(rule, reason, perhaps)
         if rule.by_function:
             self._standing.leave_out(f"the limits of {rule.rule}, which a function returns")
             return
         window = self._windows.get(rule)
         if window is not None:
-            reason = Reason("limit", rule.rule, requests, tuple(passed), some, window=window.state)
+            reason = Reason("limit", rule.rule, requests, tuple(passed), some=some, window=window.state)
             self._judge_window(rule, reason, perhaps)
 
-    def _judge_window(self, rule: Any, reason: Reason, perhaps: Sequence[str]) -> None:
+    def _judge_window(self, rule: PublishedRule, reason: Reason, perhaps: Sequence[str]) -> None:
         """Note whether a window has room for the cost of a request."""
         state = reason.window
         assert state is not None, "the caller has looked at it"
@@ -200,7 +202,7 @@ class Walk:
             return
         self._judge_reason(rule, reason, perhaps)
 
-    def _judge_reason(self, rule: Any, reason: Reason, perhaps: Sequence[str]) -> None:
+    def _judge_reason(self, rule: PublishedRule, reason: Reason, perhaps: Sequence[str]) -> None:
         """Note a reason if it is certain, else on what it depends."""
         if self._is_known(reason):
             return
@@ -232,7 +234,7 @@ class Walk:
                 return True
         return False
 
-    def _named(self, rule: Any) -> str:
+    def _named(self, rule: PublishedRule) -> str:
         return (rule.requests or EVERY) + self._where
 
 
@@ -248,11 +250,11 @@ def _paths_in(requests: str) -> set[str]:
     return {word for word in requests.split() if word.startswith("/")}
 
 
-def _order(rule: Any) -> tuple[int, bool, str, str]:
+def _order(rule: PublishedRule) -> tuple[int, bool, str, str]:
     return rule.order, rule.at_endpoint, rule.rule, rule.name
 
 
-def _list_in(rules: Iterable[Any], kind: str) -> _List:
+def _list_in(rules: Iterable[PublishedRule], kind: str) -> _List:
     """Return a list of a middleware, which is empty if it has none."""
     of_list = [rule for rule in rules if rule.action == kind]
     unpublished = sum(rule.size for rule in of_list if rule.size and not rule.ranges)

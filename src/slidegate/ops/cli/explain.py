@@ -9,6 +9,8 @@ from typing import Any, Final
 import click
 
 from ... import Limiter
+from ...core import Ban, LimitState
+from ...limiter import Override
 from ..explained import Explained, explained
 from ..rows import key_of, listed, named, row_of_ban, row_of_change, row_of_window, span_of
 from ..standing import EVERY, Reason, Standing, Verdict, Window, sentences_of
@@ -105,7 +107,7 @@ def _row_of_window(window: Window) -> dict[str, Any]:
     return {**row, "configured": window.rule.limit, "requests": window.rule.requests or EVERY}
 
 
-def _ladder(ban: Any, found: Explained) -> dict[str, Any]:
+def _ladder(ban: Ban, found: Explained) -> dict[str, Any]:
     """Return how long bans of a policy last, and what the next one would last."""
     durations = found.ladders.get(ban.by, "").split()
     if not ban.level or not durations:
@@ -133,7 +135,7 @@ def _lines(found: Explained) -> Iterator[str]:
     yield from _window_lines(found)
 
 
-def _change_text(change: Any) -> str:
+def _change_text(change: Override) -> str:
     words = f"{change.name} to {change.limit}"
     if change.was:
         words = f"{change.name} from {change.was} to {change.limit}"
@@ -195,7 +197,7 @@ def _because(reason: Reason, found: Explained) -> str:
     return f"by {reason.by} {_until(state, found.at_us)}: {state.used} of {state.limit} are used"
 
 
-def _until(state: Any, at_us: int) -> str:
+def _until(state: LimitState, at_us: int) -> str:
     if state.retry_after_us is None:
         return "until one of its requests ends"
     if not state.retry_after_us:  # there is room, but not for the cost of a request

@@ -241,7 +241,7 @@ def ask(url: str, work: Callable[[Limiter], Awaitable[T]], *, writes: bool = Fal
     """
 
     async def worked() -> T:
-        limiter = _limiter_on(url, writes)
+        limiter = _limiter_on(url, writes=writes)
         try:
             return await work(limiter)
         finally:
@@ -251,7 +251,7 @@ def ask(url: str, work: Callable[[Limiter], Awaitable[T]], *, writes: bool = Fal
     return asyncio.run(worked())
 
 
-def _limiter_on(url: object, writes: bool) -> Limiter:
+def _limiter_on(url: object, *, writes: bool) -> Limiter:
     """Return a limiter on a store that exists; a configuration file may name anything as its address."""
     if isinstance(url, str) and url.strip().lower().startswith("memory:"):
         raise ConfigurationError(

@@ -14,6 +14,7 @@ from math import ceil
 from typing import Any, Final, NamedTuple
 
 from ...core import Limit
+from ...limiter import Publication
 from ..traffic import ClientTraffic
 
 FACTORS: Final = (0.25, 0.5, 1, 2, 4)
@@ -46,7 +47,7 @@ def limits_with_amount(limits: Iterable[Any], rule: str) -> list[Limit]:
     return found
 
 
-def costs_one(published: Iterable[Any], rule: str) -> bool:
+def costs_one(published: Iterable[Publication], rule: str) -> bool:
     """Return whether each request costs one unit of a rule, as workers have published it."""
     for one in published:
         for other in one.text.rules:

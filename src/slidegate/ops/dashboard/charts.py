@@ -53,7 +53,7 @@ class Step(NamedTuple):
     length_s: float
 
 
-class Row(NamedTuple):
+class StepRow(NamedTuple):
     """A step of a chart as a row of its table.
 
     Attributes:
@@ -89,7 +89,7 @@ class Chart(NamedTuple):
     shown: tuple[int, ...]
     kind: str
     drawing: Markup
-    rows: list[Row]
+    rows: list[StepRow]
     marks: tuple[str, ...]
 
 
@@ -160,7 +160,7 @@ def _chart(
     rows = []
     for step in range(steps):
         texts = [text(line[step]) for line in lines]
-        rows.append(Row(_clock(stats, step), texts, described(of_steps.get(step, ()))))
+        rows.append(StepRow(_clock(stats, step), texts, described(of_steps.get(step, ()))))
     kind, drawn = "l", lines
     if is_stacked:
         kind, drawn = "s", _stacked(lines)
@@ -182,7 +182,7 @@ def _chart(
         names=tuple(series),
         shown=_legend(lines),
         kind=kind,
-        drawing=Markup(_labels(axis) + lines_svg + _times(stats, steps)),
+        drawing=Markup(_value_labels(axis) + lines_svg + _time_labels(stats, steps)),
         rows=rows,
         marks=_kinds(of_steps.values()),
     )
@@ -245,7 +245,7 @@ def _drawn_marks(of_steps: Mapping[int, Sequence[Mark]]) -> Iterator[str]:
             yield f'<path class="mark {kind}" d="M{step + _BESIDE[kind]} 0V{HEIGHT}"/>'
 
 
-def _tooltips(names: Sequence[str], rows: Iterable[Row]) -> Iterator[str]:
+def _tooltips(names: Sequence[str], rows: Iterable[StepRow]) -> Iterator[str]:
     """Yield for each step an area that shows its values, but those that are 0, and what happened in it."""
     for step, row in enumerate(rows):
         values = []
@@ -304,7 +304,7 @@ def _grid(axis: _Axis, steps: int) -> Iterator[str]:
         yield f'<path class="grid" d="M0 {_y(value, axis)}h{max(steps, 1)}"/>'
 
 
-def _labels(axis: _Axis) -> str:
+def _value_labels(axis: _Axis) -> str:
     """Return the drawing of the labels of the axis of values."""
     texts = []
     for value in axis.ticks():
@@ -317,7 +317,7 @@ def _clock(stats: Mapping[str, Any], step: int) -> str:
     return f"{_utc(stats['start_at'] + step * stats['step_s']):%H:%M:%S}"
 
 
-def _times(stats: Mapping[str, Any], steps: int) -> str:
+def _time_labels(stats: Mapping[str, Any], steps: int) -> str:
     """Return the drawing of the labels of the time axis: round times, at most five, none of them at an edge."""
     start_at, whole_s = stats["start_at"], stats["step_s"] * max(steps, 1)
     apart_s = _DAY_S

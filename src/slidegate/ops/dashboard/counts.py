@@ -124,11 +124,11 @@ def ordered(rows: Rows, query: Query, by: str) -> Rows:
     column = query.get("sort", by)
     if rows and column not in rows[0]:
         column = by
-    return sorted(rows, key=lambda row: _place(row[column]))
+    return sorted(rows, key=lambda row: _sort_key(row[column]))
 
 
-def _place(value: object) -> tuple[int, float, str]:
-    """Return the place of a value: numbers come first, downwards, then texts, upwards, then what has no value."""
+def _sort_key(value: object) -> tuple[int, float, str]:
+    """Return by what a value is sorted: numbers come first, downwards, then texts, upwards, then what has no value."""
     if isinstance(value, int | float):
         return 0, -value, ""
     if isinstance(value, str):

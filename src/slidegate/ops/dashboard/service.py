@@ -18,6 +18,7 @@ from ...core.logs import Throttle, logger
 from ..look import BY_FUNCTION, limit_text
 from ..published_rules import compared
 from ..readers import check_read, readers_of
+from ..recent_events import WHO
 from ..rows import (
     check_key,
     key_of,
@@ -44,8 +45,6 @@ _EXAMPLES: Final = {
     "anyway": "yes",
 }
 """A valid value of each field of a request."""
-_WHO: Final = ("client", "key", "ban")
-"""Those of a refusal that say who was refused."""
 
 _throttle: Final = Throttle()
 """Limits the rate of lines about requests to dashboards that fail because the store does not answer."""
@@ -158,7 +157,7 @@ class Service:
         for middleware in middlewares:
             names.add(middleware.client.truncated(key))
         for event in await self.snapshots.events.get():
-            refused = {event["details"].get(field) for field in _WHO}
+            refused = {event["details"].get(field) for field in WHO}
             if event["kind"] == "refused" and names & refused:
                 found["refusals"].append(event)
         return found

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from ... import ConfigurationError, Limiter, StoreError
 from ...core.errors import quoted
+from ...limiter import Publication
 from ..incident import Seen, Statement
 from ..look import WINDOW, Outages, Recent, look, read_recent, seen_nothing
 from ..rows import named, row_of_action, row_of_ban, row_of_change, row_of_window
@@ -78,7 +79,7 @@ class Snapshots:
         self.changes: Shared[list[Row]] = Shared(self._changes, SHORT_S)
         self.client_minutes: Shared[list[list[ClientTraffic]]] = Shared(minutes, SHORT_S)
         self.key_minutes: Shared[list[list[ClientTraffic]]] = Shared(partial(minutes, of_keys=True), SHORT_S)
-        self.published: Shared[list[Any]] = Shared(limiter.published, LONG_S)
+        self.published: Shared[list[Publication]] = Shared(limiter.published, LONG_S)
         self.bans: Shared[Row] = Shared(partial(self.bans_with, ""), SHORT_S)
         self.bans_total: Shared[int] = Shared(self._bans_total, LONG_S)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ... import MemoryStore, __version__
 from ...core import compiled
+from ...limiter import Publication
 from ..kinds import ADDRESS, EVERYONE
 from ..look import WINDOW, kinds_of, limits_by_rule
 from . import amounts, charts, configuration, counts, tables
@@ -127,7 +128,7 @@ class Views:
         shown["tables"].append(tables.clients_of_rule(head, counts.clients_of_rule(ranking, rule)))
         shown["tables"] += await self._shadowed(rule, head)
 
-    def _why_unknown(self, published: Any, kind: str, rule: str) -> str:
+    def _why_unknown(self, published: Sequence[Publication], kind: str, rule: str) -> str:
         """Return why it is not known what other amounts of a rule would have refused; empty if it is known."""
         limits = self._limiter.limits()
         if kind == EVERYONE:
