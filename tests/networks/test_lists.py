@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from slidegate import ConfigurationError, Limiter, MemoryStore, Networks, RateLimitMiddleware, client_ip
 from slidegate.testing import RecordingObserver
+from slidegate.web.blocklist import Blocklist
 
 from ..asgi import call, hello
 from ..core.bans.test_bans import Network
@@ -142,6 +143,22 @@ async def test_a_blocklist_from_a_file_refuses_no_neighbour_and_no_proxy_unless_
     count = sum(Networks(own).overlaps(*one) for one in ranges)
     told = [event.details["count"] for event in observer.events if event.kind == "list_spared"]
     assert told == ([count] if count and not private else [])
+
+
+@SHARED_DIRECTORY
+@given(LISTED, TRUSTED)
+@example(["0.0.0.0/5"], ["7.255.255.255/32"])
+def test_the_ranges_of_a_list_that_are_published_have_the_addresses_that_it_refuses(
+    files: FollowedFiles, listed: list[str], trusted: list[str]
+) -> None:
+    path = files.write("level1.netset", "\n".join(listed))
+    blocklist = Blocklist(Networks.from_file(path), Networks(trusted), lambda event: None)
+    ranges = [*blocklist.ranges()]
+    for network in map(ipaddress.ip_network, [*listed, *OWN, *trusted]):
+        first, last = int(network.network_address), int(network.broadcast_address)
+        for value in (max(first - 1, 0), first, last, last + 1):
+            is_published = any(version == network.version and begin <= value <= end for version, begin, end in ranges)
+            assert is_published == (blocklist.find(network.version, value) is not None), value
 
 
 @pytest.mark.parametrize("role", ["blocklist", "allowlist"])
