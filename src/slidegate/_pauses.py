@@ -35,7 +35,7 @@ def read_pause_us(status: int, headers: Mapping[str, str], unix_s: float) -> int
     It is the first valid one of:
 
     1. `retry-after-ms` in milliseconds.
-    2. `Retry-After` (RFC 9110, 10.2.3) in seconds, also with a fraction, or as a date.
+    2. `Retry-After` (RFC 9110, 10.2.3) in seconds, also with a fraction, or as a date; the longest of several.
     3. With a status below 500, in `RateLimit` (draft-ietf-httpapi-ratelimit-headers-07 to -11) the longest time to the
        reset of a quota of which 0 remains.
     4. With a status below 500, the same in `RateLimit-Reset` (-03 to -06), `X-RateLimit-Reset`, and
@@ -50,7 +50,8 @@ def read_pause_us(status: int, headers: Mapping[str, str], unix_s: float) -> int
     now_s = _unix_s(fields["date"])
     if now_s is None:
         now_s = unix_s
-    sources = [[f"{fields['retry-after-ms']}ms"], [fields["retry-after"]]]
+    # Where a server and its proxy both write it, httpx joins the values; without its name of a day, a date stays valid.
+    sources = [[f"{fields['retry-after-ms']}ms"], fields["retry-after"].split(", ")]
     if status < 500:
         spent = ["0"]
         if status == 429:
