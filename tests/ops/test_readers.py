@@ -99,7 +99,7 @@ async def test_who_reads_a_kind_of_key_is_what_workers_have_published(case: str)
     found = await readers_of(limiter, key)
     assert (found.reading, middleware.limiter) == (reading, limiter)
     if reading is Reading.READ:
-        assert found.place.holds.startswith(holds)
+        assert found.scope.holds.startswith(holds)
         check_read(found, key, "write --anyway")
         return
     with pytest.raises(ConfigurationError, match=r"refuse nothing; write .* in the application, or write --anyway"):

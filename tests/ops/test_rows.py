@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimitMiddleware, Rule, cookie, header, query, user
-from slidegate.ops.rows import key_of, place_of, row_of_ban
+from slidegate.ops.rows import key_of, row_of_ban, scope_of
 
 from ..asgi import PEER, hello, statuses
 
@@ -50,7 +50,7 @@ async def answered(case: Case, rules: list[Rule], **options: Any) -> list[int]:
     """Return the statuses of the paths for the client of a case, who is banned."""
     limiter = Limiter()
     row = row_of_ban(await limiter.ban(key_of(case.key, case.value), "1h"))
-    assert (row["holds"], row["remedy"]) == place_of(row["key"])
+    assert (row["holds"], row["remedy"]) == scope_of(row["key"])
     rules = [*rules, Rule("/health", exempt=True), Rule("*", "100/minute", name="all")]
     app = RateLimitMiddleware(hello, limiter=limiter, rules=rules, **options)
     return [status for path in PATHS for status in await statuses(app, 1, path, **case.sent)]
@@ -59,7 +59,7 @@ async def answered(case: Case, rules: list[Rule], **options: Any) -> list[int]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.key[:20])
 async def test_a_ban_holds_where_tools_say_and_on_every_request_with_what_they_advise(case: Case) -> None:
     limiter = Limiter()
-    where, remedy = place_of(limiter.key_for(key_of(case.key, case.value)))
+    where, remedy = scope_of(limiter.key_for(key_of(case.key, case.value)))
     if case.reads is None:
         assert (where, remedy) == ("on every request", "")
         assert await answered(case, []) == EVERYWHERE

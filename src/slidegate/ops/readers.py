@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .. import ConfigurationError, Limiter
 from ..limiter import Publication, PublishedRule
 from .kinds import FUNCTION, beginnings_of, kind_of
-from .rows import EVERYWHERE, Place, listed, place_of
+from .rows import EVERYWHERE, BanScope, listed, scope_of
 
 
 class Reading(Enum):
@@ -25,11 +25,11 @@ class Readers(NamedTuple):
 
     Attributes:
         reading: Whether anybody does, as far as workers have published their rules.
-        place: Where a ban of the key holds.
+        scope: Where a ban of the key holds.
     """
 
     reading: Reading
-    place: Place
+    scope: BanScope
 
 
 async def readers_of(limiter: Limiter, key: str) -> Readers:
@@ -38,20 +38,20 @@ async def readers_of(limiter: Limiter, key: str) -> Readers:
     Raises:
         StoreError: The store does not answer.
     """
-    place = place_of(key)
-    if place == EVERYWHERE:
-        return Readers(Reading.READ, place)
+    scope = scope_of(key)
+    if scope == EVERYWHERE:
+        return Readers(Reading.READ, scope)
     published = await limiter.published()
     # A worker whose rules are not known, as one of another version, may read it.
     if not published or not all(one.is_readable for one in published):
-        return Readers(Reading.UNKNOWN, place)
+        return Readers(Reading.UNKNOWN, scope)
     rules = list(_rules_that_read(published, key))
     # A policy of bans reads the key of every request, a rule only of those that it concerns.
     if any(rule.action == "ban" for rule in rules):
         return Readers(Reading.READ, EVERYWHERE)
     if not rules:
-        return Readers(Reading.UNREAD, place)
-    return Readers(Reading.READ, Place(f"where {_shown(rules)} it", place.remedy))
+        return Readers(Reading.UNREAD, scope)
+    return Readers(Reading.READ, BanScope(f"where {_shown(rules)} it", scope.remedy))
 
 
 class UnreadKeyError(ConfigurationError):
@@ -73,7 +73,7 @@ def check_read(readers: Readers, key: str, how_anyway: str) -> None:
         return
     ways = how_anyway
     # The remedy speaks of every request; any rule that reads the key would do.
-    remedy = readers.place.remedy.removesuffix("for every request").rstrip(", ")
+    remedy = readers.scope.remedy.removesuffix("for every request").rstrip(", ")
     if remedy:
         ways = f"{remedy} in the application, or {how_anyway}"
     raise UnreadKeyError(

@@ -25,16 +25,16 @@ _LISTED: Final = 5
 """How many names are in one line."""
 
 
-def row_of_ban(ban: Ban, place: Place | None = None) -> dict[str, Any]:
+def row_of_ban(ban: Ban, scope: BanScope | None = None) -> dict[str, Any]:
     """Return a ban, with where it holds; by default as far as its key alone tells."""
     until_at = None if ban.until is None else ban.until.timestamp()
     times = {"since_at": ban.since.timestamp(), "until_at": until_at}
-    if place is None:
-        place = place_of(ban.key)
-    return {**named(ban, "key", "reason", "by", "level"), **times, **place._asdict()}
+    if scope is None:
+        scope = scope_of(ban.key)
+    return {**named(ban, "key", "reason", "by", "level"), **times, **scope._asdict()}
 
 
-class Place(NamedTuple):
+class BanScope(NamedTuple):
     """Where the ban of a key holds: on requests for which a middleware reads that key.
 
     Attributes:
@@ -47,15 +47,17 @@ class Place(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The place, and what to write if it is not every request."""
-        return f"{self.holds}: {self.remedy}" if self.remedy else self.holds
+        """Where it holds, and what to write if that is not every request."""
+        if not self.remedy:
+            return self.holds
+        return f"{self.holds}: {self.remedy}"
 
 
-EVERYWHERE: Final = Place("on every request", "")
-"""The place of bans of addresses, networks and operators."""
+EVERYWHERE: Final = BanScope("on every request", "")
+"""The scope of bans of addresses, networks and operators."""
 
 
-def place_of(key: str) -> Place:
+def scope_of(key: str) -> BanScope:
     """Return where the ban of a key holds.
 
     The store does not tell which keys the workers read, so this does not say whether any does.
@@ -67,7 +69,7 @@ def place_of(key: str) -> Place:
         return EVERYWHERE
     kind, _, name = key.partition("#")[0].partition(":")
     if kind == "path":  # no policy bans by it
-        return Place(f"where a rule counts by {kind}:{name}", "")
+        return BanScope(f"where a rule counts by {kind}:{name}", "")
     by_function = "a function that returns it"
     if kind == "user":
         read, made = f"user, or by {by_function}", f"BanPolicy(key=user), or {_BY_FUNCTION},"
@@ -76,8 +78,8 @@ def place_of(key: str) -> Place:
     elif kind == "combined":
         read, made = "these keys together", "BanPolicy(key=combine(...))"
     else:
-        return Place(f"where a rule counts by {by_function}", f"write {_BY_FUNCTION} for every request")
-    return Place(f"where a rule or a policy counts by {read}", f"write {made} for every request")
+        return BanScope(f"where a rule counts by {by_function}", f"write {_BY_FUNCTION} for every request")
+    return BanScope(f"where a rule or a policy counts by {read}", f"write {made} for every request")
 
 
 def row_of_change(override: Override) -> dict[str, Any]:
@@ -116,7 +118,8 @@ def keys_of(key: str, middlewares: Iterable[RateLimitMiddleware]) -> list[str]:
     for middleware in middlewares:
         for one in (middleware.client, middleware.key, *(rule.charging.key for rule in middleware.rules)):
             truncated = getattr(one, "truncated", None)
-            found += [] if truncated is None else [truncated(key)]
+            if truncated is not None:
+                found.append(truncated(key))
     return found
 
 

@@ -75,10 +75,10 @@ async def add_ban(
     ban = await limiter.ban(target, duration, reason=reason, by=by)
     if readers.reading is Reading.UNKNOWN:
         note("no worker has published its rules within a minute, so it is not known whether any reads such keys")
-    row = row_of_ban(ban, readers.place)
+    row = row_of_ban(ban, readers.scope)
     text = f"banned: {row['key']} until {end_of(row)}"
-    if readers.place != EVERYWHERE:
-        text += f"; it holds {readers.place.sentence}"
+    if readers.scope != EVERYWHERE:
+        text += f"; it holds {readers.scope.sentence}"
     return [row], [text]
 
 

@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 
 from ... import ConfigurationError, StoreError
 from ..readers import UnreadKeyError
-from ..rows import EVERYWHERE, check_key, key_of, place_of
+from ..rows import EVERYWHERE, check_key, key_of, scope_of
 from . import cells, sentences, texts
 from .counts import rate_s
 from .service import Service, problem_of
@@ -196,10 +196,10 @@ def _made(query: Mapping[str, str]) -> str:
     text = "The change is made; all workers know it within a second."
     if done != "ban" or not query.get("key"):
         return text
-    place = place_of(query["key"])
-    if place == EVERYWHERE:
+    scope = scope_of(query["key"])
+    if scope == EVERYWHERE:
         return text
-    return f"{text} The ban holds {place.sentence}."
+    return f"{text} The ban holds {scope.sentence}."
 
 
 def _fields_of(form: Mapping[str, str]) -> dict[str, str]:

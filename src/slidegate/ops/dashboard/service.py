@@ -231,7 +231,7 @@ class Service:
             check_read(readers, name, 'send anyway with the text "yes"')
         ban = await self.limiter.ban(target, duration, reason=reason, by=by)
         self.snapshots.forget()
-        return row_of_ban(ban, readers.place)
+        return row_of_ban(ban, readers.scope)
 
     async def unban(self, key: str, *, by: str) -> dict[str, Any]:
         """Lift the ban of a key, and delete its strikes.
