@@ -197,6 +197,21 @@ def test_an_error_of_a_configuration_file_names_the_file_as_at_the_start(tmp_pat
     assert str(told.value) == str(raised.value)
 
 
+@pytest.mark.parametrize("outer_first", [True, False])
+def test_an_application_that_is_documented_twice_has_the_limits_around_it(outer_first: bool) -> None:
+    inner = site(rules=[Rule("/items/{n}", "5/minute"), Rule("/health", exempt=True)])
+    outer = site(limits="100/minute")
+    outer.mount("/v1", inner)
+    calls = [outer, inner]
+    if not outer_first:
+        calls.reverse()
+    for app in calls:
+        document_limits(app)
+    documented = limits(operations(inner))
+    assert documented["GET /items/{item}"] == ["100/1m", "5/1m"]
+    assert documented["GET /health"] == ["100/1m"]
+
+
 def test_a_mounted_application_has_the_limits_around_it_in_its_own_document() -> None:
     inner = site(rules=[Rule("/items/{n}", "1/minute")])
     outer = FastAPI()

@@ -6,6 +6,7 @@ still be added.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import ConfigurationError, quoted
@@ -41,23 +42,44 @@ def document_limits(app: Any, *, response: Any = None, names: bool = False, keys
     if not found:
         raise ConfigurationError(f"document_limits: expected a FastAPI application, not {quoted(app)}", "app")
     for one in found:
-        _document(one, response, names=names, keys=keys)
+        _describe(one, response, names=names, keys=keys)
 
 
-def _document(application: Application, response: Any, *, names: bool, keys: bool) -> None:
+def _describe(application: Application, response: Any, *, names: bool, keys: bool) -> None:
     """Let an application add its limits to its document."""
     generate = application.app.openapi
-    described: object = None
+    if isinstance(generate, _WithLimits):
+        # Of two calls, for it and for one in which it is mounted, the latter knows what is around it.
+        if len(generate.application.around) > len(application.around):
+            application = generate.application
+        generate = generate.generate
+    application.app.openapi = _WithLimits(application, generate, response, names=names, keys=keys)
 
-    def openapi() -> Any:
-        nonlocal described
-        document = generate()
-        if document is not described:
-            writer = Writer(application.app, document, response, names=names, keys=keys)
-            guards = [*guards_around(application)]
-            for operation, its_part in operations(application, document):
+
+class _WithLimits:
+    """The `openapi` of an application that adds its limits to its document, see `document_limits`.
+
+    Attributes:
+        application: The application.
+        generate: Its own `openapi`.
+    """
+
+    def __init__(
+        self, application: Application, generate: Callable[[], Any], response: Any, *, names: bool, keys: bool
+    ) -> None:
+        self.application = application
+        self.generate = generate
+        self._response = response
+        self._names = names
+        self._keys = keys
+        self._described: object = None
+
+    def __call__(self) -> Any:
+        document = self.generate()
+        if document is not self._described:
+            writer = Writer(self.application.app, document, self._response, names=self._names, keys=self._keys)
+            guards = [*guards_around(self.application)]
+            for operation, its_part in operations(self.application, document):
                 writer.add(its_part, guards, operation)
-            described = document  # last: what has failed midway is described again
+            self._described = document  # last: what has failed midway is described again
         return document
-
-    application.app.openapi = openapi
