@@ -315,6 +315,13 @@ async def test_a_request_that_is_closed_awaits_nothing_and_gives_its_permit_back
     assert await stage.play("ended", "permits") == ["none", "0"]
 
 
+@pytest.mark.parametrize("value", [{}, "on", 5, object()])
+async def test_a_request_whose_scope_has_something_else_at_our_place_is_counted(value: object) -> None:
+    app = RateLimitMiddleware(hello, rules=[Rule("/health", exempt=True), Rule("*", "1/minute")])
+    assert await statuses(app, 2, slidegate=value) == [200, 429]
+    assert await statuses(app, 2, "/health", slidegate=value) == [200, 200]
+
+
 OPTIONS = ["key", "cost", "when", "fair", "limits", "on_refused"]
 
 

@@ -207,12 +207,14 @@ class Visit(Record):
         self.effects = plan.effects
         scope[KEY] = self
 
-    def _join(self, last: Record) -> None:
+    def _join(self, last: object) -> None:
         """Join the visits of the middlewares around this one, which share a list of decisions.
 
         Args:
             last: The latest visit of the request, or what is left of it.
         """
+        if not isinstance(last, Record):  # something else has written into the scope
+            return
         outer = last.active()
         if outer is None:  # the scope is used again, by a retry outside of all middlewares: a new request
             return
