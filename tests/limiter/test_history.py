@@ -95,10 +95,13 @@ async def test_what_a_later_version_writes_is_read_by_name_or_left_out() -> None
     ((value, _),) = [row for name, row in rows.rows.items() if name[0] == HISTORY]
     said = json.loads(value)
     odd: list[Any] = [{**said, "more": [1], "target": "user:bob"}, {**said, "by": 7}, {**said, "at_us": "x"}, {}, [], 7]
+    odd += [{**said, name: moment} for name in ("at_us", "until_us") for moment in (2**70, -1, 1e300, True, "1")]
     for number, one in enumerate(odd):
         await rows.write(bytes([255, number]), SharedRow(HISTORY, 0, json.dumps(one).encode(), 10**9))
     await rows.write(b"\xff\xff", SharedRow(HISTORY, 0, b"\xff", 10**9))
-    assert [one.target for one in await limiter.history()] == ["user:bob", "user:ann"]
+    read = await limiter.history()
+    assert [one.target for one in read] == ["user:bob", "user:ann"]
+    assert all(one.until and one.until > one.at for one in read)
 
 
 async def test_a_ban_stands_if_the_history_cannot_be_written(caplog: pytest.LogCaptureFixture) -> None:

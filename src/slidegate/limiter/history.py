@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from ..core.errors import StoreError
+from ..core.errors import ConfigurationError, StoreError
 from ..core.logs import escaped, logger, written
 from ..core.store import Clock, SharedRow
 from .aio import yielding_to_others
-from .rows import Row, Rows
+from .rows import Row, Rows, check_moment
 
 HISTORY: Final = "history"
 """The kind of its rows."""
@@ -119,11 +119,12 @@ def _action_in(value: bytes) -> Action | None:
         said = json.loads(value)
         texts = {name: said[name] for name in _TEXTS}
         texts["was"] = said.get("was", "")
-        at_us, until_us = said["at_us"], said["until_us"]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        until_us = said["until_us"]
+        if until_us is not None:
+            check_moment(until_us)
+        action = Action(**texts, at_us=check_moment(said["at_us"]), until_us=until_us)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigurationError):
         return None
     if not all(isinstance(text, str) for text in texts.values()):
         return None
-    if not isinstance(at_us, int) or not isinstance(until_us, int | None):
-        return None
-    return Action(**texts, at_us=at_us, until_us=until_us)
+    return action

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
-from ..core.arguments import check_whole
 from ..core.bans.ban import clean_reason
 from ..core.errors import ConfigurationError, quoted
 from ..core.events import Event
@@ -22,6 +21,7 @@ from ..core.store import Clock
 from ..stores.forks import ProcessLock
 from .callers import Callers
 from .named_limits import NamedLimit, check_limit_name, parse_one, text_of_limit
+from .rows import check_moment
 
 ALL: Final = "*"
 """The name that stands for all limits, of all workers."""
@@ -29,7 +29,6 @@ OFF: Final = "off"
 
 _FIELDS: Final = ("name", "limit", "by", "reason", "since_us", "until_us")
 """The fields that a row must have; a later version may write more."""
-_LATEST_US: Final = 2**53
 _UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigurationError)
 
 
@@ -99,7 +98,7 @@ def override_in(value: bytes) -> Override | None:
         clean_reason(found.by, "by")
         clean_reason(found.reason)
         for moment_us in (found.since_us, found.until_us):
-            check_whole(moment_us, 0, _LATEST_US, "limits", "for example 0")
+            check_moment(moment_us)
     except _UNREADABLE:
         return None
     return found

@@ -20,6 +20,8 @@ MAX_BYTES: Final = 1 << 20
 NOBODY: Final = bytes(8)
 """In place of a worker, for a row that belongs to all of them."""
 _KIND: Final = re.compile("[a-z0-9_-]{1,40}")
+_LATEST_US: Final = 2**53
+"""In the year 2255."""
 
 
 class Row(NamedTuple):
@@ -121,6 +123,15 @@ def _check(kind: object, number: object) -> None:
             f'row: expected a kind of up to 40 of a-z, 0-9, - and _, for example "stats", not {quoted(kind)}'
         )
     check_whole(number, 0, 2**62, "row: number", "for example 0")
+
+
+def check_moment(unix_us: object) -> int:
+    """Return a Unix time in microseconds that a row has, if it can be shown as a date.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    return check_whole(unix_us, 0, _LATEST_US, "row", "for example 1_700_000_000_000_000")
 
 
 class _OwnRows(SharedRows):
