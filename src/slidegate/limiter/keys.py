@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from ..core.addresses import address_key, canonical_key, parse_address
 from ..core.bans.ban import MAX_KEY_BYTES, BanSubject
@@ -21,17 +21,11 @@ from ..core.limits import AnyLimit
 from ..core.memo import MANY, remember
 from ..core.passwords import AnySecret, revealed
 
+NormalizedKey: TypeAlias = tuple[str, tuple[BanSubject, ...]]
+"""The canonical form of a key; and if it is an address, the further subjects of its bans: the address and its key.
 
-class NormalizedKey(NamedTuple):
-    """A key as stores use it.
-
-    Attributes:
-        text: Its canonical form.
-        ban_subjects: Of an address, the further subjects of its bans: the address and its key.
-    """
-
-    text: str
-    ban_subjects: tuple[BanSubject, ...]
+Thousands are remembered: the garbage collector leaves plain tuples of texts alone, and named ones not.
+"""
 
 
 class KeyOf:
@@ -97,7 +91,7 @@ class Keys:
             InvalidKey: `key` is not text, or empty.
         """
         if isinstance(key, KeyOf):
-            return NormalizedKey(self.digest(key.kind, key.value), ())
+            return self.digest(key.kind, key.value), ()
         if not isinstance(key, str) or not key:
             raise InvalidKey(f'key: expected text that is not empty, for example "user:42", not {quoted(key)}')
         if (found := self.cache.get(key)) is not None:
@@ -106,7 +100,7 @@ class Keys:
         encoded = text.encode(errors="surrogatepass")
         if len(encoded) > MAX_KEY_BYTES or encoded.decode(errors="replace") != text:
             text = self.digest("long", encoded)
-        normalized = NormalizedKey(text, _ban_subjects(key, text))
+        normalized = text, _ban_subjects(key, text)
         remember(self.cache, key, normalized, MANY)
         return normalized
 

@@ -149,7 +149,7 @@ class Limiter:
         Raises:
             ConfigurationError: `key` is not text, or empty.
         """
-        return self.engine.keys.normalize(key).text
+        return self.engine.keys.normalize(key)[0]
 
     @must_be_awaited
     async def hit(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
@@ -366,9 +366,9 @@ class Limiter:
             StoreError: The store does not answer.
         """
         spelled = self._ban_key(key)
-        normalized = self.engine.keys.normalize(key)
+        _, guards = self.engine.keys.normalize(key)
         operators = operators_of(spelled, self.engine.networks)
-        subjects = [*with_wider_networks(spelled), *normalized.ban_subjects, *operators]
+        subjects = [*with_wider_networks(spelled), *guards, *operators]
         return await self.engine.command(partial(self.store.bans.find, subjects))
 
     async def bans(self) -> AsyncIterator[Ban]:
@@ -625,9 +625,9 @@ class Limiter:
 
     def _ban_key(self, key: AnyKey) -> str:
         if isinstance(key, KeyOf):
-            return hand_ban_key(self.engine.keys.normalize(key).text)
+            return hand_ban_key(self.engine.keys.normalize(key)[0])
         ban_key(key)  # raises for a mistyped address
-        return self.engine.keys.normalize(key).text
+        return self.engine.keys.normalize(key)[0]
 
 
 def _author(by: object) -> str:
