@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import HTTPConnection
 
@@ -24,6 +24,18 @@ from .rule_set import RuleSet
 from .signals import Signals
 from .visit import Visit
 from .waiting import Waiting
+
+
+class _Asked(NamedTuple):
+    """What a rule with functions reads of a request: nothing if its key function excepts it.
+
+    Attributes:
+        checks: What is charged.
+        unlimited: The key, if its limits function says that it has no limit.
+    """
+
+    checks: Sequence[Check] = ()
+    unlimited: Sequence[str] = ()
 
 
 class Counting:
@@ -55,16 +67,19 @@ class Counting:
             plan: The plan of the request, or of its endpoint.
             at_endpoint: The request as its endpoint sees it, with its body; None in the middleware.
         """
-        scope = visit.scope
-        if at_endpoint is not None:
-            scope = at_endpoint.scope
+        scope = visit.scope if at_endpoint is None else at_endpoint.scope
         checks: list[Check] = []
+        unlimited: list[str] = []
         for bound in plan.limiting:
             if bound.calls_functions:
-                checks += await self._asked_checks(bound, visit, at_endpoint)
+                asked = await self._ask(bound, visit, at_endpoint)
+                checks += asked.checks
+                unlimited += asked.unlimited
             else:
                 checks += bound.checks(scope, visit.client.key)
         subjects = visit.client.subjects
+        if unlimited:  # a ban of a key holds where a rule reads it, also if the rule counts nothing of the request
+            subjects = self._signals.joined(subjects, unlimited)
         if at_endpoint is not None:
             if self._signals.keyed:  # the user may be known by now
                 subjects = self._signals.with_keys(subjects, visit.client.beside(at_endpoint.scope), visit.client.key)
@@ -83,25 +98,25 @@ class Counting:
             return plan.verdict
         return decision
 
-    async def _asked_checks(self, bound: BoundRule, visit: Visit, at_endpoint: HTTPConnection | None) -> list[Check]:
-        """Return the checks of a rule, calling its functions; none if one of them excepts the request."""
+    async def _ask(self, bound: BoundRule, visit: Visit, at_endpoint: HTTPConnection | None) -> _Asked:
+        """Return what a rule reads of a request, calling its functions."""
         rule, charging, ask = bound.rule, bound.rule.charging, self._calls.ask
         request = request_of(visit.scope, at_endpoint)
         bucket, cost = bound.bucket, charging.cost
         if charging.limits_function is not None:
             bucket = await ask(rule, request, "limits", charging.limits_function, bound.with_limits, bucket)
-            if bucket is None and bound.permits is None:  # unlimited
-                return []
         key = bound.key_of(request.scope, visit.client.key)
         if bound.key_function is not None:
             found: str | None = await ask(rule, request, "key", bound.key_function, self._checked_key, key)
             if found is None:
-                return []
+                return _Asked()
             key = found or key
+        if bucket is None and bound.permits is None:
+            return _Asked(unlimited=(key,))
         if charging.cost_function is not None:
             cost = await ask(rule, request, "cost", charging.cost_function, whole_cost, cost)
             cost = _capped(cost, charging.cost_max, bucket)
-        return [(charged, key, units) for charged, units in bound.charges_of(bucket, cost)]
+        return _Asked([(charged, key, units) for charged, units in bound.charges_of(bucket, cost)])
 
     def _checked_key(self, found: Any) -> str | None:
         """Return the key that a user's function has returned; None and an empty text stay as they are."""
@@ -141,7 +156,8 @@ class Counting:
     ) -> None:
         """Count an admitted request under shadow rules, and report those that would have refused it."""
         for bound in shadows:
-            checks = uncharged(visit.observed, await self._asked_checks(bound, visit, at_endpoint))
+            asked = await self._ask(bound, visit, at_endpoint)
+            checks = uncharged(visit.observed, [*asked.checks])
             if not checks:
                 continue
             decision = await answer_of(self._engine.hit(checks, ()))

@@ -74,7 +74,7 @@ class Signals:
         for policy in _listed(policies):
             self._add(policy)
         self.keyed = [policy for policy in self.ban_policies.values() if policy.key is not None]
-        self._with_keys: dict[tuple[object, ...], tuple[object, tuple[BanSubject, ...]]] = {}
+        self._joined: dict[tuple[object, ...], tuple[object, tuple[BanSubject, ...]]] = {}
         parts = [part for policy in self.keyed for part in parts_of(policy.key)]
         self.addresses = [part for part in parts if isinstance(part, ClientAddress) and part.trusted]
         self.on_request = bool(self._honeypots)
@@ -123,22 +123,25 @@ class Signals:
         return own
 
     def with_keys(self, subjects: tuple[BanSubject, ...], scope: Scope, client_key: str) -> tuple[BanSubject, ...]:
-        """Return the subjects of a client and the keys of a request that policies ban in its place.
-
-        Always the same object for the same subjects and keys, as stores remember by its identity whom no ban concerns.
-        """
+        """Return the subjects of a client and the keys of a request that policies ban in its place."""
         keys: list[str] = []
         for policy in self.keyed:
             assert policy.key is not None, "see `keyed`"
-            key = policy.key.find(scope, self._limiter, client_key)
-            if key not in subjects:
-                keys.append(key)
-        if not keys:
+            keys.append(policy.key.find(scope, self._limiter, client_key))
+        return self.joined(subjects, keys)
+
+    def joined(self, subjects: tuple[BanSubject, ...], keys: Iterable[str]) -> tuple[BanSubject, ...]:
+        """Return the subjects of a client and those of some keys that are not among them.
+
+        Always the same object for the same subjects and keys, as stores remember by its identity whom no ban concerns.
+        """
+        others = [key for key in keys if key not in subjects]
+        if not others:
             return subjects
-        known = (id(subjects), *keys)
-        found = self._with_keys.get(known)
+        known = (id(subjects), *others)
+        found = self._joined.get(known)
         if found is None or found[0] is not subjects:
-            found = remember(self._with_keys, known, (subjects, (*subjects, *keys)), MANY)
+            found = remember(self._joined, known, (subjects, (*subjects, *others)), MANY)
         return found[1]
 
     def _banned_key(self, policy: BanPolicy, visit: Record, scope: Scope) -> str | None:
