@@ -280,7 +280,8 @@ def test_the_page_shows_what_the_command_prints_after_a_few_seconds(
     log.write_text(page_log())
     start = time.process_time()
     assert slidegate(command, str(log), *shlex.split(shown[1])).out == shown[2]
-    assert time.process_time() - start < 8  # a quarter of it where nothing else runs
+    if not any(name.startswith("COVERAGE_PROCESS") for name in os.environ):  # which takes time, too
+        assert time.process_time() - start < 8  # a quarter of it where nothing else runs
 
 
 def test_what_suggest_prints_for_a_file_is_a_file_that_refuses_nobody_yet(tmp_path: Path, slidegate: Command) -> None:
