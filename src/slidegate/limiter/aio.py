@@ -58,11 +58,13 @@ def on_loop() -> bool:
     return True
 
 
-def is_cancelled() -> bool:
-    """Return whether the running task of asyncio is being cancelled.
+def is_cancellation(error: BaseException) -> bool:
+    """Return whether an error is the cancellation of the running task.
 
-    Else a `CancelledError` is that of something awaited, such as a task which many requests share.
+    Another `CancelledError` is that of something awaited, such as a task which many requests share.
     """
+    if not isinstance(error, asyncio.CancelledError):
+        return False
     if not on_asyncio():
         return True
     task = asyncio.current_task()

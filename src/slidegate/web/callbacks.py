@@ -22,7 +22,7 @@ from starlette.types import Message, Receive, Scope
 from ..core.errors import ConfigurationError
 from ..core.logs import Throttle, escaped, logger, written
 from ..limiter import check_cost
-from ..limiter.aio import is_cancelled
+from ..limiter.aio import is_cancellation
 from .keys import KeyCondition
 from .rules import Rule
 
@@ -165,14 +165,11 @@ class UserCallbacks:
             if hasattr(answer, "__await__"):
                 answer = await answer
             return read(answer)
-        except CancelledError as error:
-            if is_cancelled():
+        except (Exception, CancelledError) as error:
+            if is_cancellation(error):
                 raise
-            failure: BaseException = error
-        except Exception as error:
-            failure = error
-        self.report(what, rule.label, failure, _CONSEQUENCES[what])
-        return default
+            self.report(what, rule.label, error, _CONSEQUENCES[what])
+            return default
 
     def report(self, what: str, where: str, error: BaseException, consequence: str) -> None:
         """Log a failure of the user's function, at most once a minute for each function and rule."""

@@ -30,7 +30,7 @@ from ..core.limits import AnyLimit
 from ..core.logs import escaped
 from ..core.memo import remember
 from ..core.readings import ceil_s
-from ..limiter.aio import is_cancelled
+from ..limiter.aio import is_cancellation
 from ..limiter.engine import Engine
 from .callbacks import UserCallbacks, request_of
 from .headers import Fields, Headers, Rendered
@@ -182,7 +182,7 @@ class Refusals:
                 raise ConfigurationError(f"expected {expected}, not {quoted(response)}", "on_refused")
             await response(visit.scope, receive, send)
         except (Exception, CancelledError) as error:
-            if isinstance(error, CancelledError) and is_cancelled():
+            if is_cancellation(error):
                 raise
             self._calls.report("on_refused", label_of_refusal(decision), error, "the client gets the default answer")
             if visit.status:
