@@ -248,7 +248,7 @@ def check(found: Explained, group: Standing, request: Request, passed: bool) -> 
         if names(reason.requests, request) and not any(names(one, request) for one in reason.apart_from):
             naming.append(reason)
     assert not (passed and naming), f"{naming} refuse, but it passed"
-    of_all = [reason for reason in group.reasons if not reason.some and not reason.apart_from]
+    of_all = [reason for reason in group.reasons if reason.is_of_each]
     assert not (passed and of_all), f"{of_all} refuse all requests, but it passed"
     if passed:
         return

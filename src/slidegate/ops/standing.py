@@ -49,7 +49,7 @@ class Reason:
         by: The list, the maker of the ban, or the rule.
         requests: Which requests.
         apart_from: Which of these are not, because an earlier rule exempts them or ends the list.
-        some: Whether these are some requests, and not all.
+        of_some: Whether these are some requests, and not all.
         ban: The ban.
         window: The window of the limit.
     """
@@ -58,9 +58,14 @@ class Reason:
     by: str
     requests: str = EVERY
     apart_from: tuple[str, ...] = ()
-    some: bool = False
+    of_some: bool = False
     ban: Ban | None = None
     window: LimitState | None = None
+
+    @property
+    def is_of_each(self) -> bool:
+        """Whether each request of the client is refused."""
+        return not self.of_some and not self.apart_from
 
 
 class Counted(NamedTuple):

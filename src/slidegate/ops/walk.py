@@ -154,7 +154,7 @@ class Walk:
     def _judge(self, rule: PublishedRule, passed: Sequence[str], perhaps: Sequence[str]) -> None:
         """Note what a rule refuses, and whether that is certain."""
         if rule.action == "block":
-            reason = Reason("block", rule.rule, self._named(rule), tuple(passed), some=bool(rule.requests))
+            reason = Reason("block", rule.rule, self._named(rule), tuple(passed), of_some=bool(rule.requests))
             self._judge_reason(rule, reason, perhaps)
             return
         if rule.action != "limit" or rule.shadow:
@@ -165,17 +165,17 @@ class Walk:
         if not counted.key:
             return
         requests = self._named(rule) + counted.among
-        some = bool(rule.requests or counted.among)
+        of_some = bool(rule.requests or counted.among)
         for ban in self._bans.near:
             if ban.key == counted.key:
-                reason = Reason("ban", ban.by, requests, tuple(passed), some=some, ban=ban)
+                reason = Reason("ban", ban.by, requests, tuple(passed), of_some=of_some, ban=ban)
                 self._judge_reason(rule, reason, perhaps)
         if rule.by_function:
             self._standing.leave_out(f"the limits of {rule.rule}, which a function returns")
             return
         window = self._windows.get(rule)
         if window is not None:
-            reason = Reason("limit", rule.rule, requests, tuple(passed), some=some, window=window.state)
+            reason = Reason("limit", rule.rule, requests, tuple(passed), of_some=of_some, window=window.state)
             self._judge_window(rule, reason, perhaps)
 
     def _judge_window(self, rule: PublishedRule, reason: Reason, perhaps: Sequence[str]) -> None:

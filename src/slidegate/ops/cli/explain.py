@@ -155,7 +155,7 @@ def _headline(found: Explained) -> str:
         return f"{key} is not refused"
     for group in found.groups:
         for reason in group.reasons:
-            if not reason.some and not reason.apart_from:
+            if reason.is_of_each:
                 return f"{key} is refused"
     return f"{key} is refused, though not each request"
 
