@@ -136,10 +136,10 @@ TAKEN: Final = {"docs": take_document, "dashboard": take_dashboard}
 
 
 def main(*names: str) -> None:
-    """Take the named screenshots."""
+    """Take the named screenshots, or all."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=PROGRAM, args=arguments())
-        for name in names:
+        for name in names or TAKEN:
             TAKEN[name](browser)
         browser.close()
 
