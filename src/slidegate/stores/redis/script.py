@@ -9,6 +9,7 @@ reading for each ask, or other rows; see ``lua/windows.lua``.
 
 from __future__ import annotations
 
+import re
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b, sha1
@@ -115,19 +116,28 @@ class Script(NamedTuple):
 
 _LUA: Final = ("locals", "banned", "ring", "permits", "limits", "bans", "windows")
 """The parts of the script, each of which may use what those before it define."""
+_CONSTANT: Final = re.compile(rb'^ *local ([A-Z_]+) = ("[^"]*"|-?\d+)', re.MULTILINE)
+_NAME: Final = re.compile(rb"\b[A-Z][A-Z_]+\b")
 
 
-def _script(first_line: bytes = b"") -> Script:
+def _source() -> bytes:
+    """Return the text of the script, with the values of its constants in place of their names.
+
+    Each call runs the whole text, and a local that functions refer to costs it 0.3 us, as much as a command of Redis.
+    """
     lua = resources.files(__package__) / "lua"
-    source = first_line
-    for part in _LUA:
-        source += (lua / f"{part}.lua").read_bytes()
+    source = b"".join([(lua / f"{part}.lua").read_bytes() for part in _LUA])
+    values = dict(_CONSTANT.findall(source))
+    return _NAME.sub(lambda name: values.get(name[0], name[0]), _CONSTANT.sub(b"", source))
+
+
+def _script(source: bytes) -> Script:
     return Script(source, sha1(source).hexdigest().encode())
 
 
 # Read at import: a child that is forked while a thread imports could deadlock on the import lock.
-SCRIPT: Final = _script()
-KEY_LOCKING: Final = _script(b"#!lua flags=allow-key-locking\n")
+SCRIPT: Final = _script(_source())
+KEY_LOCKING: Final = _script(b"#!lua flags=allow-key-locking\n" + SCRIPT.source)
 """The same for Upstash, which then locks the keys of a call, and not the database; no other server takes it."""
 
 

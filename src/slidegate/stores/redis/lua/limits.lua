@@ -1,10 +1,16 @@
 -- Limits, as a request has them.
 
 local LIMIT_BYTES = 39
-local COUNT_DENIED, QUOTA, PERMITS = 1, 2, 4 -- modes; the first two may be combined
+-- The modes, of which the first two may be combined.
+local COUNT_DENIED = 1
+local QUOTA = 2
+local PERMITS = 4
 local PERIOD_KEPT_US = 3600000000
 local WINDOW_KEPT_US = 4000 -- slices are whole microseconds, of which there are at most 3,600
-local QUOTA_ROW, WINDOW, PERMIT_ROW = "quota", "w", "p" -- the start of the fields of windows and of permits; quotas have none
+-- The start of the fields of windows and of permits; those of quotas have none.
+local QUOTA_ROW = "quota"
+local WINDOW = "w"
+local PERMIT_ROW = "p"
 local ENDS_BYTES = 8 -- of the end with which the value of a window starts, and each row of bans, strikes, levels and workers
 
 -- Return what a field in a hash of windows has: QUOTA_ROW, WINDOW or PERMIT_ROW; another text for any other field.
@@ -41,14 +47,26 @@ local function kept_after_end(field)
   return kind == WINDOW and WINDOW_KEPT_US or 0
 end
 
+local permits -- defined by the first concurrency limit of a call
+
 -- Unpack a limit: the field, the amount, three numbers, the resolution and the modes.
 local function limit_of(text)
-  local limit = { field = sub(text, 1, FIELD_BYTES), counter = ring, kept = 0, starts = 1 }
-  local first, second, third, modes
-  limit.amount, first, second, third, limit.resolution, modes = unpack_from("<I4i8i8i8HB", text, FIELD_BYTES + 1)
-  limit.step, limit.span, limit.count_denied = first, second, modes % QUOTA == COUNT_DENIED
+  local field = sub(text, 1, FIELD_BYTES)
+  local amount, first, second, third, resolution, modes = unpack_from("<I4i8i8i8HB", text, FIELD_BYTES + 1)
+  local limit = {
+    counter = ring,
+    field = WINDOW .. field,
+    starts = 1 + ENDS_BYTES,
+    amount = amount,
+    step = first,
+    span = second,
+    resolution = resolution,
+    kept = 0,
+    count_denied = modes % QUOTA == COUNT_DENIED,
+  }
   if modes >= PERMITS then
-    limit.counter, limit.field = permits, PERMIT_ROW .. limit.field
+    permits = permits or define_permits()
+    limit.counter, limit.field, limit.starts = permits, PERMIT_ROW .. field, 1
     limit.worker, limit.lease, limit.held = sub(text, 13, 20), second, third
   elseif modes >= QUOTA then
     -- A ring with one slice from 1970 to the end of the period, as in core/quotas.py. The caller's clock chooses three
@@ -57,9 +75,8 @@ local function limit_of(text)
     if ends <= now then
       error("the clock of a worker is behind the server's by more than a period of a quota; synchronize it", 0)
     end
+    limit.field, limit.starts = field, 1
     limit.step, limit.span, limit.kept = ends + 1, 0, PERIOD_KEPT_US
-  else
-    limit.field, limit.starts = WINDOW .. limit.field, 1 + ENDS_BYTES
   end
   return limit
 end

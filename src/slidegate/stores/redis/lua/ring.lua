@@ -8,7 +8,10 @@
 
 local NEVER = -1
 local MAX_UNITS = 4294967295
-local HEAD, HEAD_BYTES, ENTRY, ENTRY_BYTES = "<I4I4i8i8", 24, "<i8I4", 12
+local HEAD = "<I4I4i8i8"
+local HEAD_BYTES = 24
+local ENTRY = "<i8I4"
+local ENTRY_BYTES = 12
 
 local ring = {}
 

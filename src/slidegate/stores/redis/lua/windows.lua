@@ -7,7 +7,8 @@
 -- from the first key of the request; KEYS has those of all requests, and ARGV the arguments of all commands, see
 -- ``bans.lua``. The answer is {time and a byte, answers ...}; the byte is 1 if anything was stored.
 
-local ASK, ASK_BYTES = "<Hi8I4", 14 + LIMIT_BYTES
+local ASK = "<Hi8I4"
+local ASK_BYTES = 53 -- 14, and those of the limit
 
 local requests = ARGV[2]
 local limits = {} -- by their bytes
@@ -63,21 +64,37 @@ local function save(asks)
       save_value(name, limit.field, limit.starts > 1 and pack("<i8", ends) .. value or value, ends)
     end
     if counter == permits then
-      written[name .. limit.field] = true
+      permits.written[name .. limit.field] = true
     end
   end
 end
 
-local OK, LIMITED, UNSETTLED, TOO_LARGE, NOTHING, CHANGED, BANNED, FAILED = 0, 1, 2, 3, 4, 5, 6, 255
+local OK = 0
+local LIMITED = 1
+local UNSETTLED = 2
+local TOO_LARGE = 3
+local NOTHING = 4
+local CHANGED = 5
+local BANNED = 6
+local FAILED = 255
 -- A refusal for lack of a permit is UNSETTLED: a permit may be released at any moment, so workers must not cache it.
-local STATUS_OF = { [0] = OK, [OPEN] = UNSETTLED, [NEVER] = TOO_LARGE }
+local function status_of(wait_us)
+  if wait_us == 0 then
+    return OK
+  elseif wait_us == OPEN then
+    return UNSETTLED
+  elseif wait_us == NEVER then
+    return TOO_LARGE
+  end
+  return LIMITED
+end
 
 -- Compute how long each ask has to wait; return the status of the answer.
 local function wait(asks)
   local status = OK
   for _, ask in ipairs(asks) do
     ask.wait = ask.limit.counter.wait(ask.w, ask.limit, ask.units)
-    status = max(status, STATUS_OF[ask.wait] or LIMITED)
+    status = max(status, status_of(ask.wait))
   end
   return status
 end
@@ -187,6 +204,7 @@ local function peek(asks)
 end
 
 local COMMAND = 6
+local commands -- defined by the first command of a call
 local operations = { hit, peek, charge_all, refund, inspect, [7] = several }
 local first_argument = 3
 
@@ -205,6 +223,7 @@ local function answer_to(what, many, bans, arguments, at)
   if found[2] then
     return found
   elseif what == COMMAND then -- the first argument is its name
+    commands = commands or define_commands()
     return commands[ARGV[first_argument]](unpack(ARGV, first_argument + 1, first_argument + arguments - 1)) or OK
   end
   local asks = {}
