@@ -375,7 +375,7 @@ TestChanges.settings = settings(max_examples=50)
 
 
 def test_a_thread_without_an_event_loop_looks_when_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(news, "AGING_US", 0)
+    monkeypatch.setattr(news, "AGING_NS", 0)
     limiter, script = (Limiter.from_url(f"lmdb://{tmp_path}", deadline="20s") for _ in range(2))
     job = limiter.limited("5/minute", key="k", rule="job")(lambda: True)
     with limiter.sync, script.sync:

@@ -153,7 +153,7 @@ async def becomes(app: RateLimitMiddleware, amount: int) -> None:
 def test_the_first_request_of_a_worker_begins_to_look_and_its_end_stops_it(
     backend: str, another: Callable[[], Limiter], clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(news, "AGING_US", 5_000)
+    monkeypatch.setattr(news, "AGING_NS", 5_000_000)
     one, two = another(), another()
 
     async def main() -> None:
@@ -193,7 +193,7 @@ async def test_no_request_of_an_idle_worker_is_decided_as_before_a_change(
     another: Callable[[], Limiter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is what it has spent meanwhile charged twice: an answer that was held is handed back."""
-    for name in ("AGING_US", "OLD_US"):
+    for name in ("AGING_NS", "OLD_NS"):
         monkeypatch.setattr(news, name, 0)  # as if a second had passed since every request
     operator, worker = another(), another()
     app = guarded(worker, Rule("/free", exempt=True), Rule("*", "5/minute", key=everyone, name="api"))

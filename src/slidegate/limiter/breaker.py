@@ -139,10 +139,8 @@ class Breaker:
         """Count an answer, which may end an outage.
 
         Args:
-            call: The call; None if it was answered at once.
+            call: The call, which ends with it; None if it was answered at once.
         """
-        if call is not None and call.has_ended:
-            return
         now_us = self._clock()
         is_probe = self._is_probe(call)
         if is_probe and self._refuses_writes and self._has_stored_nothing():

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from enum import Enum
+from operator import methodcaller
 from typing import Any, Final, NamedTuple
 
 from ..core.errors import StoreTimeout
@@ -19,6 +21,7 @@ KEPT_CALLS: Final = 1_000
 PARTS: Final = 5
 """How many parts a deadline has. However long the event loop is busy with other work at a time, which reads no answer,
 it is one part: a request is sent in one iteration, and in the next ones its answer is read and delivered."""
+_is_done = methodcaller("done")
 
 
 class Call:
@@ -51,7 +54,7 @@ class Call:
     def end(self) -> None:
         """Record that it has ended; if all of it was answered, nothing of it is kept until the deadline."""
         self.has_ended = True
-        if self._timer is not None and all(future.done() for future in self._futures):
+        if self._timer is not None and all(map(_is_done, self._futures)):
             self._timer.cancel()
             self._futures = []
 
@@ -67,13 +70,13 @@ class Call:
                 future.set_exception(StoreTimeout(late))
 
 
-class _Ended(NamedTuple):
-    """When and how a call has ended."""
+class _End(Enum):
+    """How a call has ended."""
 
-    at_us: int
-    has_failed: bool
-    is_late: bool
-    """Whether it has failed because there was no answer in time."""
+    ANSWERED = "answered"
+    FAILED = "failed"
+    LATE = "late"
+    """It has failed, because there was no answer in time."""
 
 
 class LateShare(NamedTuple):
@@ -92,7 +95,8 @@ class LatestCalls:
 
     def __init__(self) -> None:
         self.failures = 0
-        self._ended: deque[_Ended] = deque(maxlen=KEPT_CALLS)
+        self._ended: deque[tuple[int, _End]] = deque(maxlen=KEPT_CALLS)
+        """When and how each has ended."""
         self._took_us: deque[int] = deque(maxlen=KEPT_CALLS)
         self._failed_in_a_row = 0
         self._last_ended_us = 0
@@ -101,7 +105,7 @@ class LatestCalls:
         """Count a call that was answered."""
         self._last_ended_us = now_us
         self._failed_in_a_row = 0
-        self._ended.append(_Ended(now_us, has_failed=False, is_late=False))
+        self._ended.append((now_us, _End.ANSWERED))
         self._took_us.append(took_us)
 
     def add_late_answer(self, took_us: int) -> None:
@@ -111,7 +115,7 @@ class LatestCalls:
     def add_failure(self, now_us: int, asked_us: int, is_late: bool) -> None:
         """Count a call that has failed, perhaps because its answer is late."""
         self.failures += 1
-        self._ended.append(_Ended(now_us, has_failed=True, is_late=is_late))
+        self._ended.append((now_us, _End.LATE if is_late else _End.FAILED))
         if asked_us >= self._last_ended_us:  # else another call has ended since it was asked
             self._last_ended_us = now_us
             self._failed_in_a_row += 1
@@ -120,13 +124,13 @@ class LatestCalls:
         """Return whether they amount to an outage: three failures in a row, or half of the calls of a second."""
         if self._failed_in_a_row >= FAILURES_TO_OPEN:
             return True
-        lately = [call.has_failed for call in self._ended.copy() if call.at_us > now_us - SECOND_US]
-        return len(lately) >= MIN_CALLS and 2 * sum(lately) >= len(lately)
+        lately = [end for at_us, end in self._ended.copy() if at_us > now_us - SECOND_US]
+        return len(lately) >= MIN_CALLS and 2 * lately.count(_End.ANSWERED) <= len(lately)
 
     def late_share(self) -> LateShare:
         """Return how many of the latest calls were late."""
-        ended = self._ended.copy()
-        return LateShare(sum([call.is_late for call in ended]), len(ended))
+        ends = [end for _, end in self._ended.copy()]
+        return LateShare(ends.count(_End.LATE), len(ends))
 
     def median_us(self) -> int | None:
         """Return how long the median answer took; None without any."""

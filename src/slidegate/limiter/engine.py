@@ -127,9 +127,11 @@ class Engine:
         self.rows = Rows(self.command, store.shared_rows, self.unix_us)
         self.workers = Workers(self.rows, self.callers, self.keys.fingerprint, self.unix_us, self.emit)
         self.overrides = Overrides(self.callers, self.unix_us, self._change_amounts, self.emit)
-        self.news = News(self.rows, self.overrides, self.workers, self.monotonic_us)
+        self.news = News(self.rows, self.overrides, self.workers, self.clock)
         deadline_s = deadline_us / 1_000_000
-        self.hearing = Hearing(self.news, self.failover, self.refund, deadline_s, answers_threads=store.answers_threads)
+        self.hearing = Hearing(
+            self.news, self.clock, self.failover, self.refund, deadline_s, answers_threads=store.answers_threads
+        )
         self.history = History(self.rows, self.unix_us)
         self.commands = OverrideCommands(self.rows, self.news, self.overrides, self.workers, self.history, self.unix_us)
         self.portal = Portal()

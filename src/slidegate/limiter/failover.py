@@ -195,7 +195,8 @@ class Failover:
             else:
                 self.breaker.failed(call, error)
             return _UNANSWERED  # type: ignore[no-any-return]
-        self._answered(call)
+        if call is None or not call.has_ended:  # with another of its answers
+            self._answered(call)
         return found
 
     async def _refund_unawaited(self, answer: object) -> None:
@@ -207,7 +208,8 @@ class Failover:
 
     def _answered(self, call: Call | None) -> None:
         self.breaker.answered(call)
-        self.stand_in.sweep()
+        if self.stand_in.has_counted:
+            self.stand_in.sweep()
 
 
 def _writes_of(store: Store) -> Callable[[], int | None]:

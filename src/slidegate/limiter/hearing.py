@@ -11,6 +11,7 @@ from ..core.bans.ban import Ban, BanSubject
 from ..core.buckets import Check
 from ..core.decision import Decision
 from ..core.reservation import Reservation
+from ..stores.system_clock import SystemClock
 from .aio import End, answer_of, ended_by, on_asyncio
 from .failover import Failover
 from .news import Age, News
@@ -26,6 +27,7 @@ class Hearing:
 
     Args:
         news: The news of this worker.
+        clock: The clock of the limiter.
         failover: Queries the store; None for one that cannot fail.
         refund: Hands back what a decision has charged.
         deadline_s: How long a question and its news may take together.
@@ -39,6 +41,7 @@ class Hearing:
     def __init__(
         self,
         news: News,
+        clock: SystemClock,
         failover: Failover | None,
         refund: Callable[[Sequence[Reservation]], Awaitable[bool]],
         deadline_s: float,
@@ -48,6 +51,7 @@ class Hearing:
         self.question: Hit
         self.ban_question: FindBan
         self._news = news
+        self._clock = clock
         self._failover = failover
         self._refund = refund
         self._deadline_s = deadline_s
@@ -60,10 +64,9 @@ class Hearing:
             checks: The question.
             subjects: Further keys and addresses whose bans refuse it.
         """
-        age = self._news.age()
-        if age is Age.FRESH:
+        if self._clock.monotonic_ns() < self._news.fresh_until_ns:
             return self.question(checks, subjects)
-        reading = self._begin()
+        age, reading = self._news.age(), self._begin()
         if reading is None or age is Age.AGING:
             return self.question(checks, subjects)
         return self._hit_and_hold(reading, checks, subjects)

@@ -25,8 +25,9 @@ from typing import Final
 from ..core.errors import StoreError
 from ..core.logs import Throttle, logger
 from ..core.memo import remember
-from ..core.store import COMMAND_DEADLINE_S, Clock
+from ..core.store import COMMAND_DEADLINE_S
 from ..stores.shared import running_loop
+from ..stores.system_clock import SystemClock
 from .aio import End, in_background, within, yielding_to_others
 from .overrides import Override, Overrides, override_in
 from .rows import Row, Rows
@@ -34,8 +35,8 @@ from .workers import Workers
 
 LIMITS: Final = "limits"
 """The kind of the rows with overrides."""
-AGING_US: Final = 500_000
-OLD_US: Final = 1_000_000
+AGING_NS: Final = 500_000_000
+OLD_NS: Final = 1_000_000_000
 DEADLINE_S: Final = 1.0
 """How long the store may take to tell the news; requests wait no longer than their own deadline."""
 SHARE_OF_DEADLINE: Final = 0.2
@@ -61,21 +62,23 @@ class News:
         rows: The rows of the store.
         overrides: The overrides in force in this process.
         workers: This worker among others, which writes when the store has answered.
-        now_us: Returns monotonic time in microseconds.
+        clock: The clock of the limiter.
 
     Attributes:
+        fresh_until_ns: Until when they are fresh (monotonic).
         reading: The latest read on an event loop, from `in_background`; it returns whether it has changed anything.
     """
 
-    def __init__(self, rows: Rows, overrides: Overrides, workers: Workers, now_us: Clock) -> None:
+    def __init__(self, rows: Rows, overrides: Overrides, workers: Workers, clock: SystemClock) -> None:
         self.reading: asyncio.Future[End[bool]] | None = None
         self._writing: asyncio.Future[End[None]] | None = None
         self._rows = rows
         self._overrides = overrides
         self._workers = workers
-        self._now_us = now_us
+        self._clock = clock
+        self.fresh_until_ns = clock.monotonic_ns()
         # When the last attempt to read them ended, with or without success, or began in a thread (monotonic).
-        self._tried_us = -OLD_US
+        self._tried_ns = self.fresh_until_ns - OLD_NS
         self._parsed: dict[bytes, Override | None] = {}
         self._throttle = Throttle(_LOG_EVERY_S)
 
@@ -86,10 +89,10 @@ class News:
 
     def age(self) -> Age:
         """Return how old the news are."""
-        age_us = self._now_us() - self._tried_us
-        if age_us < AGING_US:
+        age_ns = self._clock.monotonic_ns() - self._tried_ns
+        if age_ns < AGING_NS:
             return Age.FRESH
-        if age_us < OLD_US:
+        if age_ns < OLD_NS:
             return Age.AGING
         return Age.OLD
 
@@ -135,7 +138,7 @@ class News:
         Args:
             deadline_s: The deadline of the question that follows.
         """
-        self._tried_us = self._now_us()  # no other thread asks meanwhile
+        self._note_try()  # no other thread asks meanwhile
         with suppress(StopIteration):  # it never suspends: such a store answers at once
             self._ask_and_write(min(deadline_s * SHARE_OF_DEADLINE, DEADLINE_S)).send(None)
 
@@ -149,7 +152,7 @@ class News:
 
     def put_off(self) -> None:
         """Ask nothing for half a second, because the store is known to fail."""
-        self._tried_us = self._now_us()
+        self._note_try()
         # No answer will do that: an override ends by itself, in an outage too.
         self._overrides.drop_ended()
 
@@ -190,6 +193,11 @@ class News:
     def _count_unparsed(self, rows: Sequence[Row]) -> int:
         return sum(row.value not in self._parsed for row in rows)
 
+    def _note_try(self) -> None:
+        """Note that nobody has to ask for a while."""
+        self._tried_ns = self._clock.monotonic_ns()
+        self.fresh_until_ns = self._tried_ns + AGING_NS
+
     def _failed(self, error: Exception) -> None:
         """Go on without news: the store failed, which its own questions find, or what it has cannot be read."""
         self.put_off()
@@ -198,7 +206,7 @@ class News:
 
     def _finish_reading(self) -> None:
         """Record that the news are fresh, and write what this worker has to say beside them."""
-        self._tried_us = self._now_us()
+        self._note_try()
         if self._workers.is_due():
             self._writing = in_background(self._write())
 

@@ -30,6 +30,9 @@ class StandIn:
         on_error: What decides for rules that do not say it.
         pause_us: Returns for how long the store is not asked.
         clock: Returns monotonic time in microseconds.
+
+    Attributes:
+        has_counted: Whether it has counted lately, so that `sweep` has something to do.
     """
 
     def __init__(self, local: Store, on_error: OnError, pause_us: Callable[[], int], clock: Clock) -> None:
@@ -37,6 +40,7 @@ class StandIn:
         self._on_error: OnError = on_error
         self._pause_us = pause_us
         self._clock = clock
+        self.has_counted = False
         self._sweep_us = self._used_us = 0
 
     def decide(
@@ -96,15 +100,14 @@ class StandIn:
         return found  # type: ignore[no-any-return]
 
     def _use(self) -> None:
+        self.has_counted = True
         self._used_us = self._clock()
-        self._sweep_us = 1  # with the next answer of the store
+        self._sweep_us = 0  # with the next answer of the store
 
     def sweep(self) -> None:
         """Drop some of what has expired, for a while after an outage: an empty question does that."""
-        if not self._sweep_us:
-            return
         now_us = self._clock()
         if now_us >= self._sweep_us:
             self.local.hit(())
-            is_over = now_us - self._used_us > SWEEP_FOR_US
-            self._sweep_us = 0 if is_over else now_us + SWEEP_EVERY_US
+            self._sweep_us = now_us + SWEEP_EVERY_US
+            self.has_counted = now_us - self._used_us <= SWEEP_FOR_US

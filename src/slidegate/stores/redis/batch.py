@@ -33,7 +33,7 @@ from .leasing import LeasingQuestion
 from .line import KeysApart, Line, open_line
 from .parts import Parts
 from .question import Question
-from .queue import RequestQueue
+from .queue import RequestQueue, have_permits
 from .requests import AskedQuestion, Command, Read, Request, ScriptCall
 from .script import CHANGED, FAILED, HIT, PEEK, Packed, command, renewal
 
@@ -255,7 +255,7 @@ class Batcher:
         if is_split:  # keys of two requests may be on two nodes
             most = 1
         requests = self._queue.take(most)
-        has_permits = any(request.has_permits for request in requests)
+        has_permits = have_permits(requests)
         if self._queue:  # for another task
             self._wake()
         try:

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ...core.decision import Decision
 from ...core.errors import StoreUnavailable
 from .question import Question
 from .requests import AskedQuestion, Request
 from .script import HIT
+
+
+def have_permits(requests: Iterable[Request]) -> bool:
+    """Return whether one of some requests is about permits."""
+    for request in requests:
+        if request.has_permits:
+            return True
+    return False
 
 
 class RequestQueue:
@@ -38,7 +46,7 @@ class RequestQueue:
     @property
     def has_permits(self) -> bool:
         """Whether a request that waits is about permits."""
-        return any(request.has_permits for request in self._requests)
+        return have_permits(self._requests)
 
     def add(self, request: Request) -> bool:
         """Queue a request; fail it and return False if too many wait."""
