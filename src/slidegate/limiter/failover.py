@@ -100,24 +100,13 @@ class Failover:
             return self.stand_in.decide("hit", checks, subjects)
         if not isinstance(answer, Decision):
             self._has_server = not self._store.answers_threads
-            return self._answer_later(answer, self.breaker.call(), checks, subjects)
+            decide = partial(self.stand_in.decide, "hit", checks, subjects)
+            return self._wait(answer, self.breaker.call(), decide, is_hit=True)
         if self._has_server:  # which did not give this answer, so that it says nothing about it
             self.breaker.forget(None)
         else:
             self._answered(None)
         return answer
-
-    async def _answer_later(
-        self, answer: Awaitable[Decision], call: Call, checks: Sequence[Check], subjects: Sequence[BanSubject]
-    ) -> Decision:
-        try:
-            decision: Decision = await self._wait(answer, call)
-        except asyncio.CancelledError:
-            await self._refund_unawaited(answer)
-            raise
-        if decision is _UNANSWERED:
-            return self.stand_in.decide("hit", checks, subjects)
-        return decision
 
     async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Return what `hit` would return now."""
@@ -160,11 +149,7 @@ class Failover:
         call = None
         if isawaitable(answer):
             call = self.breaker.call()
-        answer = await self._wait(answer, call)
-        if answer is _UNANSWERED:
-            return decide()
-        answered: T = answer
-        return answered
+        return await self._wait(answer, call, decide)
 
     def _begin(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         """Query the store; return its answer, an awaitable of it, or `_UNANSWERED`."""
@@ -178,15 +163,29 @@ class Failover:
             self.breaker.failed(None, error)
             return _UNANSWERED
 
-    async def _wait(self, answer: Awaitable[T] | T, call: Call | None) -> T:
-        """Return an answer, or `_UNANSWERED` if it does not come in time."""
+    async def _wait(
+        self, answer: Awaitable[T] | T, call: Call | None, decide: Callable[[], T], *, is_hit: bool = False
+    ) -> T:
+        """Return an answer, or what `decide` returns if it does not come in time.
+
+        Args:
+            answer: The answer.
+            call: Its call; None if it was answered at once.
+            decide: Decides instead.
+            is_hit: Whether it has charged what has to be refunded if it is not awaited any more.
+        """
         try:
             if isinstance(answer, asyncio.Future) and call is not None:
                 call.watch(answer, self._deadline_s, self.breaker.late)
                 found: T = await answer
             else:
                 found = await within(answer, self._deadline_s, self.breaker.late)
-        except (ConfigurationError, asyncio.CancelledError):
+        except asyncio.CancelledError:
+            self.breaker.forget(call)
+            if is_hit:
+                await self._refund_unawaited(answer)
+            raise
+        except ConfigurationError:
             self.breaker.forget(call)
             raise
         except Exception as error:
@@ -194,7 +193,7 @@ class Failover:
                 self.breaker.forget(call)
             else:
                 self.breaker.failed(call, error)
-            return _UNANSWERED  # type: ignore[no-any-return]
+            return decide()
         if call is None or not call.has_ended:  # with another of its answers
             self._answered(call)
         return found

@@ -22,7 +22,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from inspect import isawaitable
-from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
+from typing import Any, Final, TypeAlias, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from ...core.errors import StoreTimeout
@@ -43,18 +43,8 @@ EAGER_TRIES: Final = 50
 PAUSE_S: Final = 0.001
 
 
-class _Item(NamedTuple):
-    """A queued job.
-
-    Attributes:
-        future: Receives its answer.
-        job: The job.
-        until_s: When it is given up, by the time of the loop.
-    """
-
-    future: asyncio.Future[Any]
-    job: Job
-    until_s: float
+_Item: TypeAlias = tuple[asyncio.Future[Any], Job, float]
+"""A queued job: the future that receives its answer, the job, and when it is given up, by the time of the loop."""
 
 
 class Batcher:
@@ -145,12 +135,13 @@ class _LoopJobs:
         lone: How many jobs may run alone before the next ones are queued, to see how many there are.
     """
 
-    __slots__ = ("_transactions", "_tries", "_waiting", "is_busy", "lone")
+    __slots__ = ("_transactions", "_tries", "_until_s", "_waiting", "is_busy", "lone")
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
         self._waiting: list[_Item] = []
         self._tries = 0  # how often the gate was closed in a row
+        self._until_s = 0.0  # when a job that is queued now is given up
         self.is_busy = False
         self.lone = LOOK_EVERY
 
@@ -162,14 +153,16 @@ class _LoopJobs:
     def queue(self, job: Job) -> asyncio.Future[Any]:
         """Queue a job; return the future of its answer."""
         loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        self._waiting.append(_Item(future, job, loop.time() + COMMAND_DEADLINE_S))
         if not self.is_busy:
             self._schedule(loop)
+        future = loop.create_future()
+        self._waiting.append((future, job, self._until_s))
         return future
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the next jobs, in the next iteration of the loop or after a pause."""
         self.is_busy = True
+        self._until_s = loop.time() + COMMAND_DEADLINE_S
         if self._tries >= EAGER_TRIES:
             loop.call_later(PAUSE_S, self._next, loop)
         else:
@@ -178,7 +171,7 @@ class _LoopJobs:
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run the next jobs, and schedule those after them."""
-        items = [item for item in self._waiting if not item.future.done()]
+        items = _awaited(self._waiting)
         taken, self._waiting = items[:MOST_TOGETHER], items[MOST_TOGETHER:]
         blocked = self._attempt(taken, loop.time())
         self._tries += 1
@@ -191,34 +184,39 @@ class _LoopJobs:
 
     def _attempt(self, items: list[_Item], now_s: float) -> list[_Item]:
         """Run jobs together, or separately if that fails; return those that have to be retried."""
-        items = [item for item in items if not item.future.done()]  # those before them may have cancelled it
+        items = _awaited(items)  # those before them may have cancelled some
         if not items:
             return []
         try:
-            answers = self._transactions.write([item.job for item in items])
+            answers = self._transactions.write([job for _, job, _ in items])
         except StoreTimeout as error:  # a thread holds the files, and each further try would block the loop
-            for item in items:
-                _fail(item.future, StoreTimeout(str(error)))
+            for future, _, _ in items:
+                _fail(future, StoreTimeout(str(error)))
             return []
         except Exception as error:
             if len(items) > 1:
                 return [blocked for item in items for blocked in self._attempt([item], now_s)]
-            _fail(items[0].future, error)
+            _fail(items[0][0], error)
             return []
         if answers is not None:
-            for item, answer in zip(items, answers, strict=True):
-                if not item.future.done():  # else observers of an event have cancelled it
-                    item.future.set_result(answer)
+            for (future, _, _), answer in zip(items, answers, strict=True):
+                if not future.done():  # else observers of an event have cancelled it
+                    future.set_result(answer)
             return []
         return _give_up_late(items, now_s)
 
 
+def _awaited(items: list[_Item]) -> list[_Item]:
+    """Return the jobs whose answers are still awaited."""
+    return [item for item in items if not item[0].done()]
+
+
 def _give_up_late(items: list[_Item], now_s: float) -> list[_Item]:
     """Fail the jobs whose time is over; return the others."""
-    for item in items:
-        if now_s >= item.until_s:
-            _fail(item.future, _too_long(COMMAND_DEADLINE_S))
-    return [item for item in items if not item.future.done()]
+    for future, _, until_s in items:
+        if now_s >= until_s:
+            _fail(future, _too_long(COMMAND_DEADLINE_S))
+    return _awaited(items)
 
 
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
