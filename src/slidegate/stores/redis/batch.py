@@ -34,7 +34,7 @@ from .line import KeysApart, Line, open_line
 from .parts import Parts
 from .question import Question
 from .queue import RequestQueue, have_permits
-from .requests import AskedQuestion, Command, Read, Request, ScriptCall
+from .requests import AskedQuestion, Asker, Command, Read, Request, ScriptCall
 from .script import CHANGED, FAILED, HIT, PEEK, Packed, command, renewal
 
 _HEAD: Final = Struct("<q?")
@@ -80,6 +80,7 @@ class Batcher:
         """From when on the news are too old (monotonic)."""
         self._wants_news = False
         """Whether the next call asks for news, however old they are."""
+        self._asker = Asker(parts, self.permits, self.refund_in_background)
         self._question_type = AskedQuestion
         if parts.leases is not None:
             self._question_type = LeasingQuestion
@@ -120,16 +121,7 @@ class Batcher:
         """Send a hit, a peek or a charge."""
         future: asyncio.Future[Decision] = self.loop.create_future()
         if what != HIT or not self._queue.join(question, future):
-            request = self._question_type(
-                [future],
-                question.has_permits,
-                parts=self._parts,
-                permits=self.permits,
-                refund=self.refund_in_background,
-                what=what,
-                question=question,
-            )
-            self.add(request)
+            self.add(self._question_type([future], question.has_permits, self._asker, what, question))
         return future
 
     def refund(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any, TypeAlias
 
@@ -48,6 +48,8 @@ class Awaited:
 
     def awaiting(self) -> list[asyncio.Future[Any]]:
         """Return the futures of those that still await a result, in the order in which they asked."""
+        if len(self.futures) == 1 and not self.futures[0].done():  # as most often
+            return self.futures
         return [future for future in self.futures if not future.done()]
 
     def fail(self, error: Exception) -> None:
@@ -104,42 +106,53 @@ class ScriptCall:
 
 
 @dataclass(slots=True, eq=False)
-class AskedQuestion(Awaited):
-    """Equal hits, a peek or a charge.
+class Asker:
+    """What the questions of an event loop have in common.
 
     Attributes:
         parts: The parts of the store.
-        permits: The permits of the event loop.
+        permits: The permits of the loop.
         refund: Refunds what nobody awaits, with the next call.
-        what: The operation.
-        question: What is asked; no ban refuses a charge.
-        networks: The bans of networks by which it was packed.
-        by_network: Those of them that refuse it.
-        sent_ns: When it was packed (monotonic), in nanoseconds.
-        is_several: Whether it was packed as several hits, so that the answer says how many were charged.
     """
 
     parts: Parts
     permits: HeldPermits
     refund: Callable[[Sequence[Reservation]], None]
+
+
+@dataclass(slots=True, eq=False)
+class AskedQuestion(Awaited):
+    """Equal hits, a peek or a charge.
+
+    Attributes:
+        asker: Who asks.
+        what: The operation.
+        question: What is asked; no ban refuses a charge.
+        networks: The bans of networks by which it was packed, as all that follows.
+        by_network: Those of them that refuse it.
+        sent_ns: When it was packed (monotonic), in nanoseconds.
+        is_several: Whether it was packed as several hits, so that the answer says how many were charged.
+    """
+
+    asker: Asker
     what: int
     question: Question
-    networks: BannedNetworks | None = None
-    by_network: Sequence[Ban] = ()
-    sent_ns: int = 0
-    is_several: bool = False
+    networks: BannedNetworks = field(init=False)
+    by_network: Sequence[Ban] = field(init=False)
+    sent_ns: int = field(init=False)
+    is_several: bool = field(init=False)
 
     def pack(self) -> Packed:
         """See `Command`. A question that a banned network refuses is only a peek: the key's own ban may last longer."""
         self.sent_ns = monotonic_ns()
         self.is_several = False
-        what, question, packing = self.what, self.question, self.parts.packing
+        what, question, packing = self.what, self.question, self.asker.parts.packing
         self._look_at_networks()
         if what == HIT and not self.by_network:
-            return self._pack_hits(question.pack(packing, self.permits))
+            return self._pack_hits(question.pack(packing, self.asker.permits))
         if what == CHARGE:
-            return packing.question(CHARGE, question.checks, (), self.permits)
-        return packing.question(PEEK, question.checks, question.refusing, self.permits)
+            return packing.question(CHARGE, question.checks, (), self.asker.permits)
+        return packing.question(PEEK, question.checks, question.refusing, self.asker.permits)
 
     def _pack_hits(self, hit: Packed) -> Packed:
         """Pack as many hits as are awaited, given one of them."""
@@ -171,7 +184,7 @@ class AskedQuestion(Awaited):
 
     def _note(self, decision: Decision, answer: Any) -> None:
         """Note a refusal, which answers equal hits for a while, or that a charge may have changed what is known."""
-        refusals = self.parts.refusals
+        refusals = self.asker.parts.refusals
         if decision.reason is Reason.BANNED:
             refusals.record(decision, self.sent_ns, self.question.refusing)
         elif self.what != PEEK and (decision.allowed or self.question.counts_denied):
@@ -186,7 +199,7 @@ class AskedQuestion(Awaited):
             if awaiting:
                 awaiting[0].set_result(decision)
             else:
-                self.refund(decision.begin_refund())
+                self.asker.refund(decision.begin_refund())
             return
         charged, lasts_us = charged_of(answer)
         for place, future in enumerate(awaiting[:charged], 1):
@@ -206,18 +219,18 @@ class AskedQuestion(Awaited):
             lasts_us: How long after the decision their first slice ends.
         """
         if left:
-            self.refund(charges_of(decision, left))
+            self.asker.refund(charges_of(decision, left))
 
     def _look_at_networks(self) -> None:
         """Find the bans of networks that refuse the question, as this worker knows them now."""
-        news = self.parts.news
+        news = self.asker.parts.news
         self.networks, self.by_network = news.networks, ()
         if self.networks.bans and self.what != CHARGE:
             self.by_network = news.of_networks(self.question.refusing)
 
     def _decision(self, answer: Any, now_us: int) -> Decision | None:
         """Return the decision; of two bans the longer one refuses. None if the answer is of no use after the news."""
-        if self.networks is not self.parts.news.networks:
+        if self.networks is not self.asker.parts.news.networks:
             was_refused = bool(self.by_network)
             self._look_at_networks()
             is_refused = bool(self.by_network)
@@ -243,7 +256,7 @@ class AskedQuestion(Awaited):
         """Return what the limits say."""
         decision = decision_of(answer, self.what, self.question.checks, now_us)
         if self.has_permits and decision.reservations:
-            self.permits.hold(decision, self.parts.packing.permits_row)
+            self.asker.permits.hold(decision, self.asker.parts.packing.permits_row)
         return decision
 
 
