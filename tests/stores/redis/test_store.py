@@ -23,7 +23,7 @@ from slidegate.stores.redis.batch import HALVED_FROM, MAX_IN_CALL
 from slidegate.stores.redis.clock import StoreTime, real_monotonic_us
 from slidegate.stores.redis.line import DEPTH, ServerLine
 from slidegate.stores.redis.refusals import Refusals
-from slidegate.stores.redis.script import Script
+from slidegate.stores.redis.script import SCRIPT, Script
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract import RandomContract, StoreContract
@@ -745,3 +745,13 @@ def test_refusals_of_threads_are_known_unless_one_of_them_resets_all_keys() -> N
             assert number % 4 == 3 or known.find(costly, ("ann",)) is not None
 
     race(record_or_reset, rounds=20)
+
+
+def test_each_constant_of_the_script_is_its_value_and_no_name_is_left_without_one() -> None:
+    """A name that stands for nothing is nil in Lua, and a second value of a name would be that of the first, too."""
+    parts = [part.read_text() for part in Path(batch.__file__).with_name("lua").glob("*.lua")]
+    named = [name for part in parts for name in re.findall(r"^ *local ([A-Z][A-Z_]+) =", part, re.MULTILINE)]
+    assert len(named) > 30
+    assert sorted(named) == sorted(set(named))
+    code = re.sub(r'"[^"]*"|--.*', "", SCRIPT.source.decode())
+    assert {*re.findall(r"\b[A-Z][A-Z_]+\b", code)} == {"KEYS", "ARGV"}

@@ -32,8 +32,8 @@ class LmdbBans(BookBans):
         batcher: Runs jobs.
     """
 
-    load_step = 40  # in one transaction, which blocks other writers for about 3 ms
-    load_pause_s = 2 * PAUSE_S  # in which waiting writers get the gate
+    load_step = 20  # in one transaction, which blocks other writers for about 2 ms
+    load_pause_s = PAUSE_S  # in which waiting writers get the gate
 
     def __init__(self, transactions: Transactions, batcher: Batcher) -> None:
         self._transactions = transactions
