@@ -142,7 +142,7 @@ class Breaker:
             call: The call, which ends with it; None if it was answered at once.
         """
         now_us = self._clock()
-        is_probe = self.state is State.PROBING and self._is_probe(call)
+        is_probe = self._is_probe(call)
         if is_probe and self._refuses_writes and self._has_stored_nothing():
             self.forget(call)
             return

@@ -194,7 +194,7 @@ class Failover:
             else:
                 self.breaker.failed(call, error)
             return decide()
-        if call is None or not call.has_ended:  # with another of its answers
+        if call is None or not call.has_ended:  # else it has ended with another answer
             self._answered(call)
         return found
 

@@ -102,11 +102,16 @@ def _lmdb(place: str, query: str, expected: str, create: bool) -> Store:
 def _redis(url: str, create: bool) -> Store:
     try:
         from .redis import RedisStore
+        from .redis.urls import CLIENT_OPTIONS
     except ImportError as error:
         raise ConfigurationError(f"store address: {error}") from error
     place, _, query = url.partition("?")
     rest: list[tuple[str, str]] = []
-    options = read_options(query, _OPTIONS["redis"], "store address", rest)
-    if rest:  # options of redis-py
+    own, where = _OPTIONS["redis"], f"store address: {url.partition('://')[0]}://…"
+    options = read_options(query, own, where, rest)
+    for name, _ in rest:
+        if name not in CLIENT_OPTIONS:
+            raise ConfigurationError(f"{where}: unknown option {quoted(name)}{closest(name, [*own, *CLIENT_OPTIONS])}")
+    if rest:
         place += f"?{urlencode(rest)}"
     return RedisStore(place, create=create, **options)

@@ -81,6 +81,8 @@ _TLS_OPTIONS: Final[dict[str, type]] = {
     **dict.fromkeys(("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs"), str),
     "ssl_check_hostname": bool,
 }
+CLIENT_OPTIONS: Final = ("db", *_SENTINEL_OPTIONS, *_TLS_OPTIONS)
+"""The options of addresses that clients have, of some kinds."""
 
 
 def open_client(url: str) -> Client:
