@@ -510,6 +510,20 @@ def test_at_twice_the_length_of_what_counts_it_is_written_anew(machine: Machine)
     assert banned(machine.restart("2")) == sorted(f"user:{number}" for number in range(20) if number != 3)
 
 
+@pytest.mark.usefixtures("short")
+def test_damaged_lines_that_are_not_copied_are_told_once(machine: Machine) -> None:
+    store, kept = machine.store(), machine.path / JOURNAL
+    ban(store, "user:ann", "user:eve", "user:zoe")
+    kept.write_bytes(kept.read_bytes().replace(b'"user:eve"', b'"user:eve'))
+    compact(store)
+    compact(store)
+    ban(store, "user:kim")
+    told = [event for event in machine.observer.events if event.kind == "journal_damaged"]
+    assert [event.details for event in told] == [{"lines": 1}]
+    assert banned(store) == ["user:ann", "user:eve", "user:kim", "user:zoe"]
+    assert banned(machine.restart("2")) == ["user:ann", "user:kim", "user:zoe"]
+
+
 LINES = [
     {"ban": Ban("user:eve", "why", "ann", 0, 10**15, None)._asdict()},
     {"ban": Ban("198.51.100.0/24", "why", "ann", 0, 10**15, None)._asdict()},

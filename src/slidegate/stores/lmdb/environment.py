@@ -83,8 +83,8 @@ class Environment:
     def __init__(self, path: Path, options: Options) -> None:
         self.path = path
         self.options = options
-        self.journal = Journal(path)
         self.pending_events: deque[Event] = deque()
+        self.journal = Journal(path, self.pending_events.append)
         self.users = 0
         self.gate = Gate(path, create=options.create)
         self.counts: CountsFile

@@ -31,6 +31,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from ...core.bans.ban import Ban
 from ...core.errors import ConfigurationError, SlidegateError
+from ...core.events import Event
 from ...core.quotas import KEPT_US
 from ...core.store import Clock
 from ...core.stored import json_of
@@ -186,14 +187,16 @@ class Journal:
 
     Args:
         path: The directory.
+        tell: Emits an event; called in the thread that finds it.
 
     Attributes:
         path: The path of its file.
         is_unsynced: Whether lines of this process may not be on the disk yet.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tell: Callable[[Event], object]) -> None:
         self.path = path / JOURNAL
+        self._tell = tell
         self._file = -1
         self._sync_at_s = 0.0
         self.is_unsynced = False
@@ -229,6 +232,13 @@ class Journal:
                 return read_lines(file, 0)
         except FileNotFoundError:
             return Kept({}, 0)
+
+    def tell_unreadable(self, kept: Kept) -> None:
+        """Emit the event for lines that cannot be read, if there are any: whoever calls it goes on without them."""
+        if kept.unreadable:
+            why = "they say that a ban, level or quota has changed, or they were cut off before anybody was told"
+            message = f"{self.path}: {kept.unreadable} of its lines cannot be read: {why}"
+            self._tell(Event("journal_damaged", message, {"lines": kept.unreadable}))
 
     def keep_up(self, unix_us: Clock, behind_gate: BehindGate) -> None:
         """Sync it in a thread, once a second, and write it anew when it is long.
@@ -310,6 +320,7 @@ class Journal:
                         fresh.replace(self.path)
 
                 if behind_gate(take_place):
+                    self.tell_unreadable(kept)
                     os.fsync(new.fileno())
                     _sync_directory(self.path.parent)
 

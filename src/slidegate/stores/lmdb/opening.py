@@ -107,8 +107,7 @@ def open_file(path: Path, gate: Gate, journal: Journal, options: Options, tell: 
     counts = _begin_anew(choice.path, gate, options, kept)
     if why:
         tell(_restarted(f"{choice.path} {why}"))
-    if kept.unreadable:
-        tell(_damaged(journal.path, kept.unreadable))
+    journal.tell_unreadable(kept)
     return counts
 
 
@@ -126,12 +125,6 @@ def deleted(path: Path) -> Event:
 
 def _restarted(why: str, condition: str = "") -> Event:
     return Event("counts_restarted", f"{why}: windows begin anew; bans, levels and quotas go on{condition}")
-
-
-def _damaged(path: Path, unreadable: int) -> Event:
-    """Return the event for lines of the journal that cannot be read."""
-    said = "they say that a ban, level or quota has changed, or they were cut off before anybody was told"
-    return Event("journal_damaged", f"{path}: {unreadable} of its lines cannot be read: {said}", {"lines": unreadable})
 
 
 def _choose(path: Path, gate: Gate, options: Options, tell: Tell) -> Choice:
