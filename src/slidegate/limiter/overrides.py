@@ -79,6 +79,11 @@ def checked(name: str, limit: str) -> str:
             raise ConfigurationError(f'limit "*": it stands for all limits and can only be "off", not {quoted(limit)}')
         return OFF
     check_limit_name(name)
+    if limit == OFF:
+        raise ConfigurationError(
+            f'limit {quoted(name)}: only "*", which stands for all limits, can be "off"; let more pass instead, for '
+            'example "1000000/minute", with the window in code'
+        )
     return text_of_limit(parse_one(limit))
 
 

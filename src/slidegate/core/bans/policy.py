@@ -136,10 +136,12 @@ class BanPolicy:
 
 
 def _one_limit(value: str | Limit, what: str, example: str) -> Limit:
-    try:
-        limits = parse_limits(value)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{error}", what) from None
+    limits: tuple[Limit, ...] = ()
+    if isinstance(value, (str, Limit)):
+        try:
+            limits = parse_limits(value)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}", what) from None
     if len(limits) != 1:
         raise ConfigurationError(f'expected one limit, for example "{example}", not {quoted(value)}', what)
     return limits[0]
