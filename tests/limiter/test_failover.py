@@ -448,6 +448,49 @@ async def test_an_answer_that_a_store_remembers_is_no_sign_that_its_server_is_we
     assert not setup.limiter.is_failing
 
 
+async def test_a_strike_that_a_store_need_not_ask_about_is_no_sign_either() -> None:
+    setup = Setup("allow")
+    await setup.fail()
+    setup.clock.advance(us=breaker.OPEN_US)
+    setup.store.bans.strike = lambda *strike: None
+    assert await setup.limiter.strike("ann", BanPolicy("5/10m", "1h")) is None
+    assert setup.limiter.is_failing
+    setup.store.error = None
+    assert (await setup.hit()).reason == "ok", "the next one is the probe at once"
+
+
+async def test_a_mistake_of_a_caller_is_no_probe() -> None:
+    setup = Setup("allow", inline=True)
+    await setup.fail()
+    setup.clock.advance(us=breaker.OPEN_US)
+    hit, setup.store.error = setup.store.hit, None
+    setup.store.hit = Mock(side_effect=ConfigurationError("needs asyncio"))
+    with pytest.raises(ConfigurationError):
+        await setup.hit()
+    setup.store.hit = hit
+    assert (await setup.hit()).reason == "ok"
+    assert not setup.limiter.is_failing
+
+
+@pytest.mark.parametrize("wrap", [asyncio.ensure_future, lambda answer: asyncio.shield(answer)], ids=["task", "shield"])
+async def test_who_gets_a_task_of_a_store_has_its_deadline_too(wrap: Any) -> None:
+    setup = Setup("allow", deadline="20ms")
+    setup.store.hangs, ask = True, setup.store.hit
+    setup.store.hit = lambda *question: wrap(ask(*question))
+    decisions = await asyncio.gather(*(setup.hit() for _ in range(3)))
+    assert [decision.reason for decision in decisions] == ["unavailable"] * 3
+
+
+async def test_an_answer_that_others_have_cancelled_is_decided_here_and_cancels_no_request() -> None:
+    """As where the event loop ends on which a store was asked."""
+    setup = Setup("allow", kind=Server)
+    asking = asyncio.create_task(setup.hit())
+    await turns(2)
+    setup.store.made[0].cancel()
+    assert (await asking).reason == "unavailable"
+    assert not setup.limiter.is_failing
+
+
 async def test_what_is_counted_here_is_bounded_and_ends_with_its_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Setup("local").failover.local.max_keys == DEFAULT_MAX_KEYS
     monkeypatch.setattr(failover, "MemoryStore", partial(MemoryStore, max_keys=800))

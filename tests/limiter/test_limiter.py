@@ -38,7 +38,7 @@ from slidegate.events import KINDS, Event, Observer
 from slidegate.httpx import SyncLimitedTransport
 from slidegate.limiter import MAX_KEY_BYTES
 from slidegate.limiter.aio import answer_of
-from slidegate.limiter.ban_lines import bans_of
+from slidegate.limiter.ban_lines import read_export
 from slidegate.ops.statistics import Statistics
 from slidegate.stores.memory.bans import PAGE
 from slidegate.stores.open_store import open_store
@@ -417,7 +417,7 @@ async def test_no_ban_that_an_import_has_still_to_store_is_visited_by_the_garbag
     limiter = Limiter()
     for number in range(100):
         await limiter.ban(f"user:{number}", "1h")
-    bans = await bans_of([line async for line in limiter.export_bans()])
+    bans = await read_export([line async for line in limiter.export_bans()])
     gc.collect()
     assert len(bans) == 100
     assert not any(map(gc.is_tracked, bans))

@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 from collections.abc import Awaitable
+from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +31,7 @@ from slidegate.limiter.published import PublishedRule, rules_of
 from slidegate.limiter.workers import WORKERS
 from slidegate.testing import RecordingObserver
 
-from ..asgi import call
+from ..asgi import PEER, call
 from ..contract.programs import SECOND_US
 from ..ops.shared_rows import SharedRows, limiter_on
 from ..virtual_time import OnALoop, turns
@@ -399,8 +400,10 @@ async def test_each_limit_of_a_name_takes_a_change_of_its_window_and_others_keep
     assert worker.observer.kinds == ["limit_overridden"]
 
 
-async def test_a_look_that_is_under_way_at_the_end_leaves_no_row() -> None:
-    rows, goes_on = Rows(), anyio.Event()
+@pytest.mark.parametrize("still_reads", [False, True])
+async def test_a_look_that_is_under_way_at_the_end_leaves_no_row(still_reads: bool) -> None:
+    """Neither one that writes, nor one that reads, and writes then."""
+    rows, has_read, goes_on = Rows(), asyncio.Event(), asyncio.Event()
     worker, write = Worker(rows, "api"), rows.write
 
     async def slow_write(name: bytes, row: SharedRow, deadline_s: float) -> None:
@@ -409,13 +412,105 @@ async def test_a_look_that_is_under_way_at_the_end_leaves_no_row() -> None:
         await write(name, row)
 
     rows.write = slow_write  # type: ignore[method-assign]
+    if still_reads:
+        rows.returns = has_read
     await worker.limiter.hit("k", "5/minute")
     await turns()
     async with anyio.create_task_group() as group:
         group.start_soon(worker.limiter.close)
         await turns()
+        has_read.set()
+        await turns()
         goes_on.set()
+    await turns()
     assert await Worker(rows).limiter.published() == []
+
+
+@pytest.mark.parametrize("exempt", [False, True])
+async def test_a_held_answer_is_asked_for_anew_whoever_has_brought_the_news(
+    monkeypatch: pytest.MonkeyPatch, exempt: bool
+) -> None:
+    """A read of another event loop, or a command of this process, may be faster than that of the request."""
+    for name in ("AGING_NS", "OLD_NS"):
+        monkeypatch.setattr(news, name, 0)
+    rows = Rows()
+    limiter = limiter_on(rows)
+    own = Rule("/", exempt=True) if exempt else Rule("/", "5/minute", key=lambda request: "all", name="api")
+    app = RateLimitMiddleware(PlainTextResponse("hi"), limiter=limiter, rules=[own])
+    assert (await call(app)).status == 200
+    if exempt:
+        await limiter.ban(PEER, "1h")
+        assert (await call(app)).status == 403
+    rows.returns = goes_on = asyncio.Event()
+    asking = asyncio.create_task(call(app))
+    await turns(3)
+    if exempt:
+        await limiter.override("*", "off", "1h")
+    else:
+        await limiter.override("api", "1/minute", "1h")
+    goes_on.set()
+    assert (await asking).status == (200 if exempt else 429)
+
+
+def test_each_of_several_event_loops_reads_once_at_a_time() -> None:
+    rows, reads = Rows(), list[int]()
+
+    async def read(kind: str, *numbers: int, deadline_s: float = 0) -> list[Any]:
+        reads.append(1)
+        await asyncio.Event().wait()
+        return []
+
+    rows.read = read  # type: ignore[method-assign, assignment]
+    worker = Worker(rows)
+    with ExitStack() as ended:
+        loops = [ended.enter_context(asyncio.Runner()) for _ in range(2)]
+        for _ in range(3):
+            for loop in loops:
+                loop.run(begin_to_read(worker))
+        assert len(reads) == 2
+
+
+async def begin_to_read(worker: Worker) -> None:
+    worker.limiter.engine.news.ask()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_file_tells_and_takes_more_than_one_step_of_limits_on_each_event_loop(tmp_path: Path, backend: str) -> None:
+    operator, worker = (Limiter.from_url(f"lmdb://{tmp_path}", deadline="20s") for _ in range(2))
+    names = [f"limit_{number}" for number in range(2 * news.AT_ONCE)]
+    rules = [Rule(f"/{name}", "5/minute", name=name) for name in names]
+    app = RateLimitMiddleware(PlainTextResponse("hi"), limiter=worker, rules=rules)
+
+    async def main() -> None:
+        for name in names:
+            await operator.override(name, "2/minute", "1h")
+        for _ in range(100):
+            if {one.limit.amount for one in worker.limits()} == {2} and await operator.published():
+                break
+            await call(app, f"/{names[0]}")
+            await anyio.sleep(0.01)
+        assert {one.limit.amount for one in worker.limits()} == {2}
+        (published,) = await operator.published()
+        assert {one.name for one in published.text.rules} >= {*names}
+        for limiter in (operator, worker):
+            await limiter.close()
+
+    anyio.run(main, backend=backend)
+
+
+async def test_what_errs_in_taking_news_is_logged_and_fails_no_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def err() -> None:
+        raise RuntimeError("a bug")
+
+    operator, worker = (Limiter.from_url(f"lmdb://{tmp_path}", deadline="20s") for _ in range(2))
+    async with operator, worker:
+        await operator.override("api", "5/minute", "1h")
+        monkeypatch.setattr(worker.engine.overrides, "_changed", err)
+        assert (await worker.hit("k", "5/minute")).allowed
+        assert [record.getMessage() for record in caplog.records] == ["slidegate: changed limits cannot be read"]
 
 
 class Steps:

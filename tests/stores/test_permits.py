@@ -419,7 +419,8 @@ def test_a_row_without_permits_is_renewed_once_more() -> None:
     assert (held.units("row"), held.count()) == (1, 1)
     del decision
     assert (held.rows(), held.count()) == (["row"], 0)
-    assert (held.units("row"), held.rows()) == (0, [])
+    assert (held.units("row"), held.rows()) == (0, ["row"]), "who only looks at it writes nothing"
+    assert (held.units_to_write("row"), held.rows()) == (0, [])
 
 
 AMOUNT = 3

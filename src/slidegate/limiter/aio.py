@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
+from contextvars import ContextVar
 from inspect import isawaitable
 from time import monotonic
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
@@ -28,6 +29,8 @@ T = TypeVar("T")
 
 _running: Final[set[asyncio.Future[Any]]] = set()
 """The tasks started here: an event loop keeps only weak references to its tasks."""
+_is_alone: ContextVar[bool] = ContextVar("slidegate_is_alone", default=False)
+"""Whether what runs is run by `run_at_once`."""
 _throttle: Final = Throttle()
 """Limits the rate of lines about work that failed for nobody, by the type of the error."""
 
@@ -72,11 +75,29 @@ def is_cancellation(error: BaseException) -> bool:
 
 
 async def let_others_run() -> None:
-    """Let other tasks run, and be cancelled, if an event loop runs in this thread."""
-    if on_loop():
+    """Let other tasks run, and be cancelled, if an event loop runs in this thread, but not within `run_at_once`."""
+    if on_loop() and not _is_alone.get():
         from anyio.lowlevel import checkpoint  # few processes need it, and its import is slow
 
         await checkpoint()
+
+
+def run_at_once(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that awaits nothing but its turn, and return its result; no other task runs meanwhile.
+
+    Raises:
+        RuntimeError: It awaits something else.
+    """
+    before = _is_alone.set(True)
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        _is_alone.reset(before)
+        work.close()
+    raise RuntimeError(f"{work!r} waits, where nothing can wait for it")
 
 
 async def yielding_to_others(many: Iterable[T], step: int) -> AsyncIterator[T]:

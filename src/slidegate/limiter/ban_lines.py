@@ -26,8 +26,8 @@ async def lines_of(bans: AsyncIterator[Ban]) -> AsyncIterator[str]:
         yield _line(ban._asdict())
 
 
-async def bans_of(lines: Iterable[str] | AsyncIterable[str]) -> deque[Fields]:
-    """Return the bans of an export; those of networks are first, because there may be too many of them.
+async def read_export(lines: Iterable[str] | AsyncIterable[str]) -> deque[Fields]:
+    """Return the bans of an export; those of networks are first, the last one foremost: there may be too many of them.
 
     Other tasks run in between.
 

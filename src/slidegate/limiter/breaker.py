@@ -130,7 +130,7 @@ class Breaker:
         if loop is None or call is None or call.loop is not loop or call.has_ended:
             call = self._current = Call(loop, self._clock())
             if loop is not None:
-                loop.call_soon(self._end_iteration)
+                loop.call_soon(self._end_iteration, call)
         return call
 
     # -- how a call ends -----------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class Breaker:
         """Count an answer, which may end an outage.
 
         Args:
-            call: The call, which ends with it; None if it was answered at once.
+            call: Its call, which has not ended yet; None if it was answered at once.
         """
         now_us = self._clock()
         is_probe = self._is_probe(call)
@@ -238,8 +238,9 @@ class Breaker:
         """Return whether the store says that it has stored nothing since the probe was asked."""
         return self._writes_before is not None and self._writes() == self._writes_before
 
-    def _end_iteration(self) -> None:
-        self._current = None
+    def _end_iteration(self, call: Call) -> None:
+        if self._current is call:  # else another event loop has begun one
+            self._current = None
 
 
 def _is_refused(error: BaseException | None) -> bool:

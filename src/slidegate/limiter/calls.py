@@ -45,7 +45,7 @@ class Call:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, future: asyncio.Future[Any], deadline_s: float, late: str) -> None:
-        """Set a StoreTimeout with the text `late` on a future that is not done in time."""
+        """Set a StoreTimeout with the text `late` on a future, which is no task, if it is not done in time."""
         if not self._futures:
             parts = min(PARTS, int(deadline_s * 1_000))  # timers are exact to a millisecond
             self._wait(deadline_s / parts, parts, future.get_loop().time(), late)

@@ -29,19 +29,21 @@ from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Check
 from ..core.decision import Decision
-from ..core.errors import ConfigurationError, StoreReadOnly
+from ..core.errors import ConfigurationError, StoreReadOnly, StoreUnavailable
 from ..core.events import Event
 from ..core.reservation import Reservation
 from ..core.store import Clock, CountsWrites, ReportsLateAnswers, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import monotonic_us, system_us
-from .aio import to_the_end, within
+from .aio import is_cancellation, to_the_end, within
 from .breaker import Breaker, State
 from .calls import Call
 from .failure_policy import OnError
 from .stand_in import StandIn
 
 _UNANSWERED: Final[Any] = object()
+_MISTAKES: Final = (ConfigurationError, StoreReadOnly)
+"""The errors of a caller, which are no failures of the store."""
 
 T = TypeVar("T")
 
@@ -102,10 +104,7 @@ class Failover:
             self._has_server = not self._store.answers_threads
             decide = partial(self.stand_in.decide, "hit", checks, subjects)
             return self._wait(answer, self.breaker.call(), decide, is_hit=True)
-        if self._has_server:  # which did not give this answer, so that it says nothing about it
-            self.breaker.forget(None)
-        else:
-            self._answered(None)
+        self._answered_at_once()
         return answer
 
     async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
@@ -146,10 +145,12 @@ class Failover:
         answer = self._begin(ask, *arguments)
         if answer is _UNANSWERED:
             return decide()
-        call = None
         if isawaitable(answer):
-            call = self.breaker.call()
-        return await self._wait(answer, call, decide)
+            self._has_server = not self._store.answers_threads
+            return await self._wait(answer, self.breaker.call(), decide)
+        self._answered_at_once()
+        answered: T = answer
+        return answered
 
     def _begin(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         """Query the store; return its answer, an awaitable of it, or `_UNANSWERED`."""
@@ -157,46 +158,51 @@ class Failover:
             return _UNANSWERED
         try:
             return ask(*arguments)
-        except (ConfigurationError, StoreReadOnly):  # mistakes of the caller, and no failures of the store
+        except _MISTAKES:
+            self.breaker.forget(None)
             raise
         except Exception as error:
             self.breaker.failed(None, error)
             return _UNANSWERED
 
-    async def _wait(
-        self, answer: Awaitable[T] | T, call: Call | None, decide: Callable[[], T], *, is_hit: bool = False
-    ) -> T:
+    async def _wait(self, answer: Awaitable[T], call: Call, decide: Callable[[], T], *, is_hit: bool = False) -> T:
         """Return an answer, or what `decide` returns if it does not come in time.
 
         Args:
             answer: The answer.
-            call: Its call; None if it was answered at once.
+            call: Its call.
             decide: Decides instead.
             is_hit: Whether it has charged what has to be refunded if it is not awaited any more.
         """
         try:
-            if isinstance(answer, asyncio.Future) and call is not None:
+            if type(answer) is asyncio.Future:  # a task refuses an exception from outside
                 call.watch(answer, self._deadline_s, self.breaker.late)
                 found: T = await answer
             else:
                 found = await within(answer, self._deadline_s, self.breaker.late)
-        except asyncio.CancelledError:
+        except _MISTAKES:
+            self.breaker.forget(call)
+            raise
+        except asyncio.CancelledError as error:
+            if not is_cancellation(error):  # that of the answer alone: the event loop that it was asked on has ended
+                self._failed(call, StoreUnavailable("the answer was cancelled", concerns="request"))
+                return decide()
             self.breaker.forget(call)
             if is_hit:
                 await self._refund_unawaited(answer)
             raise
-        except ConfigurationError:
-            self.breaker.forget(call)
-            raise
         except Exception as error:
-            if self._store.closed:  # meanwhile, which is no failure
-                self.breaker.forget(call)
-            else:
-                self.breaker.failed(call, error)
+            self._failed(call, error)
             return decide()
-        if call is None or not call.has_ended:  # else it has ended with another answer
+        if not call.has_ended:  # else another of its questions has ended it
             self._answered(call)
         return found
+
+    def _failed(self, call: Call, error: Exception) -> None:
+        if self._store.closed:  # meanwhile, which is no failure
+            self.breaker.forget(call)
+        else:
+            self.breaker.failed(call, error)
 
     async def _refund_unawaited(self, answer: object) -> None:
         """Refund a hit whose answer came in the loop iteration in which its request was cancelled."""
@@ -204,6 +210,13 @@ class Failover:
             return
         if charged := answer.result().begin_refund():
             await to_the_end(self.refund(charged))
+
+    def _answered_at_once(self) -> None:
+        """Count an answer that was not awaited, unless a store with a server has given it from its memory."""
+        if self._has_server:
+            self.breaker.forget(None)
+        else:
+            self._answered(None)
 
     def _answered(self, call: Call | None) -> None:
         self.breaker.answered(call)

@@ -12,9 +12,9 @@ from ..core.buckets import Check
 from ..core.decision import Decision
 from ..core.reservation import Reservation
 from ..stores.system_clock import SystemClock
-from .aio import End, answer_of, ended_by, on_asyncio
+from .aio import answer_of, ended_by, on_asyncio
 from .failover import Failover
-from .news import Age, News
+from .news import Age, News, Running
 
 Hit: TypeAlias = Callable[[Sequence[Check], Sequence[BanSubject]], Decision | Awaitable[Decision]]
 """A function that charges every check or none, as `Store.hit` does, or that says what this would answer."""
@@ -67,22 +67,22 @@ class Hearing:
         if self._clock.monotonic_ns() < self._news.fresh_until_ns:
             return self.question(checks, subjects)
         age, reading = self._news.age(), self._begin()
-        if reading is None or age is Age.AGING:
+        if reading is None or age is not Age.OLD:
             return self.question(checks, subjects)
         return self._hit_and_hold(reading, checks, subjects)
 
     async def _hit_and_hold(
-        self, reading: asyncio.Future[End[bool]], checks: Sequence[Check], subjects: Sequence[BanSubject]
+        self, reading: Running, checks: Sequence[Check], subjects: Sequence[BanSubject]
     ) -> Decision:
         """Answer when the news have come, too; anew, if they change anything."""
-        until_s = monotonic() + self._deadline_s
+        until_s, version = monotonic() + self._deadline_s, self._news.version
         decision = await answer_of(self.question(checks, subjects))
         try:
-            has_changed = await ended_by(reading, until_s)
+            await ended_by(reading, until_s)
         except asyncio.CancelledError:
             await self._refund(decision.begin_refund())
             raise
-        if not has_changed:
+        if self._news.version == version:
             return decision
         await self._refund(decision.begin_refund())
         return await answer_of(self.question(checks, subjects))
@@ -96,12 +96,13 @@ class Hearing:
                 return self._find_and_hold(reading, subjects)
         return self.ban_question(subjects)
 
-    async def _find_and_hold(self, reading: asyncio.Future[End[bool]], subjects: Sequence[BanSubject]) -> Ban | None:
-        until_s = monotonic() + self._deadline_s
+    async def _find_and_hold(self, reading: Running, subjects: Sequence[BanSubject]) -> Ban | None:
+        until_s, version = monotonic() + self._deadline_s, self._news.version
         ban = await answer_of(self.ban_question(subjects))
-        if await ended_by(reading, until_s):
-            return await answer_of(self.ban_question(subjects))
-        return ban
+        await ended_by(reading, until_s)
+        if self._news.version == version:
+            return ban
+        return await answer_of(self.ban_question(subjects))
 
     def ask(self) -> None:
         """Ask for news unless they are fresh, and wait for nothing."""
@@ -115,7 +116,7 @@ class Hearing:
             if reading is not None:
                 await ended_by(reading, monotonic() + self._deadline_s)
 
-    def _begin(self) -> asyncio.Future[End[bool]] | None:
+    def _begin(self) -> Running | None:
         """Ask for news; return what reads them, or None if they are here, or cannot come now."""
         if self._failover is not None and self._failover.breaker.is_open:
             self._news.put_off()

@@ -21,7 +21,7 @@ from ..core.passwords import AnyAddress, AnySecret
 from ..core.store import COMMAND_DEADLINE_S, BanStore, Store
 from ..stores.memory.store import MemoryStore
 from .aio import answer_of, answer_to_the_end
-from .ban_lines import bans_of, lines_of, taken_from
+from .ban_lines import lines_of, read_export, taken_from
 from .callers import BucketCaller
 from .decorator import Limited, LimitedKey
 from .engine import Engine
@@ -431,7 +431,7 @@ class Limiter:
             ConfigurationError: A line is invalid, so that nothing is imported; or there are more than 1,000 networks.
             StoreError: The store does not answer within 30 seconds, plus 30 for each 10,000 lines.
         """
-        bans = await bans_of(lines)
+        bans = await read_export(lines)
         deadline_s = COMMAND_DEADLINE_S * (1 + len(bans) / _BANS_PER_DEADLINE)
         return await self.engine.command(lambda: self.store.bans.load(taken_from(bans)), deadline_s)
 

@@ -132,12 +132,14 @@ class Overrides:
 
     Attributes:
         in_force: The overrides, by the name of the limit; those included that no limit here takes.
+        version: How often amounts have changed, or all workers were switched off or on.
     """
 
     def __init__(
         self, callers: Callers, unix_us: Clock, changed: Callable[[], None], emit: Callable[[Event], None]
     ) -> None:
         self.in_force: dict[str, Override] = {}
+        self.version = 0
         self._callers = callers
         self._unix_us = unix_us
         self._changed = changed
@@ -162,33 +164,30 @@ class Overrides:
             self._begun += 1
             return self._begun
 
-    def replace(self, reading: int, found: Collection[Override]) -> bool:
+    def replace(self, reading: int, found: Collection[Override]) -> None:
         """Replace the overrides in force by those that a read has found, and report the amounts that change.
 
         Args:
             reading: The number of the read. If one that began later has returned before, this one is out of date, and
                 nothing is done.
             found: The overrides.
-
-        Returns:
-            Whether amounts have changed, or all workers were switched off or on.
         """
         with self._lock:  # until the amounts are set: threads may read at the same time
             if reading < self._applied:
-                return False
+                return
             self._applied = reading
             before, self.in_force = self.in_force, {one.name: one for one in found}
             if before == self.in_force:
-                return False
+                return
             changes = self._apply(self._callers.limits())
             if (ALL in before) is not self.is_off:
                 changes[ALL] = _Change(0, 0, self.in_force.get(ALL))
+            self.version += bool(changes)
             self._changed()
         for name, change in changes.items():
             override = change.override or before.get(name) or self.in_force.get(name)
             if override is not None:
                 self._emit(_event_of(name, change, override))
-        return bool(changes)
 
     def drop_ended(self) -> None:
         """End the overrides that are over: the store cannot say so during an outage."""

@@ -152,16 +152,21 @@ class HeldPermits:
         return [row for row, _ in takewhile(lambda held: held[1].due_us <= now_us, oldest)]
 
     def units(self, row: Row) -> int:
-        """Return how many permits of a row the worker has; if it has none, it need not renew the row again."""
+        """Return how many permits of a row the worker has."""
         while self._returned:
             held, units = self._returned.popleft()
             held.units -= units
         found = self._rows.get(row)
         if found is None:
             return 0
-        if not found.units:
-            del self._rows[row]
         return found.units
+
+    def units_to_write(self, row: Row) -> int:
+        """Return how many permits of a row the worker has, for a renewal; if none, it need not renew the row again."""
+        units = self.units(row)
+        if not units:
+            self._rows.pop(row, None)
+        return units
 
     def renewed(self, row: Row, now_us: int) -> None:
         """Note that a row is renewed at a time of the store."""

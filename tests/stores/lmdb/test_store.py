@@ -23,6 +23,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -223,6 +224,24 @@ async def test_a_closed_store_opens_its_files_no_more_and_leaves_its_path_to_oth
     with pytest.raises(IndexError):  # as a signal handler may raise
         other.close()
     assert files_open_in(path) == []
+
+
+def test_a_signal_handler_that_raises_within_a_transaction_leaves_nobody_waiting(opened: Opened) -> None:
+    store = opened()
+    write, waiting = store._transactions.write, list[Any]()
+
+    async def ask_while_others_do() -> None:
+        store._batcher._jobs_of(asyncio.get_running_loop()).look()
+        waiting.extend(store.hit(CHECKS) for _ in range(3))
+        store._transactions.write = Mock(side_effect=SystemExit)
+        await asyncio.sleep(PATIENCE_S)
+
+    with asyncio.Runner() as runner:
+        with pytest.raises(SystemExit):
+            runner.run(ask_while_others_do())
+        store._transactions.write = write
+        assert [type(future.exception()) for future in waiting] == [StoreUnavailable] * 3
+        assert runner.run(waited(store)).remaining == 4
 
 
 def test_a_file_with_more_keys_than_allowed_takes_no_others(opened: Opened, observer: RecordingObserver) -> None:

@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +16,7 @@ from slidegate import Decision, Limit, Quota, StoreError
 from slidegate.core import BanSubject, Bucket, Check, Concurrency, Reason, parse_address
 from slidegate.stores.redis import RedisStore, batch
 from slidegate.stores.redis.clock import StoreTime, real_monotonic_us
+from slidegate.stores.redis.line import KeysApart
 from slidegate.stores.redis.refusals import Refusals
 from slidegate.stores.redis.slice_leases import FEW, SliceLease, SliceLeases
 from slidegate.stores.redis.store_news import StoreNews
@@ -388,6 +390,24 @@ async def test_a_lease_is_spent_only_by_those_whom_redis_has_cleared_under_it(se
         asked = [await asks(store, tenant, eve) for _ in range(3 * FEW)]
         assert asked[0], "who has never been asked about"
         assert not all(asked)
+
+
+async def test_news_that_could_not_be_had_make_no_lease_fresh(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the keys of the news are on another node for a while."""
+    async with leasing(server) as (store,):
+        await leased(store)
+        batcher, leases = store.batcher(), store.parts.leases
+        assert leases is not None
+        fresh_until_ns, ask = leases._fresh_until_ns, batcher._ask
+        monkeypatch.setattr(batcher, "_ask_news_from_ns", 0)
+        monkeypatch.setattr(batcher, "_ask", Mock(side_effect=KeysApart("apart")))
+        await batcher._hear_alone(batcher._lines[0])
+        monkeypatch.setattr(batcher, "_ask", ask)
+        monkeypatch.setattr(batcher, "_wants_news", False)
+        await settle(store.peek(ANN))
+        assert leases._fresh_until_ns == fresh_until_ns
 
 
 async def test_a_reset_forgets_leases_and_takes_nothing_of_what_is_spent_after_it(server: RedisServer) -> None:

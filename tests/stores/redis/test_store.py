@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Final
+from unittest.mock import Mock
 
 import pytest
 import redis.asyncio
@@ -23,7 +24,8 @@ from slidegate.stores.redis.batch import HALVED_FROM, MAX_IN_CALL
 from slidegate.stores.redis.clock import StoreTime, real_monotonic_us
 from slidegate.stores.redis.line import DEPTH, ServerLine
 from slidegate.stores.redis.refusals import Refusals
-from slidegate.stores.redis.script import SCRIPT, Script
+from slidegate.stores.redis.requests import Command, ScriptCall
+from slidegate.stores.redis.script import SCRIPT, Packed, Script, with_values
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract import RandomContract, StoreContract
@@ -755,3 +757,24 @@ def test_each_constant_of_the_script_is_its_value_and_no_name_is_left_without_on
     assert sorted(named) == sorted(set(named))
     code = re.sub(r'"[^"]*"|--.*', "", SCRIPT.source.decode())
     assert {*re.findall(r"\b[A-Z][A-Z_]+\b", code)} == {"KEYS", "ARGV"}
+
+
+def test_only_names_of_constants_are_replaced_neither_words_of_redis_nor_of_comments() -> None:
+    text = (
+        b'local COUNT = 5 -- as in COUNT\nlocal NEVER = -1\nredis.call("SCAN", "COUNT", COUNT) -- COUNT\nx = 2 -NEVER\n'
+    )
+    assert with_values(text) == b' -- as in COUNT\n\nredis.call("SCAN", "COUNT", (5)) -- COUNT\nx = 2 -(-1)\n'
+
+
+async def test_of_several_errors_in_a_call_that_of_the_server_counts(server: RedisServer) -> None:
+    async with store_at(server) as store:
+        batcher, script_call = store.batcher(), ScriptCall()
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in range(2)]
+        for future in futures:
+            script_call.add(Command([future], has_permits=False, pack=Mock(), read=Mock()), Packed((), b""))
+        said = [bytes(9), b"\xffREADONLY You can't write against a read only replica.", b"\xffWRONGTYPE a list"]
+        failed = batcher._deliver(script_call, said, monotonic_ns())
+        assert failed is not None
+        assert failed.concerns != "request"
+        assert [type(future.exception()) for future in futures] == [StoreUnavailable] * 2

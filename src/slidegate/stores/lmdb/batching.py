@@ -9,8 +9,8 @@ A *job* is a method of `Transaction` with its arguments. On an asyncio event loo
 * while another process is behind the gate, jobs wait and are retried without blocking the loop. A `Limiter` gives up
   the futures of requests after its deadline; after `COMMAND_DEADLINE_S`, a job fails with `StoreTimeout`.
 
-Without an event loop, the caller blocks until the job has run, or the gate has been closed to this process for the
-deadline of the call. A job that is cancelled or times out before it has run has charged nothing.
+Without an asyncio event loop, also under trio, the caller blocks until the job has run, or the gate has been closed to
+this process for the deadline of the call. A job that is cancelled or times out before it has run has charged nothing.
 
 For other threads of its process, whose transactions are short, a job waits in a thread as on a loop, and that is no
 failure of the files: the more threads want to run Python code, the longer each of them is in its transaction.
@@ -25,7 +25,7 @@ from inspect import isawaitable
 from typing import Any, Final, TypeAlias, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
-from ...core.errors import StoreTimeout
+from ...core.errors import StoreTimeout, StoreUnavailable
 from ...core.store import COMMAND_DEADLINE_S
 from .environment import POLL_S
 from .transaction import Job, Transaction, Transactions
@@ -58,6 +58,7 @@ class Batcher:
         self._transactions = transactions
         self._gate = transactions.env.gate
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopJobs] = WeakKeyDictionary()
+        # The last one of them: most processes have one event loop.
         self._last: tuple[asyncio.AbstractEventLoop | None, _LoopJobs | None] = None, None
 
     def run(
@@ -91,7 +92,7 @@ class Batcher:
         if answers is None:
             return jobs.queue(job)
         jobs.lone -= 1
-        if not jobs.lone:
+        if jobs.lone <= 0:  # a signal handler may count beside this
             jobs.look()
         (answer,) = answers
         return answer
@@ -141,7 +142,7 @@ class _LoopJobs:
         self._transactions = transactions
         self._waiting: list[_Item] = []
         self._tries = 0  # how often the gate was closed in a row
-        self._until_s = 0.0  # when a job that is queued now is given up
+        self._until_s = 0.0  # when a job that is queued now is given up; of those of one iteration, by its beginning
         self.is_busy = False
         self.lone = LOOK_EVERY
 
@@ -173,7 +174,13 @@ class _LoopJobs:
         """Run the next jobs, and schedule those after them."""
         items = _awaited(self._waiting)
         taken, self._waiting = items[:MOST_TOGETHER], items[MOST_TOGETHER:]
-        blocked = self._attempt(taken, loop.time())
+        try:
+            blocked = self._attempt(taken, loop.time())
+        except BaseException:  # SystemExit of a signal handler: what still runs then need not wait for its deadline
+            self._schedule(loop)
+            for future, _, _ in taken:
+                _fail(future, StoreUnavailable("lmdb: the process was interrupted", concerns="request"))
+            raise
         self._tries += 1
         if not blocked:
             self._tries = 0

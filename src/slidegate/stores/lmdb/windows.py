@@ -161,7 +161,7 @@ class WindowRows:
 
     def renew(self, row: bytes) -> None:
         """Write how many permits of a row this process has, for a full lease from now."""
-        until_us, units = self._now_us + self._held.lease_us, self._held.units(row)
+        until_us, units = self._now_us + self._held.lease_us, self._held.units_to_write(row)
         others, _, _ = self._permits(row)
         self.permits[row] = others + entry(self._held.worker, until_us, units)
         self._held.renewed(row, self._now_us)

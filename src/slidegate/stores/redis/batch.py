@@ -76,8 +76,9 @@ class Batcher:
         self._lines: list[Line] = []
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._news_ns = 0
-        """From when on the news are too old (monotonic)."""
+        self._ask_news_from_ns = 0
+        """From when on the next call asks for news (monotonic): they are too old then, or could not be had before."""
+        self._news_fresh_until_ns = 0
         self._wants_news = False
         """Whether the next call asks for news, however old they are."""
         self._asker = Asker(parts, self.permits, self.refund_in_background)
@@ -272,7 +273,8 @@ class Batcher:
         waiting = len(self._queue)
         if waiting < HALVED_FROM or waiting > MAX_IN_CALL:
             return MAX_IN_CALL
-        if not self._idle or self._queue.has_permits:  # no other call can be under way, or it would wait for this one
+        # No other task is free to send the second half, or it would have to wait for the answers to the first.
+        if not self._idle or self._queue.has_permits:
             return MAX_IN_CALL
         return waiting - waiting // 2
 
@@ -302,7 +304,7 @@ class Batcher:
             StoreError: Nothing is known of the data: who is banned, or whether a store that only reads has any.
         """
         life = self._parts.news.life
-        if life and not self._wants_news and monotonic_ns() < self._news_ns:
+        if life and not self._wants_news and monotonic_ns() < self._ask_news_from_ns:
             return
         self._wants_news = True
         try:
@@ -313,7 +315,7 @@ class Batcher:
             failed = None
         if failed is not None and not life:
             raise failed
-        self._news_ns = monotonic_ns() + NEWS_NS
+        self._ask_news_from_ns = monotonic_ns() + NEWS_NS
 
     def _fail(self, requests: Iterable[Request], error: StoreError) -> None:
         """Raise an error in the tasks that still await these requests."""
@@ -344,7 +346,7 @@ class Batcher:
         If one cannot be packed, only that one fails.
         """
         call = ScriptCall()
-        if self._wants_news or now_ns >= self._news_ns:
+        if self._wants_news or now_ns >= self._ask_news_from_ns:
             self._wants_news = False
             call.add(self._news, self._news.pack())
         for request in requests:
@@ -358,7 +360,7 @@ class Batcher:
         return call
 
     def _deliver(self, call: ScriptCall, said: Any, sent_ns: int) -> StoreError | None:
-        """Give each request its answer or its error; return one of the errors.
+        """Give each request its answer or its error; return one of the errors, of the server if there is one.
 
         Raises:
             StoreUnavailable: There is not one answer for each request.
@@ -380,16 +382,24 @@ class Batcher:
                 if not request.deliver(answer, now_us):
                     self.add(request)
                 if request is self._news:
-                    self._news_ns = sent_ns + NEWS_NS
+                    self._ask_news_from_ns = self._news_fresh_until_ns = sent_ns + NEWS_NS
             except Exception as error:  # a malformed answer fails one request, and not the rest of the call
-                failed = error if isinstance(error, StoreError) else unexpected(answer, "request")
-                self._fail((request,), failed)
+                refused = error if isinstance(error, StoreError) else unexpected(answer, "request")
+                self._fail((request,), refused)
+                failed = _graver(failed, refused)
         if parts.leases is not None:
-            parts.leases.see(now_us, sent_ns, self._news_ns)
+            parts.leases.see(now_us, sent_ns, self._news_fresh_until_ns)
         if not is_awaited:
             for took in parts.late_observers:
                 took((monotonic_ns() - sent_ns) // 1_000)
         return failed
+
+
+def _graver(one: StoreError | None, other: StoreError) -> StoreError:
+    """Return the error that concerns more than a request, if there is one."""
+    if one is None or one.concerns == "request":
+        return other
+    return one
 
 
 def _retrieve_exception(future: asyncio.Future[Any]) -> None:

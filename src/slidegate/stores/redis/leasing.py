@@ -26,8 +26,9 @@ class LeasingQuestion(AskedQuestion):
 
     def _account(self, decision: Decision, admitted: int, left: int, lasts_us: int) -> None:
         """Keep the units that were charged ahead, and those of hits that nobody awaits any more."""
-        leases = self.asker.parts.leases
-        if leases is None or not self._is_lease:
+        if not self._is_lease:
             super()._account(decision, admitted, left, lasts_us)
-        else:
-            leases.grant(self.question, decision, self.sent_ns, lasts_us, admitted, left, self.asker.refund)
+            return
+        leases = self.asker.parts.leases
+        assert leases is not None, "only a store with leases has such hits"
+        leases.grant(self.question, decision, self.sent_ns, lasts_us, admitted, left, self.asker.refund)

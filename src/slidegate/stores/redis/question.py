@@ -33,8 +33,7 @@ class Question:
 
     __slots__ = (
         "_asked_ns",
-        "_packed",
-        "_terms",
+        "_known",
         "checks",
         "counts_denied",
         "has_permits",
@@ -48,8 +47,8 @@ class Question:
         self.refusing: tuple[BanSubject, ...] = (*subjects, *[key for _, key, _ in checks])
         self.counts_denied = any(bucket.count_denied for bucket, _, _ in checks)
         self.has_permits = any(bucket.is_permit for bucket, _, _ in checks)
-        self._terms: list[tuple[Ring, Terms]] = []
-        self._packed: Packed | None = None
+        self._known: tuple[Sequence[tuple[Ring, Terms]], Packed] | None = None
+        """The counters of the limits with the terms with which a hit is packed, and how; one for all threads."""
         self._asked_ns = 0
 
     @property
@@ -68,17 +67,19 @@ class Question:
             packing: Packs it.
             held: The permits of the worker that asks.
         """
-        for counter, terms in self._terms:
-            if counter.terms is not terms:  # an operator has changed the amount
-                self._packed = None
-        if self._packed is not None:
-            return self._packed
+        known = self._known
+        if known is not None:
+            for counter, terms in known[0]:
+                if counter.terms is not terms:  # an operator has changed the amount
+                    break
+            else:
+                return known[1]
         limits = [limit for bucket, _, _ in self.checks for limit in bucket.limits]
         counters = [limit.counter for limit in limits if isinstance(limit, Limit)]
-        self._terms = [(counter, counter.terms) for counter in counters]
+        terms_now = [(counter, counter.terms) for counter in counters]
         packed = packing.question(HIT, self.checks, self.refusing, held)
         if len(counters) == len(limits):  # no quota, which depends on the time, and no permits
-            self._packed = packed
+            self._known = terms_now, packed
         return packed
 
     def note_asked(self, now_ns: int) -> bool:

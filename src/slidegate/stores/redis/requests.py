@@ -189,7 +189,7 @@ class AskedQuestion(Awaited):
             refusals.record(decision, self.sent_ns, self.question.refusing)
         elif self.what != PEEK and (decision.allowed or self.question.counts_denied):
             refusals.invalidate(self.question.checks)
-        # Who is refused for reservations that are not settled yet may be admitted by a settlement.
+        # Who is refused for lack of a permit, which may come back at any moment, asks again.
         elif self.what == HIT and decision.reason is Reason.LIMITED and answer[0] != UNSETTLED:
             refusals.record(decision, self.sent_ns, self.question.refusing)
 

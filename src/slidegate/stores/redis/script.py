@@ -116,19 +116,23 @@ class Script(NamedTuple):
 
 _LUA: Final = ("locals", "banned", "ring", "permits", "limits", "bans", "windows")
 """The parts of the script, each of which may use what those before it define."""
-_CONSTANT: Final = re.compile(rb'^ *local ([A-Z_]+) = ("[^"]*"|-?\d+)', re.MULTILINE)
-_NAME: Final = re.compile(rb"\b[A-Z][A-Z_]+\b")
+_CONSTANT: Final = re.compile(rb'^ *local ([A-Z][A-Z_]+) = ("[^"]*"|-?\d+)(?= *(?:--.*)?$)', re.MULTILINE)
+_WORD: Final = re.compile(rb'"[^"\n]*"|--.*|\b[A-Z][A-Z_]+\b')
+"""A text, a comment or a name: none of the first two has names."""
 
 
 def _source() -> bytes:
-    """Return the text of the script, with the values of its constants in place of their names.
+    lua = resources.files(__package__) / "lua"
+    return with_values(b"".join([(lua / f"{part}.lua").read_bytes() for part in _LUA]))
+
+
+def with_values(source: bytes) -> bytes:
+    """Return the text of a script with the values of its constants in place of their names.
 
     Each call runs the whole text, and a local that functions refer to costs it 0.3 us, as much as a command of Redis.
     """
-    lua = resources.files(__package__) / "lua"
-    source = b"".join([(lua / f"{part}.lua").read_bytes() for part in _LUA])
-    values = dict(_CONSTANT.findall(source))
-    return _NAME.sub(lambda name: values.get(name[0], name[0]), _CONSTANT.sub(b"", source))
+    values = {name: b"(%s)" % value for name, value in _CONSTANT.findall(source)}
+    return _WORD.sub(lambda word: values.get(word[0], word[0]), _CONSTANT.sub(b"", source))
 
 
 def _script(source: bytes) -> Script:
@@ -261,7 +265,8 @@ class Packing:
             periods = limit.period_at(self._unix_us())
             return _LIMIT.pack(field, limit.amount, *periods, 0, QUOTA | bucket.count_denied)
         assert held is not None, "permits are held by a worker"
-        return _pack_permits(self.permits_row(bucket, key), limit.amount, held)
+        row = self.permits_row(bucket, key)
+        return _pack_permits(row, limit.amount, held, held.units(row))
 
 
 def command(names: Sequence[bytes], *args: bytes | int) -> Packed:
@@ -281,13 +286,13 @@ def renewal(row: PermitsRow, held: HeldPermits) -> Packed:
         row: Their row.
         held: The permits of the worker.
     """
-    ask = _ASK.pack(0, 0, 0) + _pack_permits(row, 0, held)
+    ask = _ASK.pack(0, 0, 0) + _pack_permits(row, 0, held, held.units_to_write(row))
     return Packed((row.name,), REQUEST.pack(REFUND, 1, 1, 0, 0) + ask)
 
 
-def _pack_permits(row: PermitsRow, amount: int, held: HeldPermits) -> bytes:
+def _pack_permits(row: PermitsRow, amount: int, held: HeldPermits, units: int) -> bytes:
     """Pack a concurrency limit, with the worker and its true count in the fields that a ring uses for lengths."""
-    return _PERMITS.pack(row.field, amount, held.worker, held.lease_us, held.units(row), 0, PERMITS)
+    return _PERMITS.pack(row.field, amount, held.worker, held.lease_us, units, 0, PERMITS)
 
 
 def _window_field(bucket: Bucket, limit: AnyLimit) -> bytes:

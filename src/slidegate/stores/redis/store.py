@@ -253,9 +253,7 @@ class RedisStore(Store):
         holders, here = {one.holder for one in reservations}, self.batcher()
         for batcher in list(self._batchers.values()):
             if batcher.permits in holders and batcher is not here and batcher.loop.is_running():
-                # The event loop that has the permits sends one call with permits after another.
-                elsewhere = asyncio.run_coroutine_threadsafe(_refund(batcher, reservations), batcher.loop)
-                return asyncio.wrap_future(elsewhere)
+                return _refund_elsewhere(batcher, reservations)
         return here.refund(reservations)
 
     def reset(self, key: str) -> Awaitable[bool]:
@@ -346,6 +344,12 @@ def _check(
             f'client: expected an address, for example "redis://localhost:6379/0", or a client of redis.asyncio, '
             f"not {quoted(client)}"
         )
+
+
+async def _refund_elsewhere(batcher: Batcher, reservations: Sequence[Reservation]) -> bool:
+    """Refund on the event loop that has the permits: it sends one call with permits after another."""
+    there = asyncio.run_coroutine_threadsafe(_refund(batcher, reservations), batcher.loop)
+    return await asyncio.wrap_future(there)
 
 
 async def _refund(batcher: Batcher, reservations: Sequence[Reservation]) -> bool:

@@ -17,6 +17,6 @@ end
 
 -- Return the row of a key's ban in force; "" if there is none.
 local function ban_in_force(name)
-  local stored = redis.call("HGET", name, BAN)
-  return stored and row_in_force(name, BAN, stored) or ""
+  local row = redis.call("HGET", name, BAN)
+  return row and row_in_force(name, BAN, row) or ""
 end

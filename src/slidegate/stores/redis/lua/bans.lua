@@ -243,9 +243,12 @@ local function define_commands()
   -- made names. If the data has no identity, it becomes `begins`, unless that is "", as for a tool; `naming` is that of others
   -- from now on, unless a tool asks.
   function commands.news(begins, asks_memory, known, naming)
-    local stored = redis.call("HMGET", key_at(META), "networks", "life", "naming")
-    local life, version = stored[2] or begins ~= "" and set_meta("life", begins) or "", stored[1] or ""
-    if begins ~= "" and stored[3] ~= naming then
+    local known_here = redis.call("HMGET", key_at(META), "networks", "life", "naming")
+    local version, life = known_here[1] or "", known_here[2] or ""
+    if life == "" and begins ~= "" then
+      life = set_meta("life", begins)
+    end
+    if begins ~= "" and known_here[3] ~= naming then
       redis.pcall("HSET", key_at(META), "naming", naming) -- a server out of memory, or a replica, still answers
     end
     local policy = asks_memory == "1" and eviction() or ""
@@ -257,7 +260,7 @@ local function define_commands()
       redis.pcall("HSET", key_at(META), "networks", begins)
       version = redis.call("HGET", key_at(META), "networks") or ""
     end
-    return { count_bans(), life, policy, version, networks, stored[3] or "" }
+    return { count_bans(), life, policy, version, networks, known_here[3] or "" }
   end
 
   return commands

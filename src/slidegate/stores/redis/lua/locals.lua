@@ -19,7 +19,7 @@ local function key_at(place)
   return KEYS[keys_before + place]
 end
 
-local stored = 0 -- 1 if this call has stored anything, which shows that the server accepts it
+local stored = 0 -- 1 if this call has stored anything, before a deletion: this shows that the server has memory
 local has_deleted = false
 
 -- Delete. A server without memory accepts that; after it, also what the same call stores.

@@ -69,6 +69,7 @@ local function save(asks)
   end
 end
 
+-- In order of gravity: of several asks, the greatest decides.
 local OK = 0
 local LIMITED = 1
 local UNSETTLED = 2
@@ -224,7 +225,8 @@ local function answer_to(what, many, bans, arguments, at)
     return found
   elseif what == COMMAND then -- the first argument is its name
     commands = commands or define_commands()
-    return commands[ARGV[first_argument]](unpack(ARGV, first_argument + 1, first_argument + arguments - 1)) or OK
+    local reply = commands[ARGV[first_argument]](unpack(ARGV, first_argument + 1, first_argument + arguments - 1))
+    return reply or OK -- without one, the answers behind it would move up
   end
   local asks = {}
   for place = 1, many do
