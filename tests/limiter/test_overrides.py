@@ -417,10 +417,10 @@ async def test_a_look_that_is_under_way_at_the_end_leaves_no_row(still_reads: bo
     await worker.limiter.hit("k", "5/minute")
     await turns()
     async with anyio.create_task_group() as group:
-        group.start_soon(worker.limiter.close)
+        group.start_soon(worker.limiter.engine.end)
         await turns()
         has_read.set()
-        await turns()
+        await turns(9)
         goes_on.set()
     await turns()
     assert await Worker(rows).limiter.published() == []
