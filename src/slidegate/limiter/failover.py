@@ -102,8 +102,7 @@ class Failover:
             return self.stand_in.decide("hit", checks, subjects)
         if not isinstance(answer, Decision):
             self._has_server = not self._store.answers_threads
-            decide = partial(self.stand_in.decide, "hit", checks, subjects)
-            return self._wait(answer, self.breaker.call(), decide, is_hit=True)
+            return self._wait(answer, self.breaker.call(), self.stand_in.decide, "hit", checks, subjects, is_hit=True)
         self._answered_at_once()
         return answer
 
@@ -165,13 +164,16 @@ class Failover:
             self.breaker.failed(None, error)
             return _UNANSWERED
 
-    async def _wait(self, answer: Awaitable[T], call: Call, decide: Callable[[], T], *, is_hit: bool = False) -> T:
+    async def _wait(
+        self, answer: Awaitable[T], call: Call, decide: Callable[..., T], *asked: Any, is_hit: bool = False
+    ) -> T:
         """Return an answer, or what `decide` returns if it does not come in time.
 
         Args:
             answer: The answer.
             call: Its call.
             decide: Decides instead.
+            asked: The arguments of `decide`.
             is_hit: Whether it has charged what has to be refunded if it is not awaited any more.
         """
         try:
@@ -186,14 +188,14 @@ class Failover:
         except asyncio.CancelledError as error:
             if not is_cancellation(error):  # that of the answer alone: the event loop that it was asked on has ended
                 self._failed(call, StoreUnavailable("the answer was cancelled", concerns="request"))
-                return decide()
+                return decide(*asked)
             self.breaker.forget(call)
             if is_hit:
                 await self._refund_unawaited(answer)
             raise
         except Exception as error:
             self._failed(call, error)
-            return decide()
+            return decide(*asked)
         if not call.has_ended:  # else another of its questions has ended it
             self._answered(call)
         return found

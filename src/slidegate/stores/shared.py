@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import islice
@@ -26,6 +26,9 @@ DEFAULT_MAX_BANS: Final = 100_000
 _UNWRITABLE: Final = re.compile(r"[^\S ]|[\x00-\x1f\x7f]")
 """Line breaks, tabs and control characters, some of which `urlsplit` drops silently."""
 _NUMBER: Final = re.compile("[0-9]{1,18}")
+running_loop: Final[Callable[[], asyncio.AbstractEventLoop | None]] = asyncio._get_running_loop
+"""Returns the asyncio event loop that runs in this thread; None if there is none. It is among the names that
+`asyncio.events` exports, and takes a third of the time of `get_running_loop`, whose error would have to be caught."""
 SHARED_CELLS: Final = 4_096
 WINDOW_DIGEST_BYTES: Final = 8
 """How long the digests are by which shared stores tell the windows of a key apart."""
@@ -42,14 +45,6 @@ def keys_shared(max_keys: int) -> Event:
     """Return the event for keys that are counted in shared cells."""
     message = f"all {max_keys} keys are in use, so others are counted in shared cells; raise max_keys"
     return Event("keys_shared", message, {"max_keys": max_keys})
-
-
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the asyncio event loop that runs in this thread; None if there is none."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def run_unless_on_loop(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:

@@ -231,7 +231,7 @@ def test_a_signal_handler_that_raises_within_a_transaction_leaves_nobody_waiting
     write, waiting = store._transactions.write, list[Any]()
 
     async def ask_while_others_do() -> None:
-        store._batcher._jobs_of(asyncio.get_running_loop()).look()
+        store._batcher._jobs_of(loop := asyncio.get_running_loop()).look(loop)
         waiting.extend(store.hit(CHECKS) for _ in range(3))
         store._transactions.write = Mock(side_effect=SystemExit)
         await asyncio.sleep(PATIENCE_S)

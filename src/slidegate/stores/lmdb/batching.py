@@ -87,13 +87,13 @@ class Batcher:
         if jobs is None or known is not loop:
             jobs = self._jobs_of(loop)
         if jobs.is_busy:
-            return jobs.queue(job)
+            return jobs.queue(job, loop)
         answers = self._transactions.write((job,))
         if answers is None:
-            return jobs.queue(job)
+            return jobs.queue(job, loop)
         jobs.lone -= 1
         if jobs.lone <= 0:  # a signal handler may count beside this
-            jobs.look()
+            jobs.look(loop)
         (answer,) = answers
         return answer
 
@@ -146,14 +146,13 @@ class _LoopJobs:
         self.is_busy = False
         self.lone = LOOK_EVERY
 
-    def look(self) -> None:
+    def look(self, loop: asyncio.AbstractEventLoop) -> None:
         """Queue the jobs that follow in this iteration of the loop."""
         self.lone = LOOK_EVERY
-        self._schedule(asyncio.get_running_loop())
+        self._schedule(loop)
 
-    def queue(self, job: Job) -> asyncio.Future[Any]:
+    def queue(self, job: Job, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
         """Queue a job; return the future of its answer."""
-        loop = asyncio.get_running_loop()
         if not self.is_busy:
             self._schedule(loop)
         future = loop.create_future()
@@ -172,8 +171,7 @@ class _LoopJobs:
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run the next jobs, and schedule those after them."""
-        items = _awaited(self._waiting)
-        taken, self._waiting = items[:MOST_TOGETHER], items[MOST_TOGETHER:]
+        taken, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
         try:
             blocked = self._attempt(taken, loop.time())
         except BaseException:  # SystemExit of a signal handler: what still runs then need not wait for its deadline
@@ -191,7 +189,7 @@ class _LoopJobs:
 
     def _attempt(self, items: list[_Item], now_s: float) -> list[_Item]:
         """Run jobs together, or separately if that fails; return those that have to be retried."""
-        items = _awaited(items)  # those before them may have cancelled some
+        items = _awaited(items)
         if not items:
             return []
         try:
