@@ -74,7 +74,10 @@ class Hearing:
     async def _hit_and_hold(
         self, reading: Running, checks: Sequence[Check], subjects: Sequence[BanSubject]
     ) -> Decision:
-        """Answer when the news have come, too; anew, if they change anything."""
+        """Answer when the news have come, too; anew, if they change anything.
+
+        What is asked anew has the whole deadline again; a refusal that counts (`count_denied`) is counted twice then.
+        """
         until_s, version = monotonic() + self._deadline_s, self._news.version
         decision = await answer_of(self.question(checks, subjects))
         try:
