@@ -176,17 +176,14 @@ def in_background(work: Coroutine[Any, Any, T]) -> asyncio.Future[End[T]] | None
     return task
 
 
-async def ended_by(task: asyncio.Future[End[T]], until_s: float) -> T | None:
-    """Return the result of a task that `in_background` returned; None if it has failed, or runs longer.
+async def wait_for_end(task: asyncio.Future[Any], until_s: float) -> None:
+    """Wait until a task has ended in whatever way, but no longer than until a moment.
 
     Args:
         task: The task.
-        until_s: How long to wait for it, by `time.monotonic`.
+        until_s: The moment, by `time.monotonic`.
     """
     await asyncio.wait([task], timeout=max(until_s - monotonic(), 0.0))
-    if not task.done() or task.cancelled():
-        return None
-    return task.result().result
 
 
 async def to_the_end(work: Awaitable[T]) -> T:

@@ -12,7 +12,7 @@ from ..core.buckets import Check
 from ..core.decision import Decision
 from ..core.reservation import Reservation
 from ..stores.system_clock import SystemClock
-from .aio import answer_of, ended_by, on_asyncio
+from .aio import answer_of, on_asyncio, wait_for_end
 from .failover import Failover
 from .news import Age, News, Running
 
@@ -81,7 +81,7 @@ class Hearing:
         until_s, version = monotonic() + self._deadline_s, self._news.version
         decision = await answer_of(self.question(checks, subjects))
         try:
-            await ended_by(reading, until_s)
+            await wait_for_end(reading, until_s)
         except asyncio.CancelledError:
             await self._refund(decision.begin_refund())
             raise
@@ -102,7 +102,7 @@ class Hearing:
     async def _find_and_hold(self, reading: Running, subjects: Sequence[BanSubject]) -> Ban | None:
         until_s, version = monotonic() + self._deadline_s, self._news.version
         ban = await answer_of(self.ban_question(subjects))
-        await ended_by(reading, until_s)
+        await wait_for_end(reading, until_s)
         if self._news.version == version:
             return ban
         return await answer_of(self.ban_question(subjects))
@@ -117,7 +117,7 @@ class Hearing:
         if self._news.age() is Age.OLD:
             reading = self._begin()
             if reading is not None:
-                await ended_by(reading, monotonic() + self._deadline_s)
+                await wait_for_end(reading, monotonic() + self._deadline_s)
 
     def _begin(self) -> Running | None:
         """Ask for news; return what reads them, or None if they are here, or cannot come now."""
