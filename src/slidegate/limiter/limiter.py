@@ -606,21 +606,22 @@ class Limiter:
             cost: The units.
             what: The name of the units in an error message.
         """
-        check_cost(cost, what)
-        bucket = self._bucket(rule, limits)
+        if type(cost) is not int or cost < 0:
+            check_cost(cost, what)
+        try:
+            bucket = self._buckets[rule, limits]
+        except (KeyError, TypeError):  # new, or not hashable, as a list of limits
+            bucket = self._new_bucket(rule, limits)
         text, subjects = self.engine.keys.normalize(key)
         return ((bucket, text, cost),), subjects
 
-    def _bucket(self, rule: str, limits: Limits) -> Bucket:
-        """Return the bucket of a rule; the same one for the same limits, which it remembers."""
+    def _new_bucket(self, rule: str, limits: Limits) -> Bucket:
+        """Return the bucket of a rule, and remember it by what its limits are written as; a list, by what it has."""
         written = limits if isinstance(limits, (str, tuple, AnyLimit)) else parse_limits(limits)
-        try:
-            bucket = self._buckets.get((rule, written))
-        except TypeError:  # not hashable, and so neither a name nor limits
-            bucket = None
-        if bucket is not None:
-            return bucket
         name, parsed = check_name(rule, "rule"), parse_limits(written)
+        known = self._buckets.get((name, written))
+        if known is not None:
+            return known
         return remember(self._buckets, (name, written), Bucket(name, parsed))
 
     def _ban_key(self, key: AnyKey) -> str:
