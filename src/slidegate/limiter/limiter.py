@@ -609,8 +609,10 @@ class Limiter:
         if type(cost) is not int or cost < 0:
             check_cost(cost, what)
         try:
-            bucket = self._buckets[rule, limits]
-        except (KeyError, TypeError):  # new, or not hashable, as a list of limits
+            bucket = self._buckets.get((rule, limits))
+        except TypeError:  # not hashable, as a list of limits
+            bucket = None
+        if bucket is None:  # not within `except`, whose error may show a password that was given by mistake
             bucket = self._new_bucket(rule, limits)
         text, subjects = self.engine.keys.normalize(key)
         return ((bucket, text, cost),), subjects
