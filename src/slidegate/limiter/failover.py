@@ -101,7 +101,6 @@ class Failover:
         if answer is _UNANSWERED:
             return self.stand_in.decide("hit", checks, subjects)
         if not isinstance(answer, Decision):
-            self._has_server = not self._store.answers_threads
             return self._wait(answer, self.breaker.call(), self.stand_in.decide, "hit", checks, subjects, is_hit=True)
         self._answered_at_once()
         return answer
@@ -145,7 +144,6 @@ class Failover:
         if answer is _UNANSWERED:
             return decide()
         if isawaitable(answer):
-            self._has_server = not self._store.answers_threads
             return await self._wait(answer, self.breaker.call(), decide)
         self._answered_at_once()
         answered: T = answer
@@ -176,6 +174,7 @@ class Failover:
             asked: The arguments of `decide`.
             is_hit: Whether it has charged what has to be refunded if it is not awaited any more.
         """
+        self._has_server = not self._store.answers_threads
         try:
             if type(answer) is asyncio.Future:  # a task refuses an exception from outside
                 call.watch(answer, self._deadline_s, self.breaker.late)

@@ -613,14 +613,14 @@ class Limiter:
         except TypeError:  # not hashable, as a list of limits
             bucket = None
         if bucket is None:  # not within `except`, whose error may show a password that was given by mistake
-            bucket = self._new_bucket(rule, limits)
+            bucket = self._parsed_bucket(rule, limits)
         text, subjects = self.engine.keys.normalize(key)
         return ((bucket, text, cost),), subjects
 
-    def _new_bucket(self, rule: str, limits: Limits) -> Bucket:
-        """Return the bucket of a rule, and remember it by what its limits are written as; a list, by what it has."""
-        written = limits if isinstance(limits, (str, tuple, AnyLimit)) else parse_limits(limits)
-        name, parsed = check_name(rule, "rule"), parse_limits(written)
+    def _parsed_bucket(self, rule: str, limits: Limits) -> Bucket:
+        """Return the bucket of a rule, remembered by its limits as they are written; for a list, by what is in it."""
+        name, parsed = check_name(rule, "rule"), parse_limits(limits)
+        written = limits if isinstance(limits, (str, tuple, AnyLimit)) else parsed
         known = self._buckets.get((name, written))
         if known is not None:
             return known

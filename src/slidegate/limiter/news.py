@@ -76,9 +76,7 @@ class News:
         self._overrides = overrides
         self._workers = workers
         self._clock = clock
-        self.fresh_until_ns = clock.monotonic_ns()
-        # When the store was asked for those that are known, or an attempt failed or began in a thread (monotonic).
-        self._tried_ns = self.fresh_until_ns - OLD_NS
+        self.fresh_until_ns = clock.monotonic_ns() - OLD_NS
         self._parsed: dict[bytes, Override | None] = {}
         self._throttle = Throttle(_LOG_EVERY_S)
 
@@ -94,10 +92,10 @@ class News:
 
     def age(self) -> Age:
         """Return how old the news are."""
-        age_ns = self._clock.monotonic_ns() - self._tried_ns
-        if age_ns < AGING_NS:
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self.fresh_until_ns:
             return Age.FRESH
-        if age_ns < OLD_NS:
+        if now_ns < self.fresh_until_ns - AGING_NS + OLD_NS:
             return Age.AGING
         return Age.OLD
 
@@ -196,8 +194,11 @@ class News:
         return sum(row.value not in self._parsed for row in rows)
 
     def _note_try(self, at_ns: int) -> None:
-        """Note that nobody has to ask for a while from then on (monotonic)."""
-        self._tried_ns = at_ns
+        """Note that nobody has to ask for a while from then on (monotonic).
+
+        Args:
+            at_ns: When the store was asked for those that are known, or an attempt failed or began in a thread.
+        """
         self.fresh_until_ns = at_ns + AGING_NS
 
     def _failed(self, error: Exception, what: str = "changed limits cannot be read") -> None:

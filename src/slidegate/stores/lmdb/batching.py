@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary
 
 from ...core.errors import StoreTimeout, StoreUnavailable
 from ...core.store import COMMAND_DEADLINE_S
+from ..shared import running_loop
 from .environment import POLL_S
 from .transaction import Job, Transaction, Transactions
 
@@ -78,9 +79,8 @@ class Batcher:
         """
         job = do, args, needs_room
         answer: T
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
+        loop = running_loop()
+        if loop is None:
             (answer,) = self._wait(job, deadline_s)
             return answer
         known, jobs = self._last

@@ -311,13 +311,12 @@ class RedisStore(Store):
         """Return the batcher of the running event loop."""
         if self.closed:
             raise StoreUnavailable(CLOSED)
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
+        loop = running_loop()
+        if loop is None:
             raise ConfigurationError(
                 "redis: RedisStore needs asyncio, and no asyncio event loop runs in this thread; under trio use "
                 "MemoryStore(), in a thread without a loop use limiter.sync"
-            ) from None
+            )
         batcher = self._batchers.get(loop)
         if batcher is None:
             for other in list(self._batchers):

@@ -81,7 +81,7 @@ _TLS_OPTIONS: Final[dict[str, type]] = {
     **dict.fromkeys(("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs"), str),
     "ssl_check_hostname": bool,
 }
-CLIENT_OPTIONS: Final = ("db", *_SENTINEL_OPTIONS, *_TLS_OPTIONS)
+CLIENT_OPTIONS: Final = (*_OPTIONS[_Kind.SOCKET], *_SENTINEL_OPTIONS, *_TLS_OPTIONS)
 """The options of addresses that clients have, of some kinds."""
 
 
