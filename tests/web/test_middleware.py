@@ -2,26 +2,24 @@
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import anyio
-import httpx
 import pytest
-from fastapi import APIRouter, Body, Depends, FastAPI, Form
-from hypothesis import HealthCheck, given, settings
+from fastapi import APIRouter, Depends, FastAPI
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Host, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
-from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, MemoryStore, RateLimit, RateLimitMiddleware, Rule
@@ -33,7 +31,7 @@ from ..asgi import PEER, attempt, call, hello, page, scope_of, send_scope
 from ..remote_stores import SlowStore
 from ..test_public_values import WRONG
 from ..virtual_time import turns
-from .middlewares import BYE, FORMS, SocketClient, around, charged, checks, class_of, listening, texts
+from .middlewares import BYE, SocketClient, around, charged, checks, class_of, listening, texts
 from .stage import expanded
 
 
@@ -290,134 +288,3 @@ def test_each_endpoint_has_one_count_for_each_of_its_limits_whatever_comes_first
         assert all(found[at].isdisjoint(found[one]) for one in range(at)), "no two endpoints share a count"
     random.shuffle(order)
     assert asyncio.run(all_counts(order)) == found
-
-
-# -- functions may read the body in any way, and the endpoint reads it again in any way --------------------------------
-
-
-async def as_stream(request: Request) -> str:
-    return b"".join([part async for part in request.stream()]).decode()
-
-
-async def as_form(request: Request) -> Any:
-    return dict(await request.form())
-
-
-async def as_body(request: Request) -> str:
-    return (await request.body()).decode()
-
-
-async def not_at_all(request: Request) -> str:
-    return "nothing"
-
-
-Read = Callable[[Request], Awaitable[Any]]
-FORM, JSON = b"who=ann&more=%20x", b'{"who": "ann"}'
-TEXTS: dict[bytes, tuple[str, dict[Read, Any]]] = {
-    FORM: ("application/x-www-form-urlencoded", {as_form: {"who": "ann", "more": " x"}, as_body: FORM.decode()}),
-    JSON: ("application/json", {Request.json: {"who": "ann"}, as_body: JSON.decode()}),
-}
-
-
-def served(where: str, limit: RateLimit, read: Read) -> RateLimitMiddleware:
-    async def endpoint(request: Request) -> JSONResponse:
-        return JSONResponse(await read(request))
-
-    return RateLimitMiddleware(FORMS[where](limit, endpoint))
-
-
-async def post(app: Any, kind: str, parts: list[bytes]) -> tuple[int, Any]:
-    """Send a request whose body arrives in these parts; return the status and the JSON of its answer."""
-
-    async def body() -> AsyncIterator[bytes]:
-        for part in parts:
-            yield part
-
-    transport = httpx.ASGITransport(app, client=(PEER, 1))
-    async with httpx.AsyncClient(transport=transport, base_url="http://app.test") as client:
-        answer = await client.post("/", content=body(), headers={"content-type": kind})
-    return answer.status_code, answer.json() if answer.status_code == 200 else None
-
-
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data(), st.sampled_from([*FORMS]), st.sampled_from(sorted(TEXTS)), st.booleans())
-async def test_an_endpoint_reads_all_of_a_body_that_was_read(
-    caplog: pytest.LogCaptureFixture, data: st.DataObject, where: str, text: bytes, is_above: bool
-) -> None:
-    """A function fails that reads a body above `max_body`."""
-    kind, values = TEXTS[text]
-    reads = st.sampled_from([*values, as_stream, not_at_all])
-    how = {name: data.draw(reads) for name in ("key", "cost", "when", "endpoint")}
-    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=4).map(sorted))
-    expected = {as_stream: text.decode(), not_at_all: "nothing", **values}
-    seen: dict[str, Any] = {}
-    caplog.clear()
-
-    def function(name: str, result: Any) -> Any:
-        async def ask(request: Request) -> Any:
-            seen[name] = await how[name](request)
-            return result
-
-        return ask
-
-    functions = {"key": function("key", "k"), "cost": function("cost", 3), "when": function("when", True)}
-    limit = RateLimit("3/hour", **functions, max_body=len(text) - is_above, name="it")
-    parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    app = served(where, limit, how["endpoint"])
-    assert await post(app, kind, parts) == (200, expected[how["endpoint"]])
-    failing = {name for name in functions if is_above and how[name] is not not_at_all}
-    assert seen == {name: expected[how[name]] for name in functions if name not in failing}
-    assert ("write RateLimit(..., max_body=" in caplog.text) is bool(failing)
-    cost = 1 if "cost" in failing else 3
-    counted = await app.limiter.peek(PEER if "key" in failing else "k", "3/hour", 0, rule="it")
-    assert counted.remaining == 3 - cost, "counted by address where the function of the key fails"
-    assert (await post(app, kind, parts))[0] == (200 if cost == 1 else 429)
-
-
-async def how_many_messages(request: Request) -> int:
-    count = 1
-    while (await request.receive()).get("more_body"):
-        count += 1
-    return count
-
-
-@pytest.mark.parametrize("where", FORMS)
-@pytest.mark.parametrize("part", [b"", b"a"])
-async def test_what_is_kept_of_a_body_does_not_grow_with_the_number_of_its_parts(where: str, part: bytes) -> None:
-    limit = RateLimit("9/hour", key=as_body, when=as_body)
-    assert await post(served(where, limit, how_many_messages), "text/plain", [b"k", *[part] * 1_000]) == (200, 1)
-
-
-@pytest.mark.parametrize("where", FORMS)
-async def test_a_client_that_leaves_within_its_body_has_left_for_the_endpoint_too(where: str) -> None:
-    app, has_left = served(where, RateLimit("9/hour", key=as_body), as_body), anyio.Event()
-    has_left.set()
-    with pytest.raises(ClientDisconnect):
-        await send_scope(app, scope_of(method="POST"), b"a", more_body=True, leaves=has_left)
-
-
-async def by_form(account: Annotated[str, Form()]) -> str:
-    return account
-
-
-async def by_json(account: Annotated[str, Body(embed=True)]) -> str:
-    return account
-
-
-@pytest.mark.parametrize("where", ["dependency", "decorator"])
-@pytest.mark.parametrize(
-    ("endpoint", "read"), [(by_json, Request.json), (by_form, as_form), (by_form, as_body), (by_form, Request.json)]
-)
-def test_what_fastapi_has_read_is_read_again_but_a_form_as_a_form_alone(
-    where: str, endpoint: Any, read: Read, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def key(request: Request) -> str:
-        return str(await read(request))
-
-    client = TestClient(RateLimitMiddleware(FORMS[where](RateLimit("2/hour", key=key), endpoint)))
-    sent = "json" if endpoint is by_json else "data"
-    answers = [client.post("/", **{sent: {"account": account}}) for account in "aaab"]
-    fails = endpoint is by_form and read is not as_form
-    assert [answer.status_code for answer in answers] == [200, 200, 429, 429 if fails else 200]
-    assert answers[0].json() == "a"
-    assert ("Stream consumed" in caplog.text) is fails

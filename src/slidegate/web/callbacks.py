@@ -2,16 +2,15 @@
 
 A failing function neither bypasses limits nor breaks the response. If a key function fails, the request is counted
 under the client's address; if a limits function fails, the fallback limits apply; if a cost function fails, the cost is
-1; if a `count_if` fails, the request counts. If a `when` fails, limits and blocks apply and exemptions do not. If an
-`on_refused` fails, the default answer is sent. A function that awaits what another request has cancelled has failed,
-too. Each failure is logged with the rule's name, at most once a minute.
+`cost_max`, or 1 without it; if a `count_if` fails, the request counts. If a `when` fails, limits and blocks apply and
+exemptions do not. If an `on_refused` fails, the default answer is sent. A function that awaits what another request has
+cancelled has failed, too. Each failure is logged with the rule's name, at most once a minute.
 """
 
 from __future__ import annotations
 
 import time
 from asyncio import CancelledError
-from collections import deque
 from collections.abc import Callable
 from operator import index
 from typing import Any, Final, NoReturn, TypeVar
@@ -23,6 +22,7 @@ from ..core.errors import ConfigurationError
 from ..core.logs import Throttle, escaped, logger, written
 from ..limiter import check_cost
 from ..limiter.aio import is_cancellation
+from .clients import KEY
 from .keys import KeyCondition
 from .rules import Rule
 
@@ -31,15 +31,11 @@ _T = TypeVar("_T")
 _CONSEQUENCES: Final = {
     "limits": "its fallback limits apply",
     "key": "the request is counted under the client's address",
-    "cost": "the request costs 1",
+    "cost": "the request costs cost_max, or 1 without it",
     "count_if": "the request is counted",
     "when": "the rule limits or blocks the request, or does not exempt it",
     "fair": "the request waits with those of unknown tenants",
 }
-
-
-_ALREADY_READ: Final = ("_body", "_form", "_json", "_stream_consumed")
-"""Where Starlette keeps what was read of a request."""
 
 
 async def _no_body() -> NoReturn:
@@ -49,77 +45,51 @@ async def _no_body() -> NoReturn:
     )
 
 
-def request_of(scope: Scope, at_endpoint: HTTPConnection | None = None) -> HTTPConnection:
-    """Return the request for the user's functions: that at the endpoint, if it is there, else one without its body."""
+class BodyReader:
+    """The receive channel of a request whose body functions at its endpoint may read, and then the endpoint.
+
+    Args:
+        receive: The channel behind it.
+
+    Attributes:
+        is_within_body: Whether more of the body may follow what was received last.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.is_within_body = False
+
+    async def __call__(self) -> Message:
+        """Receive a message."""
+        self.is_within_body = True  # also if the read is cancelled
+        message = await self._receive()
+        self.is_within_body = message["type"] != "http.request" or message.get("more_body", False)
+        return message
+
+
+def request_of(visit: Any, at_endpoint: HTTPConnection | None = None) -> HTTPConnection:
+    """Return the request for the user's functions.
+
+    Args:
+        visit: The request in its middleware.
+        at_endpoint: The request as its endpoint sees it, with its body; None in the middleware, where it has none.
+    """
+    scope: Scope = visit.scope
     if at_endpoint is not None:
+        if scope["type"] == "http" and not isinstance(visit.channel, BodyReader):
+            visit.channel = BodyReader(visit.channel)
         return at_endpoint
     if scope["type"] == "http":
         return Request(scope, _no_body)
     return HTTPConnection(scope)
 
 
-class _ReadTwice:
-    """The messages of a request's body, for a function of the user's and then again for the endpoint.
-
-    Args:
-        receive: The receive channel of the request.
-        max_body: How many bytes the function may read.
-    """
-
-    def __init__(self, receive: Receive, max_body: int) -> None:
-        self._receive = receive
-        self._left = max_body
-        self._kept: deque[Message] = deque()
-
-    async def receive(self) -> Message:
-        """Receive for the function."""
-        message = await self._receive()
-        self._keep(message)
-        self._left -= len(message.get("body", b""))
-        if self._left < 0:
-            raise RuntimeError(
-                "the body is larger than a function may read before the endpoint; write RateLimit(..., "
-                'max_body="10MB"), or use headers, path or query'
-            )
-        return message
-
-    def _keep(self, message: Message) -> None:
-        """Keep a message; those of the body as one, because a client may send it in parts of a byte, or of none."""
-        if message["type"] == "http.request":
-            body = bytearray()
-            if self._kept and self._kept[-1]["type"] == "http.request":
-                body = self._kept.pop()["body"]
-            body += message.get("body", b"")
-            message = {**message, "body": body}
-        self._kept.append(message)
-
-    async def receive_again(self) -> Message:
-        """Receive for the endpoint, whatever the function has read."""
-        if not self._kept:
-            return await self._receive()
-        message = self._kept.popleft()
-        if "body" not in message:
-            return message
-        return {**message, "body": bytes(message["body"])}
-
-
-def with_body(request: Request, max_body: int) -> Request:
-    """Return a copy of a request for a user's function, which may read the body in any way.
-
-    This changes the request itself, too: from now on it receives first what the function has read.
-
-    Args:
-        request: The request, with whose body the endpoint goes on.
-        max_body: How many bytes the function may read.
-    """
-    own = vars(request)
-    channel = _ReadTwice(request.receive, max_body)
-    own["_receive"] = channel.receive_again
-    shown = Request(request.scope, channel.receive)
-    for name in _ALREADY_READ:
-        if name in own:
-            vars(shown)[name] = own[name]
-    return shown
+def _is_within_body(given: object) -> bool:
+    """Return whether a function at an endpoint was given a request, and has read a part of the body."""
+    if not isinstance(given, Request):
+        return False
+    channel = given.scope[KEY].active().channel
+    return isinstance(channel, BodyReader) and channel.is_within_body
 
 
 class UserCallbacks:
@@ -150,23 +120,23 @@ class UserCallbacks:
 
         Args:
             rule: The rule with the function.
-            given: What the function is called with: the status for `count_if`, else the request. A function at an
-                endpoint may read the body of the request, and the endpoint reads it again.
+            given: What the function is called with: the status for `count_if`, else the request.
             what: The name of the option, which is also a key of `_CONSEQUENCES`.
             function: The function.
             read: Checks and converts what the function returns; it raises if that is invalid.
             default: What is returned if `function` or `read` raises.
+
+        Raises:
+            Exception: That of a function at an endpoint which has read a part of the body. The endpoint would get the
+                rest, so what the client sends would be counted as one body and served as another.
         """
         try:
-            # A status has no body. It comes first because `isinstance` of `Request` takes longer.
-            if not isinstance(given, int) and isinstance(given, Request):
-                given = with_body(given, rule.max_body)
             answer: Any = function(given)
             if hasattr(answer, "__await__"):
                 answer = await answer
             return read(answer)
         except (Exception, CancelledError) as error:
-            if is_cancellation(error):
+            if is_cancellation(error) or _is_within_body(given):
                 raise
             self.report(what, rule.label, error, _CONSEQUENCES[what])
             return default

@@ -101,7 +101,7 @@ class Counting:
     async def _ask(self, bound: BoundRule, visit: Visit, at_endpoint: HTTPConnection | None) -> _Asked:
         """Return what a rule reads of a request, calling its functions."""
         rule, charging, ask = bound.rule, bound.rule.charging, self._calls.ask
-        request = request_of(visit.scope, at_endpoint)
+        request = request_of(visit, at_endpoint)
         bucket, cost = bound.bucket, charging.cost
         if charging.limits_function is not None:
             bucket = await ask(rule, request, "limits", charging.limits_function, bound.with_limits, bucket)
@@ -132,7 +132,7 @@ class Counting:
         Limits apply generously and exemptions strictly: if a condition fails, a limit or a block applies, but `exempt`
         and `final` do not.
         """
-        request = request_of(visit.scope, at_endpoint)
+        request = request_of(visit, at_endpoint)
         answers: dict[int, bool | None] = {}  # by identity, as not every callable is hashable; None for a failure
         met: list[Met] = []
         for bound, ends in plan.met:

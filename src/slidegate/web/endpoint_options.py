@@ -5,10 +5,9 @@ Most mistakes are made where FastAPI expects something else: a `Depends`, or the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 from ..core.arguments import misplaced_option
 from ..core.errors import ConfigurationError, quoted
@@ -22,10 +21,6 @@ if TYPE_CHECKING:
 
     from ..limiter.failure_policy import OnError
     from .keys import Key, KeyFunction
-
-_SIZE: Final = re.compile("([0-9]{1,12}) ?(B|KB|MB|GB|)", re.IGNORECASE)
-_UNITS: Final = {"": 1, "B": 1, "KB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
-_MOST_BODY: Final = 10**12
 
 
 class EndpointOptions(TypedDict, total=False):
@@ -113,7 +108,7 @@ def limits_of(written: Any, limits: Any) -> Any:
 
 
 def check_given(written: object, more: tuple[object, ...], options: Collection[str]) -> None:
-    """Check what is given to a `RateLimit` beside `limits` and `max_body`.
+    """Check what is given to a `RateLimit` beside `limits`.
 
     Args:
         written: The first argument by position.
@@ -125,7 +120,7 @@ def check_given(written: object, more: tuple[object, ...], options: Collection[s
     """
     if more:
         raise ConfigurationError(_too_many(written, more))
-    accepted = [*EndpointOptions.__annotations__, "limits", "max_body"]
+    accepted = [*EndpointOptions.__annotations__, "limits"]
     for option in options:
         if option not in accepted:
             raise ConfigurationError(f"RateLimit: {_not_accepted(option, accepted)}")
@@ -164,18 +159,3 @@ def _not_accepted(option: str, accepted: Collection[str]) -> str:
             f'{option!r} is none at an endpoint; write Rule("/path", ..., {option}=) among the rules of the middleware'
         )
     return misplaced_option(option, accepted)
-
-
-def bytes_of(max_body: int | str) -> int:
-    """Return a number of bytes given as a number or as a text with a unit."""
-    size: object = max_body
-    if isinstance(max_body, str):
-        found = _SIZE.fullmatch(max_body)
-        if found is not None:
-            size = int(found[1]) * _UNITS[found[2].upper()]
-    # A boolean is no size, though Python counts it as a whole number.
-    if type(size) is not int or not 1 <= size <= _MOST_BODY:
-        raise ConfigurationError(
-            f'expected a size such as "1MB", "64KB" or 1000000, not {quoted(max_body)}', "max_body"
-        )
-    return size

@@ -35,7 +35,6 @@ from .endpoint_options import (
     EndpointRule,
     GivenInCode,
     NotADependency,
-    bytes_of,
     check_given,
     limits_of,
 )
@@ -111,8 +110,6 @@ class RateLimit:
         name: The name of the limit in headers and logs, by default ``endpoint`` and the route. Objects of one name
             share their counts. If several limits of an endpoint come from partials, or from lambdas in one line that
             differ in numbers alone, give them names.
-        max_body: How many bytes of the body its functions may read, at least 1: ``"1MB"``, ``"64KB"`` or a number. The
-            endpoint reads the body again in any way. Reading more fails the function, and the endpoint gets all.
 
     Attributes:
         exempt: Exempts an endpoint from the middleware's `default_limits`: ``@RateLimit.exempt``.
@@ -127,12 +124,10 @@ class RateLimit:
         /,
         *more: object,
         limits: Limits | LimitsFunction | None = None,
-        max_body: int | str = "1MB",
         **options: Unpack[EndpointOptions],
     ) -> None:
         check_given(written, more, options)
         self.rule = EndpointRule("*", limits_of(written, limits), **options)
-        self.rule.max_body = bytes_of(max_body)
         # FastAPI inspects the instance's `__call__` and signature. If `__call__` were not a coroutine function there,
         # FastAPI would not await its result, and no request would ever be limited.
         vars(self)["__call__"] = self.check

@@ -173,7 +173,7 @@ class Refusals:
         shown = copy(decision)  # lists and rules give one object to all whom they refuse
         shown.status = answer.status
         try:
-            made = on_refused(request_of(visit.scope), shown)
+            made = on_refused(request_of(visit), shown)
             response = await made if isawaitable(made) else made
             if response is None:
                 return False

@@ -195,7 +195,7 @@ def checked_cost(cost: int | CostFunction, cost_max: int | None) -> tuple[int, C
     if callable(cost):
         function = check_takes("cost", cost, "request")
         if cost_max is not None:
-            check_whole(cost_max, 1, MAX_AMOUNT, "cost_max", "for example 4000")
+            return check_whole(cost_max, 1, MAX_AMOUNT, "cost_max", "for example 4000"), function
         return 1, function
     units = check_cost(cost)
     if cost_max is not None:

@@ -110,7 +110,7 @@ class Waiting:
     ) -> str:
         """Return the tenant whose share of the permits of a fair rule a request uses; ``""`` if it is unknown."""
         client_key = visit.client.key
-        request = request_of(visit.scope, at_endpoint)
+        request = request_of(visit, at_endpoint)
         if isinstance(fair, Key):
             found = fair.find(bound.routed(request.scope), self._limiter, client_key)
             if found == client_key and not any(isinstance(key, ClientAddress) for key in parts_of(fair)):
