@@ -236,6 +236,27 @@ def test_nothing_is_built() -> None:
     assert limits(operations(app))["GET /health"] == ["50/1h", "5/1m"]
 
 
+ITERABLES: dict[str, Any] = {
+    "bans": [BanPolicy("1/minute", "1h", signals={"/.env": 1})],
+    "rules": [Rule("/health", "1/hour")],
+    "limits": ["1/hour"],
+    "default_limits": ["1/hour"],
+}
+
+
+@pytest.mark.parametrize("option", ITERABLES)
+def test_options_that_can_be_read_once_are_those_of_the_document_and_of_the_middleware(option: str) -> None:
+    answers = []
+    for documents in (document_limits, id):
+        app = site(**{option: (one for one in ITERABLES[option])})
+        documents(app)
+        app.openapi()
+        client = TestClient(app)
+        found = [client.get(path) for path in ("/health", "/.env", "/health")]
+        answers.append([each.status_code for each in found])
+    assert answers[0] == answers[1]
+
+
 # -- how they are shown ------------------------------------------------------------------------------------------------
 
 

@@ -84,6 +84,9 @@ def guards_around(application: Application) -> Iterator[Guard]:
         for added in added_middlewares(layer):
             if not issubclass(added.cls, (RateLimitMiddleware, ReloadingMiddleware)):
                 continue
+            for name, value in added.kwargs.items():
+                if isinstance(value, Iterator):  # which the middleware, made from the same object, would find empty
+                    added.kwargs[name] = tuple(value)
             options = signature(added.cls).bind_partial(None, *added.args, **added.kwargs).arguments
             options |= options.pop("options", {})  # the others of `from_file`
             on_error = _on_error_of(options.get("limiter"))
