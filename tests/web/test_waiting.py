@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import signal
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +30,21 @@ from .middlewares import Listener
 from .stage import Stage
 
 FAIR = 'key=everyone, wait="30s", fair=header("X-Tenant"), name="held"'
+
+
+async def test_a_signal_that_the_process_survives_ends_no_wait() -> None:
+    rules = [Rule("*", "1/10s", wait="30s")]
+    app = RateLimitMiddleware(hello, rules=rules, limiter=Limiter(MemoryStore(clock=VirtualTime().clock)))
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        first, waiting = (asyncio.create_task(call(app)) for _ in range(2))
+        assert (await first).status == 200
+        assert app.limiter.queued == 1
+        signal.raise_signal(signal.SIGTERM)
+        assert (await waiting).status == 200
+        assert await statuses(app, 1) == [200]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Losing:

@@ -25,7 +25,6 @@ from .callbacks import UserCallbacks, request_of
 from .client_ip import ClientAddress
 from .keys import Key, KeyFunction, parts_of
 from .plan import Effect
-from .server_end import SERVER_END
 from .visit import Visit
 
 _MOST_AHEAD_BYTES: Final = 65_536
@@ -185,8 +184,7 @@ class _Waiter:
     async def _wait(self, refused: Decision | None) -> Decision:
         """Wait in the queue.
 
-        If the client leaves meanwhile, nothing stays charged, and the refusal is sent but nobody is told of it. If the
-        server is told to end, all that wait are refused.
+        If the client leaves meanwhile, nothing stays charged, and the refusal is sent but nobody is told of it.
 
         Args:
             refused: The refusal of the request; None for one that joins a queue without having asked.
@@ -198,16 +196,15 @@ class _Waiter:
         if refusal is None:
             refusal = Decision(False, Reason.LIMITED, by=self._label, status=429)
         try:
-            with SERVER_END.watched():
-                decision = await self._engine.queues.wait(
-                    self._name,
-                    refused,
-                    self._ask,
-                    wait_us=self._charging.wait_us,
-                    wait_max=self._charging.wait_max,
-                    tenant=self._tenant,
-                    is_gone=lambda: channel.is_gone() or SERVER_END.is_near,
-                )
+            decision = await self._engine.queues.wait(
+                self._name,
+                refused,
+                self._ask,
+                wait_us=self._charging.wait_us,
+                wait_max=self._charging.wait_max,
+                tenant=self._tenant,
+                is_gone=channel.is_gone,
+            )
         except Exception:  # a failure, which is answered
             raise
         except BaseException:  # a cancellation
