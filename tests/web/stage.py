@@ -154,7 +154,7 @@ FIRST_USES: dict[str, Any] = {
     "silent": lambda *given: asyncio.sleep(0),
 }
 REQUEST_OPTIONS = ("answers", "client", "leaves", "method", "root_path", "server", "show", "times", "user", "with")
-METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "FOO", "get", "post", "SOCKET", "DENIAL", "PREFLIGHT"}
+METHODS_SENT = {*METHODS, "DELETE", "OPTIONS", "VERSION-CONTROL", "FOO", "get", "post", "SOCKET", "DENIAL", "PREFLIGHT"}
 
 
 def number_or_text(written: str) -> Any:

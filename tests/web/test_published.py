@@ -55,7 +55,7 @@ async def test_a_worker_publishes_labels_limits_keys_actions_and_order() -> None
     assert {(one.name, one.limit, one.rule, one.key, one.action, one.order) for one in published.text.rules} == {
         ("", "", "client", "address", "client", 0),
         ("", "", "/health", "", "exempt", 0),
-        ("", "", "/.git/{rest|path}", "", "block", 1),
+        ("", "", "/.git/{rest:path}", "", "block", 1),
         ("login_60", "5/1m", "login", "header:x-api-key", "limit", 2),
         ("login_3600", "50/1h", "login", "header:x-api-key", "limit", 2),
         ("plans", "7/1m", "plans", "address", "limit", 3),

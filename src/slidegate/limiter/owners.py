@@ -37,7 +37,7 @@ class Owners:
         with self._lock:
             owners = self._by_rule.setdefault(rule, WeakKeyDictionary())
             if owner not in owners and owners and not self._are_alone:
-                shown = rule.partition(":")[0]
+                shown = rule.partition(":")[0].replace("|", ":")
                 raise ConfigurationError(
                     f"two middlewares of one limiter have limits without a name ({shown!r}), and workers may create "
                     'them in another order; write RateLimitMiddleware(..., name="admin") for one of them, or '

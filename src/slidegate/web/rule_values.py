@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,6 +30,8 @@ Condition: TypeAlias = Callable[[Any], object] | KeyCondition
 built from a key such as `network`."""
 
 DEFAULT_FALLBACK: Final = "60/minute"
+_METHOD: Final = re.compile("[A-Za-z][A-Za-z0-9_-]*")
+"""A token (RFC 9110, section 5.6.2) but for signs such as "*", which no method has and which would mean none."""
 
 
 # -- which requests ----------------------------------------------------------------------------------------------------
@@ -111,7 +114,7 @@ def checked_methods(methods: object) -> frozenset[str] | None:
     expected = 'a list such as ["GET", "POST"]'
     names = set()
     for method in check_list("methods", methods, expected, str):
-        if not (method.isascii() and method.isalpha()):
+        if not _METHOD.fullmatch(method):
             raise ConfigurationError(f"expected {expected}, not {quoted(method)} in it", "methods")
         names.add(method.upper())
     if not names:

@@ -246,8 +246,8 @@ class Rule:
 
     @property
     def identity(self) -> str:
-        """The owner of its counts in a store."""
-        return self.identity_of(self.label)
+        """The owner of its counts in a store, in which ":" separates the parts of names."""
+        return self.identity_of(self.label.replace(":", "|"))
 
     def identity_of(self, name: str) -> str:
         """Return the owner of its counts, given its name; a shadow rule has separate windows under another's name."""
@@ -303,5 +303,5 @@ def label_of(paths: Sequence[str], methods: Collection[str] = ()) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text as printable ASCII, without ":" and ";", which separate parts of other names."""
-    return text.encode("unicode_escape").decode().replace(":", "|").replace(";", "|")
+    """Return a text as printable ASCII, without ";", which separates limits."""
+    return text.encode("unicode_escape").decode().replace(";", "|")
