@@ -1,12 +1,18 @@
 """Endpoints that a test, or another endpoint, calls as the functions that they are."""
 
 import logging
+import sys
+import typing
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from slidegate import (
@@ -100,18 +106,45 @@ async def test_a_call_without_a_request_is_not_counted(ask: Callable[[], Awaitab
         assert client.get("/twice/3").json() == 6, "nothing was counted"
 
 
-async def test_that_nothing_is_counted_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    @RateLimit("1/hour")
-    async def page() -> None:
+async def page() -> None:
+    pass
+
+
+class Page:
+    async def __call__(self) -> None:
         pass
 
+
+@pytest.mark.parametrize(
+    ("endpoint", "shown"), [(page, "function page"), (partial(page), "partial"), (Page(), "Page")]
+)
+async def test_that_nothing_is_counted_is_told_once(
+    endpoint: Callable[[], Awaitable[None]], shown: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    page = RateLimit("1/hour")(endpoint)
     with limits_off():
         await page()
     assert caplog.messages == []
     for _ in range(3):
         await page()
     (said,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert "'page' was called without a request, so the call is not counted" in said.getMessage()
+    before, after = said.getMessage().split(" was called without a request, so the call is not counted")
+    assert shown in before, after
+
+
+HEADS = ["from __future__ import annotations"]
+if sys.version_info >= (3, 14):  # others evaluate an annotation before the decorator
+    HEADS.append("")
+
+
+@pytest.mark.parametrize("annotation", ["Nowhere", "typing.Nowhere", "int | 'Later'", "'Nowhere'"])
+@pytest.mark.parametrize("head", HEADS)
+def test_an_annotation_that_cannot_be_evaluated_is_taken_as_by_starlette(head: str, annotation: str) -> None:
+    names: dict[str, Any] = {"typing": typing, "PlainTextResponse": PlainTextResponse}
+    exec(f"{head}\nasync def page(request, x: {annotation} = 1): return PlainTextResponse('page')", names)
+    app = Starlette(routes=[Route("/", RateLimit("1/hour")(names["page"]))])
+    client = TestClient(RateLimitMiddleware(app))
+    assert [client.get("/").status_code for _ in range(2)] == [200, 429]
 
 
 @pytest.mark.parametrize("ask", WITH.values(), ids=WITH)

@@ -34,6 +34,10 @@ _CALLED_HERE: Final[dict[tuple[str, ...], str]] = {
         "fallback_limits= at a Rule or a RateLimit for those that apply where its limits function fails"
     ),
     ("strategy",): "leave it out: every window slides",
+    ("path", "config"): (
+        'write app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml") for the options of a file, and '
+        'Rule("/login", "5/minute") for those of a path'
+    ),
     ("times", "seconds", "rate"): 'write limits="100/minute" at RateLimitMiddleware, a Rule or a RateLimit',
     ("exclude_paths", "exempt_when", "skip"): (
         'write Rule("/health", exempt=True) before other rules, with when=lambda request: ... for a condition'

@@ -66,15 +66,16 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
     def __init__(
         self,
         app: ASGIApp,
-        path: str | PathLike[str],
+        path: str | PathLike[str] = "",
         **options: Unpack[FileOptions],
     ) -> None:
         others = options.keys() - FileOptions.__annotations__.keys()
         if others:
             raise ConfigurationError(f"from_file: write {min(others)} into the file, not beside it")
-        if not isinstance(path, (str, PathLike)):
+        if not path or not isinstance(path, (str, PathLike)):
             raise ConfigurationError(
-                f'from_file: expected the path of a file, for example "slidegate.toml", not {quoted(path)}'
+                "from_file: expected the path of a file, for example "
+                f'app.add_middleware(RateLimitMiddleware.from_file, path="slidegate.toml"), not {quoted(path)}'
             )
         self._below = app
         if self.is_built:

@@ -19,13 +19,20 @@ from ..findings.decorated import remember_decorated
 from ..limiter.engine import Engine
 from .rules import Rule
 
+if sys.version_info >= (3, 14):
+    from annotationlib import Format
+
 Check: TypeAlias = Callable[[HTTPConnection, object], Awaitable[None]]
 
 LIMITS_MARK: Final = "__slidegate_limits__"
 """The attribute with the rules of the limits around an endpoint, from the outside in; `functools.wraps` copies it."""
 _CALLED_DIRECTLY: Final = (
-    "RateLimit: %r was called without a request, so the call is not counted; a framework has to give it the Request"
+    "RateLimit: %s was called without a request, so the call is not counted; a framework has to give it the Request"
 )
+_AS_WRITTEN: dict[str, Any] = {}
+"""How to read a signature whose annotations cannot be evaluated."""
+if sys.version_info >= (3, 14):  # which evaluates them when they are read
+    _AS_WRITTEN["annotation_format"] = Format.FORWARDREF
 _CONNECTION: Final = "slidegate_connection"
 """The parameter by which FastAPI gives the request to a decorated function."""
 
@@ -60,7 +67,7 @@ def decorated(check: Check, endpoint: Any, rule: Rule) -> Any:
             await check(connection, endpoint)
         elif Engine.counting and endpoint not in called_directly:
             called_directly.append(endpoint)
-            logger.warning(_CALLED_DIRECTLY, inspect.unwrap(endpoint).__name__)
+            logger.warning(_CALLED_DIRECTLY, quoted(inspect.unwrap(endpoint)))
         if is_async:
             return await endpoint(*args, **options)
         answer = await run_in_threadpool(endpoint, *args, **options)
@@ -88,7 +95,7 @@ def _check_function(endpoint: Any) -> None:
     core = inspect.unwrap(endpoint)
     if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):
         raise ConfigurationError(
-            f"RateLimit: {core.__name__!r} is a generator, whose response starts before it runs; "
+            f"RateLimit: {quoted(core)} is a generator, whose response starts before it runs; "
             "write dependencies=[Depends(RateLimit(...))] at its route"
         )
 
@@ -97,9 +104,8 @@ def _signature(endpoint: Callable[..., Any]) -> tuple[Signature, str | None]:
     """Return the signature for FastAPI, and the endpoint's own `HTTPConnection` parameter, if it has one."""
     try:
         found = inspect.signature(endpoint, eval_str=True)
-    except NameError:
-        # An annotation that exists only for type checkers. FastAPI handles it, too.
-        found = inspect.signature(endpoint)
+    except Exception:  # an annotation for type checkers alone, which frameworks take as it is
+        found = inspect.signature(endpoint, **_AS_WRITTEN)
     parameters = list(found.parameters.values())
     own = next((parameter.name for parameter in parameters if parameter.annotation is HTTPConnection), None)
     if own is None:
