@@ -396,6 +396,43 @@ async def test_authentication_inside_is_said_and_outside_is_not() -> None:
         assert codes(middleware_of(app)) == expected
 
 
+async def sign_in(request: Request) -> None:
+    request.state.user = request.headers.get("x-user")
+
+
+KEYS = {"user": user, "a part": combine(user, header("X-Tenant")), "address": client_ip()}
+
+
+@pytest.mark.parametrize("signs_in", [True, False])
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("where", ["in front", "behind", "router", "decorator"])
+async def test_a_limit_in_front_of_the_dependency_that_sets_the_user_is_said(
+    where: str, key: str, signs_in: bool
+) -> None:
+    limit = RateLimit(PLENTY, key=KEYS[key])
+    depends = [Depends(sign_in)] if signs_in else []
+    if where == "in front":
+        depends.insert(0, Depends(limit))
+    elif where == "behind":
+        depends.append(Depends(limit))
+
+    async def endpoint() -> str:
+        return "page"
+
+    router = APIRouter(dependencies=[Depends(limit)] if where == "router" else [])
+    router.get("/", dependencies=depends)(limit(endpoint) if where == "decorator" else endpoint)
+    app = FastAPI()
+    app.include_router(router)
+    within = RateLimitMiddleware(app)
+    for name in ("ann", ""):
+        await call(within, headers={"X-User": name})
+    is_late = signs_in and key != "address" and where in ("in front", "router")
+    assert [str(finding) for finding in within.findings] == [
+        "SG139: limit 'endpoint GET /' counts by user, but stands in front of the dependency that sets the user, so it "
+        "counts addresses; write it behind that dependency"
+    ] * is_late
+
+
 # -- exception handlers ------------------------------------------------------------------------------------------------
 
 

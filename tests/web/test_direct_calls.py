@@ -115,9 +115,7 @@ class Page:
         pass
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "shown"), [(page, "function page"), (partial(page), "partial"), (Page(), "Page")]
-)
+@pytest.mark.parametrize(("endpoint", "shown"), [(page, "function page"), (partial(page), "partial"), (Page(), "Page")])
 async def test_that_nothing_is_counted_is_told_once(
     endpoint: Callable[[], Awaitable[None]], shown: str, caplog: pytest.LogCaptureFixture
 ) -> None:

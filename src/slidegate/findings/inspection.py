@@ -9,7 +9,6 @@ from typing import Final
 from starlette.types import Message, Scope, Send
 
 from ..web.client_ip import peer_of
-from ..web.keys import parts_of, user
 from ..web.policy import Policy
 from ..web.routes import MountedRoute, mounted_routes
 from ..web.visit import STARTS
@@ -32,7 +31,7 @@ class Inspection:
         self._policy = policy
         self._report = policy.findings.report
         self._first = FirstRequests(policy)
-        self._counts_users = _counts_users(policy)
+        self._counts_users = any(requests.counts_users(rule) for rule in rules.counting_rules(policy))
 
     def of_settings(self, off_by: str) -> None:
         """Look at the settings; `off_by` is the one that switches the middleware off, or empty."""
@@ -101,12 +100,3 @@ class Inspection:
         yield from self._first.about_everybody(scope)
         yield from requests.about_missing_peer(policy.address, scope)
         yield from requests.about_untrusted_proxies(policy.address, scope)
-
-
-def _counts_users(policy: Policy) -> bool:
-    """Return whether rules of a middleware count by user."""
-    for rule in rules.counting_rules(policy):
-        parts = [*parts_of(rule.charging.key), *parts_of(rule.charging.fair)]
-        if any(part is user for part in parts):
-            return True
-    return False

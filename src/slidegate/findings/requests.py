@@ -11,9 +11,11 @@ from ..core.addresses import address_key
 from ..core.errors import quoted
 from ..web.client_ip import UNKNOWN_PEER, ClientAddress, peer_of, read_node
 from ..web.clients import KEY
-from ..web.keys import person_of
+from ..web.keys import parts_of, person_of, user
+from ..web.plan import Effect
 from ..web.policy import Policy
-from ..web.visit import Record
+from ..web.rules import Rule
+from ..web.visit import Record, Visit
 from .report import Finding
 
 PROXY_HEADERS: Final = (b"x-forwarded-for", b"forwarded")
@@ -105,6 +107,34 @@ def about_user_within(scope: Scope) -> Iterator[Finding]:
             "addresses; add AuthenticationMiddleware outside, which is after this middleware, or write "
             "RateLimit(..., key=user) at endpoints",
         )
+
+
+class LateUser(Effect):
+    """Looks for a user who was missing when a limit at an endpoint counted by user, when the response starts.
+
+    Args:
+        rule: The rule of the limit.
+        scope: The request at its endpoint.
+    """
+
+    def __init__(self, rule: Rule, scope: Scope) -> None:
+        self._label = rule.label
+        self._scope = scope
+
+    def start(self, visit: Visit, status: object) -> None:
+        """See `Effect.start`."""
+        if has_user(self._scope):
+            text = (
+                f"limit {self._label!r} counts by user, but stands in front of the dependency that sets the user, so "
+                "it counts addresses; write it behind that dependency"
+            )
+            visit.policy.findings.report([Finding("SG139", text)])
+
+
+def counts_users(rule: Rule) -> bool:
+    """Return whether a rule counts by user, or shares by user."""
+    parts = [*parts_of(rule.charging.key), *parts_of(rule.charging.fair)]
+    return any(part is user for part in parts)
 
 
 def has_user(scope: Scope) -> bool:

@@ -23,7 +23,7 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..core.exceeded import RateLimitExceeded
 from ..core.logs import logger
 from ..core.memo import remember
-from ..findings.requests import about_peer_within
+from ..findings.requests import LateUser, about_peer_within, counts_users, has_user
 from .client_ip import peer_of
 from .clients import record_of
 from .decorators import decorated
@@ -200,9 +200,11 @@ class RateLimit:
         matching = self.rule.matching
         if matching.methods is not None and not matching.allows(scope["type"], method_of(scope)):
             return
+        plan = self._plan(policy.rules, scope, endpoint or scope.get("endpoint") or self)
         if policy.findings.requests_left:
             policy.findings.report(about_peer_within(policy.address, peer_of(visit.scope), scope, visit.client.key))
-        plan = self._plan(policy.rules, scope, endpoint or scope.get("endpoint") or self)
+            if counts_users(self.rule) and not has_user(scope):
+                visit.effects = [*visit.effects, LateUser(plan.met[0].bound.rule, scope)]
         if plan.is_conditional:
             plan = await policy.counting.narrow(visit, plan, connection)
         decision = await policy.counting.count(visit, plan, connection)
