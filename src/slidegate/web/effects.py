@@ -13,6 +13,7 @@ from typing import Any
 from starlette.types import Scope
 from starlette.websockets import WebSocketDisconnect
 
+from ..core.arguments import check_flag
 from ..core.decision import Decision, Reason
 from ..limiter.aio import in_background
 from ..limiter.engine import Engine
@@ -44,7 +45,7 @@ class RefundUncounted(Effect):
     async def start(self, visit: Visit, status: Any) -> None:
         """See `Effect.start`."""
         charged = [*self._charged(visit)]
-        if not charged or await self._calls.ask(self._rule, status, "count_if", self._count_if, bool, True):
+        if not charged or await self._calls.ask(self._rule, status, "count_if", self._count_if, _checked_answer, True):
             return
         for decision, index in charged:
             await self._engine.refund(decision.begin_refund(index))
@@ -57,6 +58,11 @@ class RefundUncounted(Effect):
             for index, (bucket, _, _) in enumerate(decision.checks):
                 if bucket.by is self._rule:  # and not another of its name
                     yield decision, index
+
+
+def _checked_answer(counts: object) -> bool:
+    """Return what `count_if` has returned: no truth of others, as a function without `return` would count nothing."""
+    return check_flag("count_if", counts)
 
 
 class StrikeForStatus(Effect):

@@ -22,7 +22,7 @@ from .paths import RulePath
 CostFunction: TypeAlias = Callable[[Any], int | Awaitable[int]]
 Limits: TypeAlias = str | AnyLimit | Iterable[str | AnyLimit]
 LimitsFunction: TypeAlias = Callable[[Any], Limits | Awaitable[Limits]]
-CountIf: TypeAlias = Callable[[int], object]
+CountIf: TypeAlias = Callable[[int], bool]
 """Returns whether a response counts, given its status."""
 Connection: TypeAlias = Literal["http", "websocket"]
 Condition: TypeAlias = Callable[[Any], object] | KeyCondition

@@ -90,8 +90,9 @@ class Rule:
         cost_max: The most units that the cost function may return, and the cost if it fails; by default, and at most,
             the smallest amount of the limits, because a request that costs more can never pass.
         unit: What the limits count if not requests, for example ``"tokens"``; shown in header fields.
-        count_if: Count only requests with certain responses: ``lambda status: status == 401``. The cost is reserved
-            first and refunded when the response starts, so concurrent requests cannot exceed the bound.
+        count_if: Count only requests with certain responses, for which it returns True, not False:
+            ``lambda status: status == 401``. The cost is reserved first and refunded when the response starts, so
+            concurrent requests cannot exceed the bound.
         count_denied: Count refused requests as well: a client that keeps sending stays refused.
         wait: ``"200ms"``: a request that would be admitted within this time waits instead of being refused, in arrival
             order for each key and process; for a permit at most this long. A request waits in one queue, that of its
