@@ -20,7 +20,10 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "core": (set(), set()),
     "stores": ({"core"}, {"lmdb", "redis", "hiredis"}),
     "limiter": ({"core", "stores"}, {"anyio"}),
-    "web": ({"core", "limiter", "files", "findings", "networks"}, {"starlette", "anyio"}),
+    "web": (
+        {"core", "limiter", "files", "findings", "networks"},
+        {"starlette", "anyio", "annotationlib"},  # the last one is Python's, from 3.14 on
+    ),
     "files": ({"core", "findings", "limiter", "networks", "web"}, {"starlette"}),
     "networks": ({"core", "files", "limiter", "web"}, {"starlette", "maxminddb"}),
     "findings": ({"core", "limiter", "web"}, {"starlette"}),
@@ -69,7 +72,7 @@ DOORS = {
     "findings.inspection.Inspection",
     "findings.report.Finding",
     "findings.report.Findings",
-    "findings.requests.about_peer_within",
+    "findings.requests.look_at_endpoint",
     "networks.lists.ListFile",
     "networks.lists.file_of",
 }

@@ -109,6 +109,20 @@ def about_user_within(scope: Scope) -> Iterator[Finding]:
         )
 
 
+def look_at_endpoint(visit: Visit, rule: Rule, scope: Scope) -> None:
+    """Report what a request at an endpoint shows.
+
+    Args:
+        visit: The request in its middleware.
+        rule: The limit at the endpoint.
+        scope: The request at its endpoint.
+    """
+    policy: Policy = visit.policy
+    policy.findings.report(about_peer_within(policy.address, peer_of(visit.scope), scope, visit.client.key))
+    if counts_users(rule) and not has_user(scope):
+        visit.effects = [*visit.effects, LateUser(rule, scope)]
+
+
 class LateUser(Effect):
     """Looks for a user who was missing when a limit at an endpoint counted by user, when the response starts.
 

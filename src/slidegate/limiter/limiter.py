@@ -35,6 +35,7 @@ from .operators import NetworkKey, check_ban, files_of, operators_of
 from .overrides import Override
 from .published import Publication
 from .rows import Row
+from .short_lived import note as note_in_memory
 from .unawaited import must_be_awaited
 
 if TYPE_CHECKING:
@@ -114,6 +115,8 @@ class Limiter:
         """Returns a key of at most 64 bytes for a kind and a value that must not be readable: ``kind#1f3a…``. Limiters
         with the same secret, or without one, return the same key."""
         self._buckets: dict[tuple[str, object], Bucket] = {}
+        if self.engine.per_process:
+            note_in_memory(self)
 
     @classmethod
     def from_url(

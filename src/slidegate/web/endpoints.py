@@ -23,8 +23,7 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..core.exceeded import RateLimitExceeded
 from ..core.logs import logger
 from ..core.memo import remember
-from ..findings.requests import LateUser, about_peer_within, counts_users, has_user
-from .client_ip import peer_of
+from ..findings.requests import look_at_endpoint
 from .clients import record_of
 from .decorators import decorated
 from .default_limits import EXEMPT_MARK
@@ -202,9 +201,7 @@ class RateLimit:
             return
         plan = self._plan(policy.rules, scope, endpoint or scope.get("endpoint") or self)
         if policy.findings.requests_left:
-            policy.findings.report(about_peer_within(policy.address, peer_of(visit.scope), scope, visit.client.key))
-            if counts_users(self.rule) and not has_user(scope):
-                visit.effects = [*visit.effects, LateUser(plan.met[0].bound.rule, scope)]
+            look_at_endpoint(visit, plan.met[0].bound.rule, scope)
         if plan.is_conditional:
             plan = await policy.counting.narrow(visit, plan, connection)
         decision = await policy.counting.count(visit, plan, connection)
