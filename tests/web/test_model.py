@@ -196,13 +196,26 @@ class Program:
         return sorted(self.endpoint, key=lambda one: order.index(one.form))
 
 
+def with_one_meaning_of_names(program: Program) -> Program:
+    """Return a program whose limits of one name are the same, as other ones would be an error at the start."""
+    first: dict[tuple[str, bool], Any] = {}
+
+    def agreeing(some: tuple[Limited, ...]) -> tuple[Limited, ...]:
+        return tuple(
+            replace(one, limits=first.setdefault((one.name, one.kind == "shadow"), one.limits)) for one in some
+        )
+
+    layers = tuple(replace(layer, rules=agreeing(layer.rules)) for layer in program.layers)
+    return replace(program, layers=layers, endpoint=agreeing(program.endpoint))
+
+
 PROGRAMS = st.builds(
     Program,
     st.lists(st.builds(Layer, RULES, st.sampled_from([0, 0, 1])), min_size=1, max_size=3).map(tuple),
     st.lists(AT_ENDPOINT, max_size=2).map(tuple),
     st.sampled_from(["async", "sync", "class"]),
     st.booleans(),
-)
+).map(with_one_meaning_of_names)
 
 
 REQUESTS = st.fixed_dictionaries(

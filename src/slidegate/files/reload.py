@@ -138,6 +138,7 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
             if self.app.routed_app is not None:  # here, in the thread of the file: with many routes it takes long
                 made.check_routes(self.app.routed_app)
             _share_limits(self.app, made)
+            made.policy.rules.written |= self.app.policy.rules.written  # a reload changes limits, and no code
             made.app = self._below  # the stack may have been built again since
             replaced, self.app = self.app, made
             self.limiter.engine.unregister(replaced)

@@ -43,7 +43,7 @@ def _is_within_request(frame: FrameType | None) -> bool:
         if frame.f_globals.get("__name__") == "slidegate.web.policy":
             return False
         if "scope" in frame.f_code.co_varnames:
-            scope = frame.f_locals["scope"]
+            scope = frame.f_locals.get("scope")
             return isinstance(scope, dict) and scope.get("type") in ("http", "websocket")
         frame = frame.f_back
     return False

@@ -41,6 +41,17 @@ def limits_at_endpoints(app: object) -> Iterator[tuple[Rule, str]]:
                 yield rule_at(rule, Place(method, endpoint, label))
 
 
+def limits_of_routes(app: object) -> Iterator[tuple[Rule, str]]:
+    """Yield the limits at endpoints that no other middleware is around, each with the label of its route."""
+    for route in mounted_routes(app, _is_unguarded):
+        function = getattr(route.endpoint, "__func__", route.endpoint)  # of a bound method
+        rules = rules_of_route(function, route.dependant)
+        for method in _methods_of(route.endpoint):
+            rules += getattr(method, LIMITS_MARK, ())
+        for rule in rules:
+            yield rule, route.label
+
+
 def rules_of_route(endpoint: Any, dependant: Any) -> list[Rule]:
     """Return the limits of a route: those of FastAPI's dependencies, and those around its endpoint."""
     found = []

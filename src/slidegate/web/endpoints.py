@@ -23,6 +23,7 @@ from ..core.errors import ConfigurationError, closest, quoted
 from ..core.exceeded import RateLimitExceeded
 from ..core.logs import logger
 from ..core.memo import remember
+from ..findings.report import Finding
 from ..findings.requests import look_at_endpoint
 from .clients import record_of
 from .decorators import decorated
@@ -39,9 +40,10 @@ from .endpoint_options import (
 )
 from .keys import path_parameters
 from .plan import Plan
+from .policy import Policy
 from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, takes_answer
 from .routes import labels_of
-from .rule_set import RuleSet, method_of
+from .rule_set import method_of
 from .rule_values import Limits, LimitsFunction
 from .rules import Rule
 from .visit import UNCOUNTED, Record, Visit, active_visit_of
@@ -80,8 +82,8 @@ class RateLimit:
     requires a `RateLimitMiddleware` around the endpoint, and uses the limiter and the client address of the innermost.
 
     Each endpoint function has its own count, at whichever routes it is, and also below a router or an application with
-    the limit. Objects of one name share their counts, also with a `Rule` of that name in a middleware without
-    one. A request that meets the same limit twice is charged once, with the larger cost.
+    the limit. Objects of one name have the same limits and share their counts, also with a `Rule` of that name in a
+    middleware without one. A request that meets the same limit twice is charged once, with the larger cost.
 
     A refusal raises `RateLimitExceeded`, which is a Starlette `HTTPException` with status 429 (503 under
     ``on_error="deny"``). The application answers it; see `rate_limit_exceeded`. An accepted websocket is closed with
@@ -199,7 +201,7 @@ class RateLimit:
         matching = self.rule.matching
         if matching.methods is not None and not matching.allows(scope["type"], method_of(scope)):
             return
-        plan = self._plan(policy.rules, scope, endpoint or scope.get("endpoint") or self)
+        plan = self._plan(policy, scope, endpoint or scope.get("endpoint") or self)
         if policy.findings.requests_left:
             look_at_endpoint(visit, plan.met[0].bound.rule, scope)
         if plan.is_conditional:
@@ -236,24 +238,25 @@ class RateLimit:
         visit.need(answer.needed)
         raise EndpointRefusal(decision, answer)
 
-    def _plan(self, rules: RuleSet, scope: Scope, endpoint: Any) -> Plan:
+    def _plan(self, policy: Policy, scope: Scope, endpoint: Any) -> Plan:
         """Return the plan of the requests to an endpoint."""
+        rules = policy.rules
         function = getattr(endpoint, "__func__", endpoint)  # each access to a method creates a new bound method
         route = scope.get("route")
         memo_key = id(self), id(function), id(route)
         found = rules.at_endpoints.get(memo_key)
         if found is None:
-            rule, identity = self._rule_at(function, route, scope)
+            label = min(labels_of(scope), default="")
+            place = Place(function, scope.get("endpoint"), label, getattr(route, "path", ""))
+            rule, identity = rule_at(self.rule, place)
+            differing = rules.differing(rule, identity, f"RateLimit at {label or 'another endpoint'}")
+            if differing:
+                policy.findings.report([Finding("SG143", differing)])
             plan = rules.plan_of_endpoint(rule, identity)
             _report_parameters(rule, scope)
             # The memo keeps all three alive, so that no other object gets their ids.
             found = remember(rules.at_endpoints, memo_key, (plan, (self, function, route)))
         return found[0]
-
-    def _rule_at(self, function: Any, route: Any, scope: Scope) -> tuple[Rule, str]:
-        """Return the rule of an endpoint, and the name of its buckets, which a limit with a name has everywhere."""
-        label = min(labels_of(scope), default="")
-        return rule_at(self.rule, Place(function, scope.get("endpoint"), label, getattr(route, "path", "")))
 
 
 def _report_parameters(rule: Rule, scope: Scope) -> None:

@@ -9,7 +9,7 @@ made anew and charged in one hit (`counting.py`); a refused request strikes (`si
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,6 +18,7 @@ from ..core.arguments import names_checked
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Bucket
 from ..core.decision import Decision
+from ..core.errors import ConfigurationError
 from ..core.networks import Networks
 from ..findings.inspection import Inspection
 from ..findings.report import Finding
@@ -26,13 +27,14 @@ from ..limiter.named_limits import NamedLimit
 from ..limiter.published import PublishedRule
 from .broken import FailsAtStartup, fail_startup
 from .client_ip import ClientAddress
+from .endpoint_limits import limits_of_routes
 from .headers import HeaderStyles
 from .keys import Key, KeyFunction
 from .plan import DISABLED
 from .policy import Policy, build
 from .published import published_rules
 from .refusals import OnRefused
-from .routes import visible_app
+from .routes import layers, visible_app
 from .rule_values import Limits, LimitsFunction
 from .rules import Rule
 from .switch import setting_that_switches_off
@@ -311,7 +313,25 @@ class RateLimitMiddleware(FailsAtStartup):
         if self.routed_app is None:  # the first call, which may be the lifespan
             self.check_routes(visible_app(self.app, {"app": scope.get("app", self.app)}))
             self._inspection.of_application(scope.get("app"))
-        return scope["type"] in _REQUESTS
+            self.error = self._error_of_names()
+        return self.error is None and scope["type"] in _REQUESTS
+
+    def _error_of_names(self) -> ConfigurationError | None:
+        """Return the error if one name has different limits when the application starts; None if none has."""
+        for rule, identity, where in self._limits_within():
+            text = self.policy.rules.differing(rule, identity, where)
+            if text:
+                return ConfigurationError(text)
+        return None
+
+    def _limits_within(self) -> Iterator[tuple[Rule, str, str]]:
+        """Yield the limits of middlewares and endpoints within: each with the name of its buckets, and where it is."""
+        for layer in layers(self.app):
+            if isinstance(layer, RateLimitMiddleware) and layer.error is None and layer.limiter is self.limiter:
+                for bound in layer.policy.rules.own:
+                    yield bound.rule, bound.identity, "a middleware within"
+        for rule, label in limits_of_routes(self.routed_app):
+            yield rule, rule.identity, f"RateLimit at {label}"
 
     def _inspected(self, scope: Scope, send: Send) -> Send:
         """Look at one of the first requests for findings; return its `send`, which looks at the response as well."""

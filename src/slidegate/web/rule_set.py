@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
 from starlette.types import Scope
@@ -17,6 +17,7 @@ from ..limiter import Limiter
 from ..limiter.callers import living
 from .bound_rule import BoundRule
 from .default_limits import DefaultLimits
+from .endpoint_names import spelled
 from .headers import Headers
 from .keys import Key, KeyFunction
 from .paths import ANY_PATH, PathIndex, PathReader, RulePath, Texts
@@ -67,6 +68,13 @@ def all_rules(
     return [rule.keyed(key) for rule in listed]
 
 
+class Written(NamedTuple):
+    """Limits as they are written in code, and where."""
+
+    limits: str
+    where: str
+
+
 class RuleSet:
     """Rules in their order.
 
@@ -89,6 +97,7 @@ class RuleSet:
         no_rules: The plan of requests that no rule concerns.
         common: The plan of all requests but preflights, if they match the same rules; else None.
         at_endpoints: The plans of limits at endpoints, which end with the policy, as a reloaded file replaces it.
+        written: The limits as they were first written, by the name of their buckets.
     """
 
     def __init__(
@@ -120,6 +129,9 @@ class RuleSet:
         if default_limits is not None:
             self.defaults = DefaultLimits(default_limits, key, app, names.of_routes(), self.bind)
         self.own = self._bound_in_order(names)
+        self.written: dict[str, Written] = {}
+        for bound in self.own:
+            self.differing(bound.rule, bound.identity, "the middleware")
         self._anywhere = {index for index, bound in enumerate(self.own) if not bound.paths}
         self._index = PathIndex(self._paths_with_rules())
         # One plan for all, if nothing about a request matters but whether it is a preflight.
@@ -245,8 +257,33 @@ class RuleSet:
         return bound
 
     def plan_of_endpoint(self, rule: Rule, identity: str) -> Plan:
-        """Return the plan for a limit at an endpoint."""
-        return self.plan_of((Met(self.bind(rule, identity), False),), (), Traits())
+        """Return the plan for a limit at an endpoint; one with the name of a rule has the limits of that rule."""
+        namesake = next((bound for bound in self.own if bound.identity == identity and bound.rule.counts), None)
+        if namesake is not None:
+            rule = rule.limited_as(namesake.rule)
+        bound = self.bind(rule, identity)
+        if namesake is not None and namesake.bucket is not None and bound.bucket is not None:
+            bound.bucket.limits = namesake.bucket.limits
+        return self.plan_of((Met(bound, False),), (), Traits())
+
+    def differing(self, rule: Rule, identity: str, where: str) -> str:
+        """Return how limits differ from those that were first written under their name; empty if they do not.
+
+        Args:
+            rule: The limits.
+            identity: The name of their buckets.
+            where: Where they are written.
+        """
+        if rule.name is None or not rule.counts:
+            return ""
+        own = Written(spelled(rule), where)
+        first = self.written.setdefault(identity, own)
+        if first.limits == own.limits:
+            return ""
+        return (
+            f"the name {rule.name!r} has different limits: {first.limits} in {first.where}, {own.limits} in {where}; "
+            "write the same limits, or give one of them another name"
+        )
 
     def bound(self) -> list[BoundRule]:
         """Return the counting rules in order, then those of routes and endpoints that were requested so far."""

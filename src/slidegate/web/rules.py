@@ -222,6 +222,17 @@ class Rule:
         rule.charging = replace(self.charging, key=self._checked_key(key))
         return rule
 
+    def limited_as(self, other: Rule) -> Rule:
+        """Return the rule with the limits of another one."""
+        limits, function, concurrency = (
+            other.charging.limits,
+            other.charging.limits_function,
+            other.charging.concurrency,
+        )
+        rule = copy(self)
+        rule.charging = replace(self.charging, limits=limits, limits_function=function, concurrency=concurrency)
+        return rule
+
     def _checked_key(self, key: Key | KeyFunction | None, option: str = "key") -> Key | KeyFunction | None:
         if isinstance(key, Key):
             self._check_parameters(key, option)
