@@ -1,12 +1,18 @@
 """What tools say about a ban is what a middleware does: where it holds, and what makes it hold on every request."""
 
+import ipaddress
 import re
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
 
 from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimitMiddleware, Rule, cookie, header, query, user
-from slidegate.ops.rows import key_of, row_of_ban, scope_of
+from slidegate.ops import rows
+from slidegate.ops.kinds import ADDRESS, kind_of
+from slidegate.ops.rows import check_key, key_of, row_of_ban, scope_of
+from slidegate.ops.subjects import Subject
 
 from ..asgi import PEER, hello, statuses
 
@@ -97,3 +103,45 @@ async def test_a_key_with_a_digest_is_that_of_the_value_however_its_name_is_spel
         key_of(typed)
     for spelled in (typed, shown.partition("#")[0]):
         assert limiter.key_for(key_of(f"{spelled}#{shown.partition('#')[2]}")) == shown
+
+
+OF_THE_LIBRARY = {"header", "cookie", "query", "path", "asn", "peer"}
+"""Kinds with a meaning of their own: values that clients send are digests, and some are read on every request."""
+KINDS = st.from_regex("[A-Za-z][A-Za-z0-9_-]{0,9}", fullmatch=True) | st.text("abcdefABCDEF", min_size=1, max_size=5)
+VALUES = st.from_regex("[0-9a-fA-F:./%]{1,12}", fullmatch=True) | st.text(min_size=1, max_size=70)
+
+
+def is_address_or_network(text: str) -> bool:
+    """Return whether Python parses a text; of an IPv6 zone any text is dropped."""
+    try:
+        ipaddress.ip_network(text.partition("%")[0], strict=False)
+    except ValueError:
+        return False
+    return True
+
+
+@given(KINDS.filter(lambda kind: kind.lower() not in OF_THE_LIBRARY), VALUES)
+@example("feed", "7")
+@example("ad", "5")
+@example("cafe", "1")
+@example("e", ":")
+async def test_a_kind_and_a_value_that_are_no_address_are_a_key_whatever_they_look_like(kind: str, value: str) -> None:
+    typed = f"{kind}:{value}"
+    # What reads like a line of a header may show its secret value, and is refused.
+    assume(not value[0].isspace() and not is_address_or_network(typed))
+    limiter = Limiter()
+    check_key(typed)
+    await limiter.ban(key_of(typed), "1h")
+    app = RateLimitMiddleware(hello, limiter=limiter, rules=[Rule("*", "100/minute", key=lambda request: typed)])
+    assert await statuses(app, 1) == [403]
+    key, ban = limiter.key_for(typed), await limiter.banned(typed)
+    assert ban is not None
+    assert ban.key == key
+    assert [one.key async for one in limiter.bans()] == [key]
+    assert kind_of(key) != ADDRESS
+    assert not Subject(limiter, typed).is_address
+    assert scope_of(key) != rows.EVERYWHERE
+    copy = Limiter()
+    assert await copy.import_bans([line async for line in limiter.export_bans()]) == 1
+    assert await copy.banned(typed)
+    assert await limiter.unban(typed)

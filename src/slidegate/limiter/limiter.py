@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 from ..core.arguments import check_name, check_whole, names_checked
 from ..core.bans.ban import MANUAL, Ban, BanSubject, ban_key, clean_reason
-from ..core.bans.policy import BanPolicy, hand_ban_key, may_ban, with_wider_networks
+from ..core.bans.policy import BanPolicy, may_ban, with_wider_networks
 from ..core.buckets import Bucket, Check
 from ..core.decision import Decision
 from ..core.durations import parse_duration_us
@@ -328,9 +328,8 @@ class Limiter:
             by: The person or program that bans.
 
         Raises:
-            ConfigurationError: The key is invalid, a mistyped address such as ``203.0.113.O``, the whole address space,
-                or a network with host bits or wider than an IPv4 /8 or an IPv6 /19; the duration is invalid; or 1,000
-                networks are banned already.
+            ConfigurationError: The key is invalid, the whole address space, or a network with host bits or wider than
+                an IPv4 /8 or an IPv6 /19; the duration is invalid; or 1,000 networks are banned already.
         """
         what = f'ban: duration (or "{PERMANENT}")'
         length_us = None if duration == PERMANENT else parse_duration_us(duration, what, 1, MAX_WINDOW_US, "1h")
@@ -630,10 +629,8 @@ class Limiter:
         return remember(self._buckets, (name, written), Bucket(name, parsed))
 
     def _ban_key(self, key: AnyKey) -> str:
-        if isinstance(key, KeyOf):
-            return hand_ban_key(self.engine.keys.normalize(key)[0])
-        ban_key(key)  # raises for a mistyped address
-        return self.engine.keys.normalize(key)[0]
+        name, _ = self.engine.keys.normalize(key)
+        return ban_key(name)
 
 
 def _author(by: object) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from .. import ConfigurationError, Networks
+
 ADDRESS: Final = "address"
 EVERYONE: Final = "everyone"
 FUNCTION: Final = "function"
 """The kind of the keys that a function of the application's returns, which may be any."""
-_OF_ADDRESSES: Final = frozenset("0123456789abcdef.:/")
 _DIGEST: Final = re.compile("(.*)#[0-9a-f]{32}")
 _SHOWN: Final = 31
 """How much of a kind stands in front of a digest: keys have at most 64 characters."""
@@ -18,16 +19,25 @@ _IN_TEXT: Final = ("user", "mcp_tool")
 
 
 def kind_of(key: str) -> str:
-    """Return the kind of a key as far as the key shows it, without parsing it as an address: there may be many.
+    """Return the kind of a key as far as the key shows it.
 
     It is ``header:x-api-key`` of a digest, of a long name only the beginning, and ``user`` of ``user:ann``.
     """
     digest = _DIGEST.fullmatch(key)
     if digest is not None:
         return digest[1]
-    if _OF_ADDRESSES.issuperset(key):
+    if is_network(key):
         return ADDRESS
     return key.partition(":")[0]
+
+
+def is_network(key: str) -> bool:
+    """Return whether a key is an address or a network."""
+    try:
+        Networks([key])
+    except ConfigurationError:
+        return False
+    return True
 
 
 def shown(kind: str) -> str:

@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from .. import ConfigurationError, Limiter, Networks, RateLimitMiddleware, cookie, header, query
+from .. import ConfigurationError, Limiter, RateLimitMiddleware, cookie, header, query
 from ..core import Ban, LimitState
 from ..limiter import Action, Override
-from .kinds import shown
+from .kinds import is_network, shown
 
 KEYED: Final = {"header": header, "cookie": cookie, "query": query}
 """The kinds of keys whose values clients send."""
@@ -65,7 +65,7 @@ def scope_of(key: str) -> BanScope:
     Args:
         key: The key in its canonical form, or as it was typed beside a value: ``header:X-API-Key``.
     """
-    if _is_network(key) or _OF_CLIENT.match(key):
+    if is_network(key) or _OF_CLIENT.match(key):
         return EVERYWHERE
     kind, _, name = key.partition("#")[0].partition(":")
     if kind == "path":  # no policy bans by it
@@ -213,24 +213,15 @@ def key_of(key: str, value: str | None = None) -> Any:
 
 
 def check_key(key: str) -> None:
-    """Check a key that somebody has typed: the ban of a mistyped address would never match a client.
+    """Check that a key that somebody has typed is an address, a network or has a kind.
 
     Raises:
-        ConfigurationError: It is no address, no network, and has no kind. The message does not contain it, because it
-            may be the secret value of a header.
+        ConfigurationError: It is none of these. The message does not contain it, because it may be the secret value of
+            a header.
     """
-    if not (_KIND.match(key) or _is_network(key)):
+    if not (_KIND.match(key) or is_network(key)):
         raise ConfigurationError(
             'expected an address, a network or kind:value, for example "203.0.113.7", "198.51.100.0/24" or "user:42"; '
             "a value that clients send needs its header, cookie or query parameter",
             "key",
         )
-
-
-def _is_network(key: str) -> bool:
-    """Return whether a key is an address or a network."""
-    try:
-        Networks([key])
-    except ConfigurationError:
-        return False
-    return True

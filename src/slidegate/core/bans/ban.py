@@ -27,19 +27,11 @@ OWN_PREFIX: Final = {4: 32, 6: 64}
 MAX_CACHED: Final = 4_096
 """For how many keys it is cached whether they are networks."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_LONGEST_ADDRESS: Final = 64
 # Patterns are texts, which `re` compiles at their first use: a compiled one takes a share of the import.
-_KIND: Final = r"[A-Za-z][A-Za-z0-9_-]*[:#]."
-"""The beginning of a key with a kind, such as ``user:``; a digest has # after its kind."""
 _DIGESTED: Final = {"header": "X-API-Key", "cookie": "session", "query": "token", "path": "tenant"}
 """The kinds of keys whose values are digested, each with the name of an example."""
 _DIGEST: Final = r"(?s)[a-z]+:.*#[0-9a-f]{32}"
 _TOKEN: Final = r"[A-Za-z][A-Za-z0-9_-]*"
-_LIKE_AN_ADDRESS: Final = r"\d+|0[xX][0-9a-fA-F.]+|[\da-fA-F%\[\]]*[.:/][\da-fA-F.:/%\[\]]*"
-_AS_DIGITS: Final = str.maketrans("oOlI|", "00111")
-"""Translates letters that look like digits."""
-_NUMBER: Final = "[0-9]{1,3}"
-_HEXADECIMAL: Final = "[0-9a-fA-F]{0,4}"
 
 
 class Ban(NamedTuple):
@@ -125,17 +117,13 @@ def ban_key(key: object) -> str:
     """Return the canonical spelling of the key of a ban: an address, a network, or any other key.
 
     Raises:
-        InvalidKey: It is empty or not text, is probably a mistyped address such as ``203.0.113.O``, or contains every
-            address of a version.
+        InvalidKey: It is empty or not text, or contains every address of a version.
     """
-    example = 'for example "192.0.2.7", "192.0.2.0/24" or "user:42"'
     if not isinstance(key, str) or not key:
+        example = 'for example "192.0.2.7", "192.0.2.0/24" or "user:42"'
         raise InvalidKey(f"ban: expected an address, a network or a key, {example}, not {quoted(key)}")
     spelled = canonical_key(key)
     network = network_place(spelled)
-    if network is None and len(key) <= _LONGEST_ADDRESS and _was_meant_as_address(key.strip()):
-        named = quoted(f"key:{key}")
-        raise InvalidKey(f"ban: {quoted(key)} is not an address or network; write {example}, or {named} if it is a key")
     if network is not None and network[1] == 0:
         raise InvalidKey(f"ban: {quoted(key)} contains every address; to take the service offline, use its front end")
     return spelled
@@ -166,33 +154,6 @@ def check_can_exist(key: str) -> None:
         f'send are stored as digests; write {function}("{name}").of(VALUE), or {kind}:{name} with the value beside it '
         "in the command"
     )
-
-
-def _was_meant_as_address(text: str) -> bool:
-    """Return whether a text that is not an address was probably meant as one.
-
-    It contains only characters of addresses, or all but one of its groups are valid in an address, after replacing
-    letters that look like digits: ``203.0.113.O``, ``203.0.113.x/24``, ``2001:db8::g``. A word before a colon that
-    cannot be part of an address is a kind.
-    """
-    if re.fullmatch(_LIKE_AN_ADDRESS, text):
-        return True
-    read = text.partition("/")[0].translate(_AS_DIGITS)
-    groups = read.split(":")
-    if re.match(_KIND, text) and not re.fullmatch(_HEXADECIMAL, groups[0]):
-        return False
-    numbers = read.replace(",", ".").split(".")
-    if "." in read and len(numbers) >= 4:
-        return _matches_all_but_one(_NUMBER, numbers)
-    if "::" in read or len(groups) >= 8:
-        return _matches_all_but_one(_HEXADECIMAL, groups)
-    return False
-
-
-def _matches_all_but_one(pattern: str, groups: Iterable[str]) -> bool:
-    """Return whether at most one of some groups does not match a pattern."""
-    others = [group for group in groups if not re.fullmatch(pattern, group)]
-    return len(others) <= 1
 
 
 @lru_cache(maxsize=MAX_CACHED)
