@@ -299,5 +299,4 @@ def _about_error(what: str, error: StoreError) -> Iterator[Finding]:
     if _NOT_THERE.search(str(error)):
         note(f"the store does not exist yet, and check does not create it; the application does: {one_line(error)}")
     else:
-        advice = "check the address, and that this user may read and write there"
-        yield Finding("SG202", f"{what}: {one_line(error)}; {advice}")
+        yield Finding("SG202", f"{what}: {one_line(error)}")
