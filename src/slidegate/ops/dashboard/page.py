@@ -29,7 +29,6 @@ _OPERATIONS: Final = {
     "restore": ("DELETE", "limits"),
 }
 """The operation of each form that changes something."""
-DOCS: Final = "https://example.org/slidegate/slidegate/tree/main/docs/guides/operating.md"
 _FILTERS: Final[tuple[Callable[..., Any], ...]] = (
     texts.count,
     texts.rate,
@@ -54,7 +53,7 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {text.__name__: text for text in _FILTERS}
-    environment.globals |= {"views": VIEWS, "everywhere": EVERYWHERE.holds, "docs": DOCS}
+    environment.globals |= {"views": VIEWS, "everywhere": EVERYWHERE.holds}
     environment.globals |= {"share": texts.share, "gauge": cells.gauge, "address": address}
     environment.globals |= {"requests_of": requests_of, "rate_s": rate_s}
     for name in environment.list_templates():
