@@ -59,8 +59,10 @@ class Throttle:
         self._pause = pause
         self._next: dict[object, tuple[float, int]] = {}
 
-    def left_out(self, subject: object, now: float) -> int | None:
-        """Return how many lines about a subject were suppressed since the last one; None to suppress this one, too.
+    def left_out(self, subject: object, now: float) -> str | None:
+        """Return what a line about a subject ends with: how many were suppressed since the last one, if any.
+
+        None is to suppress this one, too.
 
         If the clock has stepped back to before the last line, that line does not suppress any other.
         """
@@ -71,7 +73,9 @@ class Throttle:
         if len(self._next) >= MAX_SUBJECTS:
             self._next.clear()
         self._next[subject] = now + self._pause, 0
-        return left_out
+        if not left_out:
+            return ""
+        return f" (and {left_out} more since the last such line)"
 
 
 class _Named(logging.LoggerAdapter[logging.Logger]):

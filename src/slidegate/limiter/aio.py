@@ -286,9 +286,5 @@ def _log_failure(task: asyncio.Future[End[T]]) -> None:
     if error is None:
         return
     left_out = _throttle.left_out(type(error), monotonic())
-    if left_out is None:
-        return
-    more = ""
-    if left_out:
-        more = f" (and {left_out} more since the last such line)"
-    logger.error("work in the background failed: %s%s", escaped(written(error)), more)
+    if left_out is not None:
+        logger.error("work in the background failed: %s%s", escaped(written(error)), left_out)

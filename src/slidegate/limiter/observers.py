@@ -187,12 +187,8 @@ class Subscription:
     def log(self, error: Exception) -> None:
         """Log an exception of the observer."""
         left_out = self._throttle.left_out(None, monotonic())
-        if left_out is None:
-            return
-        more = ""
-        if left_out:
-            more = f", {left_out} times more since the last report"
-        logger.error("observer %r failed%s", self.observer, more, exc_info=error)
+        if left_out is not None:
+            logger.error("observer %r failed%s", self.observer, left_out, exc_info=error)
 
 
 def _own(observer: AnyObserver, name: str, takes: str) -> Callable[..., Any] | None:
@@ -305,12 +301,8 @@ class ObserverHub:
         if rule:
             subject = f"{event.kind} under {rule}"
         left_out = self._throttle.left_out(subject, monotonic())
-        if left_out is None:
-            return
-        more = ""
-        if left_out:
-            more = f" (and {left_out} more since the last such line)"
-        logger.log(level, "%s: %s%s", event.kind, event.message, more)
+        if left_out is not None:
+            logger.log(level, "%s: %s%s", event.kind, event.message, left_out)
 
     async def end(self) -> None:
         """Await the method `end` of observers, and log its exceptions."""

@@ -81,7 +81,7 @@ class NetworkFile(FollowedFile):
         except Exception:
             left_out = self._throttle.left_out(None, time.monotonic())
             if left_out is not None:
-                said = "looking up %s for %s failed, so operator and country are unknown (suppressed=%d)"
+                said = "looking up %s for %s failed, so operator and country are unknown%s"
                 logger.exception(said, self.path, client_key, left_out)
             return _NOWHERE
 

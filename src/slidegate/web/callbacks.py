@@ -143,14 +143,14 @@ class UserCallbacks:
 
     def report(self, what: str, where: str, error: BaseException, consequence: str) -> None:
         """Log a failure of the user's function, at most once a minute for each function and rule."""
-        suppressed = self._throttle.left_out((what, where), time.monotonic())
-        if suppressed is None:
+        left_out = self._throttle.left_out((what, where), time.monotonic())
+        if left_out is None:
             return
         trace: BaseException | None = error
         if isinstance(error, ConfigurationError):
             trace = None  # its message says it all
-        said = "%s function of rule %r failed, so %s (suppressed=%d): %s"
-        logger.error(said, what, where, consequence, suppressed, escaped(written(error)), exc_info=trace)
+        said = "%s function of rule %r failed, so %s%s: %s"
+        logger.error(said, what, where, consequence, left_out, escaped(written(error)), exc_info=trace)
 
 
 def whole_cost(units: Any) -> int:

@@ -184,7 +184,7 @@ class RuleSet:
         except Exception as error:
             left_out = self._throttle.left_out(type(error), time.monotonic())
             if left_out is not None:
-                logger.exception("selecting rules failed; every limit counts the request (suppressed=%d)", left_out)
+                logger.exception("selecting rules failed; every limit counts the request%s", left_out)
             return self._strictest_plan(scope, is_preflight)
 
     def _new_plan(self, scope: Scope, is_preflight: bool, request: object) -> Plan:

@@ -185,7 +185,7 @@ class Dashboard:
             text = "The token is wrong."
             left_out = self._throttle.left_out("token", time.monotonic())
             if left_out is not None:
-                logger.warning("the dashboard has received a wrong token; %s more since the last such line", left_out)
+                logger.warning("the dashboard has received a wrong token%s", left_out)
             await anyio.sleep(WRONG_TOKEN_S)
         raise HTTPException(401, text, {"www-authenticate": 'Basic realm="slidegate", charset="UTF-8"'})
 
