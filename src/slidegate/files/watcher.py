@@ -54,7 +54,7 @@ def read_whole(path: str, max_bytes: int, option: str = "") -> bytes:
         option: The option that names it, for the error message.
 
     Raises:
-        ConfigurationError: It cannot be read, is empty, is not a regular file, is too large, or changes meanwhile.
+        ConfigurationError: It cannot be read, is not a regular file, is too large, or changes meanwhile.
     """
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _AT_ONCE)) as file:
@@ -67,8 +67,6 @@ def read_whole(path: str, max_bytes: int, option: str = "") -> bytes:
             after = os.fstat(file.fileno())
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise ValueError("it changes while it is read; write another file and rename it into place")
-        if not content:  # most probably it is still being written
-            raise ValueError("it has zero bytes; a list that is to contain nothing needs a comment, such as: # empty")
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or one of these
         reason = getattr(error, "strerror", None) or error
         raise ConfigurationError(f"cannot read {without_passwords(str(path))}: {reason}", option) from error

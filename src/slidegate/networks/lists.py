@@ -201,7 +201,10 @@ def read_entries(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 def _ranges(path: str, service: str | None) -> Iterator[AddressRange]:
     """Read a file, and yield the ranges of its networks."""
     content = read_whole(path, MAX_BYTES, "path")
-    if problem := utf_8_needed(content):
+    problem = utf_8_needed(content)
+    if not content:  # most probably it is still being written
+        problem = "it has zero bytes; a list that is to contain nothing needs a comment, such as: # empty"
+    if problem:
         raise ConfigurationError(f"cannot read {without_passwords(str(path))}: {problem}", "path")
     if content.removeprefix(BOM_UTF8).lstrip().startswith(b"{"):
         from .crawlers import published_ranges  # here, as few applications need it
