@@ -25,6 +25,8 @@ from slidegate.testing import FakeClock, limits_clock
 
 from ..asgi import call, hello, page
 from ..redis_servers import free_port
+from ..virtual_time import turns
+from .shared_rows import SharedRows, limiter_on
 
 NOW_US = 1_800_000_000_000_000
 RULES = [
@@ -369,7 +371,7 @@ SYSTEM: list[tuple[Seen, str]] = [
         Seen(Traffic(passed=3, unavailable=2)),
         "The store did not answer in time for 2 of 5 requests, which were refused",
     ),
-    (Seen(Traffic(), span="40 s"), "No request was counted in 40 s"),
+    (Seen(Traffic(), span="40 s", workers=1), "No request was counted in 40 s"),
     (Seen(Traffic(passed=3)), "Nothing was refused in 5 min, of 3 requests"),
     (Seen(Traffic(passed=3, refused=1, blocked=1)), "Limits refuse nobody; bans and lists refuse 25.0"),
 ]
@@ -379,6 +381,32 @@ SYSTEM: list[tuple[Seen, str]] = [
 def test_the_state_of_the_store_comes_before_what_it_counts(seen: Seen, text: str) -> None:
     statement = statement_of(seen)
     assert statement.text.format(**statement.values) == text
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_an_empty_page_of_a_limiter_that_no_middleware_uses_says_so(is_shared: bool) -> None:
+    """Where others may use the store, only that none has said so lately is known; with a middleware nothing is said."""
+    limiter, other = Limiter(), Limiter()
+    if is_shared:
+        rows = SharedRows()
+        limiter, other = limiter_on(rows), limiter_on(rows)
+
+    async def said() -> str:
+        seen = await look(limiter, await read_recent(Statistics.of(limiter)), await limiter.published(), None)
+        return statement_of(seen).text.partition(seen.span)[2]
+
+    unused = ": no middleware uses this limiter; give RateLimitMiddleware(limiter=...) the one of the dashboard"
+    if is_shared:
+        unused = ", and no worker has published its rules within a minute"
+    elsewhere = RateLimitMiddleware(hello, limits="9/minute", limiter=other)
+    assert await said() == unused
+    if is_shared:
+        await call(elsewhere, client=("198.51.100.7", 1))
+        await turns()
+        assert await said() == ""
+    own = RateLimitMiddleware(hello, rules=[Rule("*", exempt=True)], limiter=limiter)
+    assert await said() == ""
+    assert (own.limiter, elsewhere.limiter) == (limiter, other), "limiters refer weakly to middlewares"
 
 
 def test_counts_of_some_workers_alone_are_called_so() -> None:

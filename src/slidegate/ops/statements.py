@@ -299,7 +299,7 @@ def _of_calm(seen: Seen) -> Statement:
     total = seen.total or Traffic()
     requests = _requests(total)
     if not requests:
-        return Statement(Kind.NO_REQUESTS, f"No request was counted in {seen.span}")
+        return Statement(Kind.NO_REQUESTS, f"No request was counted in {seen.span}{_why_none(seen)}")
     if not total.refused:
         return Statement(Kind.QUIET, f"Nothing was refused in {seen.span}, of {{whole}} requests", {"whole": requests})
     text = "Limits refuse nobody; bans and lists refuse {share}"
@@ -315,3 +315,12 @@ def _of_calm(seen: Seen) -> Statement:
         return Statement(Kind.STOPPED, text, values, (Proposal("look", one.key),))
     actions = (Proposal("look", one.key), Proposal("unban", one.key))
     return Statement(Kind.STOPPED, f"{text}, which is banned", values, actions)
+
+
+def _why_none(seen: Seen) -> str:
+    """Return what explains that no request was counted: nobody uses the limiter, as far as that is known."""
+    if seen.workers:
+        return ""
+    if seen.is_shared:
+        return ", and no worker has published its rules within a minute"
+    return ": no middleware uses this limiter; give RateLimitMiddleware(limiter=...) the one of the dashboard"
