@@ -31,7 +31,7 @@ from slidegate.limiter.published import PublishedRule, rules_of
 from slidegate.limiter.workers import WORKERS
 from slidegate.testing import RecordingObserver
 
-from ..asgi import PEER, call
+from ..asgi import PEER, call, hello
 from ..contract.programs import SECOND_US
 from ..ops.shared_rows import SharedRows, limiter_on
 from ..virtual_time import OnALoop, turns
@@ -398,6 +398,23 @@ async def test_each_limit_of_a_name_takes_a_change_of_its_window_and_others_keep
     await worker.limiter.engine.news.refresh()
     assert [one.limit.amount for one in worker.named] == [5, 7, 10, 10]
     assert worker.observer.kinds == ["limit_overridden"]
+
+
+async def test_of_limits_of_one_name_each_is_named_and_each_amount_is_told() -> None:
+    """Two middlewares have a rule of one name: these are two limits. Rules of one bucket are one limit."""
+    limiter = Limiter(observers=[observer := RecordingObserver()])
+    apps = [
+        RateLimitMiddleware(hello, limiter=limiter, name=name, rules=[Rule("*", limit, name="api")])
+        for name, limit in (("in", "5/minute"), ("out", "7/minute"), ("out", "7/minute"), ("long", "9/hour"))
+    ]
+    assert (await limiter.override("api", "2/minute", "1h")).was == "5/1m of 'in:api' and 7/1m of 'out:api'"
+    (changed,) = await limiter.overrides()
+    assert changed.was == "5/1m of 'in:api' and 7/1m of 'out:api'"
+    ends = await limiter.override("api", "3/hour", "1h")
+    assert ends.was == "2/1m of 'in:api' and 9/1h of 'long:api' and 2/1m of 'out:api'"
+    told = [(event.details["was"], event.details["amount"]) for event in observer.events]
+    assert told == [(5, 2), (7, 2), (2, 5), (2, 7), (9, 3)]
+    assert len(apps) == 4, "limiters refer weakly to middlewares"
 
 
 @pytest.mark.parametrize("still_reads", [False, True])

@@ -139,22 +139,24 @@ async def _limit_before(having: Sequence[Publication], name: str, text: str, ear
         having: What those workers have published that have a limit of this name.
         name: The name.
         text: The limit that applies from now on, where it can.
-        earlier: The override of it that is in force.
+        earlier: The override of it that is in force, and ends.
     """
-    found: dict[str, None] = {}
+    by_bucket: dict[str, dict[str, None]] = {}
     for one in having:
         for rule in one.text.having(name):
-            limit = rule.named()
-            if not limit.takes(text):
-                continue
+            limit, before = rule.named(), rule.limit
             if earlier is not None and limit.takes(earlier.limit):
-                found[earlier.limit] = None
-            else:
-                found[rule.limit] = None
+                before = earlier.limit
+            elif not limit.takes(text):
+                continue
+            by_bucket.setdefault(rule.bucket or rule.rule, {})[before] = None
         await let_others_run()
-    if not found and earlier is not None:
+    if not by_bucket and earlier is not None:
         return earlier.limit
-    return " or ".join(found)
+    texts = {bucket: " or ".join(before) for bucket, before in by_bucket.items()}
+    if len(texts) < 2:
+        return "".join(texts.values())
+    return " and ".join(f"{before} of {bucket!r}" for bucket, before in sorted(texts.items()))
 
 
 def _applies(published: Publication, override: Override) -> bool:

@@ -276,7 +276,8 @@ class Limiter:
 
         Args:
             name: The name of the limit in response headers: that of its rule, ``name_<seconds>`` if the rule has
-                several, or ``name_concurrency`` for permits beside limits. ``"*"`` stands for all limits.
+                several, or ``name_concurrency`` for permits beside limits. Several limits of one name all change; to
+                change one alone, give its rule a name of its own. ``"*"`` stands for all limits.
             limit: The limit with another amount: ``"50/minute"``; for a concurrency limit ``"4"``; for ``"*"`` the word
                 ``"off"``.
             duration: How long, from a second to 30 days.

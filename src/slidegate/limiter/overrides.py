@@ -45,7 +45,8 @@ class Override:
         until_us: When it ends, in microseconds of Unix time.
         workers: How many workers apply it, each within a second; one that has the name with another window does not.
         was: The limit that applied before: that in code, or of an earlier override; ``"60/1m or 90/1m"`` if workers
-            had different ones, empty if none had published its rules.
+            had different ones, empty if none had published its rules. If several limits have the name, as of rules in
+            two middlewares, all of them change, and it names each: ``"60/1m of 'in:api' and 90/1m of 'out:api'"``.
     """
 
     name: str
@@ -113,12 +114,14 @@ def override_in(value: bytes) -> Override | None:
 class _Change:
     """An amount that has changed, and the override that sets it; None if that in code applies again."""
 
+    name: str
     was: int
     amount: int
     override: Override | None
 
 
-_Changes: TypeAlias = dict[str, _Change]
+_Changes: TypeAlias = dict[_Change, None]
+"""Those of one bucket, which several callers may have, are one."""
 
 
 class Overrides:
@@ -181,13 +184,13 @@ class Overrides:
                 return
             changes = self._apply(self._callers.limits())
             if (ALL in before) is not self.is_off:
-                changes[ALL] = _Change(0, 0, self.in_force.get(ALL))
+                changes[_Change(ALL, 0, 0, self.in_force.get(ALL))] = None
             self.version += bool(changes)
             self._changed()
-        for name, change in changes.items():
-            override = change.override or before.get(name) or self.in_force.get(name)
+        for change in changes:
+            override = change.override or before.get(change.name) or self.in_force.get(change.name)
             if override is not None:
-                self._emit(_event_of(name, change, override))
+                self._emit(_event_of(change, override))
 
     def drop_ended(self) -> None:
         """End the overrides that are over: the store cannot say so during an outage."""
@@ -207,16 +210,15 @@ class Overrides:
                 override = None
             amount = one.configured.amount if override is None else one.amount_in(override.limit)
             if amount != one.limit.amount:
-                changes[one.name] = _Change(one.limit.amount, amount, override)
+                changes[_Change(one.name, one.limit.amount, amount, override)] = None
                 one.limit.become(amount)
         return changes
 
 
-def _event_of(name: str, change: _Change, override: Override) -> Event:
+def _event_of(change: _Change, override: Override) -> Event:
     """Return the event of a limit whose amount has changed.
 
     Args:
-        name: The name of the limit.
         change: The change.
         override: The override that sets the amount, or that has ended.
     """
@@ -228,12 +230,12 @@ def _event_of(name: str, change: _Change, override: Override) -> Event:
     details: dict[str, Any] = {"by": override.by, "reason": override.reason, "until": override.until}
     has_ended = change.override is None
     until = f"until {override.until:%Y-%m-%dT%H:%M:%SZ}"
-    if name == ALL:
+    if change.name == ALL:
         if has_ended:
             return Event("switched_on", "slidegate is on again", details)
         return Event("switched_off", f"slidegate is off {until}: every request passes{author}", details)
-    details |= {"limit": name, "amount": change.amount, "was": change.was}
-    amount = f"limit {name!r} is {change.amount}"
+    details |= {"limit": change.name, "amount": change.amount, "was": change.was}
+    amount = f"limit {change.name!r} is {change.amount}"
     if has_ended:
         return Event("limit_restored", f"{amount} again, and was {change.was}{author}", details)
     return Event("limit_overridden", f"{amount} {until}, and was {change.was}{author}", details)

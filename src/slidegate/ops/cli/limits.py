@@ -45,9 +45,11 @@ async def list_limits(limiter: Limiter) -> Answer:
 async def set_limit(limiter: Limiter, name: str, limit: str, duration: str, reason: str, by: str) -> Answer:
     """Temporarily change the amount of the limit NAME to that of LIMIT, such as 50/minute.
 
-    NAME is the name in response headers. A name that no worker has, or another window, is refused, and nothing
-    is changed. If no worker had a request within a minute, the name is not checked, and what applied before is not
-    known. A later change of the same limit replaces an earlier one; at the end the limit in code applies again.
+    NAME is the name in response headers. If several limits have it, as of rules in two middlewares, all change, and
+    the answer names each; to change one alone, give its rule a name of its own. A name that no worker has, or another
+    window, is refused, and nothing is changed. If no worker had a request within a minute, the name is not checked,
+    and what applied before is not known. A later change of the same limit replaces an earlier one; at the end the
+    limit in code applies again.
 
     \b
     Example: slidegate limits set api 50/minute --for 2h --reason "the database is slow"
