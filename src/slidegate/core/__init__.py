@@ -1,4 +1,7 @@
-"""The pure core: synchronous, standard library only, without I/O or a clock. `now_us` is always an argument."""
+"""The pure core: synchronous, standard library only, without a clock: `now_us` is always an argument.
+
+Its only I/O is that `zoneinfo` reads the database of time zones.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The windows alone, for who wants only the arithmetic: counts, totals and times of events, in sliding slices.
 
-No request needs them. `now_us` is an argument of every call, so they go by any clock.
+No limit needs them; statistics count in `ResponseTimes`. `now_us` is an argument of every call, so any clock will do.
 """
 
 from __future__ import annotations
