@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from .. import ConfigurationError, Networks
+from ..core.addresses import network_of
 
 ADDRESS: Final = "address"
 EVERYONE: Final = "everyone"
@@ -26,18 +26,9 @@ def kind_of(key: str) -> str:
     digest = _DIGEST.fullmatch(key)
     if digest is not None:
         return digest[1]
-    if is_network(key):
+    if network_of(key) is not None:
         return ADDRESS
     return key.partition(":")[0]
-
-
-def is_network(key: str) -> bool:
-    """Return whether a key is an address or a network."""
-    try:
-        Networks([key])
-    except ConfigurationError:
-        return False
-    return True
 
 
 def shown(kind: str) -> str:

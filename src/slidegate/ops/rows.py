@@ -11,8 +11,9 @@ from typing import Any, Final, NamedTuple
 
 from .. import ConfigurationError, Limiter, RateLimitMiddleware, cookie, header, query
 from ..core import Ban, LimitState
+from ..core.addresses import network_of
 from ..limiter import Action, Override
-from .kinds import is_network, shown
+from .kinds import shown
 
 KEYED: Final = {"header": header, "cookie": cookie, "query": query}
 """The kinds of keys whose values clients send."""
@@ -65,7 +66,7 @@ def scope_of(key: str) -> BanScope:
     Args:
         key: The key in its canonical form, or as it was typed beside a value: ``header:X-API-Key``.
     """
-    if is_network(key) or _OF_CLIENT.match(key):
+    if network_of(key) is not None or _OF_CLIENT.match(key):
         return EVERYWHERE
     kind, _, name = key.partition("#")[0].partition(":")
     if kind == "path":  # no policy bans by it
@@ -219,7 +220,7 @@ def check_key(key: str) -> None:
         ConfigurationError: It is none of these. The message does not contain it, because it may be the secret value of
             a header.
     """
-    if not (_KIND.match(key) or is_network(key)):
+    if not _KIND.match(key) and network_of(key) is None:
         raise ConfigurationError(
             'expected an address, a network or kind:value, for example "203.0.113.7", "198.51.100.0/24" or "user:42"; '
             "a value that clients send needs its header, cookie or query parameter",
