@@ -7,6 +7,9 @@ A request waits until the limits of its key have room, is charged one unit, and 
                    ^                                                          | one of `statuses`, with a duration
                    '------- sent again, `retries` times <---------------------'
 
+Nothing waits with a connection: the body of such a response is read first. A response whose body is long, or comes
+slowly, is returned and not sent again.
+
 A pause is a temporary ban of the key in the limiter's store: workers that share a store pause together, and operators
 list pauses with `Limiter.bans` and end them with `Limiter.unban`.
 
@@ -23,7 +26,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -55,6 +58,10 @@ _SAME_PAUSE_US: Final = 100_000
 BAN_WITHIN_S: Final = 1.0
 """How long a response waits at most until its pause is in the store; one of the sync transport as long as the store's
 own timeouts allow, because nothing ends a call that blocks."""
+_SHORT_BODY: Final = 65_536
+"""The most bytes of a body that is read before anything waits."""
+_READ_WITHIN_S: Final = 1.0
+"""How long reading it may take; what a client sets as `timeout` bounds the wait for each part."""
 LOOK_EVERY_S: Final = 1.0
 """How often a request looks whether its pause is over: an operator may end it."""
 
@@ -81,12 +88,44 @@ class TurnTimeout(SlidegateError, httpx.PoolTimeout):
         return partial(TurnTimeout, key=self.key), self.args, vars(self)
 
 
+class _BegunBody(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A body of which the beginning was read.
+
+    Args:
+        beginning: That.
+        rest: The parts that follow.
+        stream: The stream of both, which is closed.
+    """
+
+    def __init__(self, beginning: bytes, rest: Any, stream: Any) -> None:
+        self._beginning = beginning
+        self._rest = rest
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._beginning
+        yield from self._rest
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._beginning
+        async for part in self._rest:
+            yield part
+
+    def close(self) -> None:
+        self._stream.close()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
 class _Steps(NamedTuple):
     """The functions of httpx and of the limiter that one transport awaits and the other calls.
 
     Attributes:
         send: Sends a request.
-        discard: Closes a response that is not returned.
+        parts: Returns an iterator of the parts of a body.
+        next_part: Returns the next one of these, or a default value.
+        close: Closes a body, which frees its connection.
         charge: Charges limits when they have room, by entering a limited block, whose end does nothing.
         peek: Looks whether a key has room.
         ban: Pauses a key.
@@ -94,7 +133,9 @@ class _Steps(NamedTuple):
     """
 
     send: Callable[..., Any]
-    discard: Callable[..., Any]
+    parts: Callable[..., Any]
+    next_part: Callable[..., Any]
+    close: Callable[..., Any]
     charge: Callable[..., Any]
     peek: Callable[..., Any]
     ban: Callable[..., Any]
@@ -156,18 +197,44 @@ class _Limited:
         await self._wait_for_room(key, until_s)
         while True:
             response = await self._call(self._steps.send, request)
+            pause_us = self._requested_pause_us(response)
+            if pause_us is None:
+                return response
             try:
-                is_paused = await self._pause(key, response)
-                if not retries or not is_paused or not _may_repeat(request, response):
+                is_read = await self._read(response)
+                is_paused = await self._pause(key, response.status_code, pause_us)
+                if not retries or not is_read or not is_paused or not _may_repeat(request, response):
                     return response
                 await self._wait_for_room(key, until_s)
             except TurnTimeout:  # the pause is longer than a request may wait
                 return response
             except BaseException:
-                await self._call(self._steps.discard, response, within_s=inf)
+                await self._call(self._steps.close, response.stream, within_s=inf)
                 raise
             retries -= 1
-            await self._call(self._steps.discard, response, within_s=inf)
+
+    def _requested_pause_us(self, response: httpx.Response) -> int | None:
+        """Return the pause that a response requests, in microseconds; None if it requests none."""
+        if response.status_code not in self._statuses:
+            return None
+        return read_pause_us(response.status_code, response.headers, time.time())
+
+    async def _read(self, response: httpx.Response) -> bool:
+        """Read a short body, which frees its connection; return False if there is more of it.
+
+        Whoever gets the response reads the whole body.
+        """
+        body, stream = b"", response.stream
+        parts, until_s = self._steps.parts(stream), time.monotonic() + _READ_WITHIN_S
+        while len(body) <= _SHORT_BODY and time.monotonic() < until_s:
+            part = await self._call(self._steps.next_part, parts, None)
+            if part is None:
+                await self._call(self._steps.close, stream)
+                response.stream = httpx.ByteStream(body)
+                return True
+            body += part
+        response.stream = _BegunBody(body, parts, stream)
+        return False
 
     async def _wait_for_room(self, key: str, until_s: float) -> None:
         """Wait for the end of a pause and for room in the limits, and charge a unit.
@@ -195,13 +262,8 @@ class _Limited:
         message = f"{key!r} has no room for a request within {self._wait_s:g} s: {decision.reason}{after}"
         raise TurnTimeout(message, key=key, retry_after_us=decision.retry_after_us)
 
-    async def _pause(self, key: str, response: httpx.Response) -> bool:
-        """Pause a key for as long as a response requests; return False if it requests none, or the pause failed."""
-        if response.status_code not in self._statuses:
-            return False
-        pause_us = read_pause_us(response.status_code, response.headers, time.time())
-        if pause_us is None:
-            return False
+    async def _pause(self, key: str, status: int, pause_us: int) -> bool:
+        """Pause a key for as long as a response requests; return False if that is too long, or fails."""
         if pause_us == 0:  # it may be sent again at once
             return True
         if pause_us > LONGEST_PAUSE_US:
@@ -215,7 +277,7 @@ class _Limited:
             # A longer ban is never shortened, least of all a permanent one; and the same pause is not asked for twice.
             if left_us is not None and left_us + min(pause_us // 10, _SAME_PAUSE_US) < pause_us:
                 span = timedelta(microseconds=pause_us)
-                reason = f"it answered {response.status_code}"
+                reason = f"it answered {status}"
                 await self._call(self._steps.ban, key, span, reason=reason, by="outbound", within_s=BAN_WITHIN_S)
         except (SlidegateError, TimeoutError) as error:  # also of a key that nobody can ban, such as a blank
             self._tell("pause_unshared", key, pause_us, repr(error))
@@ -249,8 +311,8 @@ class LimitedTransport(_Limited, httpx.AsyncBaseTransport):
         limiter: The limiter, for limits that several workers share; by default a new one in memory.
         transport: The transport that sends; by default an `httpx.AsyncHTTPTransport`.
         wait: How long a request may wait in total, including pauses and retries.
-        retries: How often a request is sent again after a pause, if the status is below 500 and its body can be sent
-            again. 0 to 10.
+        retries: How often a request is sent again after a pause, if the status is below 500, its body can be sent
+            again, and that of the response is at most 64 KiB and comes within a second. 0 to 10.
         statuses: The statuses, from 400 to 599, of responses that pause the key if they contain a duration;
             `GITHUB_STATUSES` for GitHub.
         name: The rule under which requests are counted in the limiter's store.
@@ -265,7 +327,9 @@ class LimitedTransport(_Limited, httpx.AsyncBaseTransport):
         self._transport: httpx.AsyncBaseTransport = given or httpx.AsyncHTTPTransport()
         return _Steps(
             send=self._transport.handle_async_request,
-            discard=httpx.Response.aclose,
+            parts=aiter,
+            next_part=anext,
+            close=lambda stream: stream.aclose(),
             charge=lambda limits, **options: self._limiter.limited(limits, **options).__aenter__(),
             peek=self._limiter.peek,
             ban=self._limiter.ban,
@@ -300,7 +364,9 @@ class SyncLimitedTransport(_Limited, httpx.BaseTransport):
         self._transport: httpx.BaseTransport = given or httpx.HTTPTransport()
         return _Steps(
             send=self._transport.handle_request,
-            discard=httpx.Response.close,
+            parts=iter,
+            next_part=next,
+            close=lambda stream: stream.close(),
             charge=lambda limits, **options: self._limiter.limited(limits, **options).__enter__(),
             peek=self._limiter.sync.peek,
             ban=self._limiter.sync.ban,
