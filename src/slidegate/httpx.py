@@ -31,7 +31,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from inspect import iscoroutinefunction
-from math import ceil, inf
+from math import ceil
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import anyio
@@ -55,9 +55,6 @@ GITHUB_STATUSES: Final = (403, 429, 503)
 LONGEST_PAUSE_US: Final = 3_600_000_000
 _SAME_PAUSE_US: Final = 100_000
 """By how much two requests for one pause differ at most: concurrent responses come a moment apart."""
-BAN_WITHIN_S: Final = 1.0
-"""How long a response waits at most until its pause is in the store; one of the sync transport as long as the store's
-own timeouts allow, because nothing ends a call that blocks."""
 _SHORT_BODY: Final = 65_536
 """The most bytes of a body that is read before anything waits."""
 _READ_WITHIN_S: Final = 1.0
@@ -128,7 +125,7 @@ class _Steps(NamedTuple):
         close: Closes a body, which frees its connection.
         charge: Charges limits when they have room, by entering a limited block, whose end does nothing.
         peek: Looks whether a key has room.
-        ban: Pauses a key.
+        pause: Pauses a key.
         sleep: Waits.
     """
 
@@ -138,7 +135,7 @@ class _Steps(NamedTuple):
     close: Callable[..., Any]
     charge: Callable[..., Any]
     peek: Callable[..., Any]
-    ban: Callable[..., Any]
+    pause: Callable[..., Any]
     sleep: Callable[..., Any]
 
 
@@ -179,10 +176,10 @@ class _Limited:
     def _use(self, transport: Any) -> _Steps:
         """Use a transport, by default one of httpx; return the steps of a request."""
 
-    async def _call(self, step: Callable[..., Any], *arguments: Any, within_s: float | None = None, **more: Any) -> Any:
-        """Do a step; with `within_s`, to its end or until then, though the caller is cancelled."""
-        with anyio.fail_after(within_s, shield=within_s is not None):
-            return await step(*arguments, **more)
+    async def _call(self, step: Callable[..., Any], *arguments: Any, shield: bool = False, **options: Any) -> Any:
+        """Do a step; with `shield`, to its end, though the caller is cancelled."""
+        with anyio.CancelScope(shield=shield):
+            return await step(*arguments, **options)
 
     async def _handle(self, request: httpx.Request) -> httpx.Response:
         """Send a request when its key has room, and again after a pause; return the response after its head."""
@@ -209,7 +206,7 @@ class _Limited:
             except TurnTimeout:  # the pause is longer than a request may wait
                 return response
             except BaseException:
-                await self._call(self._steps.close, response.stream, within_s=inf)
+                await self._call(self._steps.close, response.stream, shield=True)
                 raise
             retries -= 1
 
@@ -245,7 +242,8 @@ class _Limited:
         while True:
             left = timedelta(seconds=max(until_s - time.monotonic(), 1e-6))
             try:
-                await self._call(self._steps.charge, self._limits, key=key, wait=left, rule=self._rule)
+                block = self._limiter.limited(self._limits, key=key, wait=left, rule=self._rule)
+                await self._call(self._steps.charge, block)
                 return
             except RateLimitExceeded as refused:
                 decision = refused.decision
@@ -276,10 +274,9 @@ class _Limited:
                 left_us = seen.retry_after_us
             # A longer ban is never shortened, least of all a permanent one; and the same pause is not asked for twice.
             if left_us is not None and left_us + min(pause_us // 10, _SAME_PAUSE_US) < pause_us:
-                span = timedelta(microseconds=pause_us)
-                reason = f"it answered {status}"
-                await self._call(self._steps.ban, key, span, reason=reason, by="outbound", within_s=BAN_WITHIN_S)
-        except (SlidegateError, TimeoutError) as error:  # also of a key that nobody can ban, such as a blank
+                block = self._limiter.limited(self._limits, key=key, rule=self._rule)
+                await self._call(self._steps.pause, block, pause_us, f"it answered {status}")
+        except SlidegateError as error:
             self._tell("pause_unshared", key, pause_us, repr(error))
             return False
         return True
@@ -330,9 +327,9 @@ class LimitedTransport(_Limited, httpx.AsyncBaseTransport):
             parts=aiter,
             next_part=anext,
             close=lambda stream: stream.aclose(),
-            charge=lambda limits, **options: self._limiter.limited(limits, **options).__aenter__(),
+            charge=lambda block: block.__aenter__(),
             peek=self._limiter.peek,
-            ban=self._limiter.ban,
+            pause=lambda block, *pause: block.pause(*pause),
             sleep=anyio.sleep,
         )
 
@@ -367,14 +364,14 @@ class SyncLimitedTransport(_Limited, httpx.BaseTransport):
             parts=iter,
             next_part=next,
             close=lambda stream: stream.close(),
-            charge=lambda limits, **options: self._limiter.limited(limits, **options).__enter__(),
+            charge=lambda block: block.__enter__(),
             peek=self._limiter.sync.peek,
-            ban=self._limiter.sync.ban,
+            pause=lambda block, *pause: block.pause_here(*pause),
             sleep=lambda span_s: time.sleep(span_s),
         )
 
-    async def _call(self, step: Callable[..., Any], *arguments: Any, within_s: float | None = None, **more: Any) -> Any:
-        return step(*arguments, **more)
+    async def _call(self, step: Callable[..., Any], *arguments: Any, shield: bool = False, **options: Any) -> Any:
+        return step(*arguments, **options)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request when its key has room, and return the response after its head."""

@@ -72,9 +72,10 @@ class Scene(httpx.AsyncBaseTransport, httpx.BaseTransport):
         self.clock = FakeClock(10**12)
         self.time = VirtualTime(self.clock)
         self.observer = RecordingObserver(without=["refused"])
-        self.limiter = Limiter(MemoryStore(clock=self.clock), observers=[self.observer])
+        store = MemoryStore(clock=self.clock)
         if "ban" in options:
-            monkeypatch.setattr(self.limiter.store.bans, "ban", options.pop("ban"))
+            monkeypatch.setattr(store.bans, "ban", options.pop("ban"))
+        self.limiter = Limiter(store, observers=[self.observer])
         self.sent_s, self.bodies, self.responses = list[float](), list[bytes](), list[Body]()
         self.tasks, self.scopes = list[asyncio.Task[str]](), list[anyio.CancelScope]()
         self.use_client(**options)
@@ -206,15 +207,11 @@ async def unreachable(*ban: object) -> None:
     raise StoreUnavailable("the wire is cut")
 
 
-async def silent(*ban: object) -> None:
-    await asyncio.sleep(3_600)
-
-
 def after(seconds: float, status: int = 429) -> Answer:
     return status, {"Retry-After": str(seconds)}
 
 
-WORDS: dict[str, Any] = {"OK": (200, {}), "after": after, "silent": silent, "unreachable": unreachable, "KEY": KEY}
+WORDS: dict[str, Any] = {"OK": (200, {}), "after": after, "unreachable": unreachable, "KEY": KEY}
 WORDS |= {"GITHUB": GITHUB_STATUSES, "sleep": asyncio.sleep}
 
 

@@ -70,7 +70,9 @@ class BanStore(ABC):
         """
 
     @abstractmethod
-    def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
+    def ban(
+        self, key: str, length_us: int | None, reason: str, by: str, deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Ban | Awaitable[Ban]:
         """Ban a key by hand, replacing a ban that it already has; a length of None means for ever.
 
         Raises:

@@ -19,7 +19,7 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.exceeded import RateLimitExceeded
 from ..core.limit_texts import parse_limits
 from ..core.memo import remember
-from .aio import answer_of
+from .aio import answer_of, answer_to_the_end
 from .blocking import run_query
 from .callers import BucketCaller
 from .engine import Engine
@@ -106,6 +106,18 @@ class Limited:
 
     def __exit__(self, *error: object) -> None:
         """Do nothing: what the block spent stays spent."""
+
+    async def pause(self, pause_us: int, reason: str) -> None:
+        """Ban the key of a block, because the service that it calls asks for a pause.
+
+        That is a part of a request: it has the deadline of one, and `on_error` decides if the store fails.
+        """
+        key, _ = self._engine.keys.normalize(self._key_of_block())
+        await answer_to_the_end(self._engine.ban(key, pause_us, reason, "outbound"))
+
+    def pause_here(self, pause_us: int, reason: str) -> None:
+        """Do what `pause` does, and block."""
+        run_query(self._engine, self.pause(pause_us, reason))
 
     def _admit_here(self, bucket: Bucket, key: str) -> Decision:
         """Do what `_admit` does, and block."""

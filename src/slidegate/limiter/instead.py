@@ -17,4 +17,4 @@ class Instead:
 
     def __init__(self, decide: Callable[..., Decision], find: Callable[..., None]) -> None:
         self.hit = self.peek = self.charge = decide
-        self.find = self.strike = find
+        self.find = self.strike = self.ban = find

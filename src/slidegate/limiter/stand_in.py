@@ -94,6 +94,18 @@ class StandIn:
         # Who strikes takes the time from since to until as what is left of a ban.
         return earlier._replace(since_us=system_us())  # type: ignore[no-any-return]
 
+    def ban(self, key: str, length_us: int, reason: str, by: str) -> Ban:
+        """Ban a key for this process alone.
+
+        Raises:
+            StoreUnavailable: `on_error` is not ``"local"``.
+        """
+        if self._on_error != "local":
+            raise StoreUnavailable("the store did not answer")
+        self._use()
+        made: Any = self.local.bans.ban(key, length_us, reason, by)
+        return made  # type: ignore[no-any-return]
+
     def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that this process has made."""
         found: Any = self.local.bans.find(subjects)

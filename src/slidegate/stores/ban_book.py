@@ -220,9 +220,11 @@ class BookBans(BanStore):
         """Count strikes, and ban the key if its window is full; return the new ban, if any."""
         return self.change(lambda book, now_us: book.strike(policy, key, weight, reason, now_us), deadline_s)
 
-    def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban | Awaitable[Ban]:
+    def ban(
+        self, key: str, length_us: int | None, reason: str, by: str, deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Ban | Awaitable[Ban]:
         """Ban a key by hand, replacing a ban that it already has; a length of None means for ever."""
-        return self.change(lambda book, now_us: book.ban(key, length_us, reason, by, now_us))
+        return self.change(lambda book, now_us: book.ban(key, length_us, reason, by, now_us), deadline_s)
 
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
         """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""

@@ -129,7 +129,9 @@ class RedisBans(BanStore):
         self._tell(banned(made))
         return made
 
-    async def ban(self, key: str, length_us: int | None, reason: str, by: str) -> Ban:
+    async def ban(
+        self, key: str, length_us: int | None, reason: str, by: str, deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Ban:
         """Ban a key manually, permanently if `length_us` is None; replaces a ban of the key."""
         now_us = await self._batcher().server_us()
         until_us = None
