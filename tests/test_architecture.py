@@ -36,7 +36,9 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "__main__": ({"ops"}, set()),
     "dashboard": ({"ops"}, set()),
     "events": ({"core", "findings", "limiter"}, set()),
-    "httpx": ({"core", "limiter", "_pauses"}, {"anyio", "httpx"}),
+    "httpx": ({"_outbound"}, {"httpx"}),
+    "httpx2": ({"_outbound"}, {"httpx2"}),
+    "_outbound": ({"core", "limiter", "_pauses"}, {"anyio"}),
     "openapi": ({"core", "files", "findings", "limiter", "web"}, {"starlette"}),
     "_pauses": (set(), set()),
     "otel": ({"ops"}, set()),
@@ -62,7 +64,8 @@ SEAMS = {
 }
 """Further modules that it may import, with the names; None for all public ones: texts, and checks of arguments."""
 OF_NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
-AROUND = [SRC / "httpx.py", SRC / "testing.py", SRC.parent / "slidegate_pytest.py"]
+AROUND = [*(SRC / f"{name}.py" for name in ("_outbound", "httpx", "httpx2", "testing"))]
+AROUND.append(SRC.parent / "slidegate_pytest.py")
 LIBRARY = {"core", "stores", "limiter", "web"}
 """What every application runs. The other rooms are tools, and none of these imports any of them."""
 BESIDE = {"files", "findings", "networks", "windows"}
@@ -119,7 +122,7 @@ def reaches(file: Path) -> list[str]:
     for name in imports(file, source):
         module, _, last = name.rpartition(".")
         if not name.startswith("slidegate.") or name.startswith(
-            ("slidegate.ops", "slidegate._pauses", "slidegate.testing")
+            ("slidegate.ops", "slidegate._outbound", "slidegate._pauses", "slidegate.testing")
         ):
             continue
         public = PUBLIC.get(module, SEAMS.get(module, set()))

@@ -36,6 +36,7 @@ NAMES = {
     "sleep": asyncio.sleep,
     "HEADER": '{"slidegate": "bans", "version": 4}',
     "HEAD": {"slidegate": "bans", "version": 4},
+    "httpx2": import_module("slidegate.httpx2"),
     "ROW": {"key": "user:eve", "reason": "", "by": "ann", "level": 0, "since_us": 0, "until_us": None},
 }
 WORDS = "expected|example|name each|write|did you mean|use |keep|needs|shorter|unknown|is no|cannot be|there are no|"

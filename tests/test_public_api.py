@@ -22,8 +22,8 @@ import slidegate.windows
 PACKAGE = Path(slidegate.__file__).parent
 EXPORTING = [slidegate, slidegate.core, slidegate.events, slidegate.stores, slidegate.windows]
 OPTIONAL = (
-    "fastapi hiredis http_sf httpx hypothesis lmdb msgspec opentelemetry prometheus_client pydantic pytest redis rich "
-    "uvicorn"
+    "fastapi hiredis http_sf httpx httpx2 hypothesis lmdb msgspec opentelemetry prometheus_client pydantic pytest "
+    "redis rich uvicorn"
 )
 TOOLS = {"annotations"}
 """What a package imports for itself."""
@@ -89,6 +89,7 @@ EXTRAS = {
     "lmdb": ("lmdb", OF_URL.format("lmdb:///tmp"), "ConfigurationError: store address: LmdbStore"),
     "redis": ("redis", OF_URL.format("redis://localhost"), "ConfigurationError: store address: RedisStore"),
     "httpx": ("httpx", "import slidegate.httpx", "ImportError: slidegate.httpx"),
+    "httpx2": ("httpx2", "import slidegate.httpx2", "ImportError: slidegate.httpx2"),
     "jinja2": ("dashboard", "import slidegate.dashboard", "ImportError: Dashboard"),
     "opentelemetry": ("otel", "import slidegate.otel", "ImportError: slidegate.otel"),
     "prometheus_client": ("prometheus", "import slidegate.prometheus", "ImportError: PrometheusMetrics"),

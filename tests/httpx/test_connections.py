@@ -4,18 +4,16 @@ import asyncio
 import gzip
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeAlias
 
-import httpx
 import pytest
 
 from slidegate import Limiter
 from slidegate.core import Event, StoreUnavailable
-from slidegate.httpx import LimitedTransport, SyncLimitedTransport
 
 from ..redis_servers import BOUND_S, RedisServer, needs_redis
+from .kinds import ASYNC, SYNC, Kind
 
 SHORT = b"slow down"
 LONG = bytes(range(256)) * 1_000
@@ -84,7 +82,7 @@ class Server(ThreadingHTTPServer):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr("slidegate.httpx.LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr("slidegate._outbound.LOOK_EVERY_S", 0.02)
     with Server() as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -95,32 +93,24 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 class Client:
-    """A client of either kind, with a pool of one connection, and its limiter."""
+    """A client of some kind, with a pool of one connection, and its limiter."""
 
-    def __init__(self, kind: str, server: Server, store: str = "memory://", **options: Any) -> None:
-        self.is_sync, self.server = kind == "sync", server
+    def __init__(self, kind: Kind, server: Server, store: str = "memory://", **options: Any) -> None:
+        self.kind, self.server = kind, server
         self.url = f"http://127.0.0.1:{server.server_port}"
         self.banned = threading.Event()
         self.limiter = Limiter.from_url(store, deadline="60s", observers=[self._hear])
-        one, timeout = httpx.Limits(max_connections=1), httpx.Timeout(5)
         options = {"limits": "1000/second", "key": _key, "limiter": self.limiter, "wait": "10m", **options}
-        if self.is_sync:
-            sync = SyncLimitedTransport(**options, transport=httpx.HTTPTransport(limits=one))
-            self.client: Any = httpx.Client(transport=sync, timeout=timeout)
-        else:
-            awaited = LimitedTransport(**options, transport=httpx.AsyncHTTPTransport(limits=one))
-            self.client = httpx.AsyncClient(transport=awaited, timeout=timeout)
+        one = kind.inner(limits=kind.httpx.Limits(max_connections=1))
+        self.client = kind.client(transport=one, **options)
 
     def _hear(self, event: Event) -> None:
         if event.kind == "banned":
             self.banned.set()
 
     async def call(self, name: str, *arguments: Any, of: Any = None, **options: Any) -> Any:
-        """Call a method of the client, or of a response: in a thread if it blocks."""
-        if self.is_sync:
-            method = partial(getattr(of or self.client, name.removeprefix("a")), *arguments, **options)
-            return await asyncio.to_thread(method)
-        return await getattr(of or self.client, name)(*arguments, **options)
+        """Call a method of the client, or of a response."""
+        return await self.kind.call(of or self.client, name, *arguments, **options)
 
     async def send(self, method: str = "GET", **options: Any) -> Any:
         """Send a request that may be paused, and return the response before its body is read."""
@@ -142,20 +132,15 @@ class Client:
         return (await self.call("get", f"{self.url}/free")).status_code
 
 
-def _key(request: httpx.Request) -> str | None:
+def _key(request: Any) -> str | None:
     return None if request.url.path == "/free" else "paused"
-
-
-@pytest.fixture(params=["async", "sync"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 MakeClient: TypeAlias = Callable[..., Client]
 
 
 @pytest.fixture
-async def client(kind: str, server: Server) -> AsyncIterator[MakeClient]:
+async def client(kind: Kind, server: Server) -> AsyncIterator[MakeClient]:
     made: list[Client] = []
 
     def make(**options: Any) -> Client:
@@ -188,7 +173,7 @@ async def test_when_what_it_waits_for_fails(client: MakeClient) -> None:
     assert await made.get_free() == 200
 
 
-@pytest.mark.parametrize("kind", ["async"])
+@pytest.mark.parametrize("kind", ASYNC, ids=str)
 async def test_when_it_is_cancelled(client: MakeClient) -> None:
     made = client()
     waiting = await made.begin()
@@ -199,12 +184,12 @@ async def test_when_it_is_cancelled(client: MakeClient) -> None:
     assert await made.get_free() == 200
 
 
-@pytest.mark.parametrize("kind", ["sync"])
+@pytest.mark.parametrize("kind", SYNC, ids=str)
 async def test_when_a_thread_is_interrupted(client: MakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(span_s: float) -> None:
         raise InterruptedError
 
-    monkeypatch.setattr("slidegate.httpx.time.sleep", interrupted)
+    monkeypatch.setattr("slidegate._outbound.time.sleep", interrupted)
     made = client()
     with pytest.raises(InterruptedError):
         await made.send()
@@ -228,7 +213,7 @@ async def test_when_the_caller_gets_the_response(
 
 async def test_when_a_request_cannot_be_sent_again(client: MakeClient) -> None:
     made = client()
-    content: Any = iter([b"once"]) if made.is_sync else _in_parts(b"once")
+    content: Any = iter([b"once"]) if made.kind.is_sync else _in_parts(b"once")
     await _is_free_beside(made, await made.send("POST", content=content, headers={"Content-Length": "4"}), SHORT)
 
 
@@ -268,7 +253,7 @@ async def test_a_response_with_a_long_or_slow_body_is_returned_as_it_is(
     whole = LONG if body == "long" else SHORT
     server.answer = ({"Content-Length": str(len(whole))}, [whole])
     if body == "slow":
-        monkeypatch.setattr("slidegate.httpx._READ_WITHIN_S", 0)
+        monkeypatch.setattr("slidegate._outbound._READ_WITHIN_S", 0)
     made = client()
     response = await made.send()
     assert response.status_code == 429
@@ -278,7 +263,7 @@ async def test_a_response_with_a_long_or_slow_body_is_returned_as_it_is(
     assert await made.get_free() == 200
 
 
-@pytest.mark.parametrize("kind", ["async"])
+@pytest.mark.parametrize("kind", ASYNC, ids=str)
 async def test_when_it_is_cancelled_before_the_body_has_come(client: MakeClient, server: Server) -> None:
     server.answer = ({"Content-Length": "9"}, [])
     made = client()
@@ -292,6 +277,7 @@ async def test_when_it_is_cancelled_before_the_body_has_come(client: MakeClient,
 async def test_when_the_body_does_not_come(client: MakeClient, server: Server) -> None:
     server.answer = ({"Content-Length": "9"}, [])
     made = client()
+    httpx = made.kind.httpx
     made.client.timeout = httpx.Timeout(5, read=0.2)
     with pytest.raises(httpx.ReadTimeout):
         await made.send()

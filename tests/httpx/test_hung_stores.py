@@ -8,14 +8,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import httpx
 import pytest
 
 from slidegate import Limiter
-from slidegate.httpx import LimitedTransport, SyncLimitedTransport, TurnTimeout
 from slidegate.testing import RecordingObserver
 
 from ..redis_servers import AT_REDIS, RedisServer
+from .kinds import Kind
 
 URL = "http://api.example.com/"
 BOUND_S = 5
@@ -42,39 +41,34 @@ def hung(kind: str, path: Path, **options: Any) -> Iterator[Limiter]:
     limiter.sync.close()
 
 
-def answer(request: httpx.Request) -> httpx.Response:
-    return httpx.Response(429, headers={"Retry-After": "60"})
-
-
 @contextmanager
-def getting(kind: str, limiter: Limiter) -> Iterator[Callable[[str], httpx.Response]]:
-    """Give what sends a request by a client of a kind and waits for the response."""
-    options: Any = {"limits": "9/hour", "limiter": limiter, "transport": httpx.MockTransport(answer)}
-    if kind == "sync":
-        with httpx.Client(transport=SyncLimitedTransport(**options)) as client:
-            yield client.get
+def getting(kind: Kind, limiter: Limiter) -> Iterator[Callable[[], Any]]:
+    """Give what sends a request by a client of a kind, whose server asks for a pause, and waits for the response."""
+    answering = kind.httpx.MockTransport(lambda request: kind.httpx.Response(429, headers={"Retry-After": "60"}))
+    client = kind.client(limits="9/hour", limiter=limiter, transport=answering)
+    if kind.is_sync:
+        with client:
+            yield lambda: client.get(URL)
         return
     with asyncio.Runner() as runner:
-        awaited = httpx.AsyncClient(transport=LimitedTransport(**options))
-        yield lambda url: runner.run(awaited.get(url))
-        runner.run(awaited.aclose())
+        yield lambda: runner.run(client.get(URL))
+        runner.run(client.aclose())
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("store", ["lmdb", AT_REDIS])
 @pytest.mark.parametrize("on_error", ["local", "allow", "deny"])
 def test_a_pause_that_cannot_be_stored_delays_a_response_by_the_deadline(
-    kind: str, store: str, on_error: str, tmp_path: Path
+    kind: Kind, store: str, on_error: str, tmp_path: Path
 ) -> None:
     """With "local" this process observes it."""
     observer = RecordingObserver(without=["refused"])
     with hung(store, tmp_path, on_error=on_error, observers=[observer]) as limiter, getting(kind, limiter) as get:
         began_s = monotonic()
         if on_error != "deny":
-            assert get(URL).status_code == 429
+            assert get().status_code == 429
         if on_error != "allow":
-            with pytest.raises(TurnTimeout, match={"local": "banned", "deny": "unavailable"}[on_error]):
-                get(URL)
+            with pytest.raises(kind.limited.TurnTimeout, match={"local": "banned", "deny": "unavailable"}[on_error]):
+                get()
         assert monotonic() - began_s < BOUND_S
     told = [event.message for event in observer.events if event.kind == "pause_unshared"]
     unshared = "'to:api.example.com' requested a pause of 60 s, which is not observed: "

@@ -23,11 +23,9 @@ from typing import Any, TypeAlias
 from unittest.mock import MagicMock
 
 import anyio
-import httpx
 import pytest
 import trio
 from anyio.lowlevel import checkpoint
-from anyio.to_thread import run_sync
 from hypothesis import example, given
 from hypothesis import strategies as st
 from trio.testing import MockClock
@@ -35,20 +33,20 @@ from trio.testing import MockClock
 from slidegate import ConfigurationError, Limiter, MemoryStore, SlidegateError
 from slidegate._pauses import read_pause_us
 from slidegate.core import StoreUnavailable
-from slidegate.httpx import GITHUB_STATUSES, LimitedTransport, SyncLimitedTransport, TurnTimeout
+from slidegate.httpx import GITHUB_STATUSES
 from slidegate.limiter.aio import answer_of
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ..virtual_time import VirtualTime, turns
+from .kinds import ASYNC, SYNC, Kind
 
 URL = "http://api.example.com/"
 KEY = "to:api.example.com"
-ANSWERING = httpx.MockTransport(lambda request: httpx.Response(200))
 Answer: TypeAlias = tuple[int, Mapping[str, str]]
 
 
-class Body(httpx.ByteStream):
-    """The body of a response; counts how often it was closed."""
+class Body:
+    """The body of a response, as `body_of` makes it; counts how often it was closed."""
 
     closed = 0
 
@@ -60,13 +58,18 @@ class Body(httpx.ByteStream):
         self.close()
 
 
-class Scene(httpx.AsyncBaseTransport, httpx.BaseTransport):
-    """A client of either kind, its limiter, and the server behind its transport, which answers as told, and then 200.
+def body_of(kind: Kind) -> Any:
+    """Return a body for a client of a kind."""
+    return type("BodyOf", (Body, kind.httpx.ByteStream), {})(b"answer")
+
+
+class Scene:
+    """A client of some kind, its limiter, and the server behind its transport, which answers as told, and then 200.
 
     Time passes by their clock, in threads that sleep, too.
     """
 
-    def __init__(self, kind: str, monkeypatch: pytest.MonkeyPatch, *answers: Answer, **options: Any) -> None:
+    def __init__(self, kind: Kind, monkeypatch: pytest.MonkeyPatch, *answers: Answer, **options: Any) -> None:
         """Make them; the server takes `delay_s`, and `ban` stands in the place of the store's method."""
         self.kind, self.answers, self.delay_s = kind, list(answers), options.pop("delay_s", 0)
         self.clock = FakeClock(10**12)
@@ -80,24 +83,30 @@ class Scene(httpx.AsyncBaseTransport, httpx.BaseTransport):
         self.tasks, self.scopes = list[asyncio.Task[str]](), list[anyio.CancelScope]()
         self.use_client(**options)
         times = SimpleNamespace(monotonic=self.now_s, time=self.now_s, sleep=self._sleep)
-        monkeypatch.setattr("slidegate.httpx.time", times)
+        monkeypatch.setattr("slidegate._outbound.time", times)
 
     # -- the server ----------------------------------------------------------------------------------------------------
 
-    def handle_request(self, request: Any) -> httpx.Response:
-        return self._answer(b"".join(request.stream))
+    def _inner(self) -> Any:
+        httpx = self.kind.httpx
 
-    async def handle_async_request(self, request: Any) -> httpx.Response:
-        answer = self._answer(b"".join([part async for part in request.stream]))
-        await asyncio.sleep(self.delay_s)
-        return answer
+        class Inner(httpx.AsyncBaseTransport, httpx.BaseTransport):  # type: ignore[misc, name-defined]
+            def handle_request(_, request: Any) -> Any:
+                return self._answer(b"".join(request.stream))
 
-    def _answer(self, body: bytes) -> httpx.Response:
+            async def handle_async_request(_, request: Any) -> Any:
+                answer = self._answer(b"".join([part async for part in request.stream]))
+                await asyncio.sleep(self.delay_s)
+                return answer
+
+        return Inner()
+
+    def _answer(self, body: bytes) -> Any:
         self.sent_s.append(self.now_s())
         self.bodies.append(body)
         status, headers = self.answers.pop(0) if self.answers else (200, {})
-        self.responses.append(Body(b"answer"))
-        return httpx.Response(status, headers=dict(headers), stream=self.responses[-1])
+        self.responses.append(body_of(self.kind))
+        return self.kind.httpx.Response(status, headers=dict(headers), stream=self.responses[-1])
 
     # -- time and the client -------------------------------------------------------------------------------------------
 
@@ -112,17 +121,12 @@ class Scene(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
     def use_client(self, **options: Any) -> None:
         """Make a client of the limiter, and use it from now on."""
-        options = {"limiter": self.limiter, "transport": self, "limits": "1000/second", **options}
-        if self.kind == "sync":
-            self.client: Any = httpx.Client(transport=SyncLimitedTransport(**options))
-        else:
-            self.client = httpx.AsyncClient(transport=LimitedTransport(**options))
+        options = {"limiter": self.limiter, "transport": self._inner(), "limits": "1000/second", **options}
+        self.client = self.kind.client(**options)
 
     async def call(self, name: str, *arguments: Any, of: Any = None, **options: Any) -> Any:
         """Call a method of the client, or of another object: in a thread if it blocks."""
-        own_name = name if self.kind == "async" else name.removeprefix("a")
-        method = partial(getattr(of or self.client, own_name), *arguments, **options)
-        return await (run_sync(method) if self.kind == "sync" else method())
+        return await self.kind.call(of or self.client, name, *arguments, **options)
 
     # -- the words of sent.txt and tasks.txt ---------------------------------------------------------------------------
 
@@ -154,7 +158,8 @@ class Scene(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
     async def post(self, *, streamed: bool = False, read: bool = False) -> str:
         """Return the status, and the bodies that the server got."""
-        stream = Body(b"answer").__iter__() if self.kind == "sync" else Body(b"answer").__aiter__()
+        body = body_of(self.kind)
+        stream = body.__iter__() if self.kind.is_sync else body.__aiter__()
         request = self.client.build_request("POST", URL, content=stream if streamed else b"answer")
         if read:
             await self.call("aread", of=request)
@@ -215,20 +220,19 @@ WORDS: dict[str, Any] = {"OK": (200, {}), "after": after, "unreachable": unreach
 WORDS |= {"GITHUB": GITHUB_STATUSES, "sleep": asyncio.sleep}
 
 
-@pytest.fixture(params=["async", "sync"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 MakeScene: TypeAlias = Callable[..., Scene]
 
 
 @pytest.fixture
-def scene(kind: str, monkeypatch: pytest.MonkeyPatch) -> MakeScene:
+def scene(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> MakeScene:
     return partial(Scene, kind, monkeypatch)
 
 
-@pytest.mark.parametrize(("file", "kind"), [("sent.txt", "async"), ("sent.txt", "sync"), ("tasks.txt", "async")])
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [*(("sent.txt", kind) for kind in (*ASYNC, *SYNC)), *(("tasks.txt", kind) for kind in ASYNC)],
+    ids=str,
+)
 def test_what_clients_send_and_get(file: str, texts: Callable[..., None], scene: MakeScene) -> None:
     path = Path(__file__).with_name(file)
     scenarios: list[list[str]] = []
@@ -245,15 +249,16 @@ def test_what_clients_send_and_get(file: str, texts: Callable[..., None], scene:
     texts(path, "> ", lambda _: answers.pop(0))
 
 
-def test_threads_wait_for_room() -> None:
-    transport = SyncLimitedTransport(limits="5/200ms", limiter=Limiter(), transport=ANSWERING)
-    with httpx.Client(transport=transport) as client, ThreadPoolExecutor(8) as pool:
+@pytest.mark.parametrize("kind", SYNC, ids=str)
+def test_threads_wait_for_room(kind: Kind) -> None:
+    made = kind.client(limits="5/200ms", limiter=Limiter(), transport=kind.answering())
+    with made as client, ThreadPoolExecutor(8) as pool:
         began_s = monotonic()
         assert set(pool.map(lambda _: client.get(URL).status_code, range(16))) == {200}
         assert monotonic() - began_s >= 0.6
 
 
-@pytest.mark.parametrize("kind", ["async"])
+@pytest.mark.parametrize("kind", ASYNC, ids=str)
 async def test_no_window_has_more_sendings_than_the_limit(scene: MakeScene, rng: Random) -> None:
     made = scene(limits="5/second; 12/4s", wait="10m")
 
@@ -270,12 +275,12 @@ async def test_no_window_has_more_sendings_than_the_limit(scene: MakeScene, rng:
         assert all(later - earlier >= window_s - 1e-6 for earlier, later in zip(sent, sent[amount:], strict=False))
 
 
-def test_trio_runs_it() -> None:
+@pytest.mark.parametrize("kind", ASYNC, ids=str)
+def test_trio_runs_it(kind: Kind) -> None:
     async def run() -> float:
         store = MemoryStore(clock=lambda: round(trio.current_time() * 1_000_000))
         began_s = trio.current_time()
-        transport = LimitedTransport(limits="2/second", limiter=Limiter(store), transport=ANSWERING)
-        async with httpx.AsyncClient(transport=transport) as client:
+        async with kind.client(limits="2/second", limiter=Limiter(store), transport=kind.answering()) as client:
             for _ in range(5):
                 await client.get(URL)
         return trio.current_time() - began_s
@@ -283,47 +288,46 @@ def test_trio_runs_it() -> None:
     assert trio.run(run, clock=MockClock(autojump_threshold=0)) == pytest.approx(2)
 
 
+@pytest.mark.parametrize("kind", SYNC, ids=str)
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_blocking_client_works_in_threads_that_anyio_takes_for_its_own(backend: str) -> None:
-    client = httpx.Client(transport=SyncLimitedTransport(limits="9/second", transport=ANSWERING))
+def test_a_blocking_client_works_in_threads_that_anyio_takes_for_its_own(backend: str, kind: Kind) -> None:
+    client = kind.client(limits="9/second", transport=kind.answering())
     to_thread: Any = asyncio.to_thread if backend == "asyncio" else trio.to_thread.run_sync
     assert anyio.run(to_thread, client.get, URL, backend=backend).status_code == 200
 
 
-@pytest.mark.parametrize("kind", ["sync"])
+@pytest.mark.parametrize("kind", SYNC, ids=str)
 async def test_a_blocking_client_is_refused_in_a_thread_with_an_event_loop(scene: MakeScene) -> None:
     made = scene()
-    with pytest.raises(ConfigurationError, match="expected a thread without event loop; use LimitedTransport"):
+    with pytest.raises(ConfigurationError, match="blocks, and would block the event loop that runs in this thread"):
         made.client.get(URL)
     assert await made.get() == "200 at 0 s"
 
 
-def test_threads_use_one_transport(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = list[httpx.BaseTransport]()
+@pytest.mark.parametrize("kind", SYNC, ids=str)
+def test_threads_use_one_transport(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[Any]()
 
-    class Default(httpx.BaseTransport):
-        def __init__(self) -> None:
-            made.append(self)
+    def default() -> Any:
+        made.append(kind.answering())
+        return made[-1]
 
-        def handle_request(self, request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200)
-
-    monkeypatch.setattr(httpx, "HTTPTransport", Default)
-    with httpx.Client(transport=SyncLimitedTransport(limits="9/second")) as client, ThreadPoolExecutor(2) as pool:
+    monkeypatch.setattr(kind.httpx, "HTTPTransport", default)
+    with kind.client(limits="9/second") as client, ThreadPoolExecutor(2) as pool:
         assert [answer.status_code for answer in pool.map(client.get, [URL] * 2)] == [200, 200]
     assert len(made) == 1
 
 
 @pytest.fixture
-def inner(kind: str) -> Any:
-    return MagicMock(httpx.HTTPTransport if kind == "sync" else httpx.AsyncHTTPTransport)
+def inner(kind: Kind) -> Any:
+    return MagicMock(kind.inner)
 
 
 async def test_closing_closes_the_transport_and_an_own_limiter_alone(scene: MakeScene, inner: Any) -> None:
     made = scene()
     for options in ({}, {}, {"limiter": None}):
         made.use_client(transport=inner, **options)
-        await answer_of(made.client.close() if made.kind == "sync" else made.client.aclose())  # also in a loop's thread
+        await answer_of(made.client.close() if made.kind.is_sync else made.client.aclose())  # also in a loop's thread
         assert (await made.limiter.hit("k", "5/minute")).allowed
     assert str(inner.mock_calls).replace(".aclose", ".close") == "[call.close(), call.close(), call.close()]"
 
@@ -331,20 +335,20 @@ async def test_closing_closes_the_transport_and_an_own_limiter_alone(scene: Make
 async def test_a_client_enters_and_leaves_the_transport_that_sends(scene: MakeScene, inner: Any) -> None:
     made = scene(transport=inner, limiter=None)
     async with AsyncExitStack() as stack:
-        enter: Any = stack.enter_context if made.kind == "sync" else stack.enter_async_context
+        enter: Any = stack.enter_context if made.kind.is_sync else stack.enter_async_context
         await answer_of(enter(made.client))
     assert str(inner.mock_calls).replace("__a", "__") == "[call.__enter__(), call.__exit__(None, None, None)]"
 
 
 async def test_an_own_limiter_is_closed_though_the_transport_fails_to_close(scene: MakeScene, inner: Any) -> None:
     made = scene(transport=inner, limiter=None)
-    inner.configure_mock(**{"close.side_effect" if made.kind == "sync" else "aclose.side_effect": OSError})
+    inner.configure_mock(**{"close.side_effect" if made.kind.is_sync else "aclose.side_effect": OSError})
     with pytest.raises(OSError):  # noqa: PT011
         await made.call("aclose")
     transport = made.client._transport
-    send = transport.handle_request if made.kind == "sync" else transport.handle_async_request
+    send = transport.handle_request if made.kind.is_sync else transport.handle_async_request
     with pytest.raises(StoreUnavailable, match="was closed"):
-        await made.call("__call__", httpx.Request("GET", URL), of=send)
+        await made.call("__call__", made.kind.httpx.Request("GET", URL), of=send)
 
 
 # -- what servers ask for ----------------------------------------------------------------------------------------------
@@ -381,6 +385,7 @@ WRITTEN = st.text('"a;rtw=0123456789, ()?@:.-hms\\', max_size=60) | st.dates().m
 VALUES = st.binary(max_size=60) | WRITTEN.map(str.encode)
 
 
+@pytest.mark.parametrize("headers_of", [kind.httpx.Headers for kind in ASYNC], ids=["httpx", "httpx2"])
 @given(st.sampled_from([403, 429, 503]), st.lists(st.tuples(st.sampled_from(NAMES).map(str.encode), VALUES)))
 @example(429, [(b"retry-after", b"Fri, 31 Dec 9999 23:59:60 -9999")])
 @example(429, [(b"retry-after", b"Fri, 31 Dec 9999 23:59:60 +" + b"9" * 40)])
@@ -389,15 +394,17 @@ VALUES = st.binary(max_size=60) | WRITTEN.map(str.encode)
 @example(429, [(b"ratelimit", b'"' + b'\\"' * 2_000 + b"\\")])
 @example(429, [(b"ratelimit", b"r=0;t=" + b"9" * 1_000)])
 @example(429, [(b"x-ratelimit-reset-tokens", b"999999999999h" * 300)])
-def test_no_bytes_raise_and_no_pause_is_negative(status: int, headers: list[tuple[bytes, bytes]]) -> None:
-    pause_us = read_pause_us(status, httpx.Headers(headers), NOW_S)
+def test_no_bytes_raise_and_no_pause_is_negative(
+    headers_of: Any, status: int, headers: list[tuple[bytes, bytes]]
+) -> None:
+    pause_us = read_pause_us(status, headers_of(headers), NOW_S)
     assert pause_us is None or pause_us >= 0
 
 
 # -- the defaults, and errors ------------------------------------------------------------------------------------------
 
 
-async def test_the_default_transport_sends_over_the_network() -> None:
+async def test_the_default_transport_sends_over_the_network(kind: Kind) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
@@ -406,28 +413,21 @@ async def test_the_default_transport_sends_over_the_network() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     async with await asyncio.start_server(answer, sock=listener) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        async with httpx.AsyncClient(transport=LimitedTransport(limits="9/second")) as client:
-            assert (await client.get(url)).status_code == 204
-
-        def get() -> int:
-            with httpx.Client(transport=SyncLimitedTransport(limits="9/second")) as client:
-                return client.get(url).status_code
-
-        assert await asyncio.to_thread(get) == 204
+        made = kind.client(limits="9/second")
+        assert (await kind.call(made, "get", url)).status_code == 204
+        await kind.call(made, "aclose")
 
 
-async def test_a_request_that_is_not_sent_is_a_pool_timeout_that_can_be_copied_and_pickled(kind: str) -> None:
+async def test_a_request_that_is_not_sent_is_a_pool_timeout_that_can_be_copied_and_pickled(kind: Kind) -> None:
+    httpx = kind.httpx
     answers = [httpx.Response(429, headers={"Retry-After": "0"}), httpx.Response(200)]
-    options: Any = {"limits": "2/hour", "transport": httpx.MockTransport(lambda request: answers.pop(0))}
-    send: Any = httpx.AsyncClient(transport=LimitedTransport(**options)).request
-    if kind == "sync":
-        send = partial(asyncio.to_thread, httpx.Client(transport=SyncLimitedTransport(**options)).request)
-    assert (await send("POST", URL, json={"a": 1})).status_code == 200
+    made = kind.client(limits="2/hour", transport=httpx.MockTransport(lambda request: answers.pop(0)))
+    assert (await kind.call(made, "request", "POST", URL, json={"a": 1})).status_code == 200
     with pytest.raises(httpx.PoolTimeout) as caught:
-        await send("GET", URL)
+        await kind.call(made, "get", URL)
     original: Any = caught.value
     for error in (original, copy.copy(original), pickle.loads(pickle.dumps(original))):
-        assert type(error) is TurnTimeout
+        assert type(error) is kind.limited.TurnTimeout
         assert (str(error), error.key) == (str(original), "to:api.example.com")
         assert error.retry_after_us == original.retry_after_us
         assert error.request.url == URL

@@ -6,12 +6,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal, assert_type
 
 import httpx
+import httpx2
 import pytest
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 
+import slidegate.httpx2 as for_httpx2
 from slidegate import (
     BanPolicy,
     ConfigurationError,
@@ -238,6 +240,29 @@ LimitedTransport(
     retries=0,
     name="api",
 )
+
+
+def account2(request: httpx2.Request) -> str | None:
+    return request.url.host or None
+
+
+httpx2.Client(transport=for_httpx2.SyncLimitedTransport(limits="10/second", transport=httpx2.HTTPTransport()))
+httpx2.AsyncClient(transport=for_httpx2.LimitedTransport(limits=[limit], key=account2))
+httpx2.AsyncClient(transport=LimitedTransport(limits=[limit]))  # type: ignore[arg-type]
+httpx.Client(transport=for_httpx2.SyncLimitedTransport(limits=[limit]))  # type: ignore[arg-type]
+LimitedTransport(limits=[limit], key=account2)  # type: ignore[arg-type]
+for_httpx2.LimitedTransport(limits=[limit], key=account)  # type: ignore[arg-type]
+for_httpx2.LimitedTransport(limits=[limit], retry=1)  # type: ignore[call-arg]
+
+
+def errors2(late: for_httpx2.TurnTimeout) -> tuple[SlidegateError, httpx2.PoolTimeout]:
+    assert_type(late.key, str)
+    return late, late
+
+
+async def sends(awaited: LimitedTransport, blocking: for_httpx2.SyncLimitedTransport) -> None:
+    assert_type(await awaited.handle_async_request(httpx.Request("GET", "/")), httpx.Response)
+    assert_type(blocking.handle_request(httpx2.Request("GET", "/")), httpx2.Response)
 
 
 def errors(late: TurnTimeout, wrong: ConfigurationError) -> tuple[list[SlidegateError], httpx.PoolTimeout, ValueError]:

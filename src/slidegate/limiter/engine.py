@@ -328,7 +328,7 @@ class Engine:
         self.find_ban: FindBan = bans.find
         self.hearing.ban_question = bans.find
         self.strike: Callable[[BanPolicy, str, int, str], Ban | Awaitable[Ban | None] | None] = bans.strike
-        self.ban: Callable[[str, int, str, str], Ban | Awaitable[Ban]] = bans.ban
+        self.ban: Callable[..., Any] = bans.ban
         # Also while an operator has switched limits off: the news say when they are on again.
         if self.news.may_come and self.counting and not self.closed:
             self.hit, self.find_ban = self.hearing.hit, self.hearing.find_ban

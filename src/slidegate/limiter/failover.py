@@ -131,15 +131,10 @@ class Failover:
         decide, ask = partial(self.stand_in.strike, *struck), self._store.bans.strike
         return await self._query(decide, ask, *struck, self._deadline_s)
 
-    async def ban(self, key: str, length_us: int, reason: str, by: str) -> Ban:
-        """Ban a key for a request; during an outage, with ``on_error="local"``, in the local store.
-
-        Raises:
-            StoreUnavailable: The store did not answer, and `on_error` is another one.
-        """
-        banned = key, length_us, reason, by
-        decide, ask = partial(self.stand_in.ban, *banned), self._store.bans.ban
-        return await self._query(decide, ask, *banned, self._deadline_s)
+    async def ban(self, *banned: Any) -> Ban:
+        """Ban a key for a request, with the arguments of `BanStore.ban`; during an outage see `StandIn.ban`."""
+        decide = partial(self.stand_in.ban, *banned)
+        return await self._query(decide, self._store.bans.ban, *banned, self._deadline_s)
 
     async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""

@@ -94,8 +94,8 @@ class StandIn:
         # Who strikes takes the time from since to until as what is left of a ban.
         return earlier._replace(since_us=system_us())  # type: ignore[no-any-return]
 
-    def ban(self, key: str, length_us: int, reason: str, by: str) -> Ban:
-        """Ban a key for this process alone.
+    def ban(self, *banned: Any) -> Any:
+        """Ban a key for this process alone, with the arguments of `BanStore.ban`.
 
         Raises:
             StoreUnavailable: `on_error` is not ``"local"``.
@@ -103,8 +103,7 @@ class StandIn:
         if self._on_error != "local":
             raise StoreUnavailable("the store did not answer")
         self._use()
-        made: Any = self.local.bans.ban(key, length_us, reason, by)
-        return made  # type: ignore[no-any-return]
+        return self.local.bans.ban(*banned)
 
     def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that this process has made."""

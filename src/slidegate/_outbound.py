@@ -1,0 +1,382 @@
+"""What the transports of `slidegate.httpx` and `slidegate.httpx2` do.
+
+A request waits until the limits of its key have room, is charged one unit, and is sent. A response with one of
+`statuses` that says how long to wait, in one of the fields that `read_pause_us` lists, pauses the key::
+
+    request --> pause ended? --> limits have room? --> charged and sent --> response
+                   ^                                                          | one of `statuses`, with a duration
+                   '------- sent again, `retries` times <---------------------'
+
+Nothing waits with a connection: the body of such a response is read first. A response whose body is long, or comes
+slowly, is returned, and its request is not sent again.
+
+The modules of the two libraries bind this to the classes by which their clients know transports, bodies and errors.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from datetime import timedelta
+from functools import partial
+from inspect import isawaitable, iscoroutinefunction
+from math import ceil
+from operator import attrgetter
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeVar
+
+import anyio
+
+from ._pauses import read_pause_us
+from .core import AnyLimit, ConfigurationError, Event, Reason, SlidegateError, parse_duration_us, parse_limits
+from .core.arguments import check_list, check_name, check_takes, check_whole, expect, names_checked
+from .core.errors import quoted
+from .core.exceeded import RateLimitExceeded
+from .limiter import Limiter
+
+GITHUB_STATUSES: Final = (403, 429, 503)
+"""The `statuses` for GitHub, whose secondary limits answer 403 with `Retry-After`; other 403 responses do not pause."""
+LONGEST_PAUSE_US: Final = 3_600_000_000
+_SAME_PAUSE_US: Final = 100_000
+"""By how much two requests for one pause differ at most: concurrent responses come a moment apart."""
+_SHORT_BODY: Final = 65_536
+"""The most bytes of a body that is read before anything waits."""
+_READ_WITHIN_S: Final = 1.0
+"""How long reading it may take; what a client sets as `timeout` bounds the wait for each part."""
+LOOK_EVERY_S: Final = 1.0
+"""How often a request looks whether its pause is over: an operator may end it."""
+
+T = TypeVar("T")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+class NotSent(SlidegateError):
+    """A request was not sent; see `slidegate.httpx.TurnTimeout`."""
+
+    def __init__(self, message: str, *, key: str, retry_after_us: int | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+        self.retry_after_us = retry_after_us
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), key=self.key), self.args, vars(self)
+
+
+class BegunBody:
+    """A body of which the beginning was read.
+
+    Args:
+        beginning: That.
+        rest: The parts that follow.
+        stream: The stream of both, which is closed.
+    """
+
+    def __init__(self, beginning: bytes, rest: Any, stream: Any) -> None:
+        self._beginning = beginning
+        self._rest = rest
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._beginning
+        yield from self._rest
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._beginning
+        async for part in self._rest:
+            yield part
+
+    def close(self) -> None:
+        self._stream.close()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class Client(NamedTuple):
+    """What transports need of a library of clients.
+
+    Attributes:
+        library: Its module, httpx or httpx2.
+        turn_timeout: The `NotSent` that is one of its errors.
+        begun_body: The `BegunBody` that is one of its streams.
+    """
+
+    library: Any
+    turn_timeout: Callable[..., NotSent]
+    begun_body: Callable[..., BegunBody]
+
+
+class _Steps(NamedTuple):
+    """The functions of a client and of the limiter that one transport awaits and the other calls.
+
+    Attributes:
+        send: Sends a request.
+        parts: Returns an iterator of the parts of a body.
+        next_part: Returns the next one of these, or a default value.
+        close: Closes a body, which frees its connection.
+        charge: Charges limits when they have room, by entering a limited block, whose end does nothing.
+        peek: Looks whether a key has room.
+        pause: Pauses a key.
+        sleep: Waits.
+    """
+
+    send: Callable[..., Any]
+    parts: Callable[..., Any]
+    next_part: Callable[..., Any]
+    close: Callable[..., Any]
+    charge: Callable[..., Any]
+    peek: Callable[..., Any]
+    pause: Callable[..., Any]
+    sleep: Callable[..., Any]
+
+
+class _Outbound(Generic[Request, Response]):
+    """What both transports do, in coroutines. Those of the sync one never suspend, because its steps block."""
+
+    _client: ClassVar[Client]
+    """The client that they are for."""
+
+    @names_checked
+    def __init__(
+        self,
+        *,
+        limits: str | AnyLimit | Sequence[str | AnyLimit],
+        key: Callable[[Request], str | None] | None = None,
+        limiter: Limiter | None = None,
+        transport: Any = None,
+        wait: str | timedelta = "30s",
+        retries: int = 1,
+        statuses: Collection[int] = (429, 503),
+        name: str = "outbound",
+    ) -> None:
+        if iscoroutinefunction(key):
+            raise ConfigurationError(f"expected a plain function of request, not {quoted(key)}, which is async", "key")
+        self._key: Callable[[Request], str | None] = attrgetter("url.host")
+        if key is not None:
+            self._key = check_takes("key", key, "request")
+        self._owns_limiter = limiter is None
+        self._limiter = expect("limiter", limiter, Limiter, "Limiter()") or Limiter()
+        self._wait_s = parse_duration_us(wait, "wait") / 1_000_000
+        self._retries = check_whole(retries, 0, 10, "retries", "for example 1")
+        codes = check_list("statuses", statuses, "a list of status codes such as (429, 503)")
+        self._statuses = {check_whole(code, 400, 599, "statuses", "for example 429") for code in codes}
+        self._rule = check_name(name, "name")
+        self._limits = parse_limits(limits)
+        self._steps = self._use(transport)
+        # Operators see and change the limits of functions that exist; those of a block go with each request.
+        self._listed = self._limiter.limited(self._limits, key="to:", rule=name)(lambda: None)
+
+    @abstractmethod
+    def _use(self, transport: Any) -> _Steps:
+        """Use a transport, by default one of the client; return the steps of a request."""
+
+    async def _handle(self, request: Request) -> Any:
+        """Send a request when its key has room, and again after a pause; return the response after its head."""
+        name = self._key(request)
+        if name is None:  # it has no limit
+            return await _awaited(self._steps.send(request))
+        key = self._limiter.key_for(f"to:{name}")  # never an address: bans of addresses refuse inbound requests
+        until_s = time.monotonic() + self._wait_s
+        retries = self._retries
+        await self._wait_for_room(key, until_s)
+        while True:
+            response = await _awaited(self._steps.send(request))
+            pause_us = self._requested_pause_us(response)
+            if pause_us is None:
+                return response
+            try:
+                is_read = await self._read(response)
+                is_paused = await self._pause(key, response.status_code, pause_us)
+                if not retries or not is_read or not is_paused or not self._may_repeat(request, response):
+                    return response
+                await self._wait_for_room(key, until_s)
+            except NotSent:  # the pause is longer than a request may wait
+                return response
+            except BaseException:
+                await _awaited(self._steps.close(response.stream))
+                raise
+            retries -= 1
+
+    def _requested_pause_us(self, response: Any) -> int | None:
+        """Return the pause that a response requests, in microseconds; None if it requests none."""
+        if response.status_code not in self._statuses:
+            return None
+        return read_pause_us(response.status_code, response.headers, time.time())
+
+    async def _read(self, response: Any) -> bool:
+        """Read a short body, which frees its connection; return False if there is more of it.
+
+        Whoever gets the response reads the whole body.
+        """
+        body, stream = b"", response.stream
+        parts, until_s = self._steps.parts(stream), time.monotonic() + _READ_WITHIN_S
+        while len(body) <= _SHORT_BODY and time.monotonic() < until_s:
+            part = await _awaited(self._steps.next_part(parts, None))
+            if part is None:
+                await _awaited(self._steps.close(stream))
+                response.stream = self._client.library.ByteStream(body)
+                return True
+            body += part
+        response.stream = self._client.begun_body(body, parts, stream)
+        return False
+
+    def _may_repeat(self, request: Any, response: Any) -> bool:
+        """Return whether a request can be sent again."""
+        if response.status_code >= 500:  # the server may have done a part of the work
+            return False
+        return isinstance(request.stream, self._client.library.ByteStream)  # any other stream is sent only once
+
+    async def _wait_for_room(self, key: str, until_s: float) -> None:
+        """Wait for the end of a pause and for room in the limits, and charge a unit.
+
+        Raises:
+            NotSent: There is no room in time, or too many requests are queued.
+        """
+        while True:
+            left = timedelta(seconds=max(until_s - time.monotonic(), 1e-6))
+            try:
+                block = self._limiter.limited(self._limits, key=key, wait=left, rule=self._rule)
+                await _awaited(self._steps.charge(block))
+                return
+            except RateLimitExceeded as refused:
+                decision = refused.decision
+                wait_s = refused.retry_after_s
+            # The queue of the limits has waited already; only the end of a pause is waited for here.
+            if decision.reason is not Reason.BANNED or wait_s is None:
+                break
+            if time.monotonic() + wait_s > until_s:
+                break
+            await _awaited(self._steps.sleep(min(wait_s, LOOK_EVERY_S)))
+        after = ""
+        if wait_s is not None:
+            after = f"; retry after {ceil(wait_s)} s at the earliest"
+        message = f"{key!r} has no room for a request within {self._wait_s:g} s: {decision.reason}{after}"
+        raise self._client.turn_timeout(message, key=key, retry_after_us=decision.retry_after_us)
+
+    async def _pause(self, key: str, status: int, pause_us: int) -> bool:
+        """Pause a key for as long as a response requests; return False if that is too long, or fails."""
+        if pause_us == 0:  # it may be sent again at once
+            return True
+        if pause_us > LONGEST_PAUSE_US:
+            self._tell("pause_ignored", key, pause_us, "it is longer than an hour")
+            return False
+        try:
+            seen = await _awaited(self._steps.peek(key, self._limits, rule=self._rule))
+            left_us: int | None = 0
+            if seen.reason is Reason.BANNED:
+                left_us = seen.retry_after_us
+            # A longer ban is never shortened, least of all a permanent one; and the same pause is not asked for twice.
+            if left_us is not None and left_us + min(pause_us // 10, _SAME_PAUSE_US) < pause_us:
+                block = self._limiter.limited(self._limits, key=key, rule=self._rule)
+                await _awaited(self._steps.pause(block, pause_us, f"it answered {status}"))
+        except SlidegateError as error:
+            self._tell("pause_unshared", key, pause_us, repr(error))
+            return False
+        return True
+
+    def _tell(self, kind: str, key: str, pause_us: int, failure: str) -> None:
+        message = f"{key!r} requested a pause of {pause_us / 1_000_000:g} s, which is not observed: {failure}"
+        self._limiter.store.observers.tell(Event(kind, message, {"key": key, "pause_us": pause_us}))
+
+    async def _end(self, close: Callable[..., Any], *error: Any) -> None:
+        """Close or leave the wrapped transport, and close the limiter if it was created by this one."""
+        try:
+            await _awaited(close(*error))
+        finally:
+            if self._owns_limiter:
+                await self._limiter.close()  # in memory, so that it never suspends
+
+
+class AsyncOutbound(_Outbound[Request, Response]):
+    """What a transport for async clients does."""
+
+    def _use(self, transport: Any) -> _Steps:
+        library = self._client.library
+        example = f"{library.__name__}.AsyncHTTPTransport()"
+        given = expect("transport", transport, library.AsyncBaseTransport, example)
+        self._transport = given or library.AsyncHTTPTransport()
+        return _Steps(
+            send=self._transport.handle_async_request,
+            parts=aiter,
+            next_part=anext,
+            close=_closed,
+            charge=lambda block: block.__aenter__(),
+            peek=self._limiter.peek,
+            pause=lambda block, *pause: block.pause(*pause),
+            sleep=anyio.sleep,
+        )
+
+    async def handle_async_request(self, request: Request) -> Response:
+        """Send a request when its key has room, and return the response after its head."""
+        response: Response = await self._handle(request)
+        return response
+
+    async def aclose(self) -> None:
+        """Close the wrapped transport, and the limiter if it was created by this one."""
+        await self._end(self._transport.aclose)
+
+    async def __aenter__(self) -> Self:
+        await self._transport.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._end(self._transport.__aexit__, *error)
+
+
+class SyncOutbound(_Outbound[Request, Response]):
+    """What a transport for sync clients does."""
+
+    def _use(self, transport: Any) -> _Steps:
+        library = self._client.library
+        given = expect("transport", transport, library.BaseTransport, f"{library.__name__}.HTTPTransport()")
+        self._transport = given or library.HTTPTransport()
+        return _Steps(
+            send=self._transport.handle_request,
+            parts=iter,
+            next_part=next,
+            close=lambda stream: stream.close(),
+            charge=lambda block: block.__enter__(),
+            peek=self._limiter.sync.peek,
+            pause=lambda block, *pause: block.pause_here(*pause),
+            sleep=lambda span_s: time.sleep(span_s),
+        )
+
+    def handle_request(self, request: Request) -> Response:
+        """Send a request when its key has room, and return the response after its head."""
+        response: Response = _completed(self._handle(request))
+        return response
+
+    def close(self) -> None:
+        """Close the wrapped transport, and the limiter if it was created by this one."""
+        _completed(self._end(self._transport.close))
+
+    def __enter__(self) -> Self:
+        self._transport.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _completed(self._end(self._transport.__exit__, *error))
+
+
+async def _closed(stream: Any) -> None:
+    """Close a body, though the caller is cancelled."""
+    with anyio.CancelScope(shield=True):
+        await stream.aclose()
+
+
+async def _awaited(answer: Any) -> Any:
+    """Return what a step gives, which is awaited if it does not block."""
+    if isawaitable(answer):
+        return await answer
+    return answer
+
+
+def _completed(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine whose steps block and never suspend, and return its result."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    raise RuntimeError("a step of a sync transport has suspended")  # none does
