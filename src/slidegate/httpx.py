@@ -75,7 +75,7 @@ class SyncLimitedTransport(SyncOutbound[httpx.Request, httpx.Response], httpx.Ba
     """A `LimitedTransport` for sync clients: ``httpx.Client(transport=SyncLimitedTransport(limits="10/second"))``.
 
     It takes the arguments of `LimitedTransport`; `transport` is by default an `httpx.HTTPTransport`. Requests of all
-    threads wait in one queue. They block their threads, so a thread with a running event loop must not send any.
+    threads wait in one queue. They block their threads, and raise `ConfigurationError` where an event loop runs.
     """
 
     _client = _CLIENT

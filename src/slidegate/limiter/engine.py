@@ -67,8 +67,8 @@ class Engine:
         per_process: Whether every process has separate counts.
         hit, peek, charge: Do what those of `Store` do. They are no coroutine functions: the decision of a store that
             answers at once is returned directly. Read them from the engine for each call, as a switch replaces them.
-        find_ban, strike: Do what `find` and `strike` of `BanStore` do. Who strikes has normalized the key, cleaned the
-            reason and checked `may_ban`.
+        find_ban, strike, ban: Do what `find`, `strike` and `ban` of `BanStore` do. Who strikes has normalized the key,
+            cleaned the reason and checked `may_ban`.
         unix_us: Returns Unix time in microseconds, by the system clock.
         observers: The observers.
         emit: Emits an event of the limiter or a middleware.
