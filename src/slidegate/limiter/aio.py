@@ -7,7 +7,6 @@ as error trackers do, would report each request of an outage. Who awaits one rai
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Sequence
 from contextvars import ContextVar
 from inspect import isawaitable
@@ -19,7 +18,7 @@ import anyio
 from ..core.errors import ConfigurationError, StoreTimeout
 from ..core.logs import Throttle, escaped, logger, written
 from ..core.store import COMMAND_DEADLINE_S
-from ..stores.shared import running_loop
+from ..stores.shared import on_loop, running_loop
 
 _IDLE_ITERATIONS: Final = 50
 """After how many iterations without work nothing more is expected from requests that the server has cancelled: a
@@ -45,20 +44,6 @@ class End(NamedTuple, Generic[T]):
 def on_asyncio() -> bool:
     """Return whether an asyncio event loop runs in this thread."""
     return running_loop() is not None
-
-
-def on_loop() -> bool:
-    """Return whether an event loop, of asyncio or trio, runs in this thread."""
-    if on_asyncio():
-        return True
-    trio = sys.modules.get("trio")
-    if trio is None:
-        return False
-    try:
-        trio.lowlevel.current_trio_token()  # `in_trio_run` is newer than what anyio needs
-    except RuntimeError:
-        return False
-    return True
 
 
 def is_cancellation(error: BaseException) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from ..core.errors import ConfigurationError
 from ..core.store import COMMAND_DEADLINE_S
-from .aio import on_loop
+from ..stores.shared import on_loop
 from .engine import Engine
 
 T = TypeVar("T")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import lru_cache
@@ -45,6 +46,20 @@ def keys_shared(max_keys: int) -> Event:
     """Return the event for keys that are counted in shared cells."""
     message = f"all {max_keys} keys are in use, so others are counted in shared cells; raise max_keys"
     return Event("keys_shared", message, {"max_keys": max_keys})
+
+
+def on_loop() -> bool:
+    """Return whether an event loop, of asyncio or trio, runs in this thread."""
+    if running_loop() is not None:
+        return True
+    trio = sys.modules.get("trio")
+    if trio is None:
+        return False
+    try:
+        trio.lowlevel.current_trio_token()  # `in_trio_run` is newer than what anyio needs
+    except RuntimeError:
+        return False
+    return True
 
 
 def run_unless_on_loop(work: Coroutine[Any, Any, T]) -> T | Awaitable[T]:
