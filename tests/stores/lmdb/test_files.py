@@ -25,9 +25,8 @@ import pytest
 
 from slidegate import ConfigurationError, Limiter, StoreError
 from slidegate.core import Bucket, Concurrency, StoreTimeout, StoreUnavailable
-from slidegate.stores.lmdb import LmdbStore, environment, journal, opening, registry
+from slidegate.stores.lmdb import LmdbStore, journal, opening, registry
 from slidegate.stores.lmdb.checking import IN_MEMORY, check_file_system, file_system
-from slidegate.stores.lmdb.gate import Gate
 from slidegate.testing import RecordingObserver
 
 from ...contract.player import listed, settle
@@ -42,7 +41,6 @@ from .processes import (
     at_call,
     counts_file,
     files_open_in,
-    gate_held,
     in_another_process,
     leave,
     mounted,
@@ -543,63 +541,7 @@ def test_files_of_another_program_or_version_are_left_alone(tmp_path: Path, name
 # -- whoever stands still behind the gate ------------------------------------------------------------------------------
 
 
-def test_refusals_count_whole_while_one_stands_in_the_gate_and_little_where_many_come_and_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between two refusals, a thread may wait for the interpreter; who knows whether the gate was open meanwhile."""
-    now_s = 100.0
-    monkeypatch.setattr("slidegate.stores.lmdb.gate.time.monotonic", lambda: now_s)
-    here, one, other = (Gate(tmp_path, create=True) for _ in range(3))
-    for gate in (here, one, other):
-        gate.open()
-
-    def refused_after(span_s: float) -> float:
-        nonlocal now_s
-        now_s += span_s
-        assert not here.enter()
-        return here.refused_s
-
-    assert one.enter()
-    assert [refused_after(0.3), refused_after(0.3), refused_after(0.1)] == pytest.approx([0.0, 0.3, 0.4])
-    leave(one)
-    assert other.enter()
-    assert refused_after(0.3) == pytest.approx(0.405)
-    leave(other)
-    assert one.enter()
-    leave(one)
-    assert other.enter()
-    assert [refused_after(0.001), refused_after(0.3)] == pytest.approx([0.406, 0.706])
-    leave(other)
-    assert here.enter()
-    assert here.refused_s == 0.0
-    leave(here)
-    assert one.enter()
-    assert refused_after(0.3) == 0.0, "it was open until now, as far as anybody knows"
-
-
-def test_threads_that_wait_for_another_process_try_the_gate_for_each_other(
-    store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else they would stand in a line before it, and each would wait for the interpreter in its turn."""
-    gate, tries = store._env.gate, list[int]()
-    enter = gate.enter
-    monkeypatch.setattr(gate, "enter", lambda: (tries.append(1), enter())[1])
-
-    def wait(_: int) -> None:
-        with pytest.raises(StoreTimeout, match=r"another process has held the files for 0.2 s"):
-            store.hit(CHECKS, deadline_s=0.2)
-
-    with gate_held(store):
-        at_once(wait, threads=16)
-    assert len(tries) <= 2 * gate.refused_s / environment.POLL_S + 16
-    assert store.hit(CHECKS).remaining == 4
-
-
-async def test_a_start_beside_a_stopped_worker_has_a_bound(
-    store_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(environment, "START_S", 0.02)
-
+async def test_a_start_beside_a_stopped_worker_has_a_bound(store_path: Path, opened: Opened) -> None:
     def begin() -> object:
         own = LmdbStore(store_path, **SMALL)
         return own, own._env.gate.enter()

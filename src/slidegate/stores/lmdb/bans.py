@@ -17,6 +17,7 @@ from .ban_rows import ban_of
 from .batching import PAUSE_S, Batcher
 from .layout import rows_from
 from .transaction import Transaction, Transactions
+from .turns import TRY_S
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ class LmdbBans(BookBans):
         self._batcher = batcher
         self._store = transactions.store
         self._unix_us = transactions.settings.unix_us
-        self._last_count = 0
+        self._last_count: int | None = None
 
     def expect_open(self) -> None:
         """See `BookBans`."""
@@ -52,13 +53,13 @@ class LmdbBans(BookBans):
         """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
         return self._batcher.run(Transaction.find_ban, subjects, needs_room=False, deadline_s=deadline_s)
 
-    def count(self) -> int:
+    def count(self) -> int | None:
         """Return how many bans are stored: those in force, and some that have recently expired.
 
-        While another process is behind the gate, it is the number of the last time.
+        While somebody else is behind the gate, it is the number of the last time, if there was one.
         """
         needs_room = False
-        counts = self._transactions.write([(_count, (), needs_room)])
+        counts = self._transactions.write([(_count, (), needs_room)], TRY_S)
         if counts is not None:
             self._last_count = counts[0]
         return self._last_count

@@ -6,14 +6,12 @@ A *job* is a method of `Transaction` with its arguments. On an asyncio event loo
 * after one job in `LOOK_EVERY`, the jobs that follow in the same iteration of the loop wait for its end. If there are
   many, they run in one transaction, up to `MOST_TOGETHER`, and so do those of the next iterations, until there are few
   again;
-* while another process is behind the gate, jobs wait and are retried without blocking the loop. A `Limiter` gives up
-  the futures of requests after its deadline; after `COMMAND_DEADLINE_S`, a job fails with `StoreTimeout`.
+* while somebody else is behind the gate, jobs wait and are retried without blocking the loop. A `Limiter` gives up the
+  futures of requests after its deadline; after `COMMAND_DEADLINE_S`, a job fails with `StoreTimeout`.
 
-Without an asyncio event loop, also under trio, the caller blocks until the job has run, or the gate has been closed to
-this process for the deadline of the call. A job that is cancelled or times out before it has run has charged nothing.
-
-For other threads of its process, whose transactions are short, a job waits in a thread as on a loop, and that is no
-failure of the files: the more threads want to run Python code, the longer each of them is in its transaction.
+Without an asyncio event loop, also under trio, the caller blocks until the job has run, or it is given up. A thread
+waits for the others of its process (see `turns`), whose transactions are short, and for other processes within its
+deadline. A job that is cancelled or times out before it has run has charged nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ from weakref import WeakKeyDictionary
 
 from ...core.errors import StoreTimeout, StoreUnavailable
 from ...core.store import COMMAND_DEADLINE_S
-from ..shared import running_loop
-from .environment import POLL_S
+from ..shared import on_loop, running_loop
 from .transaction import Job, Transaction, Transactions
+from .turns import POLL_S, TRY_S, TURNS, WAIT_S
 
 Args = TypeVarTuple("Args")
 T = TypeVar("T")
@@ -57,7 +55,6 @@ class Batcher:
 
     def __init__(self, transactions: Transactions) -> None:
         self._transactions = transactions
-        self._gate = transactions.env.gate
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopJobs] = WeakKeyDictionary()
         # The last one of them: most processes have one event loop.
         self._last: tuple[asyncio.AbstractEventLoop | None, _LoopJobs | None] = None, None
@@ -75,7 +72,7 @@ class Batcher:
             do: Called with the transaction, then with `args`.
             args: Its arguments.
             needs_room: Whether the file may grow by it; not if it reads, deletes or hands back.
-            deadline_s: How long a thread without an event loop waits for other processes, in seconds.
+            deadline_s: How long a thread without an event loop of asyncio waits for other processes, in seconds.
         """
         job = do, args, needs_room
         answer: T
@@ -103,21 +100,25 @@ class Batcher:
         return await answer if isawaitable(answer) else answer
 
     def _wait(self, job: Job, deadline_s: float) -> list[Any]:
-        """Run a job without an event loop.
+        """Run a job without an event loop of asyncio.
 
-        All threads wait together: what one of them is refused counts for all, and as long as that is news no other one
-        tries. Else each would wait for the interpreter in its turn, and they for each other.
+        A refusal by another process counts little: meanwhile this thread may have waited for the interpreter.
         """
-        gate, before_s = self._gate, self._gate.refused_s
-        while True:
-            if time.monotonic() - gate.refused_at_s >= POLL_S:
-                answers = self._transactions.write((job,))
-                if answers is not None:
-                    return answers
-            before_s = min(before_s, gate.refused_s)  # it begins anew where another thread was behind the gate
-            if gate.refused_s - before_s > deadline_s:
-                raise _too_long(deadline_s)
+        wait_s = max(deadline_s, WAIT_S)
+        if on_loop():
+            wait_s = min(deadline_s, WAIT_S)  # trio's, on which nothing else runs meanwhile
+        refused_s = 0.0
+        while refused_s < deadline_s:
+            before_s = time.monotonic()
+            answers = self._transactions.write((job,), wait_s)
+            if answers is not None:
+                return answers
             time.sleep(POLL_S)
+            took_s = time.monotonic() - before_s
+            if took_s >= wait_s:
+                raise _too_long(wait_s)
+            refused_s += min(took_s, TRY_S)
+        raise _too_long(deadline_s)
 
     def _jobs_of(self, loop: asyncio.AbstractEventLoop) -> _LoopJobs:
         """Return the jobs of the event loop that runs in this thread."""
@@ -194,10 +195,6 @@ class _LoopJobs:
             return []
         try:
             answers = self._transactions.write([job for _, job, _ in items])
-        except StoreTimeout as error:  # a thread holds the files, and each further try would block the loop
-            for future, _, _ in items:
-                _fail(future, StoreTimeout(str(error)))
-            return []
         except Exception as error:
             if len(items) > 1:
                 return [blocked for item in items for blocked in self._attempt([item], now_s)]
@@ -208,6 +205,7 @@ class _LoopJobs:
                 if not future.done():  # else observers of an event have cancelled it
                     future.set_result(answer)
             return []
+        TURNS.claim()
         return _give_up_late(items, now_s)
 
 
@@ -233,4 +231,4 @@ def _fail(future: asyncio.Future[Any], error: Exception) -> None:
 
 
 def _too_long(timeout_s: float) -> StoreTimeout:
-    return StoreTimeout(f"lmdb: another process has held the files for {timeout_s:g} s; is it stopped?")
+    return StoreTimeout(f"lmdb: another process or thread has held the files for {timeout_s:g} s; is it stopped?")

@@ -6,7 +6,8 @@
 
 Everything happens behind the gate, reads too, so LMDB runs without its own locks and reader slots: nothing of a dead
 process is in the way, and no two processes need to see each other's process ids. The gate is tried and never waited
-for: one stopped process must not block every event loop of the host.
+for: one stopped process must not block every event loop of the host. For the other threads of its process a thread may
+wait for its turn, see `turns`.
 
 The files are opened by whoever enters while they are shut: the constructor of a store, the first question of a forked
 child, or whoever comes after an error with which LMDB could not go on::
@@ -33,7 +34,7 @@ from typing import Any, Final
 
 import lmdb
 
-from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
+from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.events import Event
 from ...core.logs import Throttle
 from ..forks import begin_anew_if_forked
@@ -43,11 +44,8 @@ from .gate import Gate
 from .journal import Journal, Noted
 from .kept_rows import QUOTA, lines_as_stored
 from .opening import DAMAGE, Options, deleted, discard, open_file
-from .turns import TURNS
+from .turns import POLL_S, TURNS, WAIT_S, patience_s
 
-POLL_S: Final = 0.000_5
-START_S: Final = 1.0
-"""How long a constructor waits for another process."""
 EXAMINE_EVERY_S: Final = 1.0
 NO_ROOM: Final = (lmdb.MapFullError, lmdb.DiskError, lmdb.MemoryError)
 """Errors of LMDB after which it goes on."""
@@ -99,11 +97,12 @@ class Environment:
 
     # -- transactions ------------------------------------------------------------------------------------------------
 
-    def run(self, work: Callable[[Any], Noted]) -> bool:
+    def run(self, work: Callable[[Any], Noted], wait_s: float = 0.0) -> bool:
         """Run a transaction, whose changes get lines in the journal before it is committed.
 
         Args:
             work: Called with LMDB's transaction; returns the changes that survive a restart of the machine.
+            wait_s: How long to wait for other threads of this process; 0 on an event loop.
 
         Returns:
             False if somebody else is behind the gate.
@@ -111,20 +110,17 @@ class Environment:
         Raises:
             lmdb.Error: LMDB cannot begin or commit it.
             OSError: The journal cannot be written.
-            StoreTimeout: A thread of this process stays behind a gate.
             StoreUnavailable: The files have become unusable, or were replaced.
         """
         if os.getpid() != self._process:
             begin_anew_if_forked()
         thread = threading.get_ident()
         if self._inside == thread:  # a signal handler asks, and would leave the gate in the middle of a transaction
-            self.gate.count_refusal()
             return False
         noted: Noted = []
         try:
-            if not TURNS.lock.acquire(blocking=False) and not TURNS.wait(self.gate.is_refused):
+            if not TURNS.take(wait_s):
                 return False
-            TURNS.taken += 1
             self._inside = thread
             if not self._enter():
                 return False
@@ -194,12 +190,10 @@ class Environment:
 
         while self._state is not State.CLOSED:
             try:
-                if self.run(work):
+                if self.run(work, WAIT_S):
                     return True
             except lmdb.Error as error:
                 raise self.failure(error) from error
-            except StoreTimeout:
-                pass  # this thread has the time to wait for another one
             time.sleep(POLL_S)
         return False
 
@@ -226,18 +220,16 @@ class Environment:
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Open the files; if somebody stays behind the gate, the first question opens them.
+        """Open the files; where somebody stays behind the gate, the first question opens them.
 
         Raises:
             ConfigurationError: The files cannot be used; the message names the remedy.
             StoreUnavailable: They cannot be opened, and the options say not to create them.
         """
-        until_s = time.monotonic() + START_S
+        until_s = time.monotonic() + patience_s()
         try:
             while self._state is State.SHUT and not self.run(_nothing) and time.monotonic() < until_s:
                 time.sleep(POLL_S)
-        except StoreTimeout:
-            return
         except StoreUnavailable as error:
             if isinstance(error.__cause__, ConfigurationError) and self.options.create:
                 raise error.__cause__ from error.__cause__.__cause__

@@ -6,19 +6,13 @@
 Both locks are advisory (`flock`): the kernel releases those of a process that dies. They belong to open files, which a
 forked child has too; so a child closes its descriptors before anything else, or a gate that its parent held when it
 died would stay closed as long as the child lives.
-
-A worker that enters leaves a number of its own in the gate. So who is refused twice knows whether it is the same one
-that stands there, for all the time in between, or whether the gate was open meanwhile.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import time
-from mmap import mmap
 from pathlib import Path
-from struct import Struct
 from typing import Final
 
 from ...core.errors import ConfigurationError, StoreUnavailable
@@ -26,13 +20,9 @@ from .checking import is_file_at, unusable
 
 GATE: Final = "gate"
 USERS: Final = "users"
-REFUSED_S: Final = 0.005
-"""How much of the time between two refusals counts at most, if somebody entered in between."""
 
 _OURS: Final = b"slidegate gate \n"
-"""How the gate begins; the number of whoever entered last follows."""
-_NUMBER: Final = Struct("=Q")
-_GATE_BYTES: Final = len(_OURS) + _NUMBER.size
+"""How the gate begins."""
 
 
 class Gate:
@@ -45,19 +35,13 @@ class Gate:
     Attributes:
         file: The descriptor of the gate; whoever has entered leaves by unlocking it.
         is_open: Whether the files are open.
-        refused_at_s: When this process was refused last, by the monotonic clock; 0 if it has entered since.
-        refused_s: For how long others have stood in the gate, one or several in turn, since this process entered.
     """
 
     def __init__(self, path: Path, *, create: bool) -> None:
         self._path = path
         self._create = create
         self.file = self._users = -1
-        self._entries: mmap | None = None
-        self._own_number = 0
-        self._last_number = 0
         self.is_open = self._lives = False
-        self.refused_s = self.refused_at_s = 0.0
 
     def open(self) -> None:
         """Open the files.
@@ -67,43 +51,13 @@ class Gate:
             StoreUnavailable: They do not exist, and nothing may be created.
         """
         self.close()  # the first file, where the second one could not be opened
-        self.file = self._opened(GATE, _OURS + bytes(_NUMBER.size))
+        self.file = self._opened(GATE, _OURS)
         self._users = self._opened(USERS, b"")
-        self._entries = mmap(self.file, _GATE_BYTES)
-        self._own_number = int.from_bytes(os.urandom(7), "big")
         self.is_open = True
 
     def enter(self) -> bool:
         """Enter without waiting; return False if another process is inside."""
-        try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.count_refusal()
-            return False
-        if self._create and self._entries is not None:
-            self._own_number += 1
-            _NUMBER.pack_into(self._entries, len(_OURS), self._own_number)
-        self.refused_s = self.refused_at_s = 0.0
-        return True
-
-    def count_refusal(self) -> None:
-        """Count the time since the last refusal."""
-        now_s = time.monotonic()
-        waited_s = now_s - (self.refused_at_s or now_s)
-        number = self._last_number
-        if self._entries is not None:
-            (number,) = _NUMBER.unpack_from(self._entries, len(_OURS))
-        if number == self._last_number:
-            self.refused_s += waited_s
-        else:
-            # Somebody else stands there now. This thread may have waited for the interpreter while the gate was open.
-            self.refused_s += min(waited_s, REFUSED_S)
-        self._last_number = number
-        self.refused_at_s = now_s
-
-    def is_refused(self) -> bool:
-        """Return whether the last try of this process was in vain."""
-        return self.refused_at_s > 0.0
+        return _try_flock(self.file, fcntl.LOCK_EX)
 
     def is_alone(self) -> bool:
         """Return whether no process lives; then nobody else can join until this one does. Called inside the gate."""
@@ -128,9 +82,6 @@ class Gate:
 
     def close(self) -> None:
         """Close the files, which releases the locks unless another process has inherited them."""
-        if self._entries is not None:
-            self._entries.close()
-            self._entries = None
         for file in (self.file, self._users):
             if file >= 0:
                 os.close(file)
@@ -157,7 +108,7 @@ class Gate:
         except OSError as error:
             os.close(file)
             raise unusable(self._path, OSError(error.errno, error.strerror, str(place))) from error
-        if len(found) != len(content) or found[: len(_OURS)] != content[: len(_OURS)]:
+        if found[: len(_OURS)] != content:
             os.close(file)
             raise ConfigurationError(
                 f"lmdb: {self._path} contains other data, such as {place}; choose a directory for slidegate alone"

@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 import re
 import threading
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Final
 
 from ...core.errors import ConfigurationError, quoted
 from ...core.logs import written
-from ..forks import InChild
+from ..forks import InChild, ProcessLock
 from .environment import Environment
+from .journal import in_background
 from .opening import Options
-from .turns import TURNS
+from .turns import TURNS, patience_s
 
 FORK_S: Final = 5.0
 """How long a fork waits for a transaction, or for files that are opened."""
@@ -26,6 +28,8 @@ FORK_S: Final = 5.0
 _ADDRESS: Final = re.compile(r"\w[\w+.-]*:/")
 """How an address begins, also one that was made a path; it may have a password, which a directory's name would show."""
 _open: Final[dict[Path, Environment]] = {}
+_counting: Final = ProcessLock()
+"""Held while an environment gets a user or loses one."""
 
 
 def open_environment(path: str | PathLike[str], options: Options) -> Environment:
@@ -36,7 +40,7 @@ def open_environment(path: str | PathLike[str], options: Options) -> Environment
         StoreUnavailable: It cannot be opened, and the options say not to create it.
     """
     real_path = _real_path(path)
-    with TURNS.lock:
+    with _counting:
         environment = _open.setdefault(real_path, Environment(real_path, options))
         if environment.options != options:
             raise ConfigurationError(
@@ -67,12 +71,33 @@ def _real_path(path: str | PathLike[str]) -> Path:
 
 
 def close_environment(environment: Environment) -> None:
-    """Close an environment if no other store of this process uses it."""
-    with TURNS.lock:
+    """Close an environment if no other store of this process uses it; where another thread has its turn, after that."""
+    with _counting:
         environment.users -= 1
-        if not environment.users:
-            del _open[environment.path]
+    if not _close_unused(environment, patience_s()):
+        in_background(lambda: _close_unused(environment, -1))
+
+
+def _close_unused(environment: Environment, wait_s: float) -> bool:
+    """Close an environment if no store uses it, in a turn of this thread; return whether there was one.
+
+    Args:
+        environment: The environment.
+        wait_s: How long to wait for the turn; -1 for ever.
+    """
+    try:
+        if not TURNS.lock.acquire(timeout=wait_s):
+            return False
+        with _counting:
+            is_unused = not environment.users and _open.get(environment.path) is environment
+            if is_unused:
+                del _open[environment.path]
+        if is_unused:
             environment.close()
+        return True
+    finally:
+        with suppress(RuntimeError):  # another thread has it
+            TURNS.lock.release()
 
 
 _fork: Final = threading.local()

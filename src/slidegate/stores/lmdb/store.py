@@ -63,8 +63,8 @@ class LmdbStore(Store):
 
     It can be used from several threads and event loops at the same time, and after `fork`. Every worker creates its own
     store with the same path and options; stores of one process share one environment. The constructor opens the files,
-    so that an unusable path fails at start-up and not at the first request; if another process that uses them stands
-    still, the first request opens them, within its deadline.
+    so that an unusable path fails at start-up and not at the first request. If others use them for a second, on an
+    event loop for 5 ms, the first request opens them, within its deadline.
 
     Args:
         path: A directory on a local disk, used only by slidegate; it is created if its parent exists.
@@ -128,7 +128,10 @@ class LmdbStore(Store):
         self._transactions.tell()
 
     def close(self) -> None:
-        """Close the files, unless another store of this process uses them. Calls that are waiting raise an error."""
+        """Close the files, unless another store of this process uses them. Calls that are waiting raise an error.
+
+        While a thread hangs in its transaction, the files stay open.
+        """
         if not self.closed:
             super().close()
             self._permits.is_open = False

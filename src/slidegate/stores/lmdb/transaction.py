@@ -83,8 +83,12 @@ class Transactions:
         self.throttle = Throttle(LOG_EVERY_US)
         self.sweep_due_us = 0
 
-    def write(self, jobs: Sequence[Job]) -> list[Any] | None:
+    def write(self, jobs: Sequence[Job], wait_s: float = 0.0) -> list[Any] | None:
         """Run jobs in one transaction and return their answers; None while somebody else is behind the gate.
+
+        Args:
+            jobs: The jobs.
+            wait_s: How long to wait for other threads of this process; 0 on an event loop.
 
         Raises:
             StoreUnavailable: The files are damaged or full, or the store was closed.
@@ -93,7 +97,7 @@ class Transactions:
             self.store.expect_open()
         transaction = Transaction(self, jobs)
         try:
-            if not self.env.run(transaction.run):
+            if not self.env.run(transaction.run, wait_s):
                 return None
         except BaseException as error:
             transaction.answers.clear()  # their permits count as long as they exist, and the error refers to this frame

@@ -1,20 +1,29 @@
 """The turn of a thread: one thread of this process at a time is behind a gate, or opens or closes files.
 
-It waits for the others of its process, which is a queue and no failure of the files: the more threads want to run
-Python code, the longer each of them is behind its gate.
+A thread without an event loop waits for the others. One with a loop only tries: others may hang, as on a disk. But
+threads let the interpreter go while they have their turn, so by tries alone a loop would hardly ever get one beside
+busy threads. So a loop that was refused claims the next turn, and soon all others leave it to it, for as long as it may
+need to come back::
+
+    refused                the turn is left to the loop
+       |------ 2 ms ------|------------ 48 ms ------------|
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
 from typing import Final
 
-from ...core.errors import StoreTimeout
+from ..shared import on_loop
 
-STUCK_S: Final = 1.0
-"""How long a thread waits for others of its process while none of them gets ahead, as on a disk that hangs."""
-_SLICE_S: Final = 0.01
+POLL_S: Final = 0.000_5
+TRY_S: Final = 0.005
+"""How long a thread with an event loop may wait for others."""
+WAIT_S: Final = 1.0
+"""How long one without a loop does: the others may be many, which all want to run Python code."""
+_CLAIM_AFTER_S: Final = 0.002
+_CLAIM_UNTIL_S: Final = 0.05
 
 
 class Turns:
@@ -23,7 +32,6 @@ class Turns:
     Attributes:
         lock: Held by the thread whose turn it is; no other thread can release it. It can be acquired again by a signal
             handler, which runs in the middle of what that thread does.
-        taken: How many turns there were, by which those who wait see that others get ahead.
     """
 
     def __init__(self) -> None:
@@ -32,30 +40,42 @@ class Turns:
     def begin_anew(self) -> None:
         """Make a new lock, in a child of fork, which has none of the threads that may hold the old one."""
         self.lock = threading.RLock()
-        self.taken = 0
+        self._claimed_by = 0  # a thread
+        self._claimed_s = 0.0
 
-    def wait(self, is_vain: Callable[[], bool]) -> bool:
-        """Wait for the threads of this process that come first; return whether it is the turn of this one.
+    def take(self, wait_s: float) -> bool:
+        """Take the turn of this thread; return False if others have it, or have claimed it, for so long."""
+        if not self._claimed_by and self.lock.acquire(blocking=False):
+            return True
+        until_s = time.monotonic() + wait_s
+        while self._is_left_to_another():
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(POLL_S)
+        if not self.lock.acquire(timeout=max(until_s - time.monotonic(), 0.0)):
+            return False
+        if self._claimed_by == threading.get_ident():
+            self._claimed_by = 0
+        return True
 
-        Args:
-            is_vain: Returns whether it need not wait, because the thread whose turn it is stands before a closed gate.
-                They would do so one after the other, and each would wait for the interpreter in its turn.
+    def claim(self) -> None:
+        """Claim the next turn for this thread, which was refused, unless another one has claimed it."""
+        now_s = time.monotonic()
+        if not self._claimed_by or now_s - self._claimed_s >= _CLAIM_UNTIL_S:
+            self._claimed_by, self._claimed_s = threading.get_ident(), now_s
 
-        Raises:
-            StoreTimeout: One of them stays behind its gate.
-        """
-        before, tries = self.taken, 0
-        while not is_vain():
-            if self.lock.acquire(timeout=_SLICE_S):
-                return True
-            tries += 1  # and not by the clock: all threads may wait for the interpreter
-            if self.taken != before:
-                before, tries = self.taken, 0
-            if tries * _SLICE_S >= STUCK_S:
-                raise StoreTimeout(
-                    f"lmdb: a thread of this process has held the files for {STUCK_S:g} s; is the disk slow?"
-                )
-        return False
+    def _is_left_to_another(self) -> bool:
+        """Return whether this thread leaves the turn to the one that has claimed it."""
+        if self._claimed_by in (0, threading.get_ident()):
+            return False
+        return _CLAIM_AFTER_S <= time.monotonic() - self._claimed_s < _CLAIM_UNTIL_S
+
+
+def patience_s() -> float:
+    """Return how long this thread may wait for others where nobody has set a deadline."""
+    if on_loop():
+        return TRY_S
+    return WAIT_S
 
 
 TURNS: Final = Turns()

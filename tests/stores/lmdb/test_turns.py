@@ -1,0 +1,302 @@
+"""Threads and event loops of one process: one at a time has its turn behind the gate.
+
+A loop waits for nobody, whatever it is asked: a thread may hang, as on a disk, and another process may be stopped. A
+thread without a loop waits for the others. All get their turns, however busy the others are.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from slidegate import Decision, Limiter, StoreError
+from slidegate.core import Reason, StoreTimeout
+from slidegate.stores.lmdb import LmdbStore, batching
+from slidegate.testing import RecordingObserver
+
+from ...contract.player import settle
+from ...contract.store_contract import CHECKS, HOUR_US, QUESTIONS, SHARED_QUESTIONS
+from ...hurry import PATIENCE_S, at_once
+from ...virtual_time import turns
+from ..conftest import Opened
+from .processes import SMALL, files_open_in, gate_held
+
+HANGS_S = 1.0
+"""A thread that hangs lets go after this time, so that a test fails which waits for it."""
+
+
+@contextmanager
+def thread_hangs(store: Any, hangs_s: float = HANGS_S) -> Iterator[None]:
+    """Let a thread hang in its transaction."""
+    is_inside, may_go = threading.Event(), threading.Event()
+
+    def hang(_: object) -> None:
+        is_inside.set()
+        may_go.wait(hangs_s)
+
+    thread = threading.Thread(target=store._batcher.run, args=(hang,), daemon=True)
+    thread.start()
+    assert is_inside.wait(PATIENCE_S)
+    try:
+        yield
+    finally:
+        may_go.set()
+        thread.join()
+
+
+# -- no step of a loop is long -----------------------------------------------------------------------------------------
+
+
+STEP_S = 0.05
+ASKED: dict[str, Callable[[Any], Any]] = {
+    **QUESTIONS,
+    **SHARED_QUESTIONS,
+    "count": lambda store: store.bans.count(),
+    "observe": lambda store: store.observe(RecordingObserver()),
+    "open": lambda store: LmdbStore(store._env.path, **SMALL).close(),
+    "open another place": lambda store: LmdbStore(f"{store._env.path}-other", **SMALL).close(),
+}
+
+
+async def listed(limiter: Limiter) -> None:
+    async for _ in limiter.bans():
+        pass
+
+
+OF_A_LIMITER: dict[str, Callable[[Limiter], Awaitable[object]]] = {
+    "hit of a limiter": lambda limiter: limiter.hit("user:ann", "5/hour"),
+    "reset of a limiter": lambda limiter: limiter.reset("user:ann"),
+    "ban of a limiter": lambda limiter: limiter.ban("user:eve", "1h"),
+    "bans of a limiter": listed,
+    "overrides of a limiter": lambda limiter: limiter.overrides(),
+    "nothing but to close a limiter": lambda limiter: asyncio.sleep(0),
+}
+
+
+async def in_its_life(ask: Callable[[Limiter], Awaitable[object]], store: Any) -> None:
+    """Ask a limiter that is made for this, and closed afterwards."""
+    limiter = Limiter(LmdbStore(store._env.path, **SMALL), deadline="20ms")
+    try:
+        await ask(limiter)
+    finally:
+        await limiter.close()
+
+
+async def longest_step_s(ask: Callable[[], Any]) -> float:
+    """Return the longest time for which the event loop stood still while something was asked."""
+    steps, before_s = list[float](), time.monotonic()
+
+    async def asked() -> None:
+        with suppress(StoreError):
+            await settle(ask())
+
+    asking = asyncio.ensure_future(asked())
+    for _ in range(40):
+        await asyncio.sleep(0.001)
+        now_s = time.monotonic()
+        steps.append(now_s - before_s)
+        before_s = now_s
+    asking.cancel()
+    with suppress(asyncio.CancelledError):
+        await asking
+    return max(steps)
+
+
+@pytest.mark.parametrize("name", [*ASKED, *OF_A_LIMITER])
+@pytest.mark.parametrize("holds", [thread_hangs, gate_held])
+async def test_nothing_that_is_asked_on_a_loop_makes_it_wait(store: Any, name: str, holds: Any) -> None:
+    ask, longest_s = ASKED.get(name) or partial(in_its_life, OF_A_LIMITER[name]), list[float]()
+    for _ in range(3):  # what waits does so each time, other than a busy machine
+        with holds(store):
+            longest_s.append(await longest_step_s(partial(ask, store)))
+    assert min(longest_s) < STEP_S
+
+
+@pytest.mark.parametrize("holds", [thread_hangs, gate_held])
+async def test_bans_are_counted_at_once_by_their_last_number_where_somebody_holds_the_files(
+    store: Any, holds: Any
+) -> None:
+    with holds(store):
+        assert store.bans.count() is None
+    assert store.bans.count() == 0
+    store.bans.ban("user:eve", HOUR_US, "why", "ann")
+    assert store.bans.count() == 1
+    store.bans.ban("user:bob", HOUR_US, "why", "ann")
+    with holds(store):
+        assert store.bans.count() == 1
+    assert store.bans.count() == 2
+
+
+async def test_a_store_that_is_closed_beside_a_thread_that_hangs_closes_its_files_after_it(opened: Opened) -> None:
+    store = opened()
+    store.hit(CHECKS)
+    path = store._env.path
+    with thread_hangs(store):
+        store.close()
+        again = opened()
+    again.close()
+    while files_open_in(path):
+        await turns(1)
+    assert opened(max_map_size=1 << 21).hit(CHECKS).remaining == 3
+
+
+# -- how long a question waits -----------------------------------------------------------------------------------------
+
+
+async def ask(limiter: Limiter, way: str) -> Decision:
+    """Ask from an event loop, or from a thread without one."""
+    if way == "thread":
+        return await asyncio.to_thread(limiter.sync.hit, "user:ann", "100/hour")
+    return await asyncio.to_thread(anyio.run, limiter.hit, "user:ann", "100/hour", backend=way)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("way", ["asyncio", "trio"])
+@pytest.mark.parametrize("holds", [thread_hangs, gate_held])
+async def test_on_a_loop_the_deadline_decides_whoever_holds_the_files(store: Any, way: str, holds: Any) -> None:
+    limiter, took_s = Limiter(store, deadline="20ms", on_error="deny"), list[float]()
+    with holds(store):
+        for _ in range(3):
+            before_s = time.monotonic()
+            assert (await ask(limiter, way)).reason is Reason.UNAVAILABLE
+            took_s.append(time.monotonic() - before_s)
+    assert min(took_s) < HANGS_S / 2
+    limiter = Limiter(store, deadline="10s", on_error="deny")
+    assert (await ask(limiter, way)).remaining == 99, "who was given up has charged nothing"
+
+
+async def test_a_thread_waits_for_others_of_its_process_beyond_its_deadline(
+    store: Any, observer: RecordingObserver
+) -> None:
+    limiter = Limiter(store, deadline="5ms", on_error="deny", observers=[observer])
+    with thread_hangs(store):
+        asked = [asyncio.create_task(ask(limiter, "thread")) for _ in range(3)]
+        done, _ = await asyncio.wait(asked, timeout=0.1)
+        assert not done
+    assert sorted(decision.remaining for decision in await asyncio.gather(*asked)) == [97, 98, 99]
+    assert observer.kinds == []
+
+
+async def test_a_thread_does_not_wait_for_ever_for_one_that_hangs(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "WAIT_S", 0.05)
+    limiter = Limiter(store, deadline="5ms", on_error="deny")
+    with thread_hangs(store):
+        assert (await ask(limiter, "thread")).reason is Reason.UNAVAILABLE
+    assert (await ask(limiter, "thread")).remaining == 99
+
+
+def test_threads_that_wait_for_another_process_are_all_given_up_at_their_deadline(store: Any) -> None:
+    def wait(_: int) -> float:
+        before_s = time.monotonic()
+        with pytest.raises(StoreTimeout, match=r"has held the files for 0\.1 s"):
+            store.hit(CHECKS, (), 0.1)
+        return time.monotonic() - before_s
+
+    with gate_held(store):
+        assert min(at_once(wait, threads=16)) < 1
+    assert store.hit(CHECKS).remaining == 4
+
+
+# -- all get their turns -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("threads", "loops"), [(1, 1), (4, 1), (0, 2), (2, 2)])
+def test_busy_threads_and_loops_leave_each_other_turns(
+    store: Any, observer: RecordingObserver, threads: int, loops: int
+) -> None:
+    """A thread lets the interpreter go while it has its turn, and so it nearly always has it where a loop asks."""
+    limiter = Limiter(store, deadline="4s", on_error="allow", observers=[observer])
+    hits = [0] * (threads + 8 * loops)
+
+    def in_thread(number: int) -> int:
+        passed = 0
+        while min(hits) < 20:
+            passed += limiter.sync.hit("user:ann", "100/hour").allowed
+            hits[number] += 1
+        return passed
+
+    async def in_task(number: int) -> int:
+        passed = 0
+        while min(hits) < 20:
+            passed += (await limiter.hit("user:ann", "100/hour")).allowed
+            hits[number] += 1
+            await asyncio.sleep(0)
+        return passed
+
+    async def in_tasks(first: int) -> int:
+        return sum(await asyncio.gather(*map(in_task, range(first, len(hits), loops))))
+
+    with ThreadPoolExecutor(threads + loops) as pool:
+        works = [pool.submit(in_thread, number) for number in range(threads)]
+        works += [pool.submit(asyncio.run, in_tasks(threads + number)) for number in range(loops)]
+        assert sum(work.result() for work in works) == 100
+    assert {*observer.kinds} <= {"exceeded"}
+
+
+def test_a_loop_that_ends_while_it_waits_for_its_turn_holds_nobody_up(store: Any) -> None:
+    async def leave_a_question() -> None:
+        store.hit(CHECKS)
+        await turns()
+
+    def hit(_: int) -> None:
+        while time.monotonic() < before_s + 0.1:
+            store.hit(CHECKS)
+
+    with thread_hangs(store):
+        asyncio.run(leave_a_question())
+    before_s = time.monotonic()
+    at_once(hit, threads=1)
+    assert time.monotonic() < before_s + 1
+
+
+def hit_beside_work(path: Path, threads: int, tasks: int, hits: int, deadline: str) -> tuple[int, list[str]]:
+    """Return how many hits of threads and tasks passed that work between them, and which events were told."""
+    observer = RecordingObserver()
+    limiter = Limiter(LmdbStore(path, **SMALL), deadline=deadline, on_error="allow", observers=[observer])
+
+    def work() -> None:
+        until_s = time.thread_time() + 0.002  # so that a thread seldom gets the interpreter at once
+        while time.thread_time() < until_s:
+            pass
+
+    def in_thread(_: int) -> int:
+        return sum((limiter.sync.hit("client", "100/hour").allowed, work())[0] for _ in range(hits))
+
+    async def in_task() -> int:
+        passed = 0
+        for _ in range(hits):
+            passed += (await limiter.hit("client", "100/hour")).allowed
+            work()
+            await asyncio.sleep(0)
+        return passed
+
+    async def in_tasks() -> int:
+        return sum(await asyncio.gather(*(in_task() for _ in range(tasks))))
+
+    with ThreadPoolExecutor(1) as pool:
+        of_tasks = pool.submit(asyncio.run, in_tasks())
+        passed = sum(at_once(in_thread, threads))
+        passed += of_tasks.result()
+    limiter.sync.close()
+    return passed, [kind for kind in observer.kinds if kind != "exceeded"]
+
+
+@pytest.mark.parametrize(("processes", "threads", "tasks"), [(1, 2, 0), (1, 16, 0), (1, 8, 8), (2, 8, 8)])
+def test_threads_that_work_between_their_hits_let_exactly_the_amount_in_and_nothing_fails(
+    tmp_path: Path, processes: int, threads: int, tasks: int
+) -> None:
+    # A thread waits for the others of its process beyond its deadline, a loop and another process do not.
+    deadline, each = "50ms" if processes == 1 and not tasks else "10s", 240 // (threads + tasks)
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        some = [tmp_path / "store", threads, tasks, each, deadline]
+        passed, events = zip(*pool.map(hit_beside_work, *([one] * processes for one in some)), strict=True)
+    assert sum(passed) == 100
+    assert [*events] == [[]] * processes
