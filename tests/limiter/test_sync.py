@@ -135,7 +135,7 @@ def test_behind_a_writer_that_is_stopped_all_that_a_hit_asks_takes_little_more_t
 ) -> None:
     """The changed limits of operators, too, which a thread reads before its question."""
     time = Ticking()
-    for module in ("environment", "batching", "gate"):
+    for module in ("environment", "batching"):
         monkeypatch.setattr(f"slidegate.stores.lmdb.{module}.time", time)
     limiter = Limiter.from_url(f"lmdb://{tmp_path}", deadline="50ms", on_error="local")
     with limiter.sync as blocking, open(tmp_path / "gate", "rb") as file:

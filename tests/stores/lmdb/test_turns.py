@@ -114,11 +114,12 @@ async def longest_step_s(ask: Callable[[], Any]) -> float:
 @pytest.mark.parametrize("name", [*ASKED, *OF_A_LIMITER])
 @pytest.mark.parametrize("holds", [thread_hangs, gate_held])
 async def test_nothing_that_is_asked_on_a_loop_makes_it_wait(store: Any, name: str, holds: Any) -> None:
-    ask, longest_s = ASKED.get(name) or partial(in_its_life, OF_A_LIMITER[name]), list[float]()
-    for _ in range(3):  # what waits does so each time, other than a busy machine
-        with holds(store):
-            longest_s.append(await longest_step_s(partial(ask, store)))
-    assert min(longest_s) < STEP_S
+    ask, longest_s = ASKED.get(name) or partial(in_its_life, OF_A_LIMITER[name]), STEP_S
+    for _ in range(8):  # a busy machine pauses as well, but not each time
+        if longest_s >= STEP_S:
+            with holds(store):
+                longest_s = await longest_step_s(partial(ask, store))
+    assert longest_s < STEP_S
 
 
 @pytest.mark.parametrize("holds", [thread_hangs, gate_held])
