@@ -13,6 +13,7 @@ import stat
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -27,6 +28,7 @@ from slidegate import ConfigurationError, Limiter, StoreError
 from slidegate.core import Bucket, Concurrency, StoreTimeout, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore, journal, opening, registry
 from slidegate.stores.lmdb.checking import IN_MEMORY, check_file_system, file_system
+from slidegate.stores.lmdb.turns import WAIT_S
 from slidegate.testing import RecordingObserver
 
 from ...contract.player import listed, settle
@@ -541,13 +543,15 @@ def test_files_of_another_program_or_version_are_left_alone(tmp_path: Path, name
 # -- whoever stands still behind the gate ------------------------------------------------------------------------------
 
 
-async def test_a_start_beside_a_stopped_worker_has_a_bound(store_path: Path, opened: Opened) -> None:
+async def test_a_start_on_a_loop_waits_for_no_stopped_worker(store_path: Path, opened: Opened) -> None:
     def begin() -> object:
         own = LmdbStore(store_path, **SMALL)
         return own, own._env.gate.enter()
 
     with child(begin, signal.SIGSTOP) as pid:
+        began_s = time.monotonic()
         store = opened()
+        assert time.monotonic() - began_s < WAIT_S / 2
         limiter = Limiter(store, on_error="local", deadline="20ms")
         assert [(await limiter.hit("user:zoe", "1/hour")).allowed for _ in range(2)] == [True, False]
         os.kill(pid, signal.SIGKILL)
