@@ -20,6 +20,7 @@ import pytest
 
 from slidegate import Decision, Limiter, StoreError
 from slidegate.core import Reason, StoreTimeout
+from slidegate.limiter.aio import answer_of
 from slidegate.stores.lmdb import LmdbStore, batching
 from slidegate.testing import RecordingObserver
 
@@ -139,7 +140,7 @@ async def test_bans_are_counted_at_once_by_their_last_number_where_somebody_hold
 
 async def test_a_store_that_is_closed_beside_a_thread_that_hangs_closes_its_files_after_it(opened: Opened) -> None:
     store = opened()
-    store.hit(CHECKS)
+    await answer_of(store.hit(CHECKS))
     path = store._env.path
     with thread_hangs(store):
         store.close()
@@ -147,7 +148,7 @@ async def test_a_store_that_is_closed_beside_a_thread_that_hangs_closes_its_file
     again.close()
     while files_open_in(path):
         await turns(1)
-    assert opened(max_map_size=1 << 21).hit(CHECKS).remaining == 3
+    assert (await answer_of(opened(max_map_size=1 << 21).hit(CHECKS))).remaining == 3
 
 
 # -- how long a question waits -----------------------------------------------------------------------------------------
