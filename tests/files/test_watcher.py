@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import re
+import socket
 import threading
 import tracemalloc
 from collections import Counter
@@ -38,11 +39,18 @@ def of_size(path: Path, size: int) -> None:
         file.truncate(size)  # it takes no place on the disk
 
 
+def bound_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path.with_name("s")))  # the whole name would be too long
+    path.with_name("s").rename(path)
+
+
 SNARES: dict[str, Callable[[Path, int], object]] = {
     "pipe": lambda path, most: os.mkfifo(path),
     "endless link": lambda path, most: path.symlink_to(path.name),
     "device": lambda path, most: path.symlink_to("/dev/zero"),
     "directory": lambda path, most: path.mkdir(),
+    "socket": lambda path, most: bound_socket(path),
     "a byte too many": lambda path, most: of_size(path, most + 1),
     "huge": lambda path, most: of_size(path, 1 << 40),
     "nothing": lambda path, most: None,

@@ -39,15 +39,15 @@ from slidegate import (
     Rule,
 )
 from slidegate.networks.mcp import mcp_tool
-from slidegate.networks.operators import NetworkFile, network
+from slidegate.networks.operators import Network, NetworkFile, network
 from slidegate.testing import FakeClock
 from slidegate.web.client_ip import client_ip
 from slidegate.web.clients import client_key
 from slidegate.web.keys import Key, combine, cookie, header, path_param, query, user
 
-from ..asgi import PEER, hello, scope_of, send_scope
+from ..asgi import PEER, hello, page, scope_of, send_scope, statuses
 from ..hurry import at_once
-from .middlewares import ASN, OTHER, TENCENT, mmdb
+from .middlewares import ASN, OTHER, TENCENT, FollowedFiles, end_of_looks, mmdb
 from .stage import repeated
 
 
@@ -499,6 +499,36 @@ def test_private_addresses_are_unknown_whatever_a_file_says(tmp_path: Path, netw
         address = ip_address(key.partition("/")[0])
         is_held = address.version == held.version and address in held
         assert found.find(key).asn == (64500 if is_held else None), key
+
+
+def at_endpoint(**options: Any) -> dict[str, Any]:
+    return {"app": Starlette(routes=[Route("/", RateLimit("9/hour", **options)(page))])}
+
+
+PLACES: dict[str, Callable[[Network], dict[str, Any]]] = {
+    "a key": lambda found: {"rules": [Rule("*", "9/hour", key=found)]},
+    "a part of a key": lambda found: {"rules": [Rule("*", "9/hour", key=combine(client_ip(), found))]},
+    "a condition": lambda found: {"rules": [Rule("*", "9/hour", when=found.is_in(64500))]},
+    "a share": lambda found: {"rules": [Rule("*", concurrency=9, wait="1s", fair=found)]},
+    "the key of all routes": lambda found: {"default_limits": "9/hour", "key": found},
+    "a key at an endpoint": lambda found: at_endpoint(key=found),
+    "a condition at an endpoint": lambda found: at_endpoint(when=found.is_in(64500)),
+}
+"""Where alone a file of operators may stand."""
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_file_that_changes_is_followed_wherever_it_stands(place: str, tmp_path: Path) -> None:
+    files = FollowedFiles(tmp_path)
+    found = network(mmdb(tmp_path / "asn.mmdb", {"203.0.113.0/24": OTHER}))
+    app = RateLimitMiddleware(**{"app": hello, **PLACES[place](found)})
+    assert found.find({}, app.limiter, PEER) == "asn:64500"
+    files.write("asn.mmdb", mmdb(tmp_path / "other.mmdb", {"203.0.113.0/24": TENCENT}).read_bytes())
+    for _ in range(2):
+        files.clock.advance("1s")
+        assert await statuses(app, 1) == [200]
+        end_of_looks()
+    assert found.find({}, app.limiter, PEER) == "asn:132203"
 
 
 async def test_a_file_that_is_cut_in_place_while_threads_look_up_ends_nothing(tmp_path: Path) -> None:
