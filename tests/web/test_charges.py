@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -55,8 +56,8 @@ async def one_after_the_other(*works: Awaitable[Any]) -> None:
         await work
 
 
-async def in_the_background(_: Limiter, request: Request) -> None:
-    response = PlainTextResponse(background=BackgroundTask(settle, request, {"tokens": 7, "cents": 130}))
+async def in_the_background(spend: Callable[..., Awaitable[Any]], _: Limiter, request: Request) -> None:
+    response = PlainTextResponse(background=BackgroundTask(spend, request, {"tokens": 7, "cents": 130}))
     await response(request.scope, _receive_nothing, _send_nothing)
 
 
@@ -76,7 +77,8 @@ WORKS: dict[str, tuple[Work, dict[str, Any]]] = {
         lambda _, request: one_after_the_other(settle(request, 7, rule="tokens"), settle(request, 130, rule="cents")),
         {"tokens": 7, "cents": 130},
     ),
-    "settle behind an answer": (in_the_background, {"tokens": 7, "cents": 130}),
+    "settle behind an answer": (partial(in_the_background, settle), {"tokens": 7, "cents": 130}),
+    "charge behind an answer": (partial(in_the_background, charge), {"tokens": 107, "cents": 230}),
     "charge": (lambda _, request: charge(request, {"tokens": 7, "cents": 130}), {"tokens": 107, "cents": 230}),
     "charge twice": (
         lambda _, request: one_after_the_other(charge(request, 7, rule="tokens"), charge(request, 130, rule="cents")),

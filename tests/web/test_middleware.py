@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from fastapi import APIRouter, Depends, FastAPI
 from hypothesis import given
@@ -27,7 +28,7 @@ from slidegate.testing import FakeClock, limits_clock
 from slidegate.web.callbacks import whole_cost
 from slidegate.web.websockets import MessageLimits
 
-from ..asgi import PEER, attempt, call, hello, page, scope_of, send_scope
+from ..asgi import PEER, attempt, call, hello, page, scope_of, send_scope, statuses
 from ..remote_stores import SlowStore
 from ..test_public_values import WRONG
 from ..virtual_time import turns
@@ -222,6 +223,18 @@ def test_under_trio_messages_are_counted_too() -> None:
     anyio.run(client.run, RateLimitMiddleware(listening, messages=MessageLimits("1/hour")), backend="trio")
     assert [message["type"] for message in client.came] == ["websocket.accept", "websocket.close"]
     assert client.closes == [(1013, "message limit exceeded")]
+
+
+@pytest.mark.parametrize("what", ["key", "cost", "when", "limits"])
+def test_under_trio_functions_of_the_request_are_awaited_too(what: str) -> None:
+    results = {"key": "somebody", "cost": 5, "when": True, "limits": "5/hour"}
+
+    async def function(request: Request) -> Any:
+        await anyio.lowlevel.checkpoint()
+        return results[what]
+
+    rule = Rule("*", **{"limits": "5/hour", "cost": 5, what: function})
+    assert anyio.run(statuses, RateLimitMiddleware(hello, rules=[rule]), 2, backend="trio") == [200, 429]
 
 
 # -- limits at endpoints: how they look to a framework, and whose count they charge ------------------------------------
