@@ -74,10 +74,7 @@ def spelled(rule: Rule) -> str:
     code = getattr(inspect.unwrap(function), "__code__", None)
     if is_named or code is None:
         return f"by {where}"
-    # Two lambdas in one line. Python 3.12 knows no column of one that returns a constant, -X no_debug_ranges of none.
-    columns = [column for *_, column, _ in code.co_positions() if column is not None]
-    words = [*code.co_names, *(each for each in code.co_consts if isinstance(each, str))]
-    return f"by {where} in line {code.co_firstlineno}:{max(columns, default=0)} {' '.join(words)}"
+    return f"by {where} in line {code.co_firstlineno}"
 
 
 def place_of(endpoint: Any) -> tuple[str, bool]:

@@ -1,16 +1,12 @@
-"""The options of a `RateLimit`, and what is said of those that it does not have.
-
-Most mistakes are made where FastAPI expects something else: a `Depends`, or the parameters of a request.
-"""
+"""The options of a `RateLimit`."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from inspect import signature
-from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from ..core.arguments import misplaced_option
-from ..core.errors import ConfigurationError, quoted
+from ..core.errors import ConfigurationError
 from .client_ip import ClientAddress
 from .keys import parts_of
 from .rule_values import Condition, CostFunction, CountIf, Limits
@@ -61,101 +57,13 @@ class EndpointRule(Rule):
                 )
 
 
-class GivenInCode:
-    """Annotates what code gives and no request has.
-
-    FastAPI reads the parameters of a dependency. For ``Depends(RateLimit)`` it would take those of the class for
-    parameters of the request.
-    """
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> NoReturn:
-        """Called by pydantic for a parameter of a request.
-
-        Raises:
-            ConfigurationError: Always.
-        """
-        raise ConfigurationError(
-            'Depends(RateLimit) has no limits; write Depends(RateLimit("5/minute")), with an object of the class'
-        )
-
-
-class NotADependency(ConfigurationError, AttributeError):
-    """An attribute that FastAPI looks for where it expects a `Depends`; for `hasattr` it is missing."""
-
-
-def limits_of(written: Any, limits: Any) -> Any:
-    """Return the limits of a `RateLimit`, which are given by position or by name.
-
-    Args:
-        written: The first argument by position.
-        limits: The argument of that name.
+def check_options(options: Collection[str]) -> None:
+    """Check the names of the options of a `RateLimit`: those of a `Rule` that it lacks would have no effect.
 
     Raises:
-        ConfigurationError: They are given twice, or a function by position, as in ``@RateLimit`` without parentheses.
+        ConfigurationError: It does not have one of them.
     """
-    if callable(written):
-        name = getattr(written, "__name__", type(written).__name__)
-        raise ConfigurationError(
-            f'RateLimit: write @RateLimit("5/minute") above {name!r}, with parentheses. If {name} is a function that '
-            f"returns limits, write RateLimit(limits={name})"
-        )
-    if written is not None and limits is not None:
-        raise ConfigurationError(f"is given twice; write RateLimit({quoted(written)})", "limits")
-    if written is None:
-        return limits
-    return written
-
-
-def check_given(written: object, more: tuple[object, ...], options: Collection[str]) -> None:
-    """Check what is given to a `RateLimit` beside `limits`.
-
-    Args:
-        written: The first argument by position.
-        more: The others.
-        options: The names of the other arguments.
-
-    Raises:
-        ConfigurationError: There are several by position, or options that it does not have.
-    """
-    if more:
-        raise ConfigurationError(_too_many(written, more))
     accepted = [*EndpointOptions.__annotations__, "limits"]
     for option in options:
         if option not in accepted:
-            raise ConfigurationError(f"RateLimit: {_not_accepted(option, accepted)}")
-
-
-def _too_many(written: object, more: tuple[object, ...]) -> str:
-    """Return what to write in place of several arguments by position: a path and limits, or limits each by itself."""
-    texts = [text for text in (written, *more) if isinstance(text, str)]
-    paths = [text for text in texts if text.startswith(("/", "*"))]
-    limits = [text for text in texts if text not in paths]
-    several = quoted("; ".join(limits))
-    if paths and limits:
-        return (
-            f"RateLimit: it has no path, because its route has one: write RateLimit({several}) at the endpoint, or "
-            f"Rule({quoted(paths[0])}, {several}) among the rules of the middleware"
-        )
-    if len(limits) > 1:
-        return f'RateLimit: several limits are one text, separated by ";": write RateLimit({several})'
-    return 'RateLimit: expected limits alone by position, for example RateLimit("5/minute", cost=2)'
-
-
-def _not_accepted(option: str, accepted: Collection[str]) -> str:
-    """Return what is wrong with an option that `RateLimit` does not have, but perhaps `Rule`."""
-    if option == "exempt":
-        return (
-            "'exempt' is no option; write @RateLimit.exempt above the function, against default_limits, or "
-            'Rule("/path", exempt=True) among the rules of the middleware'
-        )
-    if option == "path":
-        return (
-            "'path' is none at an endpoint, whose route has one; "
-            "write Rule(path, ...) among the rules of the middleware"
-        )
-    if option in signature(Rule).parameters:
-        return (
-            f'{option!r} is none at an endpoint; write Rule("/path", ..., {option}=) among the rules of the middleware'
-        )
-    return misplaced_option(option, accepted)
+            raise ConfigurationError(f"RateLimit: {misplaced_option(option, accepted)}")

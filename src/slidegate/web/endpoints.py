@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Coroutine
 from copy import copy
 from functools import cached_property
 from inspect import Parameter, Signature
-from typing import Annotated, Any, Final, NoReturn, TypeVar, Unpack, overload
+from typing import Any, Final, TypeVar, Unpack, overload
 
 from starlette.exceptions import HTTPException, WebSocketException
 from starlette.requests import HTTPConnection
@@ -30,14 +30,7 @@ from .decorators import decorated
 from .default_limits import EXEMPT_MARK
 from .effects import ReportRefusal
 from .endpoint_names import Place, rule_at, spelled
-from .endpoint_options import (
-    EndpointOptions,
-    EndpointRule,
-    GivenInCode,
-    NotADependency,
-    check_given,
-    limits_of,
-)
+from .endpoint_options import EndpointOptions, EndpointRule, check_options
 from .keys import path_parameters
 from .plan import Plan
 from .policy import Policy
@@ -121,14 +114,21 @@ class RateLimit:
 
     def __init__(
         self,
-        written: Annotated[Limits | None, GivenInCode] = None,
+        written: Limits | None = None,
         /,
-        *more: object,
+        *,
         limits: Limits | LimitsFunction | None = None,
         **options: Unpack[EndpointOptions],
     ) -> None:
-        check_given(written, more, options)
-        self.rule = EndpointRule("*", limits_of(written, limits), **options)
+        if callable(written):  # else the decorated function would be one that returns limits
+            raise ConfigurationError(
+                'RateLimit: write @RateLimit("5/minute") with parentheses, or RateLimit(limits=...) for a function '
+                "that returns limits"
+            )
+        if written is not None and limits is not None:
+            raise ConfigurationError(f"is given twice; write RateLimit({quoted(written)})", "limits")
+        check_options(options)
+        self.rule = EndpointRule("*", limits if written is None else written, **options)
         # FastAPI inspects the instance's `__call__` and signature. If `__call__` were not a coroutine function there,
         # FastAPI would not await its result, and no request would ever be limited.
         vars(self)["__call__"] = self.check
@@ -149,18 +149,6 @@ class RateLimit:
         if callable(connection) or not hasattr(connection, "scope"):  # faster than `isinstance` of `HTTPConnection`
             return decorated(self.check, connection, self.rule)
         return self.check(connection)
-
-    @property
-    def dependency(self) -> NoReturn:
-        """Read by FastAPI in ``dependencies=[...]``, which takes a `Depends`.
-
-        Raises:
-            ConfigurationError: Always. It is an `AttributeError` as well.
-        """
-        text = quoted(spelled(self.rule))
-        if self.rule.charging.limits_function is not None:
-            text = "limits=..."
-        raise NotADependency(f"RateLimit: write dependencies=[Depends(RateLimit({text}))], with Depends around it")
 
     @staticmethod
     def exempt(endpoint: _T) -> _T:
