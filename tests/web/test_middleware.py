@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
+from starlette.endpoints import HTTPEndpoint
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
@@ -83,6 +84,40 @@ async def test_an_answer_that_breaks_after_its_start_is_not_started_twice() -> N
     await call(app)
     answer, error = await attempt(app)
     assert (repr(error), answer.messages) == ("KeyError('half')", [answer.start])
+
+
+class Mixed(HTTPEndpoint):
+    @RateLimit.exempt
+    async def get(self, request: Request) -> PlainTextResponse:
+        return await page(request)
+
+
+@pytest.mark.parametrize(
+    "endpoint", [Mixed, RateLimit.exempt(type("Whole", (Mixed,), {})), Mixed(scope_of(), id, id).get]
+)
+@pytest.mark.parametrize("options", [{"default_limits": "2/minute"}, {"limits": "2/minute"}])
+async def test_a_method_of_an_endpoint_is_not_exempt_alone_and_the_start_says_so(
+    endpoint: Any, options: dict[str, Any]
+) -> None:
+    app = RateLimitMiddleware(Starlette(routes=[Route("/", endpoint)]), **options)
+    if endpoint is Mixed and "default_limits" in options:
+        with pytest.raises(ConfigurationError, match=r"RateLimit.exempt: <function Mixed.get.* mark its class"):
+            await statuses(app, 3)
+    else:
+        assert await statuses(app, 3) == [200, 200, 200 if "default_limits" in options else 429]
+
+
+@pytest.mark.parametrize("count_if", [None, lambda status: True])
+@pytest.mark.parametrize("headers", [[7], [(None, b"a")], None])
+async def test_a_client_gets_the_default_answer_where_the_fields_of_another_one_cannot_be_read(
+    headers: Any, count_if: Any
+) -> None:
+    async def odd(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 420, "headers": headers})
+
+    rules = [Rule("*", "1/hour", count_if=count_if)]
+    app = RateLimitMiddleware(hello, rules=rules, on_refused=lambda request, decision: odd)  # type: ignore[arg-type,return-value]
+    assert await statuses(app, 2) == [200, 429]
 
 
 @pytest.mark.parametrize("read", ["limits", "cost"])

@@ -8,6 +8,7 @@ from typing import Any
 
 from .broken import FailsAtStartup
 from .decorators import LIMITS_MARK
+from .default_limits import EXEMPT_MARK
 from .endpoint_names import Place, rule_at
 from .endpoints import RateLimit
 from .routes import MountedRoute, added_middlewares, attribute_of, layers, mounted_routes
@@ -50,6 +51,14 @@ def limits_of_routes(app: object) -> Iterator[tuple[Rule, str]]:
             rules += getattr(method, LIMITS_MARK, ())
         for rule in rules:
             yield rule, route.label
+
+
+def exempt_methods(app: object) -> Iterator[object]:
+    """Yield the methods of classes that are endpoints which `RateLimit.exempt` marks in vain."""
+    for route in mounted_routes(app):
+        for method in _methods_of(route.endpoint):
+            if EXEMPT_MARK in vars(method) and EXEMPT_MARK not in vars(route.endpoint):
+                yield method
 
 
 def rules_of_route(endpoint: Any, dependant: Any) -> list[Rule]:

@@ -18,7 +18,7 @@ from ..core.arguments import names_checked
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Bucket
 from ..core.decision import Decision
-from ..core.errors import ConfigurationError
+from ..core.errors import ConfigurationError, quoted
 from ..core.networks import Networks
 from ..findings.inspection import Inspection
 from ..findings.report import Finding
@@ -27,7 +27,7 @@ from ..limiter.named_limits import NamedLimit
 from ..limiter.published import PublishedRule
 from .broken import FailsAtStartup, fail_startup
 from .client_ip import ClientAddress
-from .endpoint_limits import limits_of_routes
+from .endpoint_limits import exempt_methods, limits_of_routes
 from .headers import HeaderStyles
 from .keys import Key, KeyFunction
 from .plan import DISABLED
@@ -313,15 +313,23 @@ class RateLimitMiddleware(FailsAtStartup):
         if self.routed_app is None:  # the first call, which may be the lifespan
             self.check_routes(visible_app(self.app, {"app": scope.get("app", self.app)}))
             self._inspection.of_application(scope.get("app"))
-            self.error = self._error_of_names()
+            self.error = self._error_at_start()
         return self.error is None and scope["type"] in _REQUESTS
 
-    def _error_of_names(self) -> ConfigurationError | None:
-        """Return the error if one name has different limits when the application starts; None if none has."""
+    def _error_at_start(self) -> ConfigurationError | None:
+        """Return what is wrong with the application as it starts: one name has different limits, or nothing is exempt.
+
+        What it gets later, and what is wrong then, is a finding.
+        """
         for rule, identity, where in self._limits_within():
             text = self.policy.rules.differing(rule, identity, where)
             if text:
                 return ConfigurationError(text)
+        if self.policy.rules.defaults is not None:
+            for method in exempt_methods(self.routed_app):
+                return ConfigurationError(
+                    f"RateLimit.exempt: {quoted(method)} is a method of an endpoint, and stays limited; mark its class"
+                )
         return None
 
     def _limits_within(self) -> Iterator[tuple[Rule, str, str]]:

@@ -328,12 +328,14 @@ class Visit(Record):
             return self.send_on(message)
         kind = message["type"]
         if kind in STARTS:
-            self.status = message.get("status") or STARTS[kind]
+            status = message.get("status") or STARTS[kind]
             for effect in self.effects:
-                if effect.statuses is None or self.status in effect.statuses:
-                    return self._start(message)
+                if effect.statuses is None or status in effect.statuses:
+                    return self._start(message, status)
             if not self.is_plain:
-                return self.send_on(self.with_fields(message))
+                message = self.with_fields(message)
+                self.status = status
+                return self.send_on(message)
             # As `with_fields` does; a call, and a second look at `is_plain`, would cost each request.
             decision = self.own[-1]
             if decision.readings:
@@ -341,10 +343,10 @@ class Visit(Record):
                 rendered = plan.rendered or plan.headers.of(decision.checks)
                 message = message.copy()  # type: ignore[attr-defined]  # an application may send it several times
                 message["headers"] = rendered.added_to(message.get("headers", ()), decision)
+            self.status = status
             return self.send_on(message)
         if kind == "websocket.close":
-            self.status = CLOSED
-            return self._start(message)
+            return self._start(message, CLOSED)
         return self.send_on(message)
 
     def with_fields(self, message: Message) -> Message:
@@ -378,11 +380,12 @@ class Visit(Record):
 
     # -- effects -------------------------------------------------------------------------------------------------------
 
-    async def _start(self, message: Message) -> None:
+    async def _start(self, message: Message, status: Any) -> None:
         """Let the effects of the status happen, which may change what the fields say, then send the first message."""
-        await self._happen_at_start(self.status)
+        await self._happen_at_start(status)
         if message["type"] in STARTS:
             message = self.with_fields(message)
+        self.status = status
         if _is_last(message):
             await self._end_with(message)
         else:
