@@ -102,8 +102,8 @@ class RateLimit:
         fair: As for `Rule`: shares permits fairly among waiting tenants.
         on_error: As for `Rule`: how this limit decides when the store fails.
         name: The name of the limit in headers and logs, by default ``endpoint`` and the route. Objects of one name
-            share their counts. If several limits of an endpoint come from partials, or from lambdas in one line that
-            differ in numbers alone, give them names.
+            share their counts. If several limits of an endpoint come from partials, or from lambdas in one line, give
+            them names.
 
     Attributes:
         exempt: Exempts an endpoint from the middleware's `default_limits`: ``@RateLimit.exempt``.
