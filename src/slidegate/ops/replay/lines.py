@@ -29,6 +29,9 @@ Preset: TypeAlias = Literal["nginx", "caddy", "traefik"]
 NO_CLIENT: Final = "it contains no address of a client"
 NO_REQUEST: Final = "it contains no request of an access log"
 NO_TIME: Final = "it contains no time"
+ODD_TIME: Final = (
+    "its time cannot be read (expected 12/May/2024:00:00:17 +0000, 2024-05-12T00:00:17Z or 1715472017.5, for example)"
+)
 IN_ANOTHER_ENCODING: Final = {name: f"it is in {name}, not in UTF-8" for name in ("UTF-16", "UTF-32")}
 PRESETS: Final[dict[Preset, str]] = {
     "nginx": "time=msec|time_iso8601|time_local client=remote_addr request=request method=request_method "
@@ -258,7 +261,7 @@ def _record(
         return NO_TIME
     time_us = time_us_of(str(time))
     if time_us is None:
-        return "its time cannot be read"
+        return ODD_TIME
     if _STATUS.fullmatch(str(status)) is None:
         return "it contains no status"
     given: dict[str, str] = {}
