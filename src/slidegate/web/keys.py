@@ -182,8 +182,8 @@ def _token(value: bytes) -> bytes:
 
 
 def _host(value: bytes) -> bytes:
-    """Return the name in a Host field: in any case, with any port, even one that is no number."""
-    return _HOST_NAME.match(value.lower())[0]  # type: ignore[index]  # it matches everything
+    """Return the name in a Host field: in any case, with any port, even one that is no number, and a final dot."""
+    return _HOST_NAME.match(value.lower())[0].removesuffix(b".")  # type: ignore[index]  # it matches everything
 
 
 _NORMAL_FORMS: Final[dict[str, Callable[[bytes], bytes]]] = {
@@ -221,7 +221,7 @@ def header(name: str) -> Value:
 
     Spellings that authentication reads alike are one value: blanks around a value do not count; for ``Authorization``
     and ``Proxy-Authorization`` neither do the case of the scheme, the number of blanks and the encoding of Basic; for
-    ``Host`` neither do case and port; for a JWT neither does the spelling of its signature. Any other value counts by
+    ``Host`` neither do case, port and a final dot; for a JWT neither does the spelling of its signature. Any other value counts by
     its text, with its case.
 
     Args:
