@@ -69,7 +69,7 @@ AROUND.append(SRC.parent / "slidegate_pytest.py")
 LIBRARY = {"core", "stores", "limiter", "web"}
 """What every application runs. The other rooms are tools, and none of these imports any of them."""
 BESIDE = {"files", "findings", "networks", "windows"}
-"""Rooms that are read by themselves: what they use of the library is in the table, too."""
+"""Rooms that the library needs for what users configure; they import it, as the table says."""
 DOORS = {
     "files.reload.ReloadingMiddleware",  # the class that `from_file` stands for, imported when it is used
     "findings.decorated.remember_decorated",

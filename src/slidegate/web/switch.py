@@ -1,4 +1,4 @@
-"""Whether a middleware is switched on, by its option or by the environment."""
+"""What switches a middleware off: its option, or the environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..core.arguments import check_flag
 from ..core.errors import ConfigurationError, quoted
 
 ENABLED_VARIABLE: Final = "SLIDEGATE_ENABLED"
-"""The environment variable that switches every middleware off or on."""
+"""The environment variable that switches every middleware off, and none on that its option switches off."""
 _TRUE: Final = ("1", "true", "yes", "on")
 _FALSE: Final = ("0", "false", "no", "off")
 

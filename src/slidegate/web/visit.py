@@ -126,8 +126,8 @@ class Record:
         decisions = [decision for _, decision in self.decisions]
         if not decisions:
             raise ConfigurationError(
-                'scope["slidegate"].decision: nothing is decided about this request yet; read it in the application, '
-                "not in a function of a rule"
+                "decision_of(request): nothing is decided about this request yet; call it in the application, not in a "
+                "function of a rule"
             )
         last = decisions[-1]
         if last.readings or not last.allowed:
