@@ -1,12 +1,13 @@
 """What an endpoint charges, settles, refunds and strikes is carried out, whatever becomes of it meanwhile."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,9 @@ import anyio.lowlevel
 import httpx
 import pytest
 from starlette.background import BackgroundTask
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.types import Receive, Scope, Send
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import (
     BanPolicy,
@@ -244,6 +245,65 @@ async def test_a_cancellation_that_was_taken_back_meanwhile_arrives_nowhere() ->
         await limiter.charge("everyone", "10000/hour", 9)
     await turns()
     assert (await limiter.peek("everyone", "10000/hour", 0)).states[0].used == 9
+
+
+# -- a client that leaves a stream -------------------------------------------------------------------------------------
+
+
+async def words(request: Request, *, settles: bool) -> AsyncIterator[str]:
+    try:
+        for _ in range(9):
+            yield "word "
+            await anyio.lowlevel.checkpoint()
+    finally:
+        if settles:
+            await settle(request, 7, rule="tokens")
+
+
+class Settled(StreamingResponse):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await settle(Request(scope), 7, rule="tokens")
+
+
+@pytest.mark.parametrize("reads", [0, 3, 99])
+@pytest.mark.parametrize("version", ["2.3", "2.4"])
+@pytest.mark.parametrize(("where", "unsettled"), [("response", ()), ("generator", (0,))])
+async def test_a_stream_settles_around_its_response_but_a_generator_only_if_it_has_started(
+    where: str, unsettled: Sequence[int], version: str, reads: int
+) -> None:
+    """Starlette learns that a client has left from `receive`, and since version 2.4 of ASGI from an error of `send`."""
+    left, sent = anyio.Event(), list[Message]()
+    if not reads:
+        left.set()
+
+    async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
+        answer = Settled(words(Request(scope), settles=False))
+        if where == "generator":
+            answer = StreamingResponse(words(Request(scope), settles=True))
+        await answer(scope, receive, send)
+
+    async def receive() -> Message:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if left.is_set() and version == "2.4":
+            raise OSError("the client has left")
+        await anyio.lowlevel.checkpoint()
+        sent.append(message)
+        if len(sent) == reads:
+            left.set()
+
+    limiter = Limiter()
+    scope = scope_of() | {"asgi": {"version": "3.0", "spec_version": version}}
+    with suppress(ClientDisconnect):
+        await RateLimitMiddleware(endpoint, limiter=limiter, rules=RULES[:1])(scope, receive, send)
+    gc.collect()
+    await turns()
+    assert (await spent(limiter))["tokens"] == (100 if reads in unsettled else 7)
 
 
 # -- several rules in one call -----------------------------------------------------------------------------------------
