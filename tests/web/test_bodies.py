@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
+from starlette.types import Message
 
-from slidegate import RateLimit, RateLimitMiddleware
+from slidegate import RateLimit, RateLimitMiddleware, Rule
 
 from ..asgi import PEER, scope_of, send_scope
-from .middlewares import FORMS
+from .middlewares import FORMS, fastapi
 
 Read = Callable[[Request], Awaitable[Any]]
 
@@ -183,3 +184,50 @@ def test_what_fastapi_has_read_is_read_again_but_a_form_as_a_form_alone(
     assert [answer.status_code for answer in answers] == [200, 200, 429, 429 if fails else 200]
     assert answers[0].json() == "a"
     assert ("Stream consumed" in caplog.text) is fails
+
+
+# -- what FastAPI reads first ------------------------------------------------------------------------------------------
+
+
+def behind(where: str, **limit: Any) -> RateLimitMiddleware:
+    """Return an application of FastAPI with a limit at its endpoint, in some form, or in its middleware."""
+    if where == "rule":
+        return RateLimitMiddleware(fastapi(by_json), rules=[Rule("*", **limit)])
+    if where == "default_limits":
+        return RateLimitMiddleware(fastapi(by_json), default_limits=limit["limits"])
+    return RateLimitMiddleware(FORMS[where](RateLimit(**limit), by_json))
+
+
+@pytest.mark.parametrize("body", ["{", "{}"])
+@pytest.mark.parametrize(
+    ("where", "uncounted"),
+    [
+        *((where, []) for where in ("rule", "default_limits")),
+        *((where, ["{"]) for where in ("application", "router", "dependency", "needed")),
+        ("decorator", ["{", "{}"]),
+    ],
+)
+def test_a_body_that_fastapi_rejects_is_counted_by_what_is_asked_before(
+    where: str, uncounted: list[str], body: str
+) -> None:
+    client = TestClient(behind(where, limits="2/hour"))
+    sent = {"content": body, "headers": {"content-type": "application/json"}}
+    statuses = [client.post("/", **sent).status_code for _ in range(3)]
+    assert statuses == [422, 422, 422 if body in uncounted else 429]
+
+
+@pytest.mark.parametrize(("where", "held"), [("rule", 1), ("dependency", 0), ("decorator", 0)])
+async def test_while_a_body_comes_its_request_holds_a_permit_of_a_rule_and_none_of_a_limit_behind_it(
+    where: str, held: int
+) -> None:
+    app, permits = behind(where, concurrency=1), list[int]()
+
+    async def receive() -> Message:
+        permits.append(app.limiter.store.permits_held())
+        return {"type": "http.request", "body": b'{"account": "ann"}'}
+
+    async def send(message: Message) -> None:
+        pass
+
+    await app(scope_of(method="POST", headers={"content-type": "application/json"}), receive, send)
+    assert permits == [held]

@@ -34,6 +34,7 @@ from slidegate import (
     rate_limit_exceeded,
 )
 from slidegate.core import Bucket, Concurrency
+from slidegate.testing import RecordingObserver
 from slidegate.web.routes import layers
 
 from ..asgi import hello, statuses
@@ -86,6 +87,15 @@ async def test_workers_that_make_middlewares_in_another_order_count_the_same_by_
     assert await answers(stage, first["b"], "GET /") == ["200"]
     assert await answers(stage, second["a"], "GET / times=2") == ["429 429"]
     assert await answers(stage, second["b"], "GET / times=2") == ["200 429"]
+
+
+async def test_each_worker_on_a_store_reports_once_who_has_exceeded_a_limit() -> None:
+    store = MemoryStore()
+    for _ in range(2):
+        ear = RecordingObserver(without=["refused"])
+        rules = [Rule("*", "1/hour", name="it")]
+        await statuses(RateLimitMiddleware(hello, limiter=Limiter(store, observers=[ear]), rules=rules), 3)
+        assert ear.kinds == ["exceeded"]
 
 
 # -- what is freed -----------------------------------------------------------------------------------------------------

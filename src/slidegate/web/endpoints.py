@@ -92,7 +92,7 @@ class RateLimit:
         concurrency: As for `Rule`: the most simultaneous requests of a key, alone or in addition to limits.
         key: The key to count by, as for `Rule`; a function gets the request with its body.
         cost: Units per request, or a sync or async function of the request (with its body).
-        cost_max: As for `Rule`: the most units that the cost function may return.
+        cost_max: As for `Rule`: the most units that the cost function charges.
         unit: As for `Rule`: what the limits count, for example ``"tokens"``.
         count_if: As for `Rule`: count only requests with certain responses.
         count_denied: Count refused requests as well.

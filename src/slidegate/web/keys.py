@@ -221,8 +221,8 @@ def header(name: str) -> Value:
 
     Spellings that authentication reads alike are one value: blanks around a value do not count; for ``Authorization``
     and ``Proxy-Authorization`` neither do the case of the scheme, the number of blanks and the encoding of Basic; for
-    ``Host`` neither do case, port and a final dot; for a JWT neither does the spelling of its signature. Any other value counts by
-    its text, with its case.
+    ``Host`` neither do case, port and a final dot; for a JWT neither does the spelling of its signature. Any other
+    value counts by its text, with its case.
 
     Args:
         name: The header's name, case-insensitive and displayed in lower case: ``"X-API-Key"``.

@@ -87,8 +87,8 @@ class Rule:
             that returns text, or None to skip the request. By default the middleware's `client`.
         cost: Units per request, or a sync or async function of the request. It may be an estimate, which
             `settle` replaces by the actual use.
-        cost_max: The most units that the cost function may return, and the cost if it fails; by default, and at most,
-            the smallest amount of the limits, because a request that costs more can never pass.
+        cost_max: The most units that the cost function charges, whatever it returns, and the cost if it fails; by
+            default, and at most, the smallest amount of the limits, because a request that costs more can never pass.
         unit: What the limits count if not requests, for example ``"tokens"``; shown in header fields.
         count_if: Count only requests with certain responses, for which it returns True, not False:
             ``lambda status: status == 401``. The cost is reserved first and refunded when the response starts, so
