@@ -237,3 +237,8 @@ def test_a_copy_of_a_window_counts_on(way: str) -> None:
     twin = WAYS[way](window)
     twin.add(55, 2)
     assert (window.total(55), twin.total(55)) == (4, 6)
+
+
+def test_a_limiter_belongs_to_its_process_and_is_not_pickled() -> None:
+    with pytest.raises(TypeError, match="cannot pickle"):
+        pickle.dumps(Limiter())

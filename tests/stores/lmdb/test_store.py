@@ -13,7 +13,7 @@ import shutil
 import signal
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
@@ -33,6 +33,7 @@ from slidegate.core.bans.rows import HEADER
 from slidegate.stores.lmdb import LmdbStore, journal, opening
 from slidegate.stores.lmdb.bans import STEP
 from slidegate.stores.lmdb.batching import LOOK_EVERY
+from slidegate.stores.lmdb.counts import LEAD
 from slidegate.stores.lmdb.transaction import Transactions
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -366,6 +367,29 @@ def test_a_full_file_goes_on_when_what_is_in_it_has_ended(opened: Opened, stuffi
     assert keys_in(store) == 11, "each has a window of its own"
     assert listed(store) == []
     assert counts_file(store._env.path).stat().st_blocks * 512 <= 1 << 20
+
+
+@pytest.mark.parametrize("growing", ["bans", "windows"])
+def test_of_what_a_full_file_keeps_windows_of_known_keys_and_bans_take_a_half(opened: Opened, growing: str) -> None:
+    clock = FakeClock(10**12)
+    store = opened(max_map_size=1 << 20, max_bans=10**6, clock=clock)
+    known = 0
+    while not store._env.counts.room:
+        assert fill(store, [known], "100/hour") == [True]
+        known += 1
+    used = store._env.counts.used()
+    clock.advance("1m")
+    grows: dict[str, Callable[[int], object]] = {
+        "bans": lambda number: store.bans.ban(f"user:{number}", None, "", "ann"),
+        "windows": lambda number: fill(store, [number % known], "100/hour"),
+    }
+    with pytest.raises(StoreUnavailable, match="is full"):
+        deque(map(grows[growing], itertools.count()), maxlen=0)
+    with pytest.raises(StoreUnavailable, match="is full"):
+        fill(store, [0], "100/hour")
+    eighth = (1 << 20) // 8
+    assert eighth / 2 < store._env.counts.used() - used <= eighth
+    assert LEAD // 2 == 2 << 20, "of a large file"
 
 
 @pytest.mark.parametrize("stuffing", ["bans", "windows"])
