@@ -7,8 +7,9 @@ not affect the outcome. A request that never reaches its end is reported as canc
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator
-from typing import Any
+from collections.abc import Awaitable
+from functools import partial
+from typing import Any, Final
 
 from starlette.types import Scope
 from starlette.websockets import WebSocketDisconnect
@@ -25,6 +26,10 @@ from .routes import RouteLabels
 from .rules import Rule
 from .signals import Signals
 from .visit import FAILED, Visit, is_failure
+
+
+_CHECKED: Final = partial(check_flag, "count_if")
+"""Reads what `count_if` has returned: True or False, as a function without `return` would count nothing."""
 
 
 class RefundUncounted(Effect):
@@ -44,25 +49,22 @@ class RefundUncounted(Effect):
 
     async def start(self, visit: Visit, status: Any) -> None:
         """See `Effect.start`."""
-        charged = [*self._charged(visit)]
-        if not charged or await self._calls.ask(self._rule, status, "count_if", self._count_if, _checked_answer, True):
+        charged = self._charged(visit)
+        if not charged or await self._calls.ask(self._rule, status, "count_if", self._count_if, _CHECKED, True):
             return
         for decision, index in charged:
             await self._engine.refund(decision.begin_refund(index))
 
-    def _charged(self, visit: Visit) -> Iterator[tuple[Decision, int]]:
-        """Yield the decisions that have charged the rule, each with the place of its check."""
+    def _charged(self, visit: Visit) -> list[tuple[Decision, int]]:
+        """Return the decisions that have charged the rule, each with the place of its check."""
+        charged: list[tuple[Decision, int]] = []
         for decision in visit.own:
             if not decision.allowed:
                 continue
             for index, (bucket, _, _) in enumerate(decision.checks):
                 if bucket.by is self._rule:  # and not another of its name
-                    yield decision, index
-
-
-def _checked_answer(counts: object) -> bool:
-    """Return what `count_if` has returned: no truth of others, as a function without `return` would count nothing."""
-    return check_flag("count_if", counts)
+                    charged.append((decision, index))
+        return charged
 
 
 class StrikeForStatus(Effect):
