@@ -27,7 +27,6 @@ from .rules import Rule
 from .signals import Signals
 from .visit import FAILED, Visit, is_failure
 
-
 _CHECKED: Final = partial(check_flag, "count_if")
 """Reads what `count_if` has returned: True or False, as a function without `return` would count nothing."""
 
