@@ -90,12 +90,14 @@ class Keys:
         Raises:
             InvalidKey: `key` is not text, or empty.
         """
+        if type(key) is str:
+            found = self.cache.get(key)
+            if found is not None:
+                return found
         if isinstance(key, KeyOf):
             return self.digest(key.kind, key.value), ()
         if not isinstance(key, str) or not key:
             raise InvalidKey(f'key: expected text that is not empty, for example "user:42", not {quoted(key)}')
-        if (found := self.cache.get(key)) is not None:
-            return found
         text = canonical_key(key)
         encoded = text.encode(errors="surrogatepass")
         if len(encoded) > MAX_KEY_BYTES or encoded.decode(errors="replace") != text:

@@ -36,7 +36,6 @@ from .overrides import Override
 from .published import Publication
 from .rows import Row
 from .short_lived import note as note_in_memory
-from .unawaited import must_be_awaited
 
 if TYPE_CHECKING:
     from .sync import SyncLimiter
@@ -154,7 +153,6 @@ class Limiter:
         """
         return self.engine.keys.normalize(key)[0]
 
-    @must_be_awaited
     async def hit(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
         """Charge `cost` units to `key` if every limit has room for them.
 
@@ -175,13 +173,11 @@ class Limiter:
         answer = self.engine.hit(checks, subjects)
         return answer if isinstance(answer, Decision) else await answer
 
-    @must_be_awaited
     async def peek(self, key: AnyKey, limits: Limits, cost: int = 1, *, rule: str = DEFAULT_RULE) -> Decision:
         """Return what `hit` would return now. Changes nothing."""
         checks, subjects = self._question(key, limits, rule, cost)
         return await answer_of(self.engine.peek(checks, subjects))
 
-    @must_be_awaited
     async def charge(self, key: AnyKey, limits: Limits, units: int, *, rule: str = DEFAULT_RULE) -> Decision:
         """Record units that are known only now, even beyond the limit; the excess refuses the next requests.
 
@@ -194,7 +190,6 @@ class Limiter:
         checks, _ = self._question(key, limits, rule, units, "units")
         return await answer_to_the_end(self.engine.charge(checks))
 
-    @must_be_awaited
     async def refund(self, decision: Decision) -> bool:
         """Refund the units, but no permits, that `decision` charged. Cancelling the call does not interrupt it.
 
@@ -207,7 +202,6 @@ class Limiter:
             raise ConfigurationError(f"refund: expected the Decision that `hit` returned, not {quoted(decision)}")
         return await self.engine.refund(decision.begin_refund(permits=False))
 
-    @must_be_awaited
     async def reset(self, key: AnyKey) -> bool:
         """Forget the windows of `key` under every rule. Returns False if there were none.
 
@@ -219,7 +213,6 @@ class Limiter:
         finally:
             self.engine.queues.wake()
 
-    @must_be_awaited
     async def reset_all(self) -> bool:
         """Forget the windows of all keys under every rule, quotas too. Returns False if no units were spent.
 
@@ -292,7 +285,6 @@ class Limiter:
         length_us = parse_duration_us(duration, "override: duration", 1_000_000, 30 * 86_400_000_000, "2h")
         return await self.engine.commands.set(name, limit, length_us, clean_reason(reason), _author(by))
 
-    @must_be_awaited
     async def restore(self, name: str, *, by: str = MANUAL) -> bool:
         """End the override of a limit, or of ``"*"``, for all workers; False if it has none.
 
@@ -341,7 +333,6 @@ class Limiter:
         await self.engine.history.add(Action("ban", ban.key, who, why, at_us=ban.since_us, until_us=ban.until_us))
         return ban
 
-    @must_be_awaited
     async def unban(self, key: AnyKey, *, by: str = MANUAL) -> bool:
         """Lift the ban of exactly this key, and delete its strikes and levels.
 
@@ -358,7 +349,6 @@ class Limiter:
             await self.engine.history.add(Action("unban", spelled, who, at_us=self.engine.unix_us()))
         return had_any
 
-    @must_be_awaited
     async def banned(self, key: AnyKey) -> Ban | None:
         """Return the ban that refuses a key or address now, its own or a network's; None if there is none.
 
@@ -380,7 +370,6 @@ class Limiter:
             for ban in page:
                 yield ban
 
-    @must_be_awaited
     async def strike(self, key: AnyKey, policy: BanPolicy, weight: int = 1, reason: str = "") -> Ban | None:
         """Count a strike of `key` under a policy, and return the ban if it caused one.
 
