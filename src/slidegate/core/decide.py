@@ -6,12 +6,12 @@ no window twice; if two of its keys share a cell, the cell is charged for both.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
 from .buckets import Check
 from .counters import Counter, PermitCounter
-from .decision import LIMITED, OK, TOO_LARGE, Decision, Reason
+from .decision import LIMITED, OK, TOO_LARGE, Decision
 from .reservation import Reservation, reserved
 from .ring import NEVER, WindowState
 
@@ -34,23 +34,41 @@ def decide(checks: Sequence[Check], refs: Sequence[WindowRef], now_us: int) -> D
         now_us: The store's time, in microseconds.
     """
     states: list[WindowState] = []
-    refused: Reason | None = None
+    has_room = True
     for counter, cost, windows, key, _ in refs:
         windows[key], state = counter.spend(windows[key], now_us, cost)
         states.append(state)
         if state[3]:
-            if state[3] == NEVER:
-                refused = TOO_LARGE
-            elif refused is None:
-                refused = LIMITED
-    if refused is None:
+            has_room = False
+    if has_room:
         return Decision(True, OK, now_us, checks, states, None)
+    return refuse(checks, states, now_us, lambda _: refs)
+
+
+def refuse(
+    checks: Sequence[Check],
+    states: list[WindowState],
+    now_us: int,
+    find: Callable[[Sequence[Check]], Sequence[WindowRef]],
+) -> Decision:
+    """Return the refusal of a question whose windows were spent from, at least one of which had no room.
+
+    Args:
+        checks: The question.
+        states: The states of its windows.
+        now_us: The store's time, in microseconds.
+        find: Returns the windows.
+    """
+    refused = LIMITED
+    for state in states:
+        if state[3] == NEVER:
+            refused = TOO_LARGE
     if len(states) > 1:
-        _undo(refs, states, now_us)
+        _undo(find(checks), states, now_us)
     if refused is LIMITED:
-        for _, _, _, _, is_charged in refs:
-            if is_charged:
-                states = _charge_refusal(refs, now_us)
+        for bucket, _, _ in checks:
+            if bucket.count_denied:
+                states = _charge_refusal(find(checks), now_us)
                 break
     return Decision(False, refused, now_us, checks, states)
 

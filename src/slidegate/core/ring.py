@@ -119,7 +119,8 @@ class Ring:
             window = _settled(window, now_us, step_us, span_us)
             spent, units, newest_us, oldest_us = _read(window)
             leaves_us = oldest_us + span_us
-        if not cost or spent + cost > amount:
+        total = spent + cost
+        if not cost or total > amount:
             wait_us, excess = 0, spent + (cost or 1) - amount
             if excess > spent:
                 wait_us = NEVER
@@ -129,15 +130,13 @@ class Ring:
                 wait_us = _moment_of_room(window, excess, newest_us) + span_us - now_us
             return window, (spent, leaves_us, newest_us, wait_us) if spent else (0, 0, 0, wait_us)
         if now_us <= newest_us:
-            spent += cost
-            return pack_counts(spent, units + cost) + window[COUNT_BYTES:], (spent, leaves_us, newest_us, 0)
+            return pack_counts(total, units + cost) + window[COUNT_BYTES:], (total, leaves_us, newest_us, 0)
         moment_us = now_us - now_us % step_us + step_us - 1
         if not spent:
             window = pack_head(cost, cost, moment_us, moment_us)
             return window, (cost, moment_us + span_us, moment_us, 0)
-        spent += cost
         older = window[HEAD_BYTES:] + pack_entry(newest_us, units)
-        return pack_head(spent, cost, moment_us, oldest_us) + older, (spent, leaves_us, moment_us, 0)
+        return pack_head(total, cost, moment_us, oldest_us) + older, (total, leaves_us, moment_us, 0)
 
     def undo(self, window: bytes, cost: int) -> bytes:
         """Return a ring without the units that the last `spend` has added to it; nothing else has changed it since.

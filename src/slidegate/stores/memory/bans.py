@@ -212,9 +212,11 @@ class MemoryBans(BookBans):
             subjects: Further keys and addresses whose bans refuse it.
         """
         bans, networks = self.rows.bans, self.rows.networks
-        keys = [key for _, key, _ in checks]
+        asked: dict[BanSubject, None] = dict.fromkeys(subjects)
+        for _, key, _ in checks:
+            asked[key] = None
         found: list[Ban] = []
-        for subject in dict.fromkeys((*subjects, *keys)):
+        for subject in asked:
             if networks.bans:
                 found += networks.of(subject)
             row = bans.get(subject)  # an address is the name of none

@@ -27,13 +27,14 @@ from ...core.arguments import check_whole
 from ...core.bans.ban import BanSubject
 from ...core.buckets import Bucket, Check
 from ...core.counters import Counter
-from ...core.decide import WindowRef, charge_all, decide, refund_all, release_permits
-from ...core.decision import Decision
+from ...core.decide import WindowRef, charge_all, decide, refund_all, refuse, release_permits
+from ...core.decision import OK, Decision
 from ...core.events import Event
 from ...core.limits import MAX_AMOUNT, AnyLimit
 from ...core.logs import Throttle
 from ...core.memo import MANY, remember
 from ...core.reservation import Reservation
+from ...core.ring import WindowState
 from ...core.store import COMMAND_DEADLINE_S, Clock, Snapshot, Store
 from ..ban_book import LOG_EVERY_US
 from ..forks import InChild
@@ -104,7 +105,7 @@ class MemoryStore(Store):
         self._shards = [Shard() for _ in range(shards)]
         self._all = Shards(self._shards)
         self._room = Room(self.max_keys)
-        self._mask = shards - 1
+        self._shard_bits = shards - 1 << HASH_BITS
         self._secret = os.urandom(32)
         self._tables: dict[Identity, Tables] = {}
         self._places: dict[Bucket, Places] = {}
@@ -151,14 +152,12 @@ class MemoryStore(Store):
     def hit(  # noqa: C901 - inlined
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
     ) -> Decision:
-        """Charge every check or none, atomically, and return the decision."""
+        """Charge every check or none, atomically, and return the decision, as `decide` does."""
         own = checks[0][1] if checks else ""
-        at = hash(own) >> HASH_BITS & self._mask
+        at = (hash(own) & self._shard_bits) >> HASH_BITS
         lock: Any = self._shards[at].lock
-        for check in checks:
-            if check[1] is not own:  # most questions concern one client; others need several locks, in their order
-                lock = self._shards_of(checks).lock
-                break
+        if len(checks) > 1:  # perhaps of several clients
+            lock = self._shards_of(checks).lock
         try:
             lock.acquire()  # within `try`: a signal handler may raise in or after it; `with` would take twice as long
             if self.closed:
@@ -168,21 +167,28 @@ class MemoryStore(Store):
                 if refusal is not None:
                     lock.release()
                     return refusal
-            refs: list[WindowRef] = []
-            for bucket, key, cost in checks:  # as in `_refs`
-                if key is not own:
-                    own, at = key, hash(key) >> HASH_BITS & self._mask
-                places = self._places.get(bucket) or self._places_of(bucket)
-                for counter, windows, is_charged, table in places[at]:
-                    if key in windows:
-                        refs.append((counter, cost, windows, key, is_charged))
-                    else:
-                        refs.append((counter, cost, *self._made(table, key), is_charged))
             if self.clock is None:
                 now_us = SYSTEM.monotonic_ns() // 1000
             else:
                 now_us = self._now_us()
-            decision = decide(checks, refs, now_us)
+            states: list[WindowState] = []
+            has_room = True
+            for bucket, key, cost in checks:
+                if key is not own:
+                    own, at = key, (hash(key) & self._shard_bits) >> HASH_BITS
+                places = self._places.get(bucket) or self._places_of(bucket)
+                for counter, windows, _, table in places[at]:
+                    name = key
+                    if key not in windows:
+                        windows, name = self._made(table, key)
+                    windows[name], state = counter.spend(windows[name], now_us, cost)
+                    states.append(state)
+                    if state[3]:
+                        has_room = False
+            if has_room:
+                decision = Decision(True, OK, now_us, checks, states, None)
+            else:
+                decision = refuse(checks, states, now_us, self._known)
         except BaseException:
             release_if_held(lock)
             raise
@@ -241,7 +247,7 @@ class MemoryStore(Store):
         with self._shards_of(decision.checks).lock:
             for bucket, key, cost in decision.checks:
                 places = self._places.get(bucket) or self._places_of(bucket)
-                for counter, windows, is_charged, _ in places[hash(key) >> HASH_BITS & self._mask]:
+                for counter, windows, is_charged, _ in places[self._shard_of(key)]:
                     if not windows.get(key):  # in a shared cell, unused for long, or the permits of a parent process
                         return False
                     refs.append((counter, cost, windows, key, is_charged))
@@ -341,7 +347,7 @@ class MemoryStore(Store):
         return now_us
 
     def _shard_of(self, key: str) -> int:
-        return hash(key) >> HASH_BITS & self._mask
+        return (hash(key) & self._shard_bits) >> HASH_BITS
 
     def _shards_of(self, checks: Sequence[Check]) -> Shard | Shards:
         """Return the shards of some checks, whose locks are acquired in their order; a single one is the usual case."""
@@ -350,8 +356,8 @@ class MemoryStore(Store):
             if check[1] is not own:
                 break
         else:  # one client
-            return self._shards[hash(own) >> HASH_BITS & self._mask]
-        shards = {hash(key) >> HASH_BITS & self._mask for _, key, _ in checks}
+            return self._shards[self._shard_of(own)]
+        shards = {self._shard_of(key) for _, key, _ in checks}
         if len(shards) == 1:
             return self._shards[shards.pop()]
         return Shards([self._shards[at] for at in sorted(shards)])
@@ -366,28 +372,24 @@ class MemoryStore(Store):
         """
         changes = self.bans.rows.changes
         cleared = self._cleared.get(id(subjects))
-        is_clear = cleared is not None and cleared[0] is subjects and cleared[1] == changes
-        if is_clear and not self._may_be_banned(checks):
-            return None
+        if cleared is not None and cleared[0] is subjects and cleared[1] == changes:
+            own, networks = subjects[0] if subjects else None, self.bans.rows.networks.bans
+            for _, key, _ in checks:
+                if key is not own and (key in self._banned or key in networks):
+                    break
+            else:
+                return None
         refusal = self.bans.decide(checks, subjects)
         if refusal is None and type(subjects) is tuple:
             remember(self._cleared, id(subjects), (subjects, changes), MANY)  # it stays alive, and so its identity
         return refusal
-
-    def _may_be_banned(self, checks: Sequence[Check]) -> bool:
-        """Return whether there are bans of keys of some checks, which may have ended."""
-        networks = self.bans.rows.networks.bans
-        for _, key, _ in checks:
-            if key in self._banned or key in networks:
-                return True
-        return False
 
     def _refs(self, checks: Sequence[Check]) -> list[WindowRef]:
         """Return the locations of a question's windows, after making those that are missing. The lock is held."""
         refs: list[WindowRef] = []
         for bucket, key, cost in checks:
             places = self._places.get(bucket) or self._places_of(bucket)
-            for counter, windows, is_charged, table in places[hash(key) >> HASH_BITS & self._mask]:
+            for counter, windows, is_charged, table in places[self._shard_of(key)]:
                 if key in windows:
                     refs.append((counter, cost, windows, key, is_charged))
                 else:
