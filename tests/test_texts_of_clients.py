@@ -158,7 +158,7 @@ async def test_reads_ahead_for_no_application_are_not_logged(fails: bool, caplog
 
     ahead = ReadAhead(receive)
     policy = RateLimitMiddleware(hello).policy
-    visit = Visit(policy, scope_of(), ahead, send, policy.clients.of(scope_of()), policy.rules.no_rules)
+    visit = Visit(policy, scope_of(), ahead, send, policy.clients.of(scope_of()), policy.rules.nothing)
     for _ in range(2):
         ahead.begin()
         await turns()

@@ -30,12 +30,15 @@ from slidegate import (
     BanPolicy,
     Limiter,
     MemoryStore,
+    MessageLimits,
     Quota,
     RateLimit,
     RateLimitExceeded,
     RateLimitMiddleware,
     Rule,
+    charge,
     client_ip,
+    decision_of,
 )
 from slidegate.events import Outcome
 from slidegate.networks.lists import Networks
@@ -127,7 +130,7 @@ CLIENTS: Final = st.sampled_from([(PEER, 1), [PEER, 1], (PEER, None), [PEER, "1"
 async def test_an_answer_goes_out_as_it_came_whatever_it_is_made_of(
     answers: Any, late: list[Any], options: dict[str, Any], client: Any, is_limited: bool, is_judged: bool
 ) -> None:
-    """The second time that it is sent, behind a refusal that the application has caught, with more after its end."""
+    """The second time that it is sent, behind a refusal that the application has caught; nothing follows its call."""
     (before, start, after), kept, judged, own = answers, list[Send](), list[Any](), Limiter()
     given_fields = list(start.get("headers", ()))
 
@@ -148,7 +151,7 @@ async def test_an_answer_goes_out_as_it_came_whatever_it_is_made_of(
         await kept[1](message)
     index = len(before)
     others = out[:index] + out[index + 1 :]
-    assert all(sent is message for sent, message in zip(others, [*before, *after, *late], strict=True))
+    assert all(sent is message for sent, message in zip(others, [*before, *after], strict=True))
     start_sent = dict(out[index])
     assert list(start.get("headers", ())) == given_fields, "a message that is sent again collects no fields"
     fields = list(start_sent.pop("headers", ()))
@@ -195,6 +198,54 @@ async def test_a_request_is_freed_without_the_garbage_collector(options: dict[st
             assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("limit", ["5/hour", "1/hour"])
+async def test_who_goes_on_after_the_call_finds_the_client_gone_and_still_the_decision(limit: str) -> None:
+    kept: list[Any] = []
+
+    async def page(scope: Scope, receive: Receive, send: Send) -> None:
+        kept.append(Request(scope, receive, send))
+        await hello(scope, receive, send)
+
+    app = RateLimitMiddleware(page, limits=limit, messages=MessageLimits("9/second"))
+    answer = await send_scope(app, scope_of("/"))
+    (request,) = kept
+    before = len(answer.messages)
+    assert await request.is_disconnected()
+    assert await request.receive() == {"type": "http.disconnect"}
+    await request._send({"type": "http.response.body", "body": b"late"})
+    assert len(answer.messages) == before, "nobody is there to get it"
+    assert decision_of(request).remaining == int(limit[0]) - 1
+    decision = await charge(request, 1)
+    assert decision.remaining == max(0, int(limit[0]) - 2)
+
+
+async def test_a_websocket_is_closed_to_who_goes_on_after_the_call() -> None:
+    kept: list[Any] = []
+
+    async def talk(scope: Scope, receive: Receive, send: Send) -> None:
+        kept[:] = receive, send
+        await receive()
+        await send({"type": "websocket.accept"})
+
+    app = RateLimitMiddleware(talk, limits="5/hour", messages=MessageLimits("9/second"))
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await app({**scope_of("/"), "type": "websocket"}, receive, send)
+    assert [message["type"] for message in sent] == ["websocket.accept"]
+    receive_late, send_late = kept
+    assert await receive_late() == {"type": "websocket.disconnect", "code": 1006}
+    with pytest.raises(OSError, match="closed"):
+        await send_late({"type": "websocket.send", "text": "late"})
+    await send_late({"type": "websocket.close"})  # as Starlette does in its `finally`
+    assert len(sent) == 1
 
 
 # -- limits that meet on the way of one request ------------------------------------------------------------------------

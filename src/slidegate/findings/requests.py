@@ -15,7 +15,7 @@ from ..web.keys import parts_of, person_of, user
 from ..web.plan import Effect
 from ..web.policy import Policy
 from ..web.rules import Rule
-from ..web.visit import Record, Visit
+from ..web.visit import Visit
 from .report import Finding
 
 PROXY_HEADERS: Final = (b"x-forwarded-for", b"forwarded")
@@ -23,11 +23,11 @@ PROXY_HEADERS: Final = (b"x-forwarded-for", b"forwarded")
 
 def about_shared_names(policy: Policy, scope: Scope) -> Iterator[Finding]:
     """Yield the finding about a limit that an outer middleware with the same limiter has charged already."""
-    record: Record | None = scope.get(KEY)
-    if record is None:
+    last: Visit | None = scope.get(KEY)
+    if last is None:
         return
     charged_labels: dict[str, str] = {}
-    for other, decision in record.decisions:
+    for other, decision in last.decisions:
         if other is policy or other.limiter is not policy.limiter:
             continue
         for bucket, _, _ in decision.checks:

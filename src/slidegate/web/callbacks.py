@@ -76,9 +76,14 @@ def request_of(visit: Any, at_endpoint: HTTPConnection | None = None) -> HTTPCon
     """
     scope: Scope = visit.scope
     if at_endpoint is not None:
-        if scope["type"] == "http" and not isinstance(visit.channel, BodyReader):
-            visit.channel = BodyReader(visit.channel)
+        if scope["type"] == "http" and not isinstance(visit.receive_from, BodyReader):
+            visit.receive_from = BodyReader(visit.receive_from)
         return at_endpoint
+    return request_in(scope)
+
+
+def request_in(scope: Scope) -> HTTPConnection:
+    """Return a request without its body."""
     if scope["type"] == "http":
         return Request(scope, _no_body)
     return HTTPConnection(scope)
@@ -88,7 +93,7 @@ def _is_within_body(given: object) -> bool:
     """Return whether a function at an endpoint was given a request, and has read a part of the body."""
     if not isinstance(given, Request):
         return False
-    channel = given.scope[KEY].active().channel
+    channel = given.scope[KEY].active().receive_from
     return isinstance(channel, BodyReader) and channel.is_within_body
 
 

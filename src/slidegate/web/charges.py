@@ -18,10 +18,10 @@ from ..core.reservation import Reservation
 from ..limiter import check_cost
 from ..limiter.aio import answer_to_the_end
 from ..limiter.engine import Engine
-from .clients import record_of
+from .clients import visit_of
 from .plan import DISABLED, EXEMPT
 from .policy import Policy
-from .visit import UNCOUNTED, Record
+from .visit import UNCOUNTED, Visit
 
 
 def decision_of(request: HTTPConnection) -> Decision:
@@ -39,10 +39,10 @@ def decision_of(request: HTTPConnection) -> Decision:
     Raises:
         ConfigurationError: There is no middleware around the endpoint, or nothing is decided yet.
     """
-    record: Record | None = record_of(request, "decision_of")
-    if record is None:
+    visit: Visit | None = visit_of(request, "decision_of")
+    if visit is None:
         return DISABLED
-    return record.decision
+    return visit.decision
 
 
 async def charge(request: HTTPConnection, units: int | Mapping[str, int], *, rule: str | None = None) -> Decision:
@@ -234,10 +234,10 @@ def _asked(
     return found
 
 
-def _charges_by_rule(record: Record) -> dict[str, list[_Charge]]:
+def _charges_by_rule(visit: Visit) -> dict[str, list[_Charge]]:
     """Return what a request was charged, by the names of the rules."""
     counted: dict[str, list[_Charge]] = {}
-    for policy, decision in record.decisions:
+    for policy, decision in visit.decisions:
         for place, (bucket, _, _) in enumerate(decision.checks):
             if not bucket.is_permit:
                 counted.setdefault(bucket.label, []).append(_Charge(policy, decision, place))
@@ -259,18 +259,18 @@ def _charges_of(request: HTTPConnection, rule: str | None, who: str) -> Sequence
         ConfigurationError: There is no middleware around the endpoint, no such rule, or several that must be named.
     """
     expect("rule", rule, str, '"api"')
-    record: Record | None = record_of(request, who)
-    if record is None:
+    visit: Visit | None = visit_of(request, who)
+    if visit is None:
         return ()
-    counted = _charges_by_rule(record)
+    counted = _charges_by_rule(visit)
     if rule is None and len(counted) == 1:
         (rule,) = counted
     if rule in counted:
         latest = counted[rule][-1].windows_key
         return [one for one in counted[rule] if one.windows_key == latest]
     # Exempt, allowlisted or on an unlimited plan: an uncounted request is not charged later either.
-    names_above = {bucket.label for policy, _ in record.decisions for bucket in policy.buckets()}
-    is_uncounted = any(decision.reason in UNCOUNTED for _, decision in record.decisions)
+    names_above = {bucket.label for policy, _ in visit.decisions for bucket in policy.buckets()}
+    is_uncounted = any(decision.reason in UNCOUNTED for _, decision in visit.decisions)
     if is_uncounted or rule in names_above:
         return ()
     if rule is None and not counted:

@@ -181,7 +181,10 @@ class ClientsBehindProxies(Clients):
                     found = field_value(scope, header)  # several lines, which are one list
                     break
                 found = bytes(value)  # Starlette reads a bytearray as well
-        memo_key = self._memo_key(scope, found)
+        try:
+            return self._known[scope["client"][0], found]
+        except (TypeError, LookupError):  # a new one, no peer, or none that is a text
+            memo_key = self._memo_key(scope, found)
         client = self._known.get(memo_key)
         if client is None:
             client = self._determine(scope, memo_key)
@@ -264,15 +267,15 @@ class KeyedClients:
 # -- what functions of a request ask -----------------------------------------------------------------------------------
 
 
-def record_of(request: HTTPConnection, who: str) -> Any:
-    """Return the innermost `Record` of a request: its `Visit`, or what is left of one that is over.
+def visit_of(request: HTTPConnection, who: str) -> Any:
+    """Return the innermost `Visit` of a request, which may be over.
 
     Args:
         request: The request, or the websocket.
         who: The name of the calling function, for the error message.
 
     Returns:
-        The record; None without a middleware while limits are off, as in a test that calls an endpoint itself.
+        The visit; None without a middleware while limits are off, as in a test that calls an endpoint itself.
 
     Raises:
         ConfigurationError: There is no middleware around the endpoint, or `request` is no request.
@@ -280,10 +283,10 @@ def record_of(request: HTTPConnection, who: str) -> Any:
     scope = getattr(request, "scope", None)
     if scope is None:
         raise ConfigurationError(f"{who}: expected a Request or WebSocket, for example request, not {quoted(request)}")
-    record = scope.get(KEY)
-    if record is None and Engine.counting:
+    visit = scope.get(KEY)
+    if visit is None and Engine.counting:
         raise outside(who)
-    return record
+    return visit
 
 
 def outside(who: str) -> ConfigurationError:
@@ -312,8 +315,8 @@ def client_key(request: HTTPConnection) -> str:
     Raises:
         ConfigurationError: There is no middleware around the endpoint.
     """
-    record = record_of(request, "client_key")
-    if record is None:
+    visit = visit_of(request, "client_key")
+    if visit is None:
         return client_ip().locate(request.scope)[0]
-    innermost = record.active() or record
+    innermost = visit.active() or visit
     return str(innermost.client.key)

@@ -6,11 +6,11 @@ needs a look at the client or the scope alone; a function of the user's replaces
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, NamedTuple
 
 from starlette.requests import HTTPConnection
+from starlette.types import Scope
 
 from ..core.buckets import Bucket, Check, windows_of
 from ..core.decision import Decision, Reason
@@ -59,6 +59,31 @@ class Counting:
         self._waiting = waiting
         self._signals = signals
 
+    async def decide(self, visit: Visit) -> Decision:
+        """Decide a request that not limits alone decide, and record the decision.
+
+        Lists come first, as they are free; honeypots before limits; then what would be refused if shadow rules were
+        limits.
+        """
+        verdict = visit.client.verdict
+        if verdict is not None:
+            visit.add_decision(verdict, None)
+            return verdict
+        if visit.plan.is_conditional:
+            visit.follow(await self.narrow(visit, visit.plan))
+        plan = visit.plan
+        decision: Decision | None = None
+        if plan.strikes:
+            decision = await self._signals.at_path(visit, plan.strikes)
+        if decision is None:
+            decision = plan.verdict
+            if plan.limiting or self._engine.store.bans.may_refuse():
+                decision = await self.count(visit, plan)
+        visit.add_decision(decision, plan.rendered_of(decision))
+        if plan.shadows and decision.allowed:
+            await self.observe(visit, plan.shadows)
+        return decision
+
     async def count(self, visit: Visit, plan: Plan, at_endpoint: HTTPConnection | None = None) -> Decision:
         """Charge the limits of a plan, unless a ban refuses the request.
 
@@ -67,25 +92,19 @@ class Counting:
             plan: The plan of the request, or of its endpoint.
             at_endpoint: The request as its endpoint sees it, with its body; None in the middleware.
         """
-        scope = visit.scope if at_endpoint is None else at_endpoint.scope
-        checks: list[Check] = []
-        unlimited: list[str] = []
-        for bound in plan.limiting:
-            if bound.calls_functions:
-                asked = await self._ask(bound, visit, at_endpoint)
-                checks += asked.checks
-                unlimited += asked.unlimited
-            else:
-                checks += bound.checks(scope, visit.client.key)
         subjects = visit.client.subjects
-        if unlimited:  # a ban of a key holds where a rule reads it, also if the rule counts nothing of the request
-            subjects = self._signals.joined(subjects, unlimited)
+        if plan.calls_functions:
+            checks, unlimited = await self._ask_all(visit, plan, at_endpoint)
+            if unlimited:  # a ban of a key holds where a rule reads it, also if the rule counts nothing of the request
+                subjects = self._signals.joined(subjects, unlimited)
+        else:
+            scope = visit.scope if at_endpoint is None else at_endpoint.scope
+            checks = plan.checks(scope, visit.client.key)
         if at_endpoint is not None:
-            if self._signals.keyed:  # the user may be known by now
+            if self._signals.keyed:
                 subjects = self._signals.with_keys(subjects, visit.client.beside(at_endpoint.scope), visit.client.key)
-            # What the request has passed before is not charged again, and unless another key may be banned, not asked.
-            checks = uncharged([one.checks for one in visit.own if one.allowed and one.checks], checks)
-            if not checks and subjects is visit.client.subjects:
+            checks = _left_at_endpoint(visit, checks)
+            if not checks and subjects is visit.client.subjects:  # no other key may be banned
                 return plan.verdict
         if not checks and not self._engine.store.bans.may_refuse():  # nothing to ask
             return plan.verdict
@@ -97,6 +116,38 @@ class Counting:
         if decision.allowed and not checks:
             return plan.verdict
         return decision
+
+    def hit_at_endpoint(self, visit: Visit, plan: Plan, scope: Scope) -> Decision | Awaitable[Decision]:
+        """Charge the limits of an endpoint in one hit, where they alone decide.
+
+        Args:
+            visit: The request in its middleware.
+            plan: The plan of the endpoint, which is direct.
+            scope: The scope at the endpoint.
+        """
+        client = visit.client
+        subjects, checks = client.subjects, _left_at_endpoint(visit, plan.checks(scope, client.key))
+        if self._signals.keyed:  # the user may be known by now
+            subjects = self._signals.with_keys(subjects, client.beside(scope), client.key)
+        if not checks and subjects is client.subjects:  # no other key may be banned
+            return plan.verdict
+        return self._engine.hit(checks, subjects)
+
+    async def _ask_all(
+        self, visit: Visit, plan: Plan, at_endpoint: HTTPConnection | None
+    ) -> tuple[list[Check], list[str]]:
+        """Return the checks of a request, and the keys that have no limit, where rules call functions."""
+        checks: list[Check] = []
+        unlimited: list[str] = []
+        scope = visit.scope if at_endpoint is None else at_endpoint.scope
+        for bound in plan.limiting:
+            if bound.calls_functions:
+                asked = await self._ask(bound, visit, at_endpoint)
+                checks += asked.checks
+                unlimited += asked.unlimited
+            else:
+                checks += bound.checks(scope, visit.client.key)
+        return checks, unlimited
 
     async def _ask(self, bound: BoundRule, visit: Visit, at_endpoint: HTTPConnection | None) -> _Asked:
         """Return what a rule reads of a request, calling its functions."""
@@ -157,7 +208,9 @@ class Counting:
         """Count an admitted request under shadow rules, and report those that would have refused it."""
         for bound in shadows:
             asked = await self._ask(bound, visit, at_endpoint)
-            checks = uncharged(visit.observed, [*asked.checks])
+            checks = [*asked.checks]
+            for earlier in visit.observed:
+                checks = uncharged(earlier, checks)
             if not checks:
                 continue
             decision = await answer_of(self._engine.hit(checks, ()))
@@ -181,16 +234,22 @@ def _capped(cost: int, cost_max: int | None, bucket: Bucket | None) -> int:
     return cost
 
 
-def uncharged(earlier: Sequence[Sequence[Check]], checks: list[Check]) -> list[Check]:
+def _left_at_endpoint(visit: Visit, checks: list[Check]) -> list[Check]:
+    """Return the checks of an endpoint without what the request has passed before, which is not charged again."""
+    for decision in visit.own:
+        if decision.allowed and decision.checks:
+            checks = uncharged(decision.checks, checks)
+    return checks
+
+
+def uncharged(earlier: Sequence[Check], checks: list[Check]) -> list[Check]:
     """Return the checks without what earlier ones have charged: the same limits of a key count a request once.
 
     Of several costs the largest one is charged, so a later check charges what is missing.
     """
-    if not earlier:
-        return checks
-    charged: Counter[tuple[object, ...]] = Counter()
-    for others in earlier:  # in which no window is twice
-        charged.update({windows_of(check): check[2] for check in others})
+    charged: dict[object, int] = {}
+    for check in earlier:  # in which no window is twice
+        charged[windows_of(check)] = check[2]
     left: list[Check] = []
     for check in checks:
         bucket, key, cost = check

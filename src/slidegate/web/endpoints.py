@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Coroutine
 from copy import copy
 from functools import cached_property
 from inspect import Parameter, Signature
-from typing import Any, Final, TypeVar, Unpack, overload
+from typing import Any, Final, NoReturn, TypeVar, Unpack, overload
 
 from starlette.exceptions import HTTPException, WebSocketException
 from starlette.requests import HTTPConnection
@@ -25,7 +25,7 @@ from ..core.logs import logger
 from ..core.memo import remember
 from ..findings.report import Finding
 from ..findings.requests import look_at_endpoint
-from .clients import record_of
+from .clients import KEY, visit_of
 from .decorators import decorated
 from .default_limits import EXEMPT_MARK
 from .effects import ReportRefusal
@@ -39,12 +39,11 @@ from .routes import labels_of
 from .rule_set import method_of
 from .rule_values import Limits, LimitsFunction
 from .rules import Rule
-from .visit import UNCOUNTED, Record, Visit, active_visit_of
+from .visit import Visit, active_visit_of
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 
 TOO_MANY: Final = "Too many requests."
-_NOTHING_COUNTED: Final = (Reason.EXEMPT, *UNCOUNTED)
 
 
 class EndpointRefusal(RateLimitExceeded, HTTPException):
@@ -170,7 +169,9 @@ class RateLimit:
         setattr(marked, EXEMPT_MARK, True)
         return endpoint
 
-    async def check(self, connection: HTTPConnection, endpoint: object = None) -> None:
+    async def check(  # noqa: C901 - the way of a request at its endpoint
+        self, connection: HTTPConnection, endpoint: object = None
+    ) -> None:
         """Charge a request; an endpoint may call this before it sends anything.
 
         Args:
@@ -182,11 +183,13 @@ class RateLimit:
                 that was accepted before, and for one whose server cannot send an answer before.
             ConfigurationError: There is no middleware around the endpoint.
         """
-        visit = active_visit_of(connection, "RateLimit")
-        if visit is None or not visit.is_enforced:
+        scope = connection.scope
+        visit: Visit | None = scope.get(KEY)
+        if visit is None or visit.scope is None:  # there is none, or the innermost one is over
+            visit = active_visit_of(connection, "RateLimit")
+        if visit is None or not visit.plan.is_enforced:
             return
-        scope, policy = connection.scope, visit.policy
-        matching = self.rule.matching
+        policy, matching = visit.policy, self.rule.matching
         if matching.methods is not None and not matching.allows(scope["type"], method_of(scope)):
             return
         plan = self._plan(policy, scope, endpoint or scope.get("endpoint") or self)
@@ -194,35 +197,40 @@ class RateLimit:
             look_at_endpoint(visit, plan.met[0].bound.rule, scope)
         if plan.is_conditional:
             plan = await policy.counting.narrow(visit, plan, connection)
-        decision = await policy.counting.count(visit, plan, connection)
-        if decision.allowed:
-            # What counts nothing is no decision, but for one after a refusal that the application has caught.
-            is_by_limit = decision.reason not in _NOTHING_COUNTED
-            if is_by_limit or visit.refusal is not None:
-                visit.add_decision(decision)
-            if is_by_limit:
-                visit.effects = [*visit.effects, *plan.effects]
+        if plan.is_direct:  # limits alone, as for most endpoints
+            answer = policy.counting.hit_at_endpoint(visit, plan, scope)
+            decision = answer if isinstance(answer, Decision) else await answer
+        else:
+            decision = await policy.counting.count(visit, plan, connection)
+        if not decision.allowed:
+            await self._refuse(visit, decision, plan, scope)
+        # What counts nothing is no decision, but for one after a refusal that the application has caught.
+        if decision.checks or visit.refusal is not None:
+            visit.add_decision(decision, plan.rendered_of(decision))
+        if decision.checks and plan.effects:
+            visit.effects = [*visit.effects, *plan.effects]
+        if plan.shadows:
             await policy.counting.observe(visit, plan.shadows, connection)
-            return
-        await self._refuse(visit, decision, scope)
 
-    async def _refuse(self, visit: Visit, decision: Decision, scope: Scope) -> None:
+    async def _refuse(self, visit: Visit, decision: Decision, plan: Plan, scope: Scope) -> NoReturn:
         """Refuse a request at its endpoint.
 
         Raises:
             RateLimitExceeded: The refusal; `WebSocketException` for a websocket that gets no answer.
         """
-        policy = visit.policy
-        visit.add_decision(decision)
-        if policy.signals.by_refusal:
-            await policy.signals.at_refusal(visit, decision, scope)
+        refusals: Refusals = visit.policy.refusals
+        rendered = plan.rendered_of(decision)
+        visit.add_decision(decision, rendered)
+        if visit.policy.signals.by_refusal:
+            await visit.policy.signals.at_refusal(visit, decision, scope)
         is_websocket = scope["type"] == "websocket"
-        if is_websocket or not visit.status:  # else the connection breaks
+        # The connection breaks if an HTTP response has begun; no observer is told of that.
+        if refusals.are_told() and (is_websocket or not visit.status):
             others = [effect for effect in visit.effects if not isinstance(effect, ReportRefusal)]  # of caught ones
-            visit.effects = [*others, ReportRefusal(policy.refusals, decision, scope)]
+            visit.effects = [*others, ReportRefusal(refusals, decision, scope)]
         if is_websocket and (visit.status or not takes_answer(scope)):
             raise _closing(decision, is_accepted=bool(visit.status))
-        answer = policy.refusals.answer(decision)
+        answer = refusals.answer(decision, rendered)
         visit.need(answer.needed)
         raise EndpointRefusal(decision, answer)
 
@@ -289,18 +297,15 @@ async def rate_limit_exceeded(request: HTTPConnection, error: Exception) -> Any:
         if isinstance(error, HTTPException):  # of the application, where this is the handler of a status
             return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
         raise error
-    record: Record | None = record_of(request, "rate_limit_exceeded")
-    if record is None:
+    visit: Visit | None = visit_of(request, "rate_limit_exceeded")
+    if visit is None:
         raise error
     decision = error.decision
     # The fields list no limits of functions and of outbound calls, which raise `RateLimitExceeded` as well.
     names_limits = isinstance(error, EndpointRefusal)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        refusals: Refusals = record.policy.refusals
-        if isinstance(record, Visit):
-            await refusals.send_through(record, decision, receive, send, names_limits=names_limits)
-        else:  # of a class below the middlewares of a route, which have ended
-            await refusals.send(record.resumed(scope, receive, send), decision, names_limits=names_limits)
+        refusals: Refusals = visit.policy.refusals
+        await refusals.answer_at_endpoint(visit, decision, scope, receive, send, names_limits=names_limits)
 
     return answer

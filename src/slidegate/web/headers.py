@@ -34,14 +34,11 @@ MAX_FIELD: Final = 8_192
 """The most characters of a field that are read, counted from the right end, where trusted proxies append."""
 
 
-def joined(decisions: Sequence[Decision]) -> Decision | None:
-    """Return those of a request's decisions that name limits as one, in which the last reading of each window counts.
+def joined(named: Sequence[Decision]) -> Decision:
+    """Return decisions of a request that name limits as one, in which the last reading of each window counts.
 
-    Each reading keeps its spans, which are from the decision that has made it. None if no decision names limits.
+    Each reading keeps its spans, which are from the decision that has made it.
     """
-    named = [decision for decision in decisions if decision.readings]
-    if not named:
-        return None
     last = named[-1]
     if len(named) == 1:
         return last
@@ -102,6 +99,25 @@ class Rendered:
             decision: The decision that RateLimit tells of.
         """
         return [*given, self._policy, (b"ratelimit", self._text % _numbers(decision, decision.readings, self._amounts))]
+
+
+class Completed(Rendered):
+    """The same for a refusal that an application answers, with the fields that every answer to it has.
+
+    Args:
+        rendered: That of its limits.
+        needed: Those fields.
+    """
+
+    def __init__(self, rendered: Rendered, needed: Fields) -> None:
+        self._rendered = rendered
+        self._needed = needed
+
+    def added_to(self, given: Iterable[Field], decision: Decision) -> list[Field]:
+        """See `Rendered.added_to`."""
+        fields = self._rendered.added_to(given, decision)
+        complete(fields, self._needed)
+        return fields
 
 
 class _OneLimit(Rendered):
@@ -171,7 +187,10 @@ class Headers:
             checks: The checks, at least one.
             taken: The names in the fields of middlewares within.
         """
-        return self.of_buckets([bucket for bucket, _, _ in checks], taken)
+        buckets: list[Bucket] = []
+        for bucket, _, _ in checks:
+            buckets.append(bucket)
+        return self.of_buckets(buckets, taken)
 
     def of_buckets(self, buckets: Sequence[Bucket], taken: Sequence[str] = ()) -> Rendered:
         """Return the same, given the buckets of the checks."""

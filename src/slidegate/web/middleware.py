@@ -38,8 +38,8 @@ from .routes import layers, visible_app
 from .rule_values import Limits, LimitsFunction
 from .rules import Rule
 from .switch import setting_that_switches_off
-from .visit import UNCOUNTED, Visit
-from .websockets import GuardedWebSocket, MessageLimits
+from .visit import Visit
+from .websockets import MessageLimits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -240,7 +240,7 @@ class RateLimitMiddleware(FailsAtStartup):
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901, PLR0915 - the way of a request
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: C901 - the way of a request
         """Decide one request, then call the application or refuse the request."""
         scope_type = scope["type"]
         if scope_type not in self._decides:
@@ -252,45 +252,27 @@ class RateLimitMiddleware(FailsAtStartup):
             send = self._inspected(scope, send)
         policy = self.policy
         client = policy.clients.of(scope)  # once: nothing asks the scope for it again
-        plan = policy.rules.common
+        plan = policy.rules.always
         if client.verdict is not None:
-            plan = policy.rules.no_rules  # no rule and no honeypot concerns who is on a list
+            plan = policy.rules.nothing  # on a list: no rule and no honeypot
         elif plan is None or scope.get("method") == "OPTIONS":  # perhaps a preflight
             plan = policy.rules.match(scope)
         visit = Visit(policy, scope, receive, send, client, plan)
         try:
-            if policy.limiter.engine.observers.requests:
+            if policy.observers.requests:
                 policy.report.begin(visit)
-            # 1. The allowlist and the blocklist. They are free, so they come first.
-            decision = client.verdict
-            if plan.is_conditional:
-                plan = await policy.counting.narrow(visit, plan)
-                visit.follow(plan)
-            # 2. Honeypots, before anything is counted. There are none for a client on a list, whose verdict stays.
-            if plan.strikes:
-                decision = await policy.signals.at_path(visit, plan.strikes)
-            # 3. Bans and limits, in one hit.
-            if decision is None:
-                if plan.is_direct:
-                    answer = policy.limiter.engine.hit(plan.checks(scope, client.key), client.subjects)
-                    decision = answer if isinstance(answer, Decision) else await answer
-                else:
-                    decision = await policy.counting.count(visit, plan)
-            visit.own = (decision,)  # as `Visit.add_decision` does for a first decision; a call would cost each request
-            if visit.shared is not None:
-                visit.shared.append((policy, decision))
+            if plan.is_direct:  # limits alone, as for most requests: bans and limits, in one hit
+                answer = policy.engine.hit(plan.checks(scope, client.key), client.subjects)
+                decision = answer if isinstance(answer, Decision) else await answer
+                visit.own = (decision,)
+                if visit.shared is not None:
+                    visit.shared.append((policy, decision))
+            else:  # lists, conditions, honeypots, functions, waits, shadow rules: in this order, there
+                decision = await policy.counting.decide(visit)
             if decision.allowed:
-                # 4. What would be refused, if shadow rules were limits.
-                if plan.shadows:
-                    await policy.counting.observe(visit, plan.shadows)
-                if scope_type == "websocket" and decision.reason not in UNCOUNTED:
-                    GuardedWebSocket(visit, policy.limiter.engine, policy.signals, policy.messages).attach()
                 await self.app(scope, visit.receive, visit.send)
-            else:
-                if policy.signals.by_refusal:
-                    await policy.signals.at_refusal(visit, decision, scope)
-                policy.refusals.report(visit, decision, scope)
-                await policy.refusals.send(visit, decision)
+            else:  # strikes, reports, the answer: in this order, there
+                await policy.refusals.refuse(visit, decision)
             if visit.effects:
                 await visit.end(None)
         except BaseException as error:
@@ -298,7 +280,7 @@ class RateLimitMiddleware(FailsAtStartup):
             await visit.end(error)
             raise
         finally:
-            visit.leave()
+            visit.leave(scope_type)
 
     # -- the first requests, and those while it is switched off --------------------------------------------------------
 
@@ -372,12 +354,12 @@ class RateLimitMiddleware(FailsAtStartup):
             return
         policy = self.policy
         # What the application may call finds a client and a decision.
-        visit = Visit(policy, scope, receive, send, policy.clients.of(scope), policy.rules.no_rules)
-        visit.add_decision(DISABLED)
+        visit = Visit(policy, scope, receive, send, policy.clients.of(scope), policy.rules.nothing)
+        visit.add_decision(DISABLED, None)
         try:
             await self.app(scope, receive, send)
         finally:
-            visit.leave()
+            visit.leave(scope["type"])
 
 
 def _ending(limiter: Limiter, send: Send) -> Send:

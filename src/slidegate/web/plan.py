@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from starlette.types import Scope
 
 from ..core.bans.policy import BanPolicy
-from ..core.buckets import Check
+from ..core.buckets import Bucket, Check
 from ..core.decision import Decision, Reason
 from .bound_rule import BoundRule
 from .headers import Headers, Rendered
@@ -67,10 +67,12 @@ class Traits(NamedTuple):
     Attributes:
         is_preflight: They are CORS preflights.
         is_evaluated: The conditions of their rules are true.
+        is_enforced: Ban policies and limits at endpoints are enforced: the client is on no list, and nothing is off.
     """
 
     is_preflight: bool = False
     is_evaluated: bool = False
+    is_enforced: bool = True
 
 
 class Plan:
@@ -89,12 +91,14 @@ class Plan:
         is_conditional: Whether a rule has a condition. The plan depends on its result then, and no rule has ended the
             list yet.
         is_exempt: Whether ban policies ignore these requests.
+        is_enforced: See `Traits`.
         strikes: The signals of ban policies for their path; none if they are exempt.
         limiting: The rules that limit them.
         shadows: The rules in shadow mode.
         waiting: The limiting rules with `wait`.
-        is_direct: Whether one hit with `checks` decides them: there are limits, and none calls a function of the user's
-            or waits.
+        calls_functions: Whether a rule that limits them calls a function of the user's.
+        is_direct: Whether one hit with `checks` decides them: there are limits, which call no function and do not wait,
+            and neither conditions nor honeypots nor shadow rules.
         verdict: What decides if no limit counts: exempt, or blocked by a rule.
         effects: What depends on their responses.
         rendered: The header fields of their decisions without the numbers; None if these depend on functions or on a
@@ -105,6 +109,7 @@ class Plan:
         self.met = met
         self.traits = traits
         self.headers = headers
+        self.is_enforced = traits.is_enforced
         self.is_conditional = False
         if not traits.is_evaluated:
             self.is_conditional = any(bound.rule.matching.when is not None for bound, _ in met)
@@ -128,21 +133,30 @@ class Plan:
         self.waiting = [bound for bound in self.limiting if bound.rule.charging.wait_us]
         self.effects: Sequence[Effect] = ()
         self.rendered: Rendered | None = None
-        calls_functions = any(bound.calls_functions for bound in self.limiting)
-        self.is_direct = bool(self.limiting) and not self.waiting and not calls_functions
-        if self.is_direct:
+        self.calls_functions = any(bound.calls_functions for bound in self.limiting)
+        is_one_hit = bool(self.limiting) and not self.waiting and not self.calls_functions
+        self.is_direct = is_one_hit and not self.is_conditional and not self.strikes and not self.shadows
+        self._by_client: Sequence[tuple[Bucket, int]] = ()  # what a request charges, if all rules count by client
+        if all(bound.key is None for bound in self.limiting):
+            self._by_client = [charge for bound in self.limiting for charge in bound.charges]
+        if is_one_hit:
             self.rendered = headers.of_buckets([bucket for bound in self.limiting for bucket, _ in bound.charges])
 
     def checks(self, scope: Scope, client_key: str) -> list[Check]:
-        """Return the checks of a request; only if the plan is direct."""
+        """Return the checks of a request; only if no rule that limits it calls a function."""
         checks: list[Check] = []
-        for bound in self.limiting:  # as `BoundRule.checks` does; a call would cost each request
-            key = client_key
-            if bound.key is not None:
-                key = bound.key_of(scope, client_key)
-            for bucket, cost in bound.charges:
-                checks.append((bucket, key, cost))
+        for bucket, cost in self._by_client:
+            checks.append((bucket, client_key, cost))
+        if not checks:
+            for bound in self.limiting:
+                checks += bound.checks(scope, client_key)
         return checks
+
+    def rendered_of(self, decision: Decision) -> Rendered | None:
+        """Return what the fields of all decisions with the checks of one have in common; None if it names no limits."""
+        if self.rendered is None and decision.readings:
+            return self.headers.of(decision.checks)
+        return self.rendered
 
 
 def _ending(met: Sequence[Met]) -> Rule | None:

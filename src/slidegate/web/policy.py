@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,6 +13,8 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.networks import Networks
 from ..findings.report import Findings
 from ..limiter import Limiter
+from ..limiter.engine import Engine
+from ..limiter.observers import ObserverHub
 from ..networks.lists import ListFile, file_of
 from .blocklist import Blocklist
 from .callbacks import UserCallbacks
@@ -28,8 +30,9 @@ from .rule_set import Honeypots, Names, RuleSet, all_rules
 from .rule_values import Limits, LimitsFunction
 from .rules import Rule, checked_key
 from .signals import Signals
+from .visit import Visit
 from .waiting import Waiting
-from .websockets import MessageLimits
+from .websockets import MessageLimits, guard
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -38,6 +41,8 @@ class Policy:
 
     Attributes:
         limiter: The limiter that counts.
+        engine: Its engine.
+        observers: Its observers.
         lists: The blocklist and the allowlist, by option name, as they were given.
         blocklist: The networks that are refused; None for none.
         address: How clients are determined.
@@ -49,12 +54,15 @@ class Policy:
         refusals: Reports and answers refused requests.
         report: Reports outcomes.
         messages: The bucket that counts messages of websockets; None if they have no limits.
+        guard: Stands between application and server when a handshake ends.
         names: The names of the buckets.
         files: The files behind the lists and the networks.
         findings: Probable mistakes, found at start-up or in the first requests.
     """
 
     limiter: Limiter
+    engine: Engine
+    observers: ObserverHub
     lists: Mapping[str, Networks | None]
     blocklist: Blocklist | None
     address: ClientAddress
@@ -66,6 +74,7 @@ class Policy:
     refusals: Refusals
     report: Report
     messages: Bucket | None
+    guard: Callable[[Visit], None]
     names: Names
     files: Sequence[FollowedFile]
     findings: Findings
@@ -149,6 +158,8 @@ def build(
     of_messages = _bucket_of(messages, names)
     return Policy(
         limiter=limiter,
+        engine=engine,
+        observers=engine.observers,
         lists=lists,
         blocklist=blocking,
         address=client,
@@ -160,6 +171,7 @@ def build(
         refusals=Refusals(engine, signals, writer, routes, calls, on_refused),
         report=Report(engine, routes),
         messages=of_messages,
+        guard=partial(guard, engine=engine, signals=signals, bucket=of_messages),
         names=names,
         files=files,
         findings=Findings(),

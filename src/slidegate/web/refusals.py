@@ -32,7 +32,7 @@ from ..core.memo import remember
 from ..core.readings import ceil_s
 from ..limiter.aio import is_cancellation
 from ..limiter.engine import Engine
-from .callbacks import UserCallbacks, request_of
+from .callbacks import UserCallbacks, request_in
 from .headers import Fields, Headers, Rendered
 from .routes import RouteLabels
 from .signals import Signals
@@ -122,65 +122,72 @@ class Refusals:
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
-    async def send(self, visit: Visit, decision: Decision, *, names_limits: bool = True) -> None:
-        """Answer a request that its middleware refuses.
+    async def refuse(self, visit: Visit, decision: Decision) -> None:
+        """Strike for, report and answer a request that its middleware refuses.
 
         Args:
             visit: The request in the middleware.
             decision: The refusal.
-            names_limits: See `answer`.
         """
-        rendered: Rendered | None = None
-        if decision is visit.own[0]:  # not that of a limit at an endpoint, which another handler answers
-            rendered = visit.plan.rendered
-        answer = self.answer(decision, rendered, names_limits=names_limits)
-        if visit.scope["type"] == "websocket":
-            await _refuse_websocket(visit.scope, visit.send, answer)
+        scope = visit.scope
+        if self._signals.by_refusal:
+            await self._signals.at_refusal(visit, decision, scope)
+        if self.are_told():
+            self.report(visit, decision, scope)
+        answer = self.answer(decision, visit.rendered)
+        if scope["type"] == "websocket":
+            await _refuse_websocket(scope, visit.send, answer)
             return
         if self.on_refused is not None and not visit.has_left:
             visit.need(answer.needed)
-            if await self._send_own(visit, decision, answer, visit.receive, visit.send):
+            if await self._send_own(visit, decision, answer, scope, visit.receive, visit.send):
                 return
         visit.status = answer.status  # no effect depends on the status of this answer
         start: Message = {"type": "http.response.start", "status": answer.status, "headers": [*answer.fields]}
         await visit.send_on(visit.with_fields(start))
-        await visit.send_on(_body(visit.scope, answer))
+        await visit.send_on(_body(scope, answer))
 
-    async def send_through(
-        self, visit: Visit, decision: Decision, receive: Receive, send: Send, *, names_limits: bool = True
+    async def answer_at_endpoint(
+        self, visit: Visit, decision: Decision, scope: Scope, receive: Receive, send: Send, *, names_limits: bool
     ) -> None:
-        """Answer a request that a limit at its endpoint refuses, through what is between endpoint and middleware.
+        """Answer a request that a limit at its endpoint refuses, through the channels of an exception handler.
 
         Args:
-            visit: The request in the middleware, which adds the fields.
+            visit: The request in the middleware, which adds the fields to what the handler sends within it.
             decision: The refusal.
-            receive: The receive channel of the application's exception handler.
+            scope: The scope of the handler.
+            receive: Its receive channel.
             send: Its send channel.
             names_limits: See `answer`.
         """
         answer = self.answer(decision, names_limits=names_limits)
-        if visit.scope["type"] == "websocket":
-            await _refuse_websocket(visit.scope, send, answer)
+        if visit.scope is None:  # the handler is around the middleware, which is one of a route, and over
+            visit.need(answer.needed)
+            send = visit.with_fields_before(send)
+        if scope["type"] == "websocket":
+            await _refuse_websocket(scope, send, answer)
             return
-        if self.on_refused is not None and await self._send_own(visit, decision, answer, receive, send):
+        if self.on_refused is not None and await self._send_own(visit, decision, answer, scope, receive, send):
             return
         await send({"type": "http.response.start", "status": answer.status, "headers": [*answer.fields]})
-        await send(_body(visit.scope, answer))
+        await send(_body(scope, answer))
 
-    async def _send_own(self, visit: Visit, decision: Decision, answer: Answer, receive: Receive, send: Send) -> bool:
+    async def _send_own(
+        self, visit: Visit, decision: Decision, answer: Answer, scope: Scope, receive: Receive, send: Send
+    ) -> bool:
         """Send the answer of `on_refused`; return False if it makes none, or failed before anything was sent."""
         on_refused: Any = self.on_refused
         shown = copy(decision)  # lists and rules give one object to all whom they refuse
         shown.status = answer.status
         try:
-            made = on_refused(request_of(visit), shown)
+            made = on_refused(request_in(scope), shown)
             response = await made if isawaitable(made) else made
             if response is None:
                 return False
             if not callable(response):
                 expected = 'a Response such as JSONResponse({"error": "slow down"}, 429), or None'
                 raise ConfigurationError(f"expected {expected}, not {quoted(response)}", "on_refused")
-            await response(visit.scope, receive, send)
+            await response(scope, receive, send)
         except (Exception, CancelledError) as error:
             if is_cancellation(error):
                 raise
@@ -249,6 +256,10 @@ class Refusals:
 
     # -- reports -------------------------------------------------------------------------------------------------------
 
+    def are_told(self) -> bool:
+        """Return whether an observer wants to know of refusals."""
+        return self._engine.observers.wants("exceeded")
+
     def report(self, visit: Visit, refusal: Decision, scope: Scope) -> None:
         """Report a refused request to the observers.
 
@@ -258,7 +269,7 @@ class Refusals:
             scope: The scope in the middleware, or at the endpoint that refuses.
         """
         observers = self._engine.observers
-        if visit.has_left or not observers.wants("exceeded"):  # who has left was not refused
+        if visit.has_left:  # who has left was not refused
             return
         observers.report_exceeded(refusal, self._engine.monotonic_us())
         if not observers.wants("refused"):

@@ -94,8 +94,8 @@ class RuleSet:
         key: What `default_limits` count by; None for the client's address.
         defaults: The `default_limits`; None if there are none.
         own: The rules with their buckets, without those of routes and endpoints.
-        no_rules: The plan of requests that no rule concerns.
-        common: The plan of all requests but preflights, if they match the same rules; else None.
+        nothing: The plan of requests that no rule concerns: their client is on a list, or limits are off.
+        always: The plan of all requests but preflights, if they match the same rules; else None.
         at_endpoints: The plans of limits at endpoints, which end with the policy, as a reloaded file replaces it.
         written: The limits as they were first written, by the name of their buckets.
     """
@@ -138,7 +138,7 @@ class RuleSet:
         self._is_one_plan = False
         if self.defaults is None and honeypots is None:
             self._is_one_plan = all(rule.matching.is_everything for rule in rules)
-        self.common: Plan | None = None
+        self.always: Plan | None = None
         self.begin_anew()
 
     def _bound_in_order(self, names: Names) -> list[BoundRule]:
@@ -161,9 +161,9 @@ class RuleSet:
         """Make all plans anew, because amounts have changed."""
         self._plans.clear()
         self._by_request.clear()
-        self.no_rules = self.plan_of((), (), Traits())
+        self.nothing = self.plan_of((), (), Traits(is_enforced=False))
         if self._is_one_plan:
-            self.common = self.match({"type": "http", "path": "/"})
+            self.always = self.match({"type": "http", "path": "/"})
 
     # -- plans of requests ---------------------------------------------------------------------------------------------
 

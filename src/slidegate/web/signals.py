@@ -25,11 +25,11 @@ from ..limiter import Limiter
 from ..limiter.aio import answer_to_the_end
 from ..limiter.operators import operators_of
 from .client_ip import UNKNOWN_PEER, ClientAddress
-from .clients import record_of
+from .clients import visit_of
 from .keys import Combined, Key, parts_of, user
 from .paths import PathIndex, RulePath, Texts
 from .plan import Signal
-from .visit import Record, Visit
+from .visit import Visit
 
 
 class Signals:
@@ -144,7 +144,7 @@ class Signals:
             found = remember(self._joined, known, (subjects, (*subjects, *others)), MANY)
         return found[1]
 
-    def _banned_key(self, policy: BanPolicy, visit: Record, scope: Scope) -> str | None:
+    def _banned_key(self, policy: BanPolicy, visit: Visit, scope: Scope) -> str | None:
         """Return the key that a strike may ban.
 
         Returns:
@@ -232,7 +232,7 @@ class Signals:
                 bans.append(ban)
         return bans
 
-    async def strike(self, visit: Record, signal: Signal, scope: Scope) -> Ban | None:
+    async def strike(self, visit: Visit, signal: Signal, scope: Scope) -> Ban | None:
         """Strike the client of a request; return the ban if there is one. A disconnect does not cancel the strike.
 
         Args:
@@ -307,11 +307,11 @@ async def strike(
         check_whole(weight, 1, 1_000_000, "strike: weight", 'or "ban", for example 1')
     expect("policy", policy, str, '"abuse"')
     # Innermost first, so that the outermost of two policies with one name wins.
-    above: dict[str, Record] = {}
-    innermost: Record | None = record_of(request, "strike")
+    above: dict[str, Visit] = {}
+    innermost: Visit | None = visit_of(request, "strike")
     if innermost is None:
         return None
-    visits = [*innermost.with_outer()]
+    visits = [*innermost.visits()]
     for one in visits:
         above.update(dict.fromkeys(one.policy.signals.ban_policies, one))
     name = policy

@@ -1,13 +1,13 @@
 """One request in one middleware: its client, its decisions, and the two channels that its application gets.
 
-A visit refers to its scope, and the scope to the innermost visit. When the visit is over, a `Record` takes its place in
-the scope, for `decision_of`, `charge` and `settle`: the client, and the decisions of all middlewares about the request,
-which share one list.
+The scope refers to the innermost visit, also when it is over, for `decision_of`, `charge` and `settle`: the client, and
+the decisions of all middlewares about the request, which share one list. Then the visit has neither the scope nor the
+channels of the server, which refer to the scope.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from starlette.exceptions import HTTPException
@@ -20,11 +20,13 @@ from ..core.buckets import Check
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError
 from ..limiter.waiters import Name
-from .clients import KEY, Client, outside, record_of
-from .headers import Field, Fields, complete, joined
+from .clients import KEY, Client, outside, visit_of
+from .headers import Completed, Field, Fields, Rendered, complete, joined
 from .plan import Plan
 
-STARTS: Final = {"http.response.start": 200, "websocket.accept": 101, "websocket.http.response.start": 403}
+_ANSWERS: Final = {"http.response.start": 200}
+_HANDSHAKES: Final = {"websocket.accept": 101, "websocket.http.response.start": 403}
+STARTS: Final = {**_ANSWERS, **_HANDSHAKES}
 """The messages that start a response and have header fields, and the default status of each."""
 FAILED: Final = 500
 """The status that a server sends if the application raises before it answers."""
@@ -53,49 +55,169 @@ class BrokenWait(NamedTuple):
     status: Any
 
 
-class Record:
-    """What is known of a request in one middleware: its client and the decisions; also when it is over.
+class Visit:
+    """One request in one middleware.
+
+    Args:
+        policy: The `Policy` of the middleware.
+        scope: The scope of the request.
+        receive: Its receive channel.
+        send: Sends to the client.
+        client: The client, determined when the request arrived.
+        plan: What it has in common with others.
 
     Attributes:
-        policy: The `Policy` of the middleware.
-        client: The client, determined when the request arrived.
-        plan: What the request has in common with others.
+        policy: The argument.
+        client: The argument.
+        plan: The argument.
+        scope: The scope; None once the visit is over.
+        receive_from: Where `receive` reads: the channel of the request, or what was put in front of it.
+        send_on: Sends to the client.
+        effects: What still depends on the status or the end of the response.
+        own: The decisions of this middleware: about its rules, then about limits at endpoints within.
+        status: The status of the response, of whatever type the application sends; 0 before its first message.
+        shared: The decisions of all middlewares about the request, each with its policy, if there are several.
+        rendered: The header fields of the response, but for the numbers of the last decision; None if they are not
+            known before, or tell of several decisions, here or in another middleware.
     """
 
-    policy: Any
-    client: Client
-    plan: Plan
-    own: tuple[Decision, ...] = ()
-    """The decisions of this middleware: about its rules, then about limits at endpoints within."""
-    outer: Record | None = None
-    """The same of the middleware around this one."""
-    shared: list[tuple[Any, Decision]] | None = None
-    """The decisions of all middlewares about the request, each with its policy, if there are several middlewares."""
+    __slots__ = (  # what each request needs; the rest, which few need, is in the `__dict__` that they have then
+        "__dict__",
+        "client",
+        "effects",
+        "own",
+        "plan",
+        "policy",
+        "receive_from",
+        "rendered",
+        "scope",
+        "send_on",
+        "shared",
+        "status",
+    )
+
+    outer: Visit | None = None
+    """The visit of the middleware around this one."""
     struck: tuple[BanPolicy, ...] = ()
     """The ban policies that the request has struck."""
+    taken: tuple[str, ...] = ()
+    """The names that middlewares within have given to limits in the fields of the response."""
+    needed: Fields | None = None
+    """The fields that a refusal needs: while it stands, they are added to the response where they are missing."""
+    is_complete = False
+    """Whether the last message of the response was sent."""
+    is_within = False
+    """Whether an application around the middleware answers exceptions; set before `end` is called with one."""
+    began_ns = 0
+    """When the request arrived, by `Engine.clock`, if its outcome is reported."""
+    observed: tuple[Sequence[Check], ...] = ()
+    """What shadow rules have charged."""
+    shadowed: tuple[tuple[object, str], ...] = ()
+    """The labels of the shadow rules that would have refused the request, in this middleware or within, each with the
+    policy of the middleware."""
+    exempted: tuple[object, ...] = ()
+    """The policies of the middlewares within whose ban policies ignore the request."""
+    banned_us = 0
+    """The length of the longest ban that a refusal of the request has caused."""
+    permits: tuple[tuple[Name, str], ...] = ()
+    """The queues of fair rules of which it has a permit, each with the tenant."""
+    broken_wait: BrokenWait | None = None
+    """The wait, here or within, that ended before the request had its turn; None for none."""
 
-    def with_outer(self) -> Iterator[Record]:
+    def __init__(self, policy: Any, scope: Scope, receive: Receive, send: Send, client: Client, plan: Plan) -> None:
+        self.policy = policy
+        self.scope: Any = scope
+        self.receive_from = receive
+        self.send_on = send
+        self.client = client
+        self.plan = plan
+        self.effects = plan.effects
+        self.own: tuple[Decision, ...] = ()
+        self.status: Any = 0
+        self.shared: list[tuple[Any, Decision]] | None = None
+        self.rendered: Rendered | None = plan.rendered
+        last = scope.setdefault(KEY, self)
+        if last is not self:
+            self._join(last)
+            self._exempt_by(policy, plan)
+            scope[KEY] = self
+
+    def _join(self, last: object) -> None:
+        """Join the visits of the middlewares around this one, which share a list of decisions.
+
+        Args:
+            last: The latest visit of the request, or what is left of it.
+        """
+        if not isinstance(last, Visit):  # something else has written into the scope
+            return
+        outer = last.active()
+        if outer is None:  # the scope is used again, by a retry outside of all middlewares: a new request
+            return
+        if outer.shared is None:
+            outer.shared = [(outer.policy, decision) for decision in outer.own]
+        around = [one.policy for one in outer.visits()]
+        standing = [decided for decided in outer.shared if decided[0] in around]
+        if len(standing) < len(outer.shared):  # a retry or a fallback within, which is a new request for this one
+            outer.shared[:] = standing
+            for one in outer.visits():
+                one.forget_within(around)
+        self.outer, self.shared, self.rendered = outer, outer.shared, None
+
+    def leave(self, scope_type: str) -> None:
+        """End the visit. The scope keeps what is known; a task that outlives the call finds the client gone."""
+        self.scope = None
+        self.receive_from, self.send_on = _GONE[scope_type]
+
+    def visits(self) -> Iterator[Visit]:
         """Yield this visit and those around it."""
-        visit: Record | None = self
+        visit: Visit | None = self
         while visit is not None:
             yield visit
             visit = visit.outer
 
     def active(self) -> Visit | None:
         """Return this visit, or if it is over, the innermost one around it that is not; None if all are over."""
-        if self.outer is None:
-            return None
-        return self.outer.active()
-
-    def resumed(self, scope: Scope, receive: Receive, send: Send) -> Visit:
-        """Return a visit that goes on where one ended, for an exception handler around its middleware."""
-        visit = Visit.__new__(Visit)
-        visit.policy, visit.client, visit.plan, visit.own = self.policy, self.client, self.plan, self.own
-        # Nothing strikes any more, so it has no `struck`.
-        visit.scope, visit.channel, visit.send_on, visit.effects = scope, receive, send, ()
-        visit.outer, visit.shared = self.active(), self.shared
-        visit.is_plain = False
+        visit: Visit | None = self
+        while visit is not None and visit.scope is None:
+            visit = visit.outer
         return visit
+
+    def forget_within(self, around: Sequence[object]) -> None:
+        """Forget what middlewares within have noted of an earlier use of the scope.
+
+        Args:
+            around: The policies of the middlewares that are not within.
+        """
+        self.shadowed = tuple([one for one in self.shadowed if one[0] in around])
+        self.exempted = tuple([one for one in self.exempted if one in around])
+        if self.broken_wait is not None and self.broken_wait.policy not in around:
+            self.broken_wait = None
+
+    def _exempt_by(self, policy: object, plan: Plan) -> None:
+        """Tell the visits around this one whether its plan exempts the request."""
+        if plan.is_exempt:
+            for one in self.visits():
+                if one is not self:
+                    one.exempted = (*one.exempted, policy)
+
+    def follow(self, plan: Plan) -> None:
+        """Follow another plan, because the conditions of the first one are evaluated."""
+        self._exempt_by(self.policy, plan)
+        self.plan = plan
+        self.effects = [*self.effects, *plan.effects]
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the client has left while the request waited, so that nobody was refused."""
+        return self.broken_wait is not None and self.broken_wait.has_left
+
+    def break_wait(self, refusal: Decision, *, has_left: bool) -> None:
+        """Note, here and around, that a wait has ended before the request had its turn."""
+        for one in self.visits():
+            if not one.has_left:
+                one.broken_wait = BrokenWait(self.policy, refusal, has_left, one.status)
+
+    # -- decisions -----------------------------------------------------------------------------------------------------
 
     @property
     def decisions(self) -> Sequence[tuple[Any, Decision]]:
@@ -136,273 +258,96 @@ class Record:
         return counted[-1] if counted else last
 
     @property
-    def is_enforced(self) -> bool:
-        """Whether ban policies and limits at endpoints are enforced: the client is on no list, and nothing is off."""
-        return self.client.verdict is None and not (self.own and self.own[0].reason is Reason.DISABLED)
-
-    @property
     def may_be_struck(self) -> bool:
         """Whether ban policies strike for the request."""
-        return not self.plan.is_exempt and self.is_enforced
+        return self.plan.is_enforced and not self.plan.is_exempt
 
-
-class Visit(Record):
-    """One request in one middleware.
-
-    Args:
-        policy: The `Policy` of the middleware.
-        scope: The scope of the request.
-        receive: Its receive channel.
-        send: Sends to the client.
-        client: The client, determined when the request arrived.
-        plan: What it has in common with others.
-
-    Attributes:
-        scope: The scope; None once the visit is over.
-        channel: Where `receive` reads: the channel of the request, or what was put in front of it.
-        send_on: Sends to the client.
-        effects: What still depends on the status or the end of the response.
-    """
-
-    status: Any = 0  # of whatever type the application sends
-    """The status of the response; 0 before its first message."""
-    is_plain = True
-    """Whether the response needs no more fields than those of the only decision. False from the second decision on,
-    within or around another middleware, and when a refusal needs fields."""
-    taken: tuple[str, ...] = ()
-    """The names that middlewares within have given to limits in the fields of the response."""
-    needed: Fields | None = None
-    """The fields that a refusal needs: while it stands, they are added to the response where they are missing."""
-    is_complete = False
-    """Whether the last message of the response was sent."""
-    is_within = False
-    """Whether an application around the middleware answers exceptions; set before `end` is called with one."""
-    began_ns = 0
-    """When the request arrived, by `Engine.clock`, if its outcome is reported."""
-    observed: tuple[Sequence[Check], ...] = ()
-    """What shadow rules have charged."""
-    shadowed: tuple[tuple[object, str], ...] = ()
-    """The labels of the shadow rules that would have refused the request, in this middleware or within, each with the
-    policy of the middleware."""
-    exempted: tuple[object, ...] = ()
-    """The policies of the middlewares within whose ban policies ignore the request."""
-    banned_us = 0
-    """The length of the longest ban that a refusal of the request has caused."""
-    permits: tuple[tuple[Name, str], ...] = ()
-    """The queues of fair rules of which it has a permit, each with the tenant."""
-    broken_wait: BrokenWait | None = None
-    """The wait, here or within, that ended before the request had its turn; None for none."""
-
-    def __init__(self, policy: Any, scope: Scope, receive: Receive, send: Send, client: Client, plan: Plan) -> None:
-        outer: Record | None = scope.get(KEY)
-        if outer is not None:
-            self._join(outer)
-            self._exempt_by(policy, plan)
-        self.policy = policy
-        self.scope: Any = scope
-        self.channel = receive
-        self.send_on = send
-        self.client = client
-        self.plan = plan
-        self.effects = plan.effects
-        scope[KEY] = self
-
-    def _join(self, last: object) -> None:
-        """Join the visits of the middlewares around this one, which share a list of decisions.
+    def add_decision(self, decision: Decision, rendered: Rendered | None) -> None:
+        """Record a decision of this middleware.
 
         Args:
-            last: The latest visit of the request, or what is left of it.
+            decision: The decision.
+            rendered: What the fields of all decisions with its checks have in common; None if that is not known.
         """
-        if not isinstance(last, Record):  # something else has written into the scope
-            return
-        outer = last.active()
-        if outer is None:  # the scope is used again, by a retry outside of all middlewares: a new request
-            return
-        if outer.shared is None:
-            outer.shared = [(outer.policy, decision) for decision in outer.own]
-        around = [one.policy for one in outer.with_outer()]
-        standing = [decided for decided in outer.shared if decided[0] in around]
-        if len(standing) < len(outer.shared):  # a retry or a fallback within, which is a new request for this one
-            outer.shared[:] = standing
-            for one in outer.visits():
-                one.forget_within(around)
-        self.outer, self.shared, self.is_plain = outer, outer.shared, False
-
-    def leave(self) -> None:
-        """End the visit. The scope keeps what is known, and no channel, as those of a server refer to the scope."""
-        scope, self.scope = self.scope, None
-        record = Record()
-        record.policy, record.client, record.plan = self.policy, self.client, self.plan
-        record.own, record.struck = self.own, self.struck
-        record.outer, record.shared = self.outer, self.shared
-        last = scope.get(KEY)
-        if last is self:
-            scope[KEY] = record
-            return
-        if not isinstance(last, Record):  # an application has emptied its scope
-            return
-        for one in last.with_outer():  # those of middlewares within
-            if one.outer is self:
-                one.outer = record
-
-    def visits(self) -> Iterator[Visit]:
-        """Yield this visit and those around it."""
-        for one in self.with_outer():
-            if isinstance(one, Visit):
-                yield one
-
-    def forget_within(self, around: Sequence[object]) -> None:
-        """Forget what middlewares within have noted of an earlier use of the scope.
-
-        Args:
-            around: The policies of the middlewares that are not within.
-        """
-        self.shadowed = tuple([one for one in self.shadowed if one[0] in around])
-        self.exempted = tuple([one for one in self.exempted if one in around])
-        if self.broken_wait is not None and self.broken_wait.policy not in around:
-            self.broken_wait = None
-
-    def _exempt_by(self, policy: object, plan: Plan) -> None:
-        """Tell the visits around this one whether its plan exempts the request."""
-        if plan.is_exempt:
-            for one in self.visits():
-                if one is not self:
-                    one.exempted = (*one.exempted, policy)
-
-    def follow(self, plan: Plan) -> None:
-        """Follow another plan, because the conditions of the first one are evaluated."""
-        self._exempt_by(self.policy, plan)
-        self.plan = plan
-        self.effects = [*self.effects, *plan.effects]
-
-    @property
-    def has_left(self) -> bool:
-        """Whether the client has left while the request waited, so that nobody was refused."""
-        return self.broken_wait is not None and self.broken_wait.has_left
-
-    def break_wait(self, refusal: Decision, *, has_left: bool) -> None:
-        """Note, here and around, that a wait has ended before the request had its turn."""
-        for one in self.visits():
-            if not one.has_left:
-                one.broken_wait = BrokenWait(self.policy, refusal, has_left, one.status)
-
-    # -- decisions -----------------------------------------------------------------------------------------------------
-
-    def active(self) -> Visit | None:
-        """See `Record.active`."""
-        if self.scope is not None:
-            return self
-        return super().active()
-
-    def add_decision(self, decision: Decision) -> None:
-        """Record a decision of this middleware."""
-        if self.own:
-            self._take_back(self.own[-1])
-        self.own = (*self.own, decision)
+        standing = self.own
+        if standing and not standing[-1].allowed:  # it was caught, and the response does not tell of it
+            standing = standing[:-1]
+        self.needed, self.rendered = None, rendered
+        for one in standing:
+            if one.readings:
+                self.rendered = None  # the response tells of several
+        self.own = (*standing, decision)
         if self.shared is not None:
+            self.rendered = None
             self.shared.append((self.policy, decision))
-
-    def _take_back(self, last: Decision) -> None:
-        """Take back what the response says of the last decision, because another one follows."""
-        self.needed = None
-        if not last.allowed:  # it was caught, and the response does not tell of it
-            self.own = self.own[:-1]
-        if last.readings or not last.allowed or self.plan.rendered is not None:
-            self.is_plain = False  # the response tells of two decisions, or of one that was not planned
 
     def need(self, fields: Fields) -> None:
         """Add the fields that the last decision, a refusal, needs to the response, whoever makes it."""
-        self.needed, self.is_plain = fields, False
+        self.needed = fields
+        if self.rendered is not None and self.own[-1].readings:
+            self.rendered = Completed(self.rendered, fields)
+        else:
+            self.rendered = None
 
-    # -- the channels of the application -------------------------------------------------------------------------------
-
-    def receive(self) -> Awaitable[Message]:
-        """Receive a message for the application, from the channel as it is by then."""
-        return self.channel()
-
-    def send(self, message: Message) -> Awaitable[None]:
-        """Send a message of the response. Not a coroutine function: most messages need no await of their own."""
-        if self.status:
-            if self.effects and _is_last(message):
-                return self._end_with(message)
-            return self.send_on(message)
-        kind = message["type"]
-        if kind in STARTS:
-            status = message.get("status") or STARTS[kind]
-            for effect in self.effects:
-                if effect.statuses is None or status in effect.statuses:
-                    return self._start(message, status)
-            if not self.is_plain:
-                message = self.with_fields(message)
-                self.status = status
-                return self.send_on(message)
-            # As `with_fields` does; a call, and a second look at `is_plain`, would cost each request.
-            decision = self.own[-1]
-            if decision.readings:
-                plan = self.plan
-                rendered = plan.rendered or plan.headers.of(decision.checks)
-                message = message.copy()  # type: ignore[attr-defined]  # an application may send it several times
-                message["headers"] = rendered.added_to(message.get("headers", ()), decision)
-            self.status = status
-            return self.send_on(message)
-        if kind == "websocket.close":
-            return self._start(message, CLOSED)
-        return self.send_on(message)
+    # -- header fields -------------------------------------------------------------------------------------------------
 
     def with_fields(self, message: Message) -> Message:
         """Return the first message with the fields of the decisions that stand, and those that a refusal needs."""
-        if self.is_plain:
-            decision = self.own[-1]
-            if not decision.readings:
-                return message
-            rendered = self.plan.rendered or self.plan.headers.of(decision.checks)
-            return {**message, "headers": rendered.added_to(message.get("headers", ()), decision)}
-        return self._with_all_fields(message)
+        rendered = self.rendered
+        if rendered is None:
+            return self._with_all_fields(message)
+        decision = self.own[-1]
+        if not decision.readings:  # a ban or a store that failed
+            return message
+        message = message.copy()  # type: ignore[attr-defined]  # an application may send it several times
+        message["headers"] = rendered.added_to(message.get("headers", ()), decision)
+        return message
+
+    def with_fields_before(self, send: Send) -> Send:
+        """Return a `send` that adds the fields to the first message, for a handler around a visit that is over."""
+
+        async def send_with_fields(message: Message) -> None:
+            if message["type"] in STARTS:
+                message = self.with_fields(message)
+                self.status = message.get("status") or STARTS[message["type"]]
+            await send(message)
+
+        return send_with_fields
 
     def _with_all_fields(self, message: Message) -> Message:
-        """Return it with the fields of several decisions, or with those of a refusal that an application answers.
+        """Return it with the fields of the decisions, and with those of a refusal that an application answers.
 
         The middleware around this one, whose turn comes next, takes note of the names that stand in it.
         """
-        fields: list[Field] = [*message.get("headers", ())]
         names = self.taken
         refusal = self.refusal
-        shown = joined([one for one in self.own if one.allowed or one is refusal])
-        if shown is not None:
+        named: list[Decision] = []
+        for one in self.own:
+            if one.readings and (one.allowed or one is refusal):
+                named.append(one)
+        if not named and not self.needed and self.outer is None:
+            return message
+        fields: list[Field] = [*message.get("headers", ())]
+        if named:
+            shown = joined(named)
             rendered = self.plan.headers.of(shown.checks, self.taken)
             fields = rendered.added_to(fields, shown)
             names = (*names, *rendered.names_in(shown))
-        if isinstance(self.outer, Visit):
-            self.outer.taken, self.outer.is_plain = names, False
+        if self.outer is not None:
+            self.outer.taken, self.outer.rendered = names, None
         if refusal is not None and self.needed and message["type"].endswith("http.response.start"):
             complete(fields, self.needed)
         return {**message, "headers": fields}
 
     # -- effects -------------------------------------------------------------------------------------------------------
 
-    async def _start(self, message: Message, status: Any) -> None:
-        """Let the effects of the status happen, which may change what the fields say, then send the first message."""
-        await self._happen_at_start(status)
-        if message["type"] in STARTS:
-            message = self.with_fields(message)
-        self.status = status
-        if _is_last(message):
-            await self._end_with(message)
-        else:
-            await self.send_on(message)
-
     async def _happen_at_start(self, status: Any) -> None:
+        """Let the effects of the status happen."""
         effects, self.effects = self.effects, [effect for effect in self.effects if effect.ends]
         for effect in effects:
             waiting = effect.start(self, status)
             if waiting is not None:
                 await waiting
-
-    async def _end_with(self, message: Message) -> None:
-        """Send the last message, and end. What the application does afterwards has no part in the response."""
-        await self.send_on(message)
-        self.is_complete = True
-        await self.end(None)
 
     async def end(self, error: BaseException | None) -> None:
         """Let the remaining effects happen: the response is complete, or the application has returned or raised.
@@ -426,6 +371,77 @@ class Visit(Record):
             return error.status_code
         return 0
 
+    # -- the channels of the application -------------------------------------------------------------------------------
+
+    def receive(self) -> Awaitable[Message]:
+        """Receive a message for the application, from the channel as it is by then."""
+        return self.receive_from()
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Send a message of the response. Not a coroutine function: most messages need no await of their own."""
+        if self.status:
+            if self.effects and _is_last(message):
+                return self._end_with(message)
+            return self.send_on(message)
+        kind = message["type"]
+        if kind in _ANSWERS:
+            status = message.get("status") or 200
+            for effect in self.effects:
+                if effect.statuses is None or status in effect.statuses:
+                    return self._start(message, status)
+            message = self.with_fields(message)
+            self.status = status
+            return self.send_on(message)
+        if kind in _HANDSHAKES:
+            return self._start(message, message.get("status") or _HANDSHAKES[kind])
+        if kind == "websocket.close":
+            return self._start(message, CLOSED)
+        return self.send_on(message)
+
+    async def _start(self, message: Message, status: Any) -> None:
+        """Let the effects of the status happen, which may change what the fields say, then send the first message."""
+        await self._happen_at_start(status)
+        if message["type"] in STARTS:
+            message = self.with_fields(message)
+        self.status = status
+        if message["type"] not in _ANSWERS:
+            self.policy.guard(self)
+        if _is_last(message):
+            await self._end_with(message)
+        else:
+            await self.send_on(message)
+
+    async def _end_with(self, message: Message) -> None:
+        """Send the last message, and end. What the application does afterwards has no part in the response."""
+        await self.send_on(message)
+        self.is_complete = True
+        await self.end(None)
+
+
+async def send_nobody(message: Message) -> None:
+    """Drop a message: the client has left, or the request is over."""
+
+
+async def _hear_nobody() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def _hear_no_websocket() -> Message:
+    return {"type": "websocket.disconnect", "code": 1006}
+
+
+async def _send_no_websocket(message: Message) -> None:
+    """Fail as a server does whose websocket is closed (ASGI, "Send after disconnect")."""
+    if message["type"] != "websocket.close":
+        raise OSError("this websocket is closed")
+
+
+_GONE: Final[Mapping[str, tuple[Receive, Send]]] = {
+    "http": (_hear_nobody, send_nobody),
+    "websocket": (_hear_no_websocket, _send_no_websocket),
+}
+"""The channels of a request that is over."""
+
 
 def _is_last(message: Message) -> bool:
     """Return whether a message is the last one of a response."""
@@ -438,15 +454,15 @@ def is_failure(error: BaseException) -> bool:
 
 
 def active_visit_of(request: HTTPConnection, who: str) -> Visit | None:
-    """Return the visit of the innermost middleware that a request is in now, as `record_of` returns its record.
+    """Return the visit of the innermost middleware that a request is in now.
 
     Raises:
-        ConfigurationError: As for `record_of`, or all middlewares around the endpoint have ended.
+        ConfigurationError: As for `visit_of`, or all middlewares around the endpoint have ended.
     """
-    record: Record | None = record_of(request, who)
-    if record is None:
+    innermost: Visit | None = visit_of(request, who)
+    if innermost is None:
         return None
-    visit = record.active()
+    visit = innermost.active()
     if visit is None:
         raise outside(who)
     return visit

@@ -25,7 +25,7 @@ from .callbacks import UserCallbacks, request_of
 from .client_ip import ClientAddress
 from .keys import Key, KeyFunction, parts_of
 from .plan import Effect
-from .visit import Visit
+from .visit import Visit, send_nobody
 
 _MOST_AHEAD_BYTES: Final = 65_536
 """How much of a body is read while a request waits; a client that disconnects later is not noticed."""
@@ -209,13 +209,13 @@ class _Waiter:
             raise
         except BaseException:  # a cancellation
             visit.break_wait(refusal, has_left=False)
-            visit.add_decision(refusal)
+            visit.add_decision(refusal, None)
             raise
         if not channel.is_gone():
             return decision
         visit.break_wait(refusal, has_left=True)
         if visit.scope["type"] == "websocket":  # Starlette's BaseHTTPMiddleware fails without an answer
-            visit.send_on = _send_nobody
+            visit.send_on = send_nobody
         await self._engine.refund(decision.begin_refund())
         return refusal
 
@@ -231,16 +231,12 @@ def _queue_of(rules: Sequence[BoundRule], checks: Sequence[Check]) -> tuple[Boun
 
 def _reading_ahead(visit: Visit) -> ReadAhead:
     """Put a channel that reads ahead in front of that of a request, until it ends, and return it."""
-    channel = visit.channel
+    channel = visit.receive_from
     if not isinstance(channel, ReadAhead):
-        channel = visit.channel = ReadAhead(channel)
+        channel = visit.receive_from = ReadAhead(channel)
     if channel not in visit.effects:
         visit.effects = [channel, *visit.effects]  # before those that are awaited
     return channel
-
-
-async def _send_nobody(message: Message) -> None:
-    """Drop a message: the client has left, though the application answers."""
 
 
 class ReadAhead(Effect):

@@ -24,7 +24,7 @@ from ..limiter.aio import answer_of
 from ..limiter.engine import Engine
 from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, close_websocket
 from .signals import Signals
-from .visit import Visit
+from .visit import UNCOUNTED, Visit
 
 _OWN_CODES: Final = (POLICY_VIOLATION, TRY_AGAIN_LATER)
 LOOK_EVERY_US: Final = 10_000_000
@@ -55,6 +55,13 @@ class MessageLimits:
         return f"<MessageLimits {'; '.join(map(str, self.limits))}>"
 
 
+def guard(visit: Visit, *, engine: Engine, signals: Signals, bucket: Bucket | None) -> None:
+    """Stand between the application and the server from the end of a handshake on; for the arguments see below."""
+    if visit.own[0].reason not in UNCOUNTED:
+        guarded = GuardedWebSocket(visit, engine, signals, bucket)
+        visit.receive_from, visit.send_on = guarded.receive, guarded.send
+
+
 class GuardedWebSocket:
     """The messages of a websocket that a middleware has let in, between the application and the server.
 
@@ -67,7 +74,7 @@ class GuardedWebSocket:
 
     def __init__(self, visit: Visit, engine: Engine, signals: Signals, bucket: Bucket | None) -> None:
         self._visit = visit
-        self._receive = visit.channel
+        self._receive = visit.receive_from
         self._send_on = visit.send_on
         self._engine = engine
         self._signals = signals
@@ -79,10 +86,6 @@ class GuardedWebSocket:
         self._ended: Message | None = None
         self._unread: deque[Message] = deque()
         self._struck_by: Message | None = None  # the message that has been a strike, and may be read again
-
-    def attach(self) -> None:
-        """Stand between the application and the server from now on."""
-        self._visit.channel, self._visit.send_on = self.receive, self.send
 
     async def receive(self) -> Message:
         """Return the next message, or a disconnect if the websocket is closed for it."""
