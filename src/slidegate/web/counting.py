@@ -219,7 +219,7 @@ class Counting:
                 continue
             label, key = bound.rule.label, checks[0][1]
             for one in visit.visits():
-                one.shadowed = (*one.shadowed, (visit.policy, label))
+                one.shadowed = (*one.shadowed, label)
             message = f"rule {label!r} would have refused {key}"
             self._engine.emit(Event("shadow_refused", message, {"rule": label, "key": key}))
             self._engine.observers.report_exceeded(decision, self._engine.monotonic_us())

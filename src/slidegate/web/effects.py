@@ -181,7 +181,7 @@ class Report(Effect):
         if _is_ordinary(visit):  # those who want no outcome of it are told what passed, which costs less
             told = observers.outcomes
             tell(observers.passed, (visit.client.key, visit.own[0].checks, route, duration_us))
-        elif (visit.plan.is_exempt or visit.exempted) and _is_uncounted(visit):
+        elif visit.plan.is_exempt and _is_uncounted(visit):
             told = observers.exempt
         if told:
             tell(told, self._outcome(visit, error, route, duration_us))
@@ -191,17 +191,15 @@ class Report(Effect):
         decisions = [decision for _, decision in visit.decisions if decision.reason is not Reason.DISABLED]
         refusal = _refusal_among(decisions, visit, error)
         ended: Ended = "success"
-        broken = visit.broken_wait
-        if broken is not None and broken.has_left:  # whatever the application answers then
-            ended, status = "cancelled", broken.status
-        elif refusal is not None and (broken is None or refusal is not broken.refusal):
+        if visit.has_left:  # whatever the application answers then
+            ended, status = "cancelled", 0
+        elif refusal is not None:
             ended = "refused"
         elif not visit.is_complete:
             ended, status = _incomplete(visit, error)
         began_us = self._engine.unix_us() - duration_us
-        shadow_rules = tuple([label for _, label in visit.shadowed])
         client = visit.client.key
-        return Outcome(client, decisions, refusal, shadow_rules, route, status, ended, began_us, duration_us)
+        return Outcome(client, decisions, refusal, visit.shadowed, route, status, ended, began_us, duration_us)
 
 
 def _is_ordinary(visit: Visit) -> bool:

@@ -95,7 +95,7 @@ class Plan:
         strikes: The signals of ban policies for their path; none if they are exempt.
         limiting: The rules that limit them.
         shadows: The rules in shadow mode.
-        waiting: The limiting rules with `wait`.
+        waiting: The limiting rules with `wait`; none beside one that counts refusals.
         calls_functions: Whether a rule that limits them calls a function of the user's.
         is_direct: Whether one hit with `checks` decides them: there are limits, which call no function and do not wait,
             and neither conditions nor honeypots nor shadow rules.
@@ -130,7 +130,7 @@ class Plan:
                 self.shadows.append(bound)
             elif bound.rule.counts and self.verdict.allowed:
                 self.limiting.append(bound)
-        self.waiting = [bound for bound in self.limiting if bound.rule.charging.wait_us]
+        self.waiting = _waiting(self.limiting)
         self.effects: Sequence[Effect] = ()
         self.rendered: Rendered | None = None
         self.calls_functions = any(bound.calls_functions for bound in self.limiting)
@@ -157,6 +157,13 @@ class Plan:
         if self.rendered is None and decision.readings:
             return self.headers.of(decision.checks)
         return self.rendered
+
+
+def _waiting(limiting: Sequence[BoundRule]) -> Sequence[BoundRule]:
+    """Return the rules that let a request wait; none beside one that counts refusals, as who waits asks many times."""
+    if any(bound.rule.charging.count_denied for bound in limiting):
+        return ()
+    return [bound for bound in limiting if bound.rule.charging.wait_us]
 
 
 def _ending(met: Sequence[Met]) -> Rule | None:

@@ -8,7 +8,7 @@ channels of the server, which refer to the scope.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
@@ -36,23 +36,6 @@ _LASTS: Final = (".body", ".pathsend", ".zerocopysend", "websocket.close")
 """How the kinds of messages end that end a response, unless more of the body follows. Trailers come after the end."""
 UNCOUNTED: Final = (Reason.ALLOWLISTED, Reason.DISABLED)
 """Why nothing at all counts a request."""
-
-
-class BrokenWait(NamedTuple):
-    """A wait that ended before the request had its turn.
-
-    Attributes:
-        policy: The policy of the middleware in which it waited.
-        refusal: What is recorded as the decision about the request.
-        has_left: Whether the client has left. Else the wait was cancelled, which ends the request, unless a timeout
-            within the application has done so.
-        status: The status that was sent before; 0 if there was none.
-    """
-
-    policy: object
-    refusal: Decision
-    has_left: bool
-    status: Any
 
 
 class Visit:
@@ -112,17 +95,14 @@ class Visit:
     """When the request arrived, by `Engine.clock`, if its outcome is reported."""
     observed: tuple[Sequence[Check], ...] = ()
     """What shadow rules have charged."""
-    shadowed: tuple[tuple[object, str], ...] = ()
-    """The labels of the shadow rules that would have refused the request, in this middleware or within, each with the
-    policy of the middleware."""
-    exempted: tuple[object, ...] = ()
-    """The policies of the middlewares within whose ban policies ignore the request."""
+    shadowed: tuple[str, ...] = ()
+    """The labels of the shadow rules that would have refused the request, in this middleware or within."""
     banned_us = 0
     """The length of the longest ban that a refusal of the request has caused."""
     permits: tuple[tuple[Name, str], ...] = ()
     """The queues of fair rules of which it has a permit, each with the tenant."""
-    broken_wait: BrokenWait | None = None
-    """The wait, here or within, that ended before the request had its turn; None for none."""
+    has_left = False
+    """Whether the client has left while the request waited, here or within, so that nobody was refused."""
 
     def __init__(self, policy: Any, scope: Scope, receive: Receive, send: Send, client: Client, plan: Plan) -> None:
         self.policy = policy
@@ -139,7 +119,6 @@ class Visit:
         last = scope.setdefault(KEY, self)
         if last is not self:
             self._join(last)
-            self._exempt_by(policy, plan)
             scope[KEY] = self
 
     def _join(self, last: object) -> None:
@@ -159,8 +138,6 @@ class Visit:
         standing = [decided for decided in outer.shared if decided[0] in around]
         if len(standing) < len(outer.shared):  # a retry or a fallback within, which is a new request for this one
             outer.shared[:] = standing
-            for one in outer.visits():
-                one.forget_within(around)
         self.outer, self.shared, self.rendered = outer, outer.shared, None
 
     def leave(self, scope_type: str) -> None:
@@ -182,40 +159,10 @@ class Visit:
             visit = visit.outer
         return visit
 
-    def forget_within(self, around: Sequence[object]) -> None:
-        """Forget what middlewares within have noted of an earlier use of the scope.
-
-        Args:
-            around: The policies of the middlewares that are not within.
-        """
-        self.shadowed = tuple([one for one in self.shadowed if one[0] in around])
-        self.exempted = tuple([one for one in self.exempted if one in around])
-        if self.broken_wait is not None and self.broken_wait.policy not in around:
-            self.broken_wait = None
-
-    def _exempt_by(self, policy: object, plan: Plan) -> None:
-        """Tell the visits around this one whether its plan exempts the request."""
-        if plan.is_exempt:
-            for one in self.visits():
-                if one is not self:
-                    one.exempted = (*one.exempted, policy)
-
     def follow(self, plan: Plan) -> None:
         """Follow another plan, because the conditions of the first one are evaluated."""
-        self._exempt_by(self.policy, plan)
         self.plan = plan
         self.effects = [*self.effects, *plan.effects]
-
-    @property
-    def has_left(self) -> bool:
-        """Whether the client has left while the request waited, so that nobody was refused."""
-        return self.broken_wait is not None and self.broken_wait.has_left
-
-    def break_wait(self, refusal: Decision, *, has_left: bool) -> None:
-        """Note, here and around, that a wait has ended before the request had its turn."""
-        for one in self.visits():
-            if not one.has_left:
-                one.broken_wait = BrokenWait(self.policy, refusal, has_left, one.status)
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 

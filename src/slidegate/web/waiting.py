@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from copy import copy
 from typing import Final
 
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive
 
 from ..core.bans.ban import BanSubject
-from ..core.buckets import Bucket, Check
+from ..core.buckets import Check
 from ..core.decision import Decision, Reason
-from ..core.memo import remember
 from ..limiter import Limiter
 from ..limiter.aio import answer_of, on_asyncio
-from ..limiter.engine import Engine
-from ..limiter.queues import is_too_late, room_in_us
+from ..limiter.queues import Ask, is_too_late, room_in_us
 from ..limiter.waiters import Name
 from .bound_rule import BoundRule
 from .callbacks import UserCallbacks, request_of
@@ -48,7 +45,6 @@ class Waiting:
         self._engine = limiter.engine
         self._queues = limiter.engine.queues
         self._calls = calls
-        self._twins: dict[Bucket, Bucket] = {}
 
     async def hit(
         self,
@@ -60,49 +56,73 @@ class Waiting:
     ) -> Decision:
         """Charge the checks of a request, after waiting if there is no room for them.
 
-        The store is asked many times, so limits with `count_denied` count a refusal here, once.
-
         Args:
             visit: The request in its middleware.
             rules: The rules that let it wait; the first one that counts it has the queue.
-            checks: The checks.
+            checks: The checks, none of which counts a refusal, as the store is asked many times.
             subjects: The keys and addresses whose bans refuse it.
             at_endpoint: The request as its endpoint sees it; None in the middleware.
         """
+
+        async def ask() -> Decision:
+            return await answer_of(self._engine.hit(checks, subjects))
+
         found = _queue_of(rules, checks)
         if found is None:  # no rule that lets it wait counts this request
-            return await answer_of(self._engine.hit(checks, subjects))
+            return await ask()
         bound, name = found
-        asked: list[Check] = []
-        for bucket, key, cost in checks:
-            if bucket.count_denied:
-                bucket = self._uncounting(bucket)
-            asked.append((bucket, key, cost))
         tenant, fair = "", bound.rule.charging.fair
         if fair is not None:
             tenant = await self._tenant(bound, fair, visit, at_endpoint)
-        waiter = _Waiter(visit, bound, name, tenant, self._engine, asked, subjects)
-        decision = await waiter.decide()
+        if self._queues.is_queued(name):
+            # It joins without having asked; whom a ban or another limit refuses takes no place from others.
+            decision = await answer_of(self._engine.peek(checks, subjects))
+            if is_too_late(decision, bound.rule.charging.wait_us):
+                return decision
+            decision = await self._wait(visit, bound, name, tenant, None, ask)
+        else:
+            decision = await ask()
+            if room_in_us(decision) is not None:
+                decision = await self._wait(visit, bound, name, tenant, decision, ask)
         if decision.allowed and decision.checks and fair is not None:  # no checks while switched off
             self._queues.count_permit(name, tenant, 1)
             visit.permits = (*visit.permits, (name, tenant))
-        if decision.reason is Reason.LIMITED and not visit.has_left:
-            return await self._charge_refusal(decision, checks, subjects)
         return decision
 
-    async def _charge_refusal(
-        self, refusal: Decision, checks: Sequence[Check], subjects: Sequence[BanSubject]
+    async def _wait(
+        self, visit: Visit, bound: BoundRule, name: Name, tenant: str, refused: Decision | None, ask: Ask
     ) -> Decision:
-        """Charge a refusal to the limits that count refusals; return the refusal that the client is shown."""
-        counting_refusals = [check for check in checks if check[0].count_denied]
-        if not counting_refusals:
-            return refusal
-        # First, as `peek` answers what a hit would, which counts its own refusal.
-        seen = await answer_of(self._engine.peek(checks, subjects))
-        await answer_of(self._engine.charge(counting_refusals))
-        if seen.reason is Reason.LIMITED:
-            return seen
-        return refusal
+        """Wait in a queue.
+
+        If the client leaves meanwhile, nothing stays charged, and the refusal is sent but not reported.
+
+        Args:
+            visit: The request in its middleware.
+            bound: The rule.
+            name: The name of the queue.
+            tenant: The tenant of the request, if the rule is fair.
+            refused: The refusal of the request; None for one that joins a queue without having asked.
+            ask: Asks the store.
+        """
+        channel = _reading_ahead(visit)
+        channel.begin()
+        decision = await self._queues.wait(
+            name,
+            refused,
+            ask,
+            wait_us=bound.rule.charging.wait_us,
+            wait_max=bound.rule.charging.wait_max,
+            tenant=tenant,
+            is_gone=channel.is_gone,
+        )
+        if not channel.is_gone():
+            return decision
+        for one in visit.visits():
+            one.has_left = True
+        if visit.scope["type"] == "websocket":  # Starlette's BaseHTTPMiddleware fails without an answer
+            visit.send_on = send_nobody
+        await self._engine.refund(decision.begin_refund())
+        return refused or Decision(False, Reason.LIMITED, by=bound.rule.label, status=429)
 
     async def _tenant(
         self, bound: BoundRule, fair: Key | KeyFunction, visit: Visit, at_endpoint: HTTPConnection | None
@@ -122,102 +142,6 @@ class Waiting:
         if found is None or found == "":
             return None
         return self._limiter.key_for(found)  # type: ignore[arg-type]  # it checks what it gets
-
-    def _uncounting(self, bucket: Bucket) -> Bucket:
-        """Return the twin of a bucket that charges no refusal; the same one each time."""
-        twin = self._twins.get(bucket)
-        if twin is None:
-            twin = copy(bucket)
-            twin.count_denied = False
-            remember(self._twins, bucket, twin)
-        return twin
-
-
-class _Waiter:
-    """One request before the queue of a rule and key.
-
-    Args:
-        visit: The request in its middleware.
-        bound: The rule.
-        name: The name of the queue.
-        tenant: The tenant of the request, if the rule is fair.
-        engine: Counts, and has the queues.
-        checks: The checks, none of which counts a refusal, as the store is asked many times.
-        subjects: The keys and addresses whose bans refuse it.
-    """
-
-    def __init__(
-        self,
-        visit: Visit,
-        bound: BoundRule,
-        name: Name,
-        tenant: str,
-        engine: Engine,
-        checks: Sequence[Check],
-        subjects: Sequence[BanSubject],
-    ) -> None:
-        self._visit = visit
-        self._label = bound.rule.label
-        self._charging = bound.rule.charging
-        self._name = name
-        self._tenant = tenant
-        self._engine = engine
-        self._checks = checks
-        self._subjects = subjects
-
-    async def decide(self) -> Decision:
-        """Return the decision about the request, after waiting if that may admit it."""
-        if self._engine.queues.is_queued(self._name):
-            # It joins without having asked; whom a ban or another limit refuses takes no place from others.
-            decision = await answer_of(self._engine.peek(self._checks, self._subjects))
-            if is_too_late(decision, self._charging.wait_us):
-                return decision
-            return await self._wait(None)
-        decision = await self._ask()
-        if room_in_us(decision) is None:
-            return decision
-        return await self._wait(decision)
-
-    async def _ask(self) -> Decision:
-        return await answer_of(self._engine.hit(self._checks, self._subjects))
-
-    async def _wait(self, refused: Decision | None) -> Decision:
-        """Wait in the queue.
-
-        If the client leaves meanwhile, nothing stays charged, and the refusal is sent but nobody is told of it.
-
-        Args:
-            refused: The refusal of the request; None for one that joins a queue without having asked.
-        """
-        visit = self._visit
-        channel = _reading_ahead(visit)
-        channel.begin()
-        refusal = refused
-        if refusal is None:
-            refusal = Decision(False, Reason.LIMITED, by=self._label, status=429)
-        try:
-            decision = await self._engine.queues.wait(
-                self._name,
-                refused,
-                self._ask,
-                wait_us=self._charging.wait_us,
-                wait_max=self._charging.wait_max,
-                tenant=self._tenant,
-                is_gone=channel.is_gone,
-            )
-        except Exception:  # a failure, which is answered
-            raise
-        except BaseException:  # a cancellation
-            visit.break_wait(refusal, has_left=False)
-            visit.add_decision(refusal, None)
-            raise
-        if not channel.is_gone():
-            return decision
-        visit.break_wait(refusal, has_left=True)
-        if visit.scope["type"] == "websocket":  # Starlette's BaseHTTPMiddleware fails without an answer
-            visit.send_on = send_nobody
-        await self._engine.refund(decision.begin_refund())
-        return refusal
 
 
 def _queue_of(rules: Sequence[BoundRule], checks: Sequence[Check]) -> tuple[BoundRule, Name] | None:
