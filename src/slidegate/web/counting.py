@@ -209,20 +209,20 @@ class Counting:
         for bound in shadows:
             asked = await self._ask(bound, visit, at_endpoint)
             checks = [*asked.checks]
-            for earlier in visit.observed:
+            for earlier, _ in visit.observed:
                 checks = uncharged(earlier, checks)
             if not checks:
                 continue
             decision = await answer_of(self._engine.hit(checks, ()))
-            visit.observed = (*visit.observed, checks)
-            if decision.allowed or decision.reason is Reason.BANNED:
-                continue
-            label, key = bound.rule.label, checks[0][1]
+            label, key = "", checks[0][1]
+            if not decision.allowed and decision.reason is not Reason.BANNED:
+                label = bound.rule.label
             for one in visit.visits():
-                one.shadowed = (*one.shadowed, label)
-            message = f"rule {label!r} would have refused {key}"
-            self._engine.emit(Event("shadow_refused", message, {"rule": label, "key": key}))
-            self._engine.observers.report_exceeded(decision, self._engine.monotonic_us())
+                one.observed = (*one.observed, (checks, label))
+            if label:
+                message = f"rule {label!r} would have refused {key}"
+                self._engine.emit(Event("shadow_refused", message, {"rule": label, "key": key}))
+                self._engine.observers.report_exceeded(decision, self._engine.monotonic_us())
 
 
 def _capped(cost: int, cost_max: int | None, bucket: Bucket | None) -> int:

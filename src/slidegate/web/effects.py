@@ -104,9 +104,6 @@ class Release(Effect):
 
     def end(self, visit: Visit, error: BaseException | None) -> Awaitable[object] | None:
         """See `Effect.end`."""
-        permits, visit.permits = visit.permits, ()
-        for name, tenant in permits:  # before the store, so that the right waiter asks for the permit
-            self._engine.queues.count_permit(name, tenant, -1)
         charges = [self._engine.release(decision) for decision in visit.own]
         if not any(charges):
             return None
@@ -198,13 +195,14 @@ class Report(Effect):
         elif not visit.is_complete:
             ended, status = _incomplete(visit, error)
         began_us = self._engine.unix_us() - duration_us
+        shadow_rules = tuple([label for _, label in visit.observed if label])
         client = visit.client.key
-        return Outcome(client, decisions, refusal, visit.shadowed, route, status, ended, began_us, duration_us)
+        return Outcome(client, decisions, refusal, shadow_rules, route, status, ended, began_us, duration_us)
 
 
 def _is_ordinary(visit: Visit) -> bool:
     """Return whether a request has one decision, by which limits admit it, and a complete response."""
-    if not visit.is_complete or visit.shared is not None or visit.shadowed or len(visit.own) != 1:
+    if not visit.is_complete or visit.shared is not None or visit.observed or len(visit.own) != 1:
         return False
     decision = visit.own[0]
     return decision.allowed and bool(decision.checks)

@@ -35,7 +35,7 @@ from .keys import path_parameters
 from .plan import Plan
 from .policy import Policy
 from .refusals import POLICY_VIOLATION, TRY_AGAIN_LATER, Answer, Refusals, takes_answer
-from .routes import labels_of
+from .routes import route_label
 from .rule_set import method_of
 from .rule_values import Limits, LimitsFunction
 from .rules import Rule
@@ -242,7 +242,7 @@ class RateLimit:
         memo_key = id(self), id(function), id(route)
         found = rules.at_endpoints.get(memo_key)
         if found is None:
-            label = min(labels_of(scope), default="")
+            label = route_label(scope)
             place = Place(function, scope.get("endpoint"), label, getattr(route, "path", ""))
             rule, identity = rule_at(self.rule, place)
             differing = rules.differing(rule, identity, f"RateLimit at {label or 'another endpoint'}")

@@ -90,7 +90,7 @@ def _of_rule(bound: BoundRule, policy: Policy, place: Mapping[str, Any]) -> Iter
         **place,
     }
     if not rule.counts:
-        yield PublishedRule(rule=rule.label, action=rule.action.kind.value, **about)
+        yield PublishedRule(rule=rule.label, action=rule.action.kind, **about)
         return
     charging = rule.charging
     limits = bound.named

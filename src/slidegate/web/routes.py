@@ -7,13 +7,11 @@ their attributes.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from starlette._utils import get_route_path
-from starlette.routing import PARAM_REGEX, BaseRoute, Host, Match, Mount, compile_path
+from starlette.routing import PARAM_REGEX, BaseRoute, Host, Match, Mount
 from starlette.types import Scope
 
 from ..core.memo import remember
@@ -269,65 +267,25 @@ def _first(routes: Iterable[Any], scope: Scope) -> tuple[Any, Scope]:
     return found
 
 
-def labels_of(scope: Scope) -> set[str]:
-    """Return the display names of the routes of a request's endpoint; none if they are unknown."""
-    routes = mounted_routes(scope.get("router"))
+def route_label(scope: Scope) -> str:
+    """Return the display name of the route of a request's endpoint, of several the first; empty if it is unknown."""
     endpoint = scope.get("endpoint")
-    return {route.label for route in routes if route.endpoint is endpoint}
-
-
-class _Known(NamedTuple):
-    """The routes of an endpoint.
-
-    Attributes:
-        router: Their router.
-        endpoint: The endpoint.
-        label: The label of the only one; empty if there are several.
-        patterns: The label of each, and the pattern of its path.
-    """
-
-    router: object
-    endpoint: object
-    label: str
-    patterns: Sequence[tuple[str, re.Pattern[str]]]
+    labels = [route.label for route in mounted_routes(scope.get("router")) if route.endpoint is endpoint]
+    return min(labels, default="")
 
 
 class RouteLabels:
-    """Names the routes that requests have reached, for outcomes and events."""
+    """Names the routes that requests have reached, for outcomes and events: an endpoint at several by one of them."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
-        """By the identity of an endpoint, which may have no hash. One that gets another route after its first request
-        keeps its label."""
+        self._labels: dict[int, tuple[str, object, object]] = {}
+        """By the identity of an endpoint, which may have no hash; with it and its router. One that gets another route
+        after its first request keeps its label."""
 
     def label(self, scope: Scope) -> str:
         """Return the display name of a request's route; `UNROUTED` if it is unknown."""
-        known = self._known.get(id(scope.get("endpoint")))
-        if known is None or known.router is not scope.get("router"):
-            known = self._find(scope)
-        return known.label or self._label_among(known, scope)
-
-    def _find(self, scope: Scope) -> _Known:
-        """Return the routes of the endpoint of a request, and remember them."""
-        router, endpoint = scope.get("router"), scope.get("endpoint")
-        if router is None:  # refused before; what no route takes has no endpoint either, and is remembered
-            return _Known(router, endpoint, UNROUTED, ())
-        routes = [route for route in mounted_routes(router) if route.endpoint is endpoint]
-        labels = {route.label for route in routes}
-        if len(labels) < 2:
-            known = _Known(router, endpoint, min(labels, default=UNROUTED), ())
-        else:
-            known = _Known(router, endpoint, "", [(route.label, compile_path(route.path)[0]) for route in routes])
-        return remember(self._known, id(endpoint), known)
-
-    def _label_among(self, known: _Known, scope: Scope) -> str:
-        """Return the label of the route that a request has taken to an endpoint with several routes."""
-        root = scope.get("app_root_path", scope.get("root_path", ""))
-        path = get_route_path({**scope, "root_path": root})
-        met = {label for label, pattern in known.patterns if pattern.match(path)}
-        if len(met) == 1:  # the request has reached the endpoint, and no other route of it takes this path
-            return met.pop()
-        route = reach(known.router, {**scope, "root_path": root})
-        if route is None or route.label not in {label for label, _ in known.patterns}:
-            return UNROUTED
-        return route.label
+        endpoint, router = scope.get("endpoint"), scope.get("router")
+        known = self._labels.get(id(endpoint))
+        if known is None or known[2] is not router:
+            known = remember(self._labels, id(endpoint), (route_label(scope) or UNROUTED, endpoint, router))
+        return known[0]

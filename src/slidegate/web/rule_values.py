@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from inspect import iscoroutinefunction
 from typing import Any, Final, Literal, TypeAlias
 
@@ -206,24 +205,6 @@ def checked_cost(cost: int | CostFunction, cost_max: int | None) -> tuple[int, C
     return units, None
 
 
-def check_can_pass(limits: Sequence[AnyLimit], units: int, option: str, written: str) -> None:
-    """Check that a request fits into each limit.
-
-    Args:
-        limits: The limits.
-        units: The most that a request costs.
-        option: The option that says so.
-        written: The rule as it was written.
-
-    Raises:
-        ConfigurationError: It can never pass.
-    """
-    for limit in limits:
-        if units > limit.amount:
-            text = f"{quoted(units)} is more than {str(limit)!r} allows, so {written} could never pass"
-            raise ConfigurationError(text, option)
-
-
 def checked_count_if(count_if: CountIf) -> CountIf:
     """Return the function that tells which responses count.
 
@@ -239,43 +220,34 @@ def checked_count_if(count_if: CountIf) -> CountIf:
 # -- what it does with them --------------------------------------------------------------------------------------------
 
 
-class ActionKind(StrEnum):
-    """What a rule does with the requests that it matches."""
-
-    LIMIT = "limit"
-    SHADOW = "shadow"
-    BLOCK = "block"
-    EXEMPT = "exempt"
-
-
 @dataclass(frozen=True, slots=True)
 class Action:
     """What a rule does with the requests that it matches.
 
     Attributes:
-        kind: What it does.
+        kind: ``limit``, ``shadow``, ``block`` or ``exempt``.
         is_final: Whether no later rule applies.
         status: The status of the response to a blocked request.
     """
 
-    kind: ActionKind
+    kind: str
     is_final: bool
     status: int
 
     @property
     def exempts(self) -> bool:
         """Whether it lets requests pass uncounted."""
-        return self.kind is ActionKind.EXEMPT
+        return self.kind == "exempt"
 
     @property
     def blocks(self) -> bool:
         """Whether it refuses every request."""
-        return self.kind is ActionKind.BLOCK
+        return self.kind == "block"
 
     @property
     def is_shadow(self) -> bool:
         """Whether it only reports what it would refuse."""
-        return self.kind is ActionKind.SHADOW
+        return self.kind == "shadow"
 
 
 def action_of(*, exempt: bool, final: bool, shadow: bool, block: bool, status: int | None) -> Action:
@@ -284,13 +256,13 @@ def action_of(*, exempt: bool, final: bool, shadow: bool, block: bool, status: i
     Raises:
         ConfigurationError: The status is none of a refusal.
     """
-    kind = ActionKind.LIMIT
+    kind = "limit"
     if exempt:
-        kind = ActionKind.EXEMPT
+        kind = "exempt"
     elif block:
-        kind = ActionKind.BLOCK
+        kind = "block"
     elif shadow:
-        kind = ActionKind.SHADOW
+        kind = "shadow"
     if status is None:
         status = 403
     return Action(kind, final or exempt or block, check_whole(status, 400, 599, "status", "for example 503"))

@@ -20,7 +20,6 @@ from .clients import client_key
 from .keys import Key, KeyFunction, path_parameters
 from .rule_values import (
     DEFAULT_FALLBACK,
-    ActionKind,
     Charging,
     Condition,
     Connection,
@@ -29,7 +28,6 @@ from .rule_values import (
     Limits,
     LimitsFunction,
     action_of,
-    check_can_pass,
     checked_cost,
     checked_count_if,
     checked_limits,
@@ -178,7 +176,6 @@ class Rule:
             wait_max=check_whole(wait_max, 1, 1_000, "wait_max", "for example 16"),
             fair=self._checked_key(fair, "fair"),
         )
-        self._check_can_pass()
         self.name = _if_given(check_name, name, "name")
         self.label = self.name or label_of(sorted(self.matching.paths), self.matching.methods or ())
 
@@ -194,23 +191,13 @@ class Rule:
         if not given & {"limits", "concurrency", "exempt", "block"}:
             raise ConfigurationError(f'{self._call}: expected limits such as "5/minute"')
 
-    def _check_can_pass(self) -> None:
-        """Check that a request fits into the limits, as far as these and its cost are known."""
-        charging = self.charging
-        if charging.limits_function is not None:
-            return
-        if charging.cost_function is None:
-            check_can_pass(charging.limits, charging.cost, "cost", self._call)
-        elif charging.cost_max is not None:
-            check_can_pass(charging.limits, charging.cost_max, "cost_max", self._call)
-
     def __repr__(self) -> str:
         shown = [repr(self.label)]
         if self.charging.limits_function is not None:
             shown.append("by request")
         elif self.counts:
             shown.append("; ".join(map(str, self.charging.all_limits)))
-        if self.action.kind is not ActionKind.LIMIT:
+        if self.action.kind != "limit":
             shown.append(self.action.kind)
         return f"<Rule {' '.join(shown)}>"
 

@@ -19,7 +19,6 @@ from ..core.bans.policy import BanPolicy
 from ..core.buckets import Check
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError
-from ..limiter.waiters import Name
 from .clients import KEY, Client, outside, visit_of
 from .headers import Completed, Field, Fields, Rendered, complete, joined
 from .plan import Plan
@@ -93,14 +92,10 @@ class Visit:
     """Whether an application around the middleware answers exceptions; set before `end` is called with one."""
     began_ns = 0
     """When the request arrived, by `Engine.clock`, if its outcome is reported."""
-    observed: tuple[Sequence[Check], ...] = ()
-    """What shadow rules have charged."""
-    shadowed: tuple[str, ...] = ()
-    """The labels of the shadow rules that would have refused the request, in this middleware or within."""
+    observed: tuple[tuple[Sequence[Check], str], ...] = ()
+    """What shadow rules have charged, here or within, each with its label if it would have refused the request."""
     banned_us = 0
     """The length of the longest ban that a refusal of the request has caused."""
-    permits: tuple[tuple[Name, str], ...] = ()
-    """The queues of fair rules of which it has a permit, each with the tenant."""
     has_left = False
     """Whether the client has left while the request waited, here or within, so that nobody was refused."""
 

@@ -15,7 +15,7 @@ from ..core.buckets import Check
 from ..core.decision import Decision, Reason
 from ..limiter import Limiter
 from ..limiter.aio import answer_of, on_asyncio
-from ..limiter.queues import Ask, is_too_late, room_in_us
+from ..limiter.queues import Ask, Queues, is_too_late, room_in_us
 from ..limiter.waiters import Name
 from .bound_rule import BoundRule
 from .callbacks import UserCallbacks, request_of
@@ -86,7 +86,7 @@ class Waiting:
                 decision = await self._wait(visit, bound, name, tenant, decision, ask)
         if decision.allowed and decision.checks and fair is not None:  # no checks while switched off
             self._queues.count_permit(name, tenant, 1)
-            visit.permits = (*visit.permits, (name, tenant))
+            visit.effects = [_CountedPermit(self._queues, name, tenant), *visit.effects]
         return decision
 
     async def _wait(
@@ -142,6 +142,30 @@ class Waiting:
         if found is None or found == "":
             return None
         return self._limiter.key_for(found)  # type: ignore[arg-type]  # it checks what it gets
+
+
+class _CountedPermit(Effect):
+    """A permit of a fair rule, which counts for its tenant until the request ends.
+
+    It ends before the store has the permit back, so that the right waiter asks for it.
+
+    Args:
+        queues: The queues of the limiter.
+        name: The name of the queue.
+        tenant: The tenant.
+    """
+
+    statuses = ()
+    ends = True
+
+    def __init__(self, queues: Queues, name: Name, tenant: str) -> None:
+        self._queues = queues
+        self._name = name
+        self._tenant = tenant
+
+    def end(self, visit: Visit, error: BaseException | None) -> None:
+        """See `Effect.end`."""
+        self._queues.count_permit(self._name, self._tenant, -1)
 
 
 def _queue_of(rules: Sequence[BoundRule], checks: Sequence[Check]) -> tuple[BoundRule, Name] | None:
