@@ -72,7 +72,6 @@ BESIDE = {"files", "findings", "networks", "windows"}
 """Rooms that the library needs for what users configure; they import it, as the table says."""
 DOORS = {
     "files.reload.ReloadingMiddleware",  # the class that `from_file` stands for, imported when it is used
-    "findings.decorated.remember_decorated",
     "findings.inspection.Inspection",
     "findings.report.Finding",
     "findings.report.Findings",

@@ -1,6 +1,7 @@
-"""Findings: probable mistakes in settings, in rules, in routes, or that the first requests show. Each is told once.
+"""Findings: probable mistakes in settings, in rules, in routes, or that the first requests show. Each is reported once.
 
-Each kind has a permanent code and a heading in `docs/reference/errors.md`. `Inspection` says when each is looked for;
-the other files have one subject each: settings, building, rules, routes, requests, and everybody, for a client that is
-many. `decorated` remembers the functions for the finding about decorators, and `report` keeps what was found.
+Each kind has a permanent code and a heading in `docs/reference/errors.md`. `inspection` says when each is looked for;
+`settings`, `routes` and `requests` are what it looks at, and `report` keeps what it has found. What a list of rules
+means is asked of the rules themselves, for examples of requests. Where that is not certain, nothing is reported: a
+false alarm is worse than silence.
 """

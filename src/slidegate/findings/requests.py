@@ -1,7 +1,8 @@
-"""Findings that single requests show: about proxies, users, and limits that are charged twice."""
+"""Findings that the first requests show: about proxies, users, and limits that are charged twice."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -18,61 +19,75 @@ from ..web.rules import Rule
 from ..web.visit import Visit
 from .report import Finding
 
-PROXY_HEADERS: Final = (b"x-forwarded-for", b"forwarded")
+_OF_PROXIES: Final = (b"x-forwarded-for", b"forwarded")
+_NAMING: Final = (
+    *_OF_PROXIES,
+    *(b"x-real-ip", b"x-client-ip", b"cf-connecting-ip", b"true-client-ip", b"fastly-client-ip", b"fly-client-ip"),
+    *(b"x-original-forwarded-for", b"x-vercel-forwarded-for", b"x-envoy-external-address"),
+)
+"""The header fields in which proxies, CDNs and frontend servers name the client."""
+_FIRST: Final = 100
+"""How many requests are counted by their clients."""
+_NEARLY_ALL: Final = 90
+"""As many of them from one client pass for all; a health check may come from elsewhere."""
+_MANY_NAMES: Final = 20
+"""As many clients that they name are no coincidence."""
 
 
-def about_shared_names(policy: Policy, scope: Scope) -> Iterator[Finding]:
-    """Yield the finding about a limit that an outer middleware with the same limiter has charged already."""
-    last: Visit | None = scope.get(KEY)
-    if last is None:
+# -- one request -------------------------------------------------------------------------------------------------------
+
+
+def about_request(policy: Policy, scope: Scope, client_key: str) -> Iterator[Finding]:
+    """Yield the findings about a request as it comes."""
+    yield from _about_shared_names(policy, scope)
+    if policy.clients.has_lost_peer(scope):
         return
-    charged_labels: dict[str, str] = {}
-    for other, decision in last.decisions:
-        if other is policy or other.limiter is not policy.limiter:
-            continue
-        for bucket, _, _ in decision.checks:
-            charged_labels[bucket.name] = bucket.label
-    if not charged_labels:
-        return
-    shared = charged_labels.keys() & {bucket.name for bucket in policy.buckets()}
-    if shared:
-        yield Finding(
-            "SG132",
-            f"two middlewares around each other have the limit {quoted(charged_labels[min(shared)])} on one limiter, "
-            "so a request that passes both is counted twice; give one of the rules another name, or write "
-            'RateLimitMiddleware(..., name="outer")',
-        )
-
-
-def about_missing_peer(address: ClientAddress, scope: Scope) -> Iterator[Finding]:
-    """Yield the finding about a server that names no peer."""
-    if not peer_of(scope) and address.locate(scope)[0] == UNKNOWN_PEER:
+    if client_key == UNKNOWN_PEER:
         yield Finding(
             "SG109",
             f"the server names no peer: all such requests count as one client, {UNKNOWN_PEER!r}; behind a proxy on a "
             'Unix socket write client_ip(trusted=["unix"]), behind a serverless adapter with one proxy in front '
             "client_ip(trusted=1)",
         )
+    if not policy.address.trusted:
+        yield from _about_untrusted_proxies(policy.address, scope)
 
 
-def about_untrusted_proxies(address: ClientAddress, scope: Scope) -> Iterator[Finding]:
-    """Yield the finding about a request that names its client in a field which is not read."""
-    if address.trusted:
+def _about_shared_names(policy: Policy, scope: Scope) -> Iterator[Finding]:
+    """Yield the finding about limits that an outer middleware with the same limiter has charged already."""
+    if KEY not in scope:
         return
-    # A server that reads the field itself has replaced the peer by the address from it.
+    own = {bucket.name for bucket in policy.buckets()}
+    for other, decision in scope[KEY].decisions:
+        if other is policy or other.limiter is not policy.limiter:
+            continue
+        for bucket, _, _ in decision.checks:
+            if bucket.name in own:
+                yield Finding(
+                    "SG132",
+                    f"two middlewares around each other have the limit {quoted(bucket.label)} on one limiter, so a "
+                    "request that passes both is counted twice; give one of the rules another name, or write "
+                    'RateLimitMiddleware(..., name="outer")',
+                )
+                return
+
+
+def _about_untrusted_proxies(address: ClientAddress, scope: Scope) -> Iterator[Finding]:
+    """Yield the finding about a request that names its client in a field which is not read."""
     peer = (peer_of(scope) or "").encode(errors="replace")
     for name, value in scope["headers"]:
-        if name not in (*PROXY_HEADERS, address.header):
-            continue
-        if peer and peer in value:
-            continue
-        yield Finding(
-            "SG102",
-            f"a request has {name.decode().title()}, but no proxy is trusted: if there is a proxy in front, "
-            "all its clients are counted and banned as one; name it, for example "
-            'client_ip(trusted=["10.0.0.0/8"])',
-        )
-        return
+        # A server that reads the field itself has replaced the peer by the address from it.
+        if name in (*_OF_PROXIES, address.header) and not (peer and peer in value):
+            yield Finding(
+                "SG102",
+                f"a request has {name.decode().title()}, but no proxy is trusted: if there is a proxy in front, "
+                "all its clients are counted and banned as one; name it, for example "
+                'client_ip(trusted=["10.0.0.0/8"])',
+            )
+            return
+
+
+# -- the same request further inside -----------------------------------------------------------------------------------
 
 
 def about_peer_within(address: ClientAddress, peer: str | None, scope: Scope, client_key: str) -> Iterator[Finding]:
@@ -147,8 +162,7 @@ class LateUser(Effect):
 
 def counts_users(rule: Rule) -> bool:
     """Return whether a rule counts by user, or shares by user."""
-    parts = [*parts_of(rule.charging.key), *parts_of(rule.charging.fair)]
-    return any(part is user for part in parts)
+    return any(part is user for part in (*parts_of(rule.charging.key), *parts_of(rule.charging.fair)))
 
 
 def has_user(scope: Scope) -> bool:
@@ -157,3 +171,30 @@ def has_user(scope: Scope) -> bool:
         return person_of(scope) is not None
     except Exception:
         return True
+
+
+# -- all requests ------------------------------------------------------------------------------------------------------
+
+
+class FirstClients:
+    """Counts the first requests by their clients: one that is many is a proxy, a frontend server, or a local call."""
+
+    def __init__(self) -> None:
+        self._clients = Counter[str]()
+        self._names = set[int]()
+        """The hashes of what header fields have named as their clients."""
+
+    def about_one_client(self, scope: Scope, client_key: str) -> Iterator[Finding]:
+        """Count a request; yield the finding about its client if nearly all were its own, and for many others."""
+        if self._clients.total() == _FIRST:
+            return
+        self._clients[client_key] += 1
+        self._names.update(hash(bytes(value)) for name, value in scope["headers"] if name in _NAMING)
+        is_last = self._clients.total() == _FIRST
+        if is_last and self._clients[client_key] >= _NEARLY_ALL and len(self._names) >= _MANY_NAMES:
+            yield Finding(
+                "SG140",
+                f"the first {_FIRST} requests come from one client, {client_key!r}, and name many: a proxy, a frontend "
+                "server, or a call within the process asks for all its users, who are counted and banned as one; if "
+                "its header can be trusted, name it with client_ip(trusted=..., header=...), else count by key=user",
+            )

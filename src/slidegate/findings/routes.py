@@ -1,159 +1,138 @@
-"""Findings about routes: paths and methods of rules that none takes, decorators and CORS in the wrong order."""
+"""Findings about rules and routes: what another rule or no route leaves to do, and what stands in the wrong order.
+
+What a rule does is asked of the rules themselves, for examples of its requests. They are of every kind that another
+rule could take from it: paths of several lengths for a parameter with slashes, and a method that no rule names for
+rules of all methods.
+"""
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from itertools import zip_longest
+from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any, Final
 
-from starlette.exceptions import HTTPException
-from starlette.routing import PARAM_REGEX, compile_path
-
 from ..core.errors import closest
-from ..core.exceeded import RateLimitExceeded
-from ..web.endpoint_limits import rules_of_route
+from ..web.decorators import has_lost_limit
+from ..web.examples import filled, filled_for_both
 from ..web.policy import Policy
-from ..web.routes import (
-    MountedRoute,
-    added_middlewares,
-    attribute_of,
-    layers,
-    mounted_routes,
-    reach_path,
-    routes_of,
-)
+from ..web.routes import added_middlewares, attribute_of, layers, mounted_routes, reach_path, routes_of
+from ..web.rule_set import RuleSet, is_ended, method_of
 from ..web.rules import Rule
-from .decorated import is_bare, wrapped_by
 from .report import Finding
 
-_compiled: Final = lru_cache(compile_path)
-_USUAL_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
+_RESTS: Final = ("", "~", "~/~/~/~/~/~/~/~")
+"""Examples of a parameter with slashes."""
+_UNLISTED: Final = "QWX"
+"""A method that no rule has, for those of all methods."""
+_USUAL_METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 """The methods that nothing but a route answers: not OPTIONS and HEAD, nor those of WebDAV and of caches."""
 
 
-def about_unknown_application(policy: Policy, app: object) -> Iterator[Finding]:
-    """Yield the finding about limits of each route around an application whose routes are unknown."""
-    if policy.default_rule is not None and routes_of(app) is None:
+# -- the order of rules ------------------------------------------------------------------------------------------------
+
+
+def about_order(rule_set: RuleSet) -> Iterator[Finding]:
+    """Yield the findings about rules whose requests another one takes, and exemptions of what another one counts."""
+    # Without a rule that ends the list all that match apply, in any order.
+    if not any(rule.action.is_final for rule in rule_set.given):
+        return
+    for rule in rule_set.given:
+        met = _met_by_examples(rule_set, rule)
+        reaching = [rules[: rules.index(rule)] for rules in met if rule in rules]
+        ending = {rules[-1] for rules in met}
+        if not reaching and len(ending) == 1:
+            yield from _about_rule_without_effect(rule, ending.pop())
+        elif reaching and rule.action.exempts:
+            yield from _about_late_exemption(rule, reaching)
+
+
+def _about_rule_without_effect(rule: Rule, above: Rule) -> Iterator[Finding]:
+    if rule.counts or rule.action != above.action:  # else it would do the same
         yield Finding(
-            "SG126",
-            "default_limits are around an unknown application, whose routes cannot be read: all requests of a "
-            'client share one bucket; write rules, such as Rule("/login", "5/minute")',
+            "SG133",
+            f"rule {rule.label!r} never applies: rule {above.label!r} above it takes all its requests and ends the "
+            "list; write the narrower rule first",
         )
 
 
-# -- paths -------------------------------------------------------------------------------------------------------------
+def _about_late_exemption(rule: Rule, reaching: Sequence[Sequence[Rule]]) -> Iterator[Finding]:
+    for above in reaching[0]:
+        is_certain = not above.action.is_shadow and above.matching.when is None
+        if above.counts and is_certain and all(above in rules for rules in reaching):
+            yield Finding(
+                "SG134",
+                f"rule {rule.label!r} is exempt, but rule {above.label!r} above it counts its requests all the same; "
+                "write exemptions first",
+            )
+            return
 
 
-def about_unmet_paths(rules: Sequence[Rule], app: object, routes: Sequence[MountedRoute]) -> Iterator[Finding]:
-    """Yield the findings about paths of rules that no route meets. Rules that block are meant for scanners."""
-    if routes_of(app) is None:
-        return
+def _met_by_examples(rule_set: RuleSet, rule: Rule) -> list[list[Rule]]:
+    """Return the rules that each example of a rule meets: this one is among them, or the last one ends the list."""
+    matching = rule.matching
+    written = [path.path for path in matching.rule_paths] or ["/{rest:path}"]
+    paths = {filled(path, rest) for path in written for rest in _RESTS}
+    found: list[list[Rule]] = []
+    for connection, method, path in product(("http", "websocket"), matching.methods or [_UNLISTED], paths):
+        scope = {"type": connection, "method": method, "path": path}
+        met = rule_set.met(scope, (path,))
+        rules = [bound.rule for bound, _ in met]
+        if rule in rules or (is_ended(met) and matching.allows(connection, method_of(scope))):
+            found.append(rules)
+    return found
+
+
+# -- paths and methods -------------------------------------------------------------------------------------------------
+
+
+def about_paths(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
+    """Yield the findings about paths and methods of rules that no route takes. Rules that block are for scanners."""
+    routes = mounted_routes(app)
     known = [route.path for route in routes]
     for rule in rules:
-        if rule.action.blocks:
+        if routes_of(app) is None or rule.action.blocks:
             continue
-        for rule_path in rule.matching.rule_paths:
-            path = rule_path.path
+        paths = [path.path for path in rule.matching.rule_paths]
+        for path in paths:
             if not _is_met(app, path, known):
                 remedy = _remedy(app, path, known)
                 yield Finding("SG123", f"path {path!r} of rule {rule.label!r} matches no route; {remedy}")
-
-
-def _remedy(app: object, path: str, known: Sequence[str]) -> str:
-    """Return what to do about a path that no route meets."""
-    starts = [slash.start() for slash in re.finditer("/(?!{)", path)]
-    for start in starts[1:]:
-        tail = path[start:]
-        if _is_met(app, tail, known):
-            return f"rules have no root_path: write {tail!r}"
-    others = [other for other in known if other != path]  # it may be known, and hidden by a mount above it
-    return f"write it with the prefix of its router, or remove it{closest(path, others)}"
+        wanted = _USUAL_METHODS & (rule.matching.methods or set())
+        if not wanted or ":path}" in str(paths):
+            continue
+        met = [route for route in routes if any(filled_for_both(path, route.path) for path in paths)]
+        taken = {method for route in met for method in route.methods or wanted}
+        if taken and taken.isdisjoint(wanted):
+            found = f"rule {rule.label!r} is for {', '.join(sorted(wanted))}, which no route of its path takes"
+            yield Finding("SG136", f"{found}; they take {', '.join(sorted(taken - {'HEAD'}))}")
 
 
 def _is_met(app: object, path: str, known: Sequence[str]) -> bool:
     """Return whether a route may take a path: the routers decide, or if it has parameters, the paths of the routes."""
     if "{" in path:
-        return any(may_meet(path, other) for other in known)
-    if reach_path(app, path, "GET") is not None:
-        return True
-    return reach_path(app, path, "GET", "websocket") is not None
+        return any(filled_for_both(path, other) for other in known)
+    return any(reach_path(app, path, "GET", connection) for connection in ("http", "websocket"))
 
 
-def may_meet(path: str, other: str) -> bool:
-    """Return whether a request may match two paths, compared segment by segment."""
-    for own, theirs in zip_longest(path.split("/"), other.split("/"), fillvalue=""):
-        if ":path}" in own + theirs:
-            return True
-        if not _segments_meet(own, theirs):
-            return False
-    return True
-
-
-def _segments_meet(one: str, other: str) -> bool:
-    """Return whether a segment of a request may match two segments, of which each may be a parameter."""
-    if one == other:
-        return True
-    if "{" in one and "{" in other:
-        return True
-    if "{" in one:
-        return _compiled(f"/{one}")[0].match(f"/{other}") is not None
-    if "{" in other:
-        return _compiled(f"/{other}")[0].match(f"/{one}") is not None
-    return False
-
-
-# -- methods -----------------------------------------------------------------------------------------------------------
-
-
-def about_methods(rules: Iterable[Rule], routes: Sequence[MountedRoute]) -> Iterator[Finding]:
-    """Yield the findings about methods of rules that no route of exactly their paths takes."""
-    shapes = {_shape(route.path) for route in routes if ":path}" not in route.path}
-    for rule in rules:
-        methods = rule.matching.methods
-        if methods is None or rule.action.blocks:  # rules that block are meant for scanners
-            continue
-        paths = [path.path for path in rule.matching.rule_paths]
-        if not paths or not shapes.issuperset(map(_shape, paths)):
-            continue
-        taken = _methods_taken(paths, routes)
-        untaken = methods - taken
-        missing = [method for method in _USUAL_METHODS if method in untaken]
-        if missing:
-            yield Finding(
-                "SG136",
-                f"rule {rule.label!r} is for {', '.join(missing)}, which no route of its path takes; they take "
-                f"{', '.join(sorted(taken - {'HEAD'}))}",
-            )
-
-
-def _methods_taken(paths: Sequence[str], routes: Sequence[MountedRoute]) -> frozenset[str]:
-    """Return the methods of the routes that requests to some paths may reach."""
-    taken: set[str] = set()
-    for route in routes:
-        if not any(may_meet(path, route.path) for path in paths):
-            continue
-        if route.methods is None:  # an endpoint of all methods, or an application whose routes cannot be read
-            return frozenset(_USUAL_METHODS)
-        taken |= route.methods
-    return frozenset(taken)
-
-
-def _shape(path: str) -> str:
-    """Return a path without the names of its parameters, but with their types: ``/items/{:int}``."""
-    return PARAM_REGEX.sub(lambda found: "{" + (found[2] or "") + "}", path)
+def _remedy(app: object, path: str, known: Sequence[str]) -> str:
+    """Return what to do about a path that no route meets."""
+    tail = path
+    while "/" in tail[1:]:
+        tail = tail[tail.index("/", 1) :]
+        if not tail.startswith("/{") and _is_met(app, tail, known):
+            return f"rules have no root_path: write {tail!r}"
+    others = [other for other in known if other != path]  # it may be known, and hidden by a mount above it
+    return f"write it with the prefix of its router, or remove it{closest(path, others)}"
 
 
 # -- decorators and layers ---------------------------------------------------------------------------------------------
 
 
-def about_decorators(routes: Sequence[MountedRoute]) -> Iterator[Finding]:
+def about_decorators(app: object) -> Iterator[Finding]:
     """Yield the findings about limits that were put around a function after its route had taken it."""
-    within = {id(inner) for route in routes for inner in wrapped_by(route.endpoint)}
-    for route in routes:
-        if is_bare(route.endpoint) and id(route.endpoint) not in within:
+    for route in mounted_routes(app):
+        if has_lost_limit(route.endpoint):
             yield Finding(
                 "SG137",
                 f"@RateLimit stands above the decorator of route {route.label!r}, which has taken the function without "
@@ -161,66 +140,34 @@ def about_decorators(routes: Sequence[MountedRoute]) -> Iterator[Finding]:
             )
 
 
-def about_cors_within(policy: Policy, app: object) -> Iterator[Finding]:
-    """Yield the finding about CORS within: answers of this middleware lack its header fields."""
-    if policy.refusals.on_refused is not None or not _refuses(policy):
-        return
-    if any(map(_is_cors, layers(app))):
+def about_layers(policy: Policy, app: object, routed_app: object) -> Iterator[Finding]:
+    """Yield the findings about CORS within, and about limits of routes that nothing can read."""
+    if policy.refusals.on_refused is None and _refuses(policy) and any(map(_is_cors, layers(app))):
         yield Finding(
             "SG138",
             "CORSMiddleware is inside this middleware, so browsers hide its refusals from scripts: they see a network "
             "error in place of 429; add CORSMiddleware outside, which is after this middleware",
         )
-
-
-def about_handlers(app: object) -> Iterator[Finding]:
-    """Yield the finding about an exception handler that a refusal at an endpoint does not reach.
-
-    FastAPI has an `HTTPException` of its own, and another handler for Starlette's, which a refusal is.
-    """
-    handlers: Mapping[Any, Any] = attribute_of(app, "exception_handlers", {})
-    own = [kind for kind in handlers if isinstance(kind, type) and issubclass(kind, HTTPException)]
-    if not any(kind.__module__ == "fastapi.exceptions" for kind in own):
-        return
-    # These answer refusals, so that nothing is missed.
-    if RateLimitExceeded in handlers or 429 in handlers:
-        return
-    # So does one of Starlette's, unless it is that which FastAPI sets itself.
-    if attribute_of(handlers.get(HTTPException), "__module__") != "fastapi.exception_handlers":
-        return
-    within = mounted_routes(app, _is_without_handlers)
-    if any(rules_of_route(route.endpoint, route.dependant) for route in within):
+    if policy.default_rule is not None and routes_of(routed_app) is None:
         yield Finding(
-            "SG141",
-            "the handler of fastapi.HTTPException answers no refusal of a limit at an endpoint, which is Starlette's "
-            "HTTPException, as are the router's 404 and 405; write @app.exception_handler(RateLimitExceeded), or that "
-            "of starlette.exceptions.HTTPException in its place",
+            "SG126",
+            "default_limits are around an unknown application, whose routes cannot be read: all requests of a "
+            'client share one bucket; write rules, such as Rule("/login", "5/minute")',
         )
-
-
-def _is_without_handlers(route: object) -> bool:
-    """Return whether no application with exception handlers of its own is mounted at a route."""
-    return all(attribute_of(layer, "exception_handlers") is None for layer in layers(attribute_of(route, "app")))
 
 
 def _refuses(policy: Policy) -> bool:
     """Return whether a middleware refuses requests itself, beside limits at endpoints, which are within."""
-    if policy.default_rule is not None or policy.lists["blocklist"] is not None:
-        return True
-    if any(not one.shadow for one in policy.signals.ban_policies.values()):
-        return True
-    for rule in policy.rules.given:
-        if rule.action.blocks:
-            return True
-        if rule.counts and not rule.action.is_shadow:
-            return True
-    return False
+    refusing: list[object] = [policy.default_rule, policy.lists["blocklist"]]
+    refusing += [
+        rule for rule in policy.rules.given if rule.action.blocks or (rule.counts and not rule.action.is_shadow)
+    ]
+    refusing += [ban_policy for ban_policy in policy.signals.ban_policies.values() if not ban_policy.shadow]
+    return any(one is not None for one in refusing)
 
 
 def _is_cors(layer: object) -> bool:
     """Return whether an application is CORSMiddleware, or one that will put it around its routes."""
-    cors: Any = attribute_of(sys.modules.get("starlette.middleware.cors"), "CORSMiddleware")
-    if cors is None:  # who has not imported it does not use it
-        return False
-    kinds = [type(layer), *(added.cls for added in added_middlewares(layer))]
-    return any(issubclass(kind, cors) for kind in kinds)
+    # Who has not imported it does not use it.
+    cors: Any = attribute_of(sys.modules.get("starlette.middleware.cors"), "CORSMiddleware", ())
+    return any(issubclass(kind, cors) for kind in (type(layer), *(added.cls for added in added_middlewares(layer))))

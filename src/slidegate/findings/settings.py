@@ -1,21 +1,28 @@
-"""Findings about the settings of a middleware and the processes of its application."""
+"""Findings about the settings of a middleware, how often it is built, and the processes of its application."""
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from operator import is_
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakSet
 
 from ..limiter import Limiter
+from ..web.routes import attribute_of
 from .report import Finding
 
 _WORKERS: Final = "WEB_CONCURRENCY"
 """The environment variable from which several servers read how many processes they start."""
 _DIGITS: Final = re.compile(rb"[0-9]+")
+_OFTEN: Final = 3
+_built: Final[WeakSet[Any]] = WeakSet()
+"""The middlewares that live and count apart."""
 
 
 def about_switch(off_by: str) -> Iterator[Finding]:
@@ -31,18 +38,11 @@ def about_switch(off_by: str) -> Iterator[Finding]:
         )
 
 
-def about_configured_workers(limiter: Limiter) -> Iterator[Finding]:
-    """Yield the finding about several processes that count apart, where a setting starts them."""
-    yield from _about_workers(limiter, _configured_workers())
-
-
-def about_running_workers(limiter: Limiter) -> Iterator[Finding]:
-    """Yield the finding about several processes that count apart, where no setting says so, but they run."""
-    if not _configured_workers():
-        yield from _about_workers(limiter, _sibling_workers())
-
-
-def _about_workers(limiter: Limiter, where: str) -> Iterator[Finding]:
+def about_workers(limiter: Limiter, *, is_serving: bool) -> Iterator[Finding]:
+    """Yield the finding about several processes that count apart: a setting starts them, or they run."""
+    where = _configured_workers()
+    if is_serving and not where:
+        where = _sibling_workers()
     if where and limiter.engine.per_process:
         yield Finding(
             "SG103",
@@ -75,17 +75,44 @@ def _sibling_workers() -> str:
         lists = [task.joinpath("children").read_bytes() for task in Path(f"/proc/{parent}/task").iterdir()]
     except OSError:  # another system than Linux
         return ""
-    workers = 0
-    for child in b" ".join(lists).split():
-        with suppress(OSError):  # it has ended meanwhile
-            if _command_of(int(child)) == own:
-                workers += 1
+    workers = [_command_of(int(child)) for child in b" ".join(lists).split()].count(own)
     if workers < 2:
         return ""
     return f"{workers} workers below process {parent}"
 
 
 def _command_of(process: int) -> bytes:
-    """Return the command line of a process, without the numbers in it."""
-    line = Path(f"/proc/{process}/cmdline").read_bytes()
-    return _DIGITS.sub(b"", line)
+    """Return the command line of a process, without the numbers in it; empty if it has ended."""
+    with suppress(OSError):
+        return _DIGITS.sub(b"", Path(f"/proc/{process}/cmdline").read_bytes())
+    return b""
+
+
+# -- a middleware that is built for each route -------------------------------------------------------------------------
+
+
+def about_building(middleware: Any) -> Iterator[Finding]:
+    """Yield the finding about a middleware that a framework builds for each of its routes.
+
+    Args:
+        middleware: A `RateLimitMiddleware` that counts apart from others: its limiter is its own, or its limits have no
+            name. The same objects as options mean that one line of code is run again. Starlette builds a middleware
+            once for each line, and lines may share a text.
+    """
+    if attribute_of(middleware.app, "__module__", "").partition(".")[0] in ("starlette", "fastapi"):
+        return
+    _built.add(middleware)
+    if _count_alike(middleware) == _OFTEN:
+        gc.collect()  # some may be gone, and parts of cycles
+    if _count_alike(middleware) == _OFTEN:
+        yield Finding(
+            "SG131",
+            "this middleware is built again and again, and counts apart each time, so a client gets each limit as many "
+            "times; a framework may build it for each route: wrap the whole application, or make one limiter = "
+            'Limiter() and write RateLimitMiddleware(..., limiter=limiter) with rules that have names: name="api"',
+        )
+
+
+def _count_alike(middleware: Any) -> int:
+    """Return how many living middlewares have the same objects as options."""
+    return sum(all(map(is_, other.given, middleware.given)) for other in _built)

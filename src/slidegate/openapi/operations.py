@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 
 from starlette.routing import PARAM_REGEX
 
-from ..findings.routes import may_meet
 from ..web.default_limits import EXEMPT_MARK
 from ..web.endpoint_limits import rules_of_route
+from ..web.examples import filled_for_both
 from ..web.routes import attribute_of, reach_path, routes_of
 from ..web.rule_set import is_exact
 from ..web.rules import Rule
@@ -118,7 +118,7 @@ def _samples(guard: Guard, operation: Operation) -> list[str]:
         samples.append(PARAM_REGEX.sub("", template))
     for rule in guard.rules:
         for one in rule.matching.rule_paths:
-            if may_meet(one.path, template):
+            if filled_for_both(one.path, template) is not None:
                 samples.append(_filled(_in_both(template, one.path)))
     # Another route may take some of them first.
     reaching = [path for path in dict.fromkeys(samples) if _reaches(guard, operation, path, template)]

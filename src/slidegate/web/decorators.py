@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from functools import wraps
 from inspect import Parameter, Signature
 from typing import Any, Final, TypeAlias
+from weakref import WeakKeyDictionary, ref
 
 from starlette._utils import is_async_callable
 from starlette.concurrency import run_in_threadpool
@@ -15,8 +17,8 @@ from starlette.requests import HTTPConnection
 
 from ..core.errors import ConfigurationError, quoted
 from ..core.logs import logger
-from ..findings.decorated import remember_decorated
 from ..limiter.engine import Engine
+from .routes import DEPTH, attribute_of, found_at_name
 from .rules import Rule
 
 if sys.version_info >= (3, 14):
@@ -35,6 +37,8 @@ if sys.version_info >= (3, 14):  # which evaluates them when they are read
     _AS_WRITTEN["annotation_format"] = Format.FORWARDREF
 _CONNECTION: Final = "slidegate_connection"
 """The parameter by which FastAPI gives the request to a decorated function."""
+_limited: Final[WeakKeyDictionary[Any, ref[Any]]] = WeakKeyDictionary()
+"""The functions that a limit was put around, and those within them, each with what has the limit."""
 
 
 def decorated(check: Check, endpoint: Any, rule: Rule) -> Any:
@@ -49,8 +53,6 @@ def decorated(check: Check, endpoint: Any, rule: Rule) -> Any:
         ConfigurationError: `endpoint` cannot be decorated.
     """
     _check_function(endpoint)
-    caller = sys._getframe(2)  # the one with the "@": this function is called by `RateLimit.__call__`
-    remember_decorated(endpoint, caller)
     shown, own = _signature(endpoint)
     is_async = is_async_callable(endpoint)
     called_directly: list[Any] = []
@@ -77,7 +79,36 @@ def decorated(check: Check, endpoint: Any, rule: Rule) -> Any:
 
     vars(limited)["__signature__"] = shown
     vars(limited)[LIMITS_MARK] = (rule, *getattr(endpoint, LIMITS_MARK, ()))
+    for inner in (endpoint, *_wrapped_by(endpoint)):
+        with suppress(TypeError):  # what has no hash, or cannot be referenced weakly
+            _limited[inner] = ref(limited)
     return limited
+
+
+def has_lost_limit(endpoint: Any) -> bool:
+    """Return whether an endpoint is a function whose limit was put around it after its route had taken it.
+
+    What is limited then is where its name leads to. Where it leads nowhere, as within functions, nothing is limited if
+    nothing has kept the function with the limit. A function may well be limited at one route alone.
+    """
+    limited = None
+    with suppress(TypeError):
+        limited = _limited.get(endpoint)
+    if limited is None:
+        return False
+    named = found_at_name(endpoint)
+    if named is None:
+        return limited() is None
+    return any(inner is endpoint for inner in _wrapped_by(named))
+
+
+def _wrapped_by(function: Any) -> Iterator[Any]:
+    """Yield the functions within a function, as far as its decorators say what they wrap."""
+    for _ in range(DEPTH):
+        function = attribute_of(function, "__wrapped__")
+        if function is None:
+            return
+        yield function
 
 
 def _check_function(endpoint: Any) -> None:

@@ -294,7 +294,6 @@ class RateLimitMiddleware(FailsAtStartup):
             return False
         if self.routed_app is None:  # the first call, which may be the lifespan
             self.check_routes(visible_app(self.app, {"app": scope.get("app", self.app)}))
-            self._inspection.of_application(scope.get("app"))
             self.error = self._error_at_start()
         return self.error is None and scope["type"] in _REQUESTS
 

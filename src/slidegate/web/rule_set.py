@@ -192,7 +192,7 @@ class RuleSet:
         texts = self._paths.texts(scope)
         met = self.met(scope, texts)
         is_lasting = True
-        if self.defaults is not None and not _is_ended(met):
+        if self.defaults is not None and not is_ended(met):
             defaults = self.defaults.find(scope)
             is_lasting = defaults.is_lasting
             met += [Met(bound, False) for bound in defaults.bound]
@@ -226,7 +226,7 @@ class RuleSet:
             if bound.rule.action.exempts and not ends:  # an exemption that does not match exactly is none
                 continue
             met.append(Met(bound, ends))
-            if _is_ended(met):
+            if is_ended(met):
                 break
         return met
 
@@ -339,7 +339,7 @@ def method_of(scope: Scope) -> Any:
     return scope.get("method", "GET")
 
 
-def _is_ended(met: Sequence[Met]) -> bool:
+def is_ended(met: Sequence[Met]) -> bool:
     """Return whether the last of the rules that a request meets ends the list, whatever conditions say."""
     return bool(met) and met[-1].ends and met[-1].bound.rule.matching.when is None
 

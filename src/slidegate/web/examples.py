@@ -1,0 +1,63 @@
+"""Examples of requests: findings and OpenAPI ask the rules of a middleware for them, in place of all requests.
+
+An example stands for all values of a parameter, so it is one that hardly any path of a rule spells out, and that as
+few other types of parameters take as possible.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from itertools import zip_longest
+from typing import Final
+
+from starlette.routing import PARAM_REGEX, compile_path
+
+_VALUES: Final[Mapping[str, str]] = {"int": "918273645", "float": "9182.73645", "uuid": "f" * 32}
+_TEXT: Final = "~"
+"""The example of a text, and of a type that is not known."""
+_A_TEXT: Final = re.compile(r"\{\w+\}")
+_compiled: Final = lru_cache(compile_path)
+
+
+def filled(path: str, rest: str = f"{_TEXT}/{_TEXT}") -> str:
+    """Return a path with an example in the place of each parameter; `rest` is that of a parameter with slashes."""
+
+    def example_of(parameter: re.Match[str]) -> str:
+        kind = (parameter[2] or "").removeprefix(":")
+        if kind == "path":
+            return rest
+        return _VALUES.get(kind, _TEXT)
+
+    return PARAM_REGEX.sub(example_of, path)
+
+
+def filled_for_both(path: str, other: str) -> str | None:
+    """Return an example that two paths with parameters may both take, compared by segments; None if there is none."""
+    segments, others = path.split("/"), other.split("/")
+    narrower: list[str] = []
+    for index, (own, theirs) in enumerate(zip_longest(segments, others, fillvalue="")):
+        # What a parameter with slashes takes, the other path spells out.
+        if ":path}" in theirs:
+            return filled("/".join([*narrower, *segments[index:]]))
+        if ":path}" in own:
+            return filled("/".join([*narrower, *others[index:]]))
+        if not _meet(own, theirs):
+            return None
+        if "{" not in own or _A_TEXT.fullmatch(theirs):
+            narrower.append(own)
+        else:
+            narrower.append(theirs)
+    return filled("/".join(narrower))
+
+
+def _meet(segment: str, other: str) -> bool:
+    """Return whether a segment of a request may match two segments, of which each may have parameters."""
+    if segment == other or ("{" in segment and "{" in other):
+        return True
+    if "{" in segment:
+        return _compiled(f"/{segment}")[0].match(f"/{other}") is not None
+    if "{" in other:
+        return _compiled(f"/{other}")[0].match(f"/{segment}") is not None
+    return False
