@@ -10,11 +10,12 @@ from starlette.exceptions import HTTPException
 from ..core.exceeded import RateLimitExceeded
 from ..limiter.named_limits import text_of_limit
 from ..web.endpoints import rate_limit_exceeded
+from ..web.policy import Policy
 from ..web.published import kind_of_key
 from ..web.routes import attribute_of
 from ..web.rules import Rule
 from .around import Guard
-from .operations import Operation, applying, at_endpoint
+from .operations import Limit, Operation, limits_around, limits_within
 
 _PROBLEM: Final = "application/problem+json"
 _TEXT: Final = {"type": "string"}
@@ -76,56 +77,52 @@ class Writer:
 
     def add(self, described: dict[str, Any], guards: Sequence[Guard], operation: Operation) -> None:
         """Add the limits of an operation to what its document says of it."""
-        statuses: dict[str, set[str]] = {}
-        limits: list[Rule] = []
+        bodies: dict[str, set[str]] = {}
+        limits: list[Limit] = []
         for guard in guards:
-            body = "" if guard.answers_itself else _PROBLEM
-            for status in guard.statuses:
-                statuses.setdefault(status, set()).add(body)
-            found = applying(guard, operation)
-            limits.extend(found.rules)
-            self._count(statuses, found.rules, guard, body)
-            if found.is_blocked:
+            body = "" if guard.policy.refusals.on_refused else _PROBLEM
+            for status in _statuses(guard.policy):
+                bodies.setdefault(status, set()).add(body)
+            around = limits_around(guard, operation)
+            if around is None:
                 break
+            limits += self._counted(around, guard, body, bodies)
         else:
             if guards:  # without one around it, a limit at an endpoint is an error
-                rules = at_endpoint(operation)
-                limits.extend(rules)
-                self._count(statuses, rules, guards[-1], self._body_at_endpoint(guards[-1]))
-        written = set[str]()
-        for guard in guards:
-            written.update(guard.headers)
-        styles = [style for style in _FIELDS if style in written]
-        for status in sorted(statuses):
-            described["responses"].setdefault(status, self._response(status, sorted(statuses[status]), styles))
+                body = self._body_at_endpoint(guards[-1])
+                limits += self._counted(limits_within(operation), guards[-1], body, bodies)
+        written = {style for guard in guards for style in guard.policy.headers.styles}
+        for status in sorted(bodies):
+            described["responses"].setdefault(status, self._response(status, bodies[status], written))
         if limits:
-            described["x-ratelimit"] = [self._shown(rule) for rule in limits]
+            described["x-ratelimit"] = [self._shown(*limit) for limit in limits]
 
     @staticmethod
-    def _count(statuses: dict[str, set[str]], rules: Sequence[Rule], guard: Guard, body: str) -> None:
-        """Add the statuses of refusals by some limits, with the media type of their bodies; empty if it is unknown."""
-        for rule in rules:
-            statuses.setdefault("429", set()).add(body)
+    def _counted(limits: list[Limit], guard: Guard, body: str, bodies: dict[str, set[str]]) -> list[Limit]:
+        """Return some limits, after adding the statuses of their refusals, with the media type of the bodies."""
+        for rule, _ in limits:
+            bodies.setdefault("429", set()).add(body)
             # A limit may deny only where the store can fail.
             if guard.on_error is not None and (rule.charging.on_error or guard.on_error) == "deny":
-                statuses.setdefault("503", set()).add(body)
+                bodies.setdefault("503", set()).add(body)
+        return limits
 
     def _body_at_endpoint(self, guard: Guard) -> str:
         """Return the media type of refusals at endpoints, which the application answers; empty if it is unknown."""
-        if self._handler is rate_limit_exceeded and not guard.answers_itself:
+        if self._handler is rate_limit_exceeded and guard.policy.refusals.on_refused is None:
             return _PROBLEM
         if getattr(self._handler, "__module__", "") == "fastapi.exception_handlers":
             return "application/json"
         return ""
 
-    def _response(self, status: str, bodies: Sequence[str], styles: Sequence[str]) -> dict[str, object]:
-        """Return the response with a status."""
+    def _response(self, status: str, bodies: set[str], styles: set[str]) -> dict[str, object]:
+        """Return the response with a status; an empty body is one that only the user can describe."""
         fields = [_RETRY_AFTER]
         if status == "429":
-            for style in styles:
+            for style in _FIELDS.keys() & styles:
                 fields.extend(_FIELDS[style])
         headers = {name: {"description": description, "schema": schema} for name, description, schema in fields}
-        content: dict[str, dict[str, object]] = {body: {"schema": _BODIES[body]} for body in bodies if body}
+        content: dict[str, object] = {body: {"schema": _BODIES[body]} for body in sorted(bodies - {""})}
         if "" in bodies:
             content |= self._own
         response: dict[str, object] = {"description": _DESCRIPTIONS[status], "headers": headers}
@@ -133,21 +130,29 @@ class Writer:
             response["content"] = content
         return response
 
-    def _shown(self, rule: Rule) -> dict[str, object]:
-        """Return what is published of a rule."""
+    def _shown(self, rule: Rule, is_certain: bool) -> dict[str, object]:
+        """Return what is published of a limit."""
         charging = rule.charging
         shown: dict[str, object] = {"limits": [text_of_limit(limit) for limit in charging.all_limits]}
         if charging.limits_function is not None:  # the others apply only if it fails
             shown = {"limits": [], "by_request": True}
         if charging.unit is not None:
             shown["unit"] = charging.unit
-        if rule.matching.when is not None:
+        if not is_certain:
             shown["conditional"] = True
         if self._names and rule.name is not None:
             shown["name"] = rule.name
         if self._keys:
             shown["key"] = kind_of_key(charging.key)
         return shown
+
+
+def _statuses(policy: Policy) -> set[str]:
+    """Return the statuses of answers to those who are banned or on a list."""
+    statuses = {str(ban_policy.status) for ban_policy in policy.signals.ban_policies.values() if not ban_policy.shadow}
+    if policy.lists["blocklist"] is not None:
+        statuses.add("403")
+    return statuses
 
 
 def _handler_of(app: Any) -> object:
