@@ -142,6 +142,8 @@ def test_one_path_of_many_counts_only_at_the_route_that_takes_it() -> None:
     told = documented(site(rules=[Rule("/items/special", "1/minute"), Rule("/items/other", "2/minute")]))
     assert limits(told)["GET /items/special"] == ["1/1m"]
     assert limits(told)["GET /items/{item}"] == ["2/1m"]
+    assert told["GET /items/special"]["x-ratelimit"] == [{"limits": ["1/1m"]}]
+    assert told["GET /items/{item}"]["x-ratelimit"] == [{"limits": ["2/1m"], "conditional": True}]
 
 
 def test_default_limits_are_those_of_each_route_but_exempt_ones() -> None:

@@ -41,19 +41,13 @@ def document_limits(app: Any, *, response: Any = None, names: bool = False, keys
     found = [*applications(app, "", ())]
     if not found:
         raise ConfigurationError(f"document_limits: expected a FastAPI application, not {quoted(app)}", "app")
-    for one in found:
-        _describe(one, response, names=names, keys=keys)
-
-
-def _describe(application: Application, response: Any, *, names: bool, keys: bool) -> None:
-    """Let an application add its limits to its document."""
-    generate = application.app.openapi
-    if isinstance(generate, _WithLimits):
-        # Of two calls, for it and for one in which it is mounted, the latter knows what is around it.
-        if len(generate.application.around) > len(application.around):
-            application = generate.application
-        generate = generate.generate
-    application.app.openapi = _WithLimits(application, generate, response, names=names, keys=keys)
+    for application in found:
+        generate = application.app.openapi
+        if isinstance(generate, _WithLimits):
+            # Of two calls, for it and for one in which it is mounted, the latter knows what is around it.
+            application = max(application, generate.application, key=lambda known: len(known.around))
+            generate = generate.generate
+        application.app.openapi = _WithLimits(application, generate, response=response, names=names, keys=keys)
 
 
 class _WithLimits:
@@ -64,22 +58,18 @@ class _WithLimits:
         generate: Its own `openapi`.
     """
 
-    def __init__(
-        self, application: Application, generate: Callable[[], Any], response: Any, *, names: bool, keys: bool
-    ) -> None:
+    def __init__(self, application: Application, generate: Callable[[], Any], **options: Any) -> None:
         self.application = application
         self.generate = generate
-        self._response = response
-        self._names = names
-        self._keys = keys
+        self._options = options
         self._described: object = None
 
     def __call__(self) -> Any:
         document = self.generate()
         if document is not self._described:
-            writer = Writer(self.application.app, document, self._response, names=self._names, keys=self._keys)
+            writer = Writer(self.application.app, document, **self._options)
             guards = [*guards_around(self.application)]
-            for operation, its_part in operations(self.application, document):
-                writer.add(its_part, guards, operation)
+            for operation, described in operations(self.application, document):
+                writer.add(described, guards, operation)
             self._described = document  # last: what has failed midway is described again
         return document

@@ -60,6 +60,14 @@ class Guard(NamedTuple):
     path: str
     on_error: str | None
 
+    def statuses(self) -> set[str]:
+        """Return the statuses of answers to those who are banned or on a list."""
+        ban_policies = self.policy.signals.ban_policies.values()
+        statuses = {str(ban_policy.status) for ban_policy in ban_policies if not ban_policy.shadow}
+        if self.policy.lists["blocklist"] is not None:
+            statuses.add("403")
+        return statuses
+
 
 def guards_around(application: Application) -> Iterator[Guard]:
     """Yield the middlewares around the operations of an application, from the outside in."""

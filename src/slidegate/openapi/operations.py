@@ -1,12 +1,12 @@
 """The operations of an application, and the limits that apply to them.
 
-A middleware decides for one request, this file for all requests of an operation: it asks the rules of the middleware for
-examples of its paths. A limit that only some of them meet, or that has a condition, is one that may apply.
+A middleware decides for one request, this file for all requests of an operation: it asks the rules of the middleware
+for examples of its paths. A limit that only some of them meet, or that has a condition, is one that may apply.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..web.default_limits import EXEMPT_MARK
@@ -38,41 +38,49 @@ class Limit(NamedTuple):
 
     Attributes:
         rule: Its rule.
+        guard: The middleware that counts.
         is_certain: Whether it applies to each request.
+        is_at_endpoint: Whether it is at the endpoint.
     """
 
     rule: Rule
+    guard: Guard
     is_certain: bool
+    is_at_endpoint: bool = False
+
+    def statuses(self) -> Iterator[str]:
+        """Yield the statuses of its refusals."""
+        yield "429"
+        # A limit may deny only where the store can fail.
+        if self.guard.on_error is not None and (self.rule.charging.on_error or self.guard.on_error) == "deny":
+            yield "503"
 
 
 def operations(application: Application, document: Mapping[str, Any]) -> Iterator[tuple[Operation, Any]]:
     """Yield the operations of an application, each with what its document says of it."""
-    paths = document.get("paths", {})
     for route in routes_of(application.app) or ():
-        if not hasattr(route, "dependant") or not attribute_of(route, "include_in_schema"):
-            continue  # none of FastAPI, or one that the document leaves out
-        described = paths.get(attribute_of(route, "path_format"), {})
-        path = application.path + (attribute_of(route, "path") or route.path_format)
+        described = document.get("paths", {}).get(attribute_of(route, "path_format"), {})
         for method in sorted(attribute_of(route, "methods") or ()):
-            if method.lower() in described:
+            if method.lower() in described and attribute_of(route, "include_in_schema"):
+                path = application.path + (attribute_of(route, "path") or route.path_format)
                 yield Operation(route, path, method), described[method.lower()]
 
 
-def limits_around(guard: Guard, operation: Operation) -> list[Limit] | None:
-    """Return the limits of a middleware that may count requests of an operation; None if it blocks all of them."""
-    admitted: list[list[Rule]] = []
-    for path in _examples(guard, operation):
-        rules = _limiting(guard, operation, path)
-        if rules is not None:
-            admitted.append(rules)
-    if not admitted:
-        return None
-    found: list[Limit] = []
-    for rule in (*guard.policy.rules.given, guard.policy.default_rule):
-        if rule is not None and any(rule in rules for rules in admitted):
-            is_certain = rule.matching.when is None and all(rule in rules for rules in admitted)
-            found.append(Limit(rule, is_certain))
-    return found
+def limits_of(guards: Sequence[Guard], operation: Operation) -> Iterator[Limit]:
+    """Yield the limits of an operation, from the outermost middleware to the endpoint."""
+    for guard in guards:
+        answers = [_limiting(guard, operation, path) for path in _examples(guard, operation)]
+        admitted = [rules for rules in answers if rules is not None]
+        for rule in (*guard.policy.rules.given, guard.policy.default_rule):
+            if rule is not None and any(rule in rules for rules in admitted):
+                is_certain = rule.matching.when is None and all(rule in rules for rules in admitted)
+                yield Limit(rule, guard, is_certain)
+        if not admitted:  # a rule blocks all of its requests
+            return
+    for rule in rules_of_route(operation.route.endpoint, operation.route.dependant):
+        # Without a middleware around it, a limit at an endpoint is an error.
+        if guards and not rule.action.is_shadow and rule.matching.allows("http", operation.method):
+            yield Limit(rule, guards[-1], rule.matching.when is None, is_at_endpoint=True)
 
 
 def _limiting(guard: Guard, operation: Operation, path: str) -> list[Rule] | None:
@@ -110,12 +118,3 @@ def _reaches(guard: Guard, operation: Operation, path: str, template: str) -> bo
     """Return whether a request to a path reaches an operation, as the routers decide."""
     reached = reach_path(guard.app, path, operation.method)
     return reached is not None and reached.path == template and reached.endpoint is operation.route.endpoint
-
-
-def limits_within(operation: Operation) -> list[Limit]:
-    """Return the limits at an endpoint: those of dependencies and decorators that refuse."""
-    found: list[Limit] = []
-    for rule in rules_of_route(operation.route.endpoint, operation.route.dependant):
-        if not rule.action.is_shadow and rule.matching.allows("http", operation.method):
-            found.append(Limit(rule, rule.matching.when is None))
-    return found
