@@ -1,4 +1,4 @@
-"""What a worker publishes of its rules: all that is known when it starts, once for equal workers, and no more."""
+"""What a worker publishes of its rules: what it knows when it starts and what requests have met, once if equal."""
 
 import json
 from dataclasses import fields
@@ -62,26 +62,29 @@ async def test_a_worker_publishes_labels_limits_keys_actions_and_order() -> None
         ("busy", "4", "busy", "function", "limit", 4),
         ("", "10/1s", "messages", "address", "limit", 5),
         ("", "", "abuse", "user", "ban", 0),
-        ("", "", "abuse", "user", "honeypot", 0),
     }
     assert {one.middleware for one in published.text.rules} == {"outer"}
     assert [(one.shadow, one.by_function) for one in published.text.having("plans")] == [(True, True)]
     assert app.limiter is limiter
 
 
-async def test_workers_that_have_met_other_routes_publish_one_text_and_16_bytes_each() -> None:
+async def test_workers_that_have_met_the_same_publish_one_text_and_16_bytes_each() -> None:
     rows = SharedRows(FakeClock())
     routes = [Route(f"/{name}/{{id}}", page) for name in "abc"] + [Route("/free", exempt)]
-    for path in ("/a/1", "/b/1", "/free", "/nowhere"):
+    for path in ("/a/1", "/a/2", "/a/3"):
         app = RateLimitMiddleware(Starlette(routes=routes), default_limits="5/minute", limiter=limiter_on(rows))
-        assert await statuses(app, 2, path) == [404 if path == "/nowhere" else 200] * 2
-        await turns()
+        assert await statuses(app, 2, path) == [200] * 2
+        await app.limiter.engine.workers.write(1.0)
     texts = {name[1] for name in rows.rows if name[0] == RULES}
-    assert sorted(number - min(texts) for number in texts) == [0, 1], "a head and a part"
-    assert [len(value) for name, (value, _) in rows.rows.items() if name[0] == WORKERS] == [16] * 4
+    assert [len(value) for name, (value, _) in rows.rows.items() if name[0] == WORKERS] == [16] * 3
     (published,) = await limiter_on(rows).published()
-    labels = ["client", "per-route *", *(f"per-route GET /{name}/{{id}}" for name in "abc")]
-    assert (published.workers, [one.rule for one in published.text.rules]) == (4, labels)
+    found = [(one.rule, one.requests, one.at_endpoint) for one in published.text.rules]
+    assert (published.workers, found) == (3, [("client", "", False), ("per-route GET /a/{id}", "GET /a/{id}", False)])
+    assert await statuses(app, 1, "/nowhere") == [404]
+    await app.limiter.engine.workers.write(1.0)
+    assert len({name[1] for name in rows.rows if name[0] == RULES} - texts) == 2, "a head and a part"
+    last = max(await limiter_on(rows).published(), key=lambda one: len(one.text.rules))
+    assert sorted(one.requests for one in last.text.rules) == ["", "GET /a/{id}", "paths without a route"]
 
 
 def limited_api(guarded: bool) -> Any:
@@ -135,22 +138,14 @@ async def test_limits_at_endpoints_are_published_as_requests_meet_them(guarded: 
     app.add_middleware(RateLimitMiddleware, rules=[], limiter=limiter)
     await call(app, path="/nowhere")
     (before,) = await limiter.published()
+    assert [one.rule for one in before.text.rules] == ["client"]
     for method, path in [*REQUESTS, ("GET", "/mounted/d")]:
         assert (await call(app, method=method, path=path)).status == 200
     (after,) = await limiter.published()
-    assert before.text.rules == after.text.rules
     met = {one.name for one in limiter.limits()}
-    assert {*before.text.limits} == met
+    assert {*after.text.limits} == met
     assert ("below" in met) is not guarded
-    assert sum(one.at_endpoint for one in before.text.rules) == 10 + (not guarded)
-
-
-async def test_an_operator_changes_a_limit_at_an_endpoint_that_no_request_has_met() -> None:
-    limiter, app = Limiter(), limited_api(guarded=False)
-    app.add_middleware(RateLimitMiddleware, rules=[], limiter=limiter)
-    await call(app, path="/nowhere")
-    await limiter.override("below", "2/hour", "1h")
-    assert [(await call(app, path="/mounted/d")).status for _ in range(3)] == [200, 200, 429]
+    assert sum(one.at_endpoint for one in after.text.rules) == 10 + (not guarded)
 
 
 async def test_a_text_that_is_gone_is_written_again_and_one_of_a_later_version_is_not_read() -> None:
@@ -232,7 +227,7 @@ def limited_app() -> Starlette:
     return Starlette(routes=[*routes, Mount("/v1", inner)])
 
 
-async def test_limits_at_endpoints_are_published_before_they_are_met_as_they_are_after() -> None:
+async def test_a_limit_at_an_endpoint_is_published_once_it_is_met() -> None:
     rows = SharedRows(FakeClock())
     limiters = [limiter_on(rows), limiter_on(rows)]
     app = limited_app()
@@ -242,7 +237,8 @@ async def test_limits_at_endpoints_are_published_before_they_are_met_as_they_are
         assert await statuses(busy, 1, path) == [200]
     for limiter in limiters:
         await limiter.engine.workers.write(1.0)
-    (published,) = await limiter_on(rows).published()
+    unmet, published = sorted(await limiter_on(rows).published(), key=lambda one: len(one.text.rules))
+    assert [one.rule for one in unmet.text.rules] == ["client", "default"]
     found = [one for one in published.text.rules if one.at_endpoint]
     assert sorted((one.rule, one.limit, one.key, one.cost, one.conditional) for one in found) == [
         ("endpoint * /class Endpoint.get", "7/1m", "address", 1, False),
@@ -255,7 +251,7 @@ async def test_limits_at_endpoints_are_published_before_they_are_met_as_they_are
     assert {window.used for window in counted.windows} == {1, 2}, "the names of buckets are those that are counted"
 
 
-async def test_lists_ladders_and_what_decides_about_a_request_are_published(tmp_path: Path) -> None:
+async def test_lists_and_what_decides_about_a_request_are_published(tmp_path: Path) -> None:
     (tmp_path / "bad.netset").write_text("10.0.0.0/8\n192.0.2.7\n203.0.113.0/24\n")
     rules = [
         Rule(["/a", "/b"], "9/minute", methods=["GET"], wait="1s", final=True, name="a"),
@@ -292,7 +288,7 @@ async def test_lists_ladders_and_what_decides_about_a_request_are_published(tmp_
     ]
     (blocked,) = [one.ranges for one in lists if one.action == "blocklist"]
     assert blocked == "4:c0000207-c0000207 4:cb007100-cb00713f 4:cb007180-cb0071ff"
-    assert [one.durations for one in published.text.rules if one.action == "ban"] == ["1h 10h 2d"]
+    assert [(one.rule, one.key) for one in published.text.rules if one.action == "ban"] == [("abuse", "address")]
 
 
 async def test_of_a_long_list_only_its_size_is_published() -> None:

@@ -12,20 +12,20 @@ from typing import Final, NamedTuple
 
 from starlette.types import Scope
 
-from ..core.buckets import wire_names
 from ..core.errors import ConfigurationError
 from ..core.memo import remember
-from ..limiter.named_limits import NamedLimit
 from .bound_rule import BoundRule
 from .keys import Key, KeyFunction
 from .paths import is_ambiguous
-from .routes import is_by_path, mounted_routes, reach, visible_app
+from .routes import is_by_path, reach, visible_app
 from .rule_values import Limits, LimitsFunction
 from .rules import Rule, label_of
 
 EXEMPT_MARK: Final = "__slidegate_exempt__"
 """The attribute that marks an endpoint as exempt; `functools.wraps` copies it to a wrapper."""
 NO_ROUTE: Final = "*"
+_OF_ROUTE: Final = "per-route "
+"""What the labels of these limits begin with."""
 
 
 class FoundLimits(NamedTuple):
@@ -87,7 +87,6 @@ class DefaultLimits:
         self._bind = bind
         self._bound: dict[str, BoundRule] = {}
         self._is_by_path: bool | None = None
-        self._labels: list[str] | None = None
 
     def find(self, scope: Scope) -> FoundLimits:
         """Return the limits of a request, none if its endpoint is exempt."""
@@ -105,38 +104,22 @@ class DefaultLimits:
             bound = []
         return FoundLimits(bound, self._is_by_path)
 
-    def labels_of(self, app: object) -> list[str]:
-        """Return the labels of the routes of an application that have these limits, and that of paths without one."""
-        if self._labels is None:
-            labels = {NO_ROUTE: None}
-            for route in mounted_routes(app):
-                if EXEMPT_MARK not in getattr(route.endpoint, "__dict__", ()):
-                    labels[route.label] = None
-            self._labels = [*labels]
-        # Those that have been met, too: routes may come later, and of some applications none can be read.
-        return [*dict.fromkeys([*self._labels, *self._bound])]
-
-    def limits_of(self, name: str) -> list[NamedLimit]:
-        """Return the limits of a route as they are configured, whether a request has met them or not."""
-        label, limits = label_of([f"per-route {name}"]), self.rule.charging.limits
-        changeable = self.rule.charging.limits_function is None
-        names = wire_names(label, limits, ())
-        return [NamedLimit(*one, label, changeable) for one in zip(names, limits, limits, strict=True)]
-
-    def bucket_of(self, name: str) -> str:
-        """Return the name of the bucket of a route."""
-        return f"{self._own_id}{name}"
-
     def has(self, bound: BoundRule) -> bool:
         """Return whether a rule is that of a route, with its buckets."""
         return bound.rule.charging is self.rule.charging
+
+    def requests_of(self, bound: BoundRule) -> str:
+        """Return which requests the limits of a route concern: the route."""
+        if bound is self._bound.get(NO_ROUTE):
+            return "paths without a route"
+        return bound.rule.label.removeprefix(_OF_ROUTE)
 
     def of(self, name: str = NO_ROUTE) -> BoundRule:
         """Return the limits of a route; by default those of all requests that match no known route."""
         bound = self._bound.get(name)
         if bound is None:
             rule = copy(self.rule)
-            rule.label = label_of([f"per-route {name}"])
-            bound = self._bind(rule, self.bucket_of(name))
+            rule.label = label_of([f"{_OF_ROUTE}{name}"])
+            bound = self._bind(rule, f"{self._own_id}{name}")
             remember(self._bound, name, bound)  # bounded, as routes may come and go; the counts stay in the store
         return bound

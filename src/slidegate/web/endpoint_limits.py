@@ -9,37 +9,9 @@ from typing import Any
 from .broken import FailsAtStartup
 from .decorators import LIMITS_MARK
 from .default_limits import EXEMPT_MARK
-from .endpoint_names import Place, rule_at
 from .endpoints import RateLimit
-from .routes import MountedRoute, added_middlewares, attribute_of, layers, mounted_routes
+from .routes import added_middlewares, attribute_of, layers, mounted_routes
 from .rules import Rule
-
-
-def limits_at_endpoints(app: object) -> Iterator[tuple[Rule, str]]:
-    """Yield each limit at an endpoint as it is there, with the name of its buckets.
-
-    Those below another middleware are left out: they count there.
-    """
-    # The limit at an endpoint with several routes is one, called by the label that sorts first, as in every worker.
-    labels: dict[int, str] = {}
-    for route in mounted_routes(app):
-        label = labels.get(id(route.endpoint), route.label)
-        labels[id(route.endpoint)] = min(label, route.label)
-    by_endpoint: dict[int, list[MountedRoute]] = {}
-    for route in mounted_routes(app, _is_unguarded):
-        by_endpoint.setdefault(id(route.endpoint), []).append(route)
-    for routes in by_endpoint.values():
-        endpoint = routes[0].endpoint
-        label = labels[id(endpoint)]
-        function = getattr(endpoint, "__func__", endpoint)  # of a bound method
-        rules: list[Rule] = []
-        for route in routes:
-            rules += rules_of_route(function, route.dependant)
-        for rule in _distinct(rules):
-            yield rule_at(rule, Place(function, endpoint, label))
-        for method in _methods_of(endpoint):
-            for rule in getattr(method, LIMITS_MARK, ()):
-                yield rule_at(rule, Place(method, endpoint, label))
 
 
 def limits_of_routes(app: object) -> Iterator[tuple[Rule, str]]:

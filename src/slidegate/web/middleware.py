@@ -231,7 +231,7 @@ class RateLimitMiddleware(FailsAtStartup):
         """Return what other workers, and tools, may know of its rules; nothing if it is switched off in code."""
         if not self._enabled:
             return ()
-        return published_rules(self.policy, self.routed_app)
+        return published_rules(self.policy)
 
     def begin_anew(self) -> None:
         """Treat the next request like the first one: after a fork, a switch, or a change of an amount."""

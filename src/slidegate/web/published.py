@@ -7,20 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
-from ..core.bans.policy import BanPolicy
 from ..core.buckets import Bucket
 from ..core.concurrency import Concurrency
-from ..core.durations import format_duration
 from ..core.limits import AnyLimit, Limit
 from ..limiter.named_limits import text_of_limit
 from ..limiter.published import PublishedRule, rules_of
 from ..networks.lists import file_of
 from .bound_rule import BoundRule
 from .client_ip import ClientAddress
-from .default_limits import NO_ROUTE, DefaultLimits
-from .endpoint_limits import limits_at_endpoints
+from .default_limits import DefaultLimits
 from .keys import Key, KeyFunction
 from .policy import Policy
 from .rule_values import Matching
@@ -28,28 +24,22 @@ from .rule_values import Matching
 BAN: Final = "ban"
 CLIENT: Final = "client"
 """The label and the action of the row that says how a middleware determines clients."""
-HONEYPOT: Final = "honeypot"
 MESSAGES: Final = "messages"
 """The label of the limits of messages on websockets."""
 MOST_RANGES: Final = 1_000
 """How many ranges a list has at most whose ranges are published: a worker makes the text every ten seconds."""
 _RANGES: Final = 20
 """How many ranges are in one row."""
-_MOST_LEVELS: Final = 8
 _ALL_PATHS: Final = re.compile(r"/\{\w+:path\}")
-_shown: Final[WeakKeyDictionary[Policy, list[BoundRule]]] = WeakKeyDictionary()
-"""The limits at endpoints that the routes of an application show. Requests are not counted with these objects."""
 
 
-def published_rules(policy: Policy, app: object) -> Iterator[PublishedRule]:
+def published_rules(policy: Policy) -> Iterator[PublishedRule]:
     """Yield what is known of the rules of a middleware: in order, then those of routes and endpoints.
 
-    The limits of routes and at endpoints are found by walking the routes, so that equal workers publish one text from
-    the start. Those that no route shows are known when they were met first.
+    Limits of routes and at endpoints are known from their first question on.
 
     Args:
         policy: The policy of the middleware.
-        app: The application whose routes it guards; None if that is not known yet.
     """
     rules = policy.rules
     yield PublishedRule(rule=CLIENT, action=CLIENT, middleware=policy.names.middleware, **_key_of(None, policy))
@@ -58,20 +48,15 @@ def published_rules(policy: Policy, app: object) -> Iterator[PublishedRule]:
     for order, bound in enumerate(rules.own):
         yield from _of_rule(bound, policy, {"order": order, "requests": requests_of(bound.rule.matching)})
     last = len(rules.own)
-    if rules.defaults is not None and app is not None:
-        yield from _of_routes(rules.defaults, app, policy, last)
     own = {id(bound) for bound in rules.own}
-    # Some that routes show were met as well: equal rules are one in what the worker publishes.
-    for bound in [*_shown_at_endpoints(policy, app), *rules.bound()]:
-        if id(bound) in own:
-            continue
-        if rules.defaults is not None and rules.defaults.has(bound):  # those of routes are above
-            continue
-        yield from _of_rule(bound, policy, {"order": last, **_at_endpoint(bound)})
+    for bound in rules.bound():
+        if id(bound) not in own:
+            yield from _of_rule(bound, policy, {"order": last, **_beyond(bound, rules.defaults)})
     if policy.messages is not None:
         yield from _of_messages(policy.messages, policy, last)
     for ban in policy.signals.ban_policies.values():
-        yield from _of_ban_policy(ban, policy)
+        about: dict[str, Any] = {"rule": ban.name, "shadow": ban.shadow, "middleware": policy.names.middleware}
+        yield PublishedRule(action=BAN, **about, **_key_of(ban.key, policy))
 
 
 def _of_rule(bound: BoundRule, policy: Policy, place: Mapping[str, Any]) -> Iterator[PublishedRule]:
@@ -103,19 +88,6 @@ def _of_rule(bound: BoundRule, policy: Policy, place: Mapping[str, Any]) -> Iter
         yield replace(published, wait_us=charging.wait_us, leased=is_leased, **costs)
 
 
-def _of_routes(defaults: DefaultLimits, app: object, policy: Policy, order: int) -> Iterator[PublishedRule]:
-    """Yield the limits of each route, met or not."""
-    about: dict[str, Any] = {"order": order, "middleware": policy.names.middleware}
-    about |= _key_of(defaults.rule.charging.key, policy)
-    for label in defaults.labels_of(app):
-        requests = label
-        if label == NO_ROUTE:
-            requests = "paths without a route"
-        about |= {"requests": requests, "bucket": defaults.bucket_of(label)}
-        for limit in defaults.limits_of(label):
-            yield from rules_of([limit], leased=_may_be_leased(limit.configured, policy), **about)
-
-
 def _may_be_leased(limit: AnyLimit, policy: Policy) -> bool:
     """Return whether workers may have units of a limit charged ahead; those of permits and exact limits never are."""
     if not policy.limiter.store.leases_units or isinstance(limit, Concurrency):
@@ -123,23 +95,14 @@ def _may_be_leased(limit: AnyLimit, policy: Policy) -> bool:
     return not (isinstance(limit, Limit) and limit.exact)
 
 
-def _shown_at_endpoints(policy: Policy, app: object) -> list[BoundRule]:
-    """Return the limits that the routes of an application show at its endpoints, met or not."""
-    if app is None:
-        return []
-    found = _shown.get(policy)
-    if found is None:
-        found = [BoundRule(rule, identity, policy.limiter) for rule, identity in limits_at_endpoints(app)]
-        _shown[policy] = found
-    return found
-
-
-def _at_endpoint(bound: BoundRule) -> dict[str, Any]:
-    """Return which requests a limit at an endpoint concerns."""
+def _beyond(bound: BoundRule, defaults: DefaultLimits | None) -> dict[str, Any]:
+    """Return which requests a limit of a route or at an endpoint concerns, and which of both it is."""
     requests = bound.rule.label
-    if bound.rule.name is not None:
-        requests = f"endpoints with the limit {bound.rule.name}"
-    return {"requests": requests, "at_endpoint": True}
+    if defaults is None or not defaults.has(bound):
+        if bound.rule.name is not None:
+            requests = f"endpoints with the limit {bound.rule.name}"
+        return {"requests": requests, "at_endpoint": True}
+    return {"requests": defaults.requests_of(bound)}
 
 
 def _of_messages(bucket: Bucket, policy: Policy, order: int) -> Iterator[PublishedRule]:
@@ -155,26 +118,6 @@ def _of_messages(bucket: Bucket, policy: Policy, order: int) -> Iterator[Publish
     }
     for limit in bucket.limits:
         yield PublishedRule(limit=text_of_limit(limit), **about)
-
-
-def _of_ban_policy(ban: BanPolicy, policy: Policy) -> Iterator[PublishedRule]:
-    """Yield a policy, and whether it has honeypots."""
-    about: dict[str, Any] = {"rule": ban.name, "shadow": ban.shadow, "middleware": policy.names.middleware}
-    about |= _key_of(ban.key, policy)
-    yield PublishedRule(action=BAN, durations=_ladder_of(ban), **about)
-    if any(isinstance(signal, str) and signal.startswith("/") for signal in ban.signals):
-        yield PublishedRule(action=HONEYPOT, **about)
-
-
-def _ladder_of(ban: BanPolicy) -> str:
-    """Return how long the first and further bans last, up to the longest."""
-    lengths_us: list[int] = []
-    for level in range(1, _MOST_LEVELS + 1):
-        length_us = ban.length_us(level)
-        if lengths_us and length_us == lengths_us[-1]:
-            break
-        lengths_us.append(length_us)
-    return " ".join(map(format_duration, lengths_us))
 
 
 def _of_list(policy: Policy, kind: str) -> Iterator[PublishedRule]:
