@@ -38,9 +38,10 @@ class Blocklist:
 
     def find(self, version: int, value: int) -> str | None:
         """Return the name of the list if it refuses an address; None if not."""
-        if self.spares(version, value, value):
+        name = self._networks.find(version, value)
+        if name is not None and self._sparing_file is not None and self._spared.covers(version, value):
             return None
-        return self._networks.find(version, value)
+        return name
 
     def ranges(self) -> Iterator[AddressRange]:
         """Yield the ranges that it refuses."""
@@ -57,10 +58,6 @@ class Blocklist:
                 first = end + 1
             if first <= last:
                 yield version, first, last
-
-    def spares(self, version: int, first: int, last: int) -> bool:
-        """Return whether a range has addresses that the list does not refuse because it comes from a file."""
-        return self._sparing_file is not None and self._spared.overlaps(version, first, last)
 
     def report_spared(self) -> None:
         """Report how many ranges of the file are left out, unless they were as many before."""
