@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -60,7 +59,6 @@ _TABLES: Final[Mapping[str, Callable[..., object]]] = {
     "[[rules]]": Rule,
     "[bans.NAME]": BanPolicy,
 }
-_BARE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _WORDS: Final[Mapping[str, keys.Key | None]] = {"client": None, "everyone": keys.everyone, "user": keys.user}
 MAKERS: Final[Mapping[str, Callable[..., keys.Key]]] = {
     **keys.SENT_BY_NAME,
@@ -77,32 +75,13 @@ _PARTS: Final = 'a list of keys such as ["client", { header = "X-Tenant" }]'
 _KEY: Final = 'expected "client", "everyone", "user", or a table such as { header = "X-API-Key" }'
 
 
-class LocatedError(ConfigurationError):
-    """An error whose option is the path of a key in the file: ``rules[2].limits``."""
-
-
 @contextmanager
-def about(key: str | int) -> Iterator[None]:
-    """Put a key, or the index of a table, in front of the errors that are raised inside."""
+def about(place: str) -> Iterator[None]:
+    """Put a key, or the number of a table, in front of the errors that are raised inside: ``rules: 2: limits: ...``."""
     try:
         yield
     except ConfigurationError as error:
-        located = _place_of(key)
-        text, inner = str(error), ""
-        if isinstance(error, LocatedError) or error.option.isidentifier():
-            text, inner = error.text, error.option
-            if not inner.startswith("["):
-                inner = f".{inner}"
-        raise LocatedError(text, f"{located}{inner}") from error.__cause__
-
-
-def _place_of(key: str | int) -> str:
-    """Return a key, or the index of a table, as it stands in the path of a key."""
-    if isinstance(key, int):
-        return f"[{key}]"
-    if _BARE.fullmatch(key):
-        return key
-    return quoted(key)
+        raise ConfigurationError(str(error), place) from error.__cause__
 
 
 class ConfigReader:
@@ -248,16 +227,12 @@ class ConfigReader:
             return call(options.pop(first), **options, **fixed)
         return call(**options, **fixed)
 
-    def _at(self, place: str | int, call: Callable[..., T], table: object, **fixed: Any) -> T:
-        """Call a class with a table among others, whose errors say which one it is."""
-        with about(place):
-            return self._made(call, table, **fixed)
-
     def _rules(self, tables: object) -> list[Rule]:
         listed = check_list("", tables, "tables [[rules]]")
         rules: list[Rule] = []
-        for number, table in enumerate(listed):
-            rule = self._at(number, Rule, table)
+        for number, table in enumerate(listed, start=1):
+            with about(str(number)):
+                rule = self._made(Rule, table)
             if "key" in table and self._has_key:  # "client" is no key, but here it has to replace the file's
                 rule = rule.keyed(self._client)
             rules.append(rule)
@@ -266,7 +241,11 @@ class ConfigReader:
     def _policies(self, tables: object) -> list[BanPolicy]:
         if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
             raise ConfigurationError(f"expected tables such as [bans.scanning], not {quoted(tables)}")
-        return [self._at(name, BanPolicy, table, name=name) for name, table in tables.items()]
+        policies: list[BanPolicy] = []
+        for name, table in tables.items():
+            with about(escaped(name, MAX_SHOWN)):
+                policies.append(self._made(BanPolicy, table, name=name))
+        return policies
 
     def _limits(self, given: Any) -> Any:
         """Return limits as code has them: a table is a quota."""
