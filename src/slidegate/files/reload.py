@@ -1,9 +1,8 @@
 """A middleware that reads its configuration from a file, and reads it again when the file changes.
 
 The active middleware is complete. A changed file creates another middleware, and a single assignment makes it the
-active one for later requests; those that wait, and open websockets, end under the one that they came to, whose limits
-take the new amounts, because later requests queue behind them. A file with an error changes nothing. `watcher`
-determines when a file is looked at and read.
+active one for later requests; those that wait, and open websockets, end under the one that they came to. A file with an
+error changes nothing. `watcher` determines when a file is looked at and read.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -113,13 +112,16 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
 
     def _made(self, reader: ConfigReader, options: Mapping[str, Any]) -> RateLimitMiddleware:
         """Create the middleware that the file describes."""
+        given = {**options, **self._code, "limiter": self.limiter}
+        enabled = given.pop("enabled", True)
+        # It is made anew in each stack, and counts by the names of the one before.
+        made = object.__new__(RateLimitMiddleware)
+        made.file = self.file
         try:
-            made = _FromFile(self._below, self, {**options, **self._code, "limiter": self.limiter})
-            if made.error is not None:  # kept, because an application's stack is being built
-                raise made.error
-            return made
+            made.begin_with(self._below, build(self._below, **given, owner=self), enabled)
         except ConfigurationError as error:
             raise reader.located(error) from error.__cause__
+        return made
 
     def load(self) -> tuple[int, Callable[[], None]]:
         """See `FollowedFile.load`."""
@@ -137,7 +139,6 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
         def apply() -> None:
             if self.app.routed_app is not None:  # here, in the thread of the file: with many routes it takes long
                 made.check_routes(self.app.routed_app)
-            _share_limits(self.app, made)
             made.policy.rules.written |= self.app.policy.rules.written  # a reload changes limits, and no code
             made.app = self._below  # the stack may have been built again since
             replaced, self.app = self.app, made
@@ -147,36 +148,3 @@ class ReloadingMiddleware(FailsAtStartup, FollowedFile):
             self.limiter.engine.queues.wake()
 
         return len(made.rules), apply
-
-
-def _share_limits(before: RateLimitMiddleware, made: RateLimitMiddleware) -> None:
-    """Let a middleware count by the limits of the one before it, with its own amounts, where both have the same window.
-
-    So an amount holds for all requests in progress, also when this one is replaced in turn, or an operator changes it.
-    """
-    buckets = before.buckets()[::-1]  # a rule is before the limits at endpoints that have its name
-    known = {(bucket.name, limit.name, limit.same_window): limit for bucket in buckets for limit in bucket.limits}
-    for bucket in made.buckets():
-        shared = [known.get((bucket.name, limit.name, limit.same_window), limit) for limit in bucket.limits]
-        for limit, own in zip(shared, bucket.limits, strict=True):
-            limit.become(own.amount)
-        bucket.limits = tuple(shared)
-
-
-class _FromFile(RateLimitMiddleware):
-    """A middleware whose options were read from a file. It counts by the identities of its predecessor.
-
-    Args:
-        app: The application to guard.
-        owner: Follows the file; owns the identities that its successive middlewares share.
-        options: Options of `RateLimitMiddleware`.
-    """
-
-    def __new__(cls, *args: object, **options: object) -> Self:
-        return object.__new__(cls)  # its owner is the same one in the next stack
-
-    def __init__(self, app: ASGIApp, owner: ReloadingMiddleware, options: Mapping[str, Any]) -> None:
-        self.file = owner.file
-        rest = {**options}
-        enabled = rest.pop("enabled", True)
-        self._begin_with(app, build(app, **rest, owner=owner), enabled)

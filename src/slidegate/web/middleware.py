@@ -150,7 +150,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self.app = app
         if self.is_built:  # Starlette builds its stack again, see `rebuilt`
             return
-        self._begin_with(app, build(app, **given), enabled)
+        self.begin_with(app, build(app, **given), enabled)
         counts_apart = limiter is None or self.policy.names.has_unnamed
         if counts_apart:
             self.given = tuple(given.values())
@@ -158,7 +158,7 @@ class RateLimitMiddleware(FailsAtStartup):
         self.limiter.engine.register(self)
         self.is_built = True
 
-    def _begin_with(self, app: ASGIApp, policy: Policy, enabled: bool) -> None:
+    def begin_with(self, app: ASGIApp, policy: Policy, enabled: bool) -> None:
         """Begin to guard an application by a policy."""
         self.app = app
         self.policy = policy
