@@ -21,7 +21,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "stores": ({"core"}, {"lmdb", "redis", "hiredis"}),
     "limiter": ({"core", "stores"}, {"anyio"}),
     "web": (
-        {"core", "limiter", "files", "findings", "networks"},
+        {"core", "limiter", "files", "findings"},
         {"starlette", "anyio", "annotationlib"},  # the last one is Python's, from 3.14 on
     ),
     "files": ({"core", "findings", "limiter", "networks", "web"}, {"starlette"}),
@@ -76,8 +76,6 @@ DOORS = {
     "findings.report.Finding",
     "findings.report.Findings",
     "findings.requests.look_at_endpoint",
-    "networks.lists.ListFile",
-    "networks.lists.file_of",
 }
 """All that the library imports of the rooms beside it: what a request does not need is not read with it."""
 WITHOUT_CIRCLES = ["core", "windows"]

@@ -127,6 +127,6 @@ async def test_the_condition_follows_its_file(files: FollowedFiles) -> None:
 
 def test_a_file_that_verifies_nearly_everybody_is_an_error(files: FollowedFiles) -> None:
     path = files.write("bots.json", json.dumps({"prefixes": [{"ipv4Prefix": "0.0.0.0/0"}]}))
-    with pytest.raises(ConfigurationError, match=r"covers 100 % of the IPv4 addresses, .*wide=True\)$"):
+    with pytest.raises(ConfigurationError, match=r"covers 100 % of the IPv4 addresses, .*wide=True\)"):
         Networks.from_file(path).has_client()
     Networks.from_file(path, wide=True).has_client()

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from heapq import merge
 from itertools import islice
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from .addresses import AddressRange, parse_address, parse_network
 from .arguments import check_list
@@ -42,6 +42,8 @@ class Networks:
 
     __slots__ = ("_ranges",)
 
+    file: Any = None
+    """The file from which the networks are read, and read again; None for those of code."""
     _ranges: dict[int, tuple[list[int], list[int]]]
     """The first and the last addresses of the ranges, by version (4 or 6)."""
 

@@ -54,11 +54,6 @@ OPTIONS: Final = (
 OF_FUNCTIONS: Final = ("cost_max", "fallback_limits")
 """The options of a rule that belong to functions, which a file has not."""
 _LIMITING: Final = frozenset({"limits", "rules", "default_limits", "bans", "blocklist", "messages"})
-_TABLES: Final[Mapping[str, Callable[..., object]]] = {
-    "[client]": client_ip,
-    "[[rules]]": Rule,
-    "[bans.NAME]": BanPolicy,
-}
 _WORDS: Final[Mapping[str, keys.Key | None]] = {"client": None, "everyone": keys.everyone, "user": keys.user}
 MAKERS: Final[Mapping[str, Callable[..., keys.Key]]] = {
     **keys.SENT_BY_NAME,
@@ -177,7 +172,7 @@ class ConfigReader:
     def _options(self, data: dict[str, Any]) -> dict[str, Any]:
         for name in data:
             if name not in OPTIONS:
-                raise ConfigurationError(_unknown_at_the_top(name))
+                raise ConfigurationError(unknown_option(name, OPTIONS))
             if name in OF_LIMITER and "limiter" in self._code:
                 raise ConfigurationError(
                     f"the limiter given in code has its own; remove {name}, or limiter= in code", name
@@ -336,14 +331,6 @@ class ConfigReader:
         if known not in self._opened:
             self._opened[known] = self._open(NetworkFile, path, f"a file, {_MMDB}")
         return self._opened[known]
-
-
-def _unknown_at_the_top(name: str) -> str:
-    """Return what is wrong with an unknown key at the top of a file, which may belong below a table."""
-    for table, call in _TABLES.items():
-        if name in signature(call).parameters:
-            return f"unknown option {quoted(name)}; write it below {table}"
-    return unknown_option(name, OPTIONS)
 
 
 def _header_style(style: object) -> object:

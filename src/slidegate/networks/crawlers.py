@@ -15,9 +15,10 @@ from starlette.types import Scope
 
 from ..core.addresses import AddressRange, parse_network
 from ..core.errors import ConfigurationError, quoted
+from ..core.networks import Networks
+from ..files.watcher import FollowedFile
 from ..web.clients import KEY
 from ..web.keys import KeyCondition
-from .lists import Networks
 
 _LISTS: Final = ("prefixes", "ipv6_prefixes")
 _FIELDS: Final = ("ipv4Prefix", "ipv6Prefix", "ip_prefix", "ipv6_prefix")
@@ -82,9 +83,8 @@ def _range(place: str, row: dict[str, Any]) -> AddressRange:
     raise ConfigurationError(f"{place}: expected one of {', '.join(_FIELDS)}, not {quoted(row)}")
 
 
-def client_is_in(networks: Networks) -> KeyCondition:
-    """Return the condition that the client of a request is in some networks, which are followed if they have a file."""
-    file = networks.file
+def client_is_in(networks: Networks, file: FollowedFile | None) -> KeyCondition:
+    """Return the condition that the client of a request is in some networks, and follow their file if they have one."""
 
     def is_true(scope: Scope, client_key: str) -> bool | None:
         if file is not None:

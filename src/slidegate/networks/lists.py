@@ -12,7 +12,6 @@ Networks that are written in code, or in a configuration file, stand as they are
 from __future__ import annotations
 
 import io
-import json
 import os
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,21 +33,9 @@ if TYPE_CHECKING:
 MAX_BYTES: Final = 32 << 20
 """The maximum size of a file: enough for more than a million networks, and it bounds the memory for reading."""
 _EVERYBODY: Final = {4: "the IPv4 addresses", 6: "2000::/3, the allocated IPv6 addresses"}
-_A_SLASH_4: Final = {4: 1 << 28, 6: 1 << 124}
-_WIDEST: Final[Mapping[str, Mapping[int, int]]] = {
-    "blocklist": {version: -(-addresses * 9 // 10) for version, addresses in ADDRESSES.items()},
-    "allowlist": _A_SLASH_4,
-    "has_client()": _A_SLASH_4,
-}
-"""How many addresses are too many for a list from a file, by what it is for and by version."""
-_EFFECTS: Final = {
-    "blocklist": "refuse nearly everybody",
-    "allowlist": "exempt very many from all limits",
-    "has_client()": "take very many for whom it lists",
-}
-"""What such a list would do."""
-_OPTIONS: Final = ("blocklist", "allowlist")
-"""What of these are options of a configuration file."""
+_MOST_BLOCKED: Final[Mapping[int, int]] = {version: -(-addresses * 9 // 10) for version, addresses in ADDRESSES.items()}
+_MOST_ALLOWED: Final[Mapping[int, int]] = {4: 1 << 28, 6: 1 << 124}
+"""How many addresses are too many for a list from a file, by version: 90 %, and a /4."""
 
 
 class Networks(core.Networks):
@@ -64,7 +51,6 @@ class Networks(core.Networks):
     """
 
     file: ListFile | None = None
-    """The file from which the networks are read; None for copies."""
 
     @classmethod
     def from_file(
@@ -107,7 +93,7 @@ class Networks(core.Networks):
 
         if self.file is not None:
             self.file.serve_as("has_client()")
-        return client_is_in(self)
+        return client_is_in(self, self.file)
 
     def find(self, version: int, value: int) -> str | None:
         """Return the name of the file, else ``""``, if a parsed address is in one of the networks; None if not."""
@@ -125,7 +111,7 @@ class ListFile(FollowedFile):
         wide: Whether it may cover nearly everybody.
         private: Whether it may refuse private addresses and trusted proxies.
         service: The service whose networks are taken from a file that names services.
-        role: What it is, if that is known: a key of `_WIDEST`.
+        role: What it is, if that is known: ``"blocklist"``, ``"allowlist"`` or ``"has_client()"``.
 
     Attributes:
         networks: The networks in force.
@@ -169,18 +155,18 @@ class ListFile(FollowedFile):
 
     def _check_width(self, networks: Networks, role: str) -> None:
         """Check that the networks of a file do not cover nearly everybody, in however many pieces."""
-        for version, allowed in _WIDEST[role].items():
+        most, effect = _MOST_ALLOWED, "apply to very many"
+        if role == "blocklist":
+            most, effect = _MOST_BLOCKED, "refuse nearly everybody"
+        for version, allowed in most.items():
             covered = networks.covered(version)
             if covered < allowed or self._is_wide:
                 continue
             percent = 100 * covered // ADDRESSES[version]
-            name = json.dumps(os.path.basename(self.path))
-            written = f"Networks.from_file({name}, wide=True)"
-            if role in _OPTIONS:
-                written += f", in slidegate.toml {role} = {{ path = {name}, wide = true }}"
             raise ConfigurationError(
-                f"{self.path}: covers {percent} % of {_EVERYBODY[version]}, so it would {_EFFECTS[role]}; correct the "
-                f"file, or if you mean that, write {written}",
+                f"{self.path}: covers {percent} % of {_EVERYBODY[version]}, so it would {effect}; correct the file, or "
+                "if you mean that, write Networks.from_file(path, wide=True), in slidegate.toml "
+                "{ path = ..., wide = true }",
                 role,
             )
 
@@ -222,10 +208,3 @@ def _ranges(path: str, service: str | None) -> Iterator[AddressRange]:
         except ConfigurationError as error:
             raise ConfigurationError(f"{path}, line {number}: {error}") from None
         yield found
-
-
-def file_of(networks: object) -> ListFile | None:
-    """Return the file behind networks; None if they were given in code, or there are none."""
-    if isinstance(networks, Networks):
-        return networks.file
-    return None

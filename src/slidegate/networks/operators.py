@@ -20,7 +20,6 @@ from starlette.types import Scope
 
 from ..core.addresses import parse_address
 from ..core.bans.policy import PRIVATE
-from ..core.encodings import encoding_of
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import Throttle, logger
 from ..core.memo import MANY, remember
@@ -208,14 +207,6 @@ def _number(asn: Any) -> int | None:
     return int(found[1]) or None
 
 
-def _problem_of(content: bytes) -> str:
-    """Return what a file that is no database is, if it is text."""
-    name = encoding_of(content)
-    if not name:
-        return ""
-    return f"it is a text in {name}, not a database in MaxMind's format; Networks.from_file reads lists, in UTF-8"
-
-
 def _opened(path: str) -> tuple[Reader, frozenset[str]]:
     """Read a file into memory.
 
@@ -236,9 +227,7 @@ def _opened(path: str) -> tuple[Reader, frozenset[str]]:
         reader = maxminddb.open_database(BytesIO(content), maxminddb.MODE_FD)
         records = [_place(record) for _, record in islice(reader, _RECORDS_SAMPLED)]
     except Exception as error:  # the reader raises many types for a file in another format
-        raise ConfigurationError(
-            f"cannot read {without_passwords(str(path))}: {_problem_of(content) or error}", "network"
-        ) from None
+        raise ConfigurationError(f"cannot read {without_passwords(str(path))}: {error}", "network") from None
     kinds: set[str] = set()
     for place in records:
         for kind, value in zip(_BY, place, strict=False):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from ..core.addresses import AddressRange
 from ..core.bans.policy import PRIVATE
 from ..core.events import Event
 from ..core.networks import Networks
-from ..networks.lists import ListFile, file_of
 
 
 class Blocklist:
@@ -27,10 +27,9 @@ class Blocklist:
 
     def __init__(self, networks: Networks, trusted: Networks, emit: Callable[[Event], None]) -> None:
         self._networks = networks
-        file = file_of(networks)
-        self._sparing_file: ListFile | None = None
-        if file is not None and not file.private:
-            self._sparing_file = file
+        self._sparing_file: Any = None
+        if networks.file is not None and not networks.file.private:
+            self._sparing_file = networks.file
         self._spared = Networks.of_ranges([*PRIVATE.ranges(), *trusted.ranges()])
         self._emit = emit
         self._reported = 0

@@ -15,7 +15,6 @@ from ..findings.report import Findings
 from ..limiter import Limiter
 from ..limiter.engine import Engine
 from ..limiter.observers import ObserverHub
-from ..networks.lists import ListFile, file_of
 from .blocklist import Blocklist
 from .callbacks import UserCallbacks
 from .client_ip import ClientAddress, client_ip
@@ -216,18 +215,17 @@ def _bucket_of(messages: MessageLimits | None, names: Names) -> Bucket | None:
     return Bucket(names.unique("messages:"), messages.limits)
 
 
-def _follow_lists(lists: Mapping[str, Networks | None]) -> list[ListFile]:
+def _follow_lists(lists: Mapping[str, Networks | None]) -> list[FollowedFile]:
     """Tell the files behind the lists of a middleware what they are used for, and return them.
 
     Raises:
         ConfigurationError: One of them covers nearly everybody.
     """
-    files: list[ListFile] = []
+    files: list[FollowedFile] = []
     for option, networks in lists.items():
-        file = file_of(networks)
-        if file is not None:
-            file.serve_as(option)
-            files.append(file)
+        if networks is not None and networks.file is not None:
+            networks.file.serve_as(option)
+            files.append(networks.file)
     return files
 
 

@@ -13,7 +13,6 @@ from ..core.concurrency import Concurrency
 from ..core.limits import AnyLimit, Limit
 from ..limiter.named_limits import text_of_limit
 from ..limiter.published import PublishedRule, rules_of
-from ..networks.lists import file_of
 from .bound_rule import BoundRule
 from .client_ip import ClientAddress
 from .default_limits import DefaultLimits
@@ -129,9 +128,8 @@ def _of_list(policy: Policy, kind: str) -> Iterator[PublishedRule]:
     if kind == "blocklist" and policy.blocklist is not None:
         ranges = policy.blocklist.ranges()
     label = kind
-    file = file_of(networks)
-    if file is not None:
-        label = file.name
+    if networks.file is not None:
+        label = networks.file.name
     about: dict[str, Any] = {
         "middleware": policy.names.middleware,
         "rule": label,
