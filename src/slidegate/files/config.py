@@ -20,7 +20,6 @@ from typing import Any, Final, TypeVar
 from ..core.addresses import network_of
 from ..core.arguments import check_flag, check_list, check_whole, expect, unknown_option
 from ..core.bans.policy import BanPolicy
-from ..core.encodings import utf_8_needed
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import escaped
 from ..core.passwords import without_passwords
@@ -211,8 +210,6 @@ class ConfigReader:
             names[0] = first
         for name in table:
             if name not in names:
-                if name in OPTIONS:
-                    raise ConfigurationError(f"unknown option {quoted(name)}; write it at the top, above all tables")
                 raise ConfigurationError(unknown_option(name, names))
         options = {name: self._read(name, value) for name, value in table.items()}
         for name, parameter in zip(names, parameters.values(), strict=True):
@@ -234,7 +231,7 @@ class ConfigReader:
         return rules
 
     def _policies(self, tables: object) -> list[BanPolicy]:
-        if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        if not isinstance(tables, dict):
             raise ConfigurationError(f"expected tables such as [bans.scanning], not {quoted(tables)}")
         policies: list[BanPolicy] = []
         for name, table in tables.items():
@@ -354,8 +351,6 @@ def _parsed(content: bytes) -> dict[str, Any]:
         ConfigurationError: It is not TOML.
         RecursionError: It is nested too deeply.
     """
-    if problem := utf_8_needed(content):
-        raise ConfigurationError(f"not TOML: {problem}")
     try:
         return tomllib.loads(content.decode("utf-8-sig"))
     except ValueError as error:  # not UTF-8, not TOML, or a number with more digits than Python parses
