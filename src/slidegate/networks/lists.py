@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Final
 from ..core import networks as core
 from ..core.addresses import AddressRange, parse_network
 from ..core.arguments import check_flag
-from ..core.encodings import utf_8_needed
 from ..core.errors import ConfigurationError, quoted
 from ..core.networks import ADDRESSES
 from ..core.passwords import without_passwords
@@ -187,11 +186,12 @@ def read_entries(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
 def _ranges(path: str, service: str | None) -> Iterator[AddressRange]:
     """Read a file, and yield the ranges of its networks."""
     content = read_whole(path, MAX_BYTES, "path")
-    problem = utf_8_needed(content)
     if not content:  # most probably it is still being written
-        problem = "it has zero bytes; a list that is to contain nothing needs a comment, such as: # empty"
-    if problem:
-        raise ConfigurationError(f"cannot read {without_passwords(str(path))}: {problem}", "path")
+        raise ConfigurationError(
+            f"cannot read {without_passwords(str(path))}: it has zero bytes; a list that is to contain nothing needs a "
+            "comment, such as: # empty",
+            "path",
+        )
     if content.removeprefix(BOM_UTF8).lstrip().startswith(b"{"):
         from .crawlers import published_ranges  # here, as few applications need it
 

@@ -32,7 +32,6 @@ NO_TIME: Final = "it contains no time"
 ODD_TIME: Final = (
     "its time cannot be read (expected 12/May/2024:00:00:17 +0000, 2024-05-12T00:00:17Z or 1715472017.5, for example)"
 )
-IN_ANOTHER_ENCODING: Final = {name: f"it is in {name}, not in UTF-8" for name in ("UTF-16", "UTF-32")}
 PRESETS: Final[dict[Preset, str]] = {
     "nginx": "time=msec|time_iso8601|time_local client=remote_addr request=request method=request_method "
     "path=request_uri|uri status=status headers=http_",

@@ -15,9 +15,8 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
-from ...core.encodings import encoding_of
 from ...core.logs import escaped
-from .lines import IN_ANOTHER_ENCODING, AccessRecord, Preset, line_parser
+from .lines import AccessRecord, Preset, line_parser
 
 BUFFERED: Final = 32_768
 """The number of records buffered for sorting; several files share it."""
@@ -84,13 +83,10 @@ class AccessLogs:
             if isinstance(record, AccessRecord):
                 yield record
                 continue
-            encoding = encoding_of(line)
-            if encoding:
-                reason = shown = IN_ANOTHER_ENCODING[encoding]
-            else:
-                reason, shown = record, f"{record}: {escaped(text, MAX_SHOWN)}"
-            self.unreadable[reason] += 1
-            self.example = self.example or f"line {number} of '{escaped(name, MAX_SHOWN)}': {shown}"
+            self.unreadable[record] += 1
+            if not self.example:
+                where = f"line {number} of '{escaped(name, MAX_SHOWN)}'"
+                self.example = f"{where}: {record}: {escaped(text, MAX_SHOWN)}"
 
 
 def _lines(name: str) -> Iterator[bytes]:
