@@ -29,7 +29,7 @@ import anyio
 
 from ._pauses import read_pause_us
 from .core import AnyLimit, ConfigurationError, Event, Reason, SlidegateError, parse_duration_us, parse_limits
-from .core.arguments import check_list, check_name, check_takes, check_whole, expect, names_checked
+from .core.arguments import check_name, check_whole, expect, names_checked
 from .core.errors import quoted
 from .core.exceeded import RateLimitExceeded
 from .limiter import Limiter
@@ -154,13 +154,12 @@ class _Outbound(Generic[Request, Response]):
             raise ConfigurationError(f"expected a plain function of request, not {quoted(key)}, which is async", "key")
         self._key: Callable[[Request], str | None] = attrgetter("url.host")
         if key is not None:
-            self._key = check_takes("key", key, "request")
+            self._key = key
         self._owns_limiter = limiter is None
         self._limiter = expect("limiter", limiter, Limiter, "Limiter()") or Limiter()
         self._wait_s = parse_duration_us(wait, "wait") / 1_000_000
         self._retries = check_whole(retries, 0, 10, "retries", "for example 1")
-        codes = check_list("statuses", statuses, "a list of status codes such as (429, 503)")
-        self._statuses = {check_whole(code, 400, 599, "statuses", "for example 429") for code in codes}
+        self._statuses = {check_whole(code, 400, 599, "statuses", "for example 429") for code in statuses}
         self._rule = check_name(name, "name")
         self._limits = parse_limits(limits)
         self._steps = self._use(transport)

@@ -165,7 +165,7 @@ def test_what_the_editor_accepts_is_wrong_by_the_meaning_of_a_value(text: Any, d
     """A wrong type, an unknown key, and keys that exclude each other, the editor shows."""
     said = refusal(text, tmp_path)
     about_shape = re.compile(
-        "unknown option|not an option|is missing|everyone> does not|expected (a table|True or False|one of header)"
+        "unknown option|not an option|is missing|everyone> does not|expected (a table|true or false|one of header)"
     )
     assert not accepts(document) or not about_shape.search(said), said
 

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from subprocess import PIPE, STDOUT
 from typing import Any
@@ -22,13 +21,13 @@ from starlette.requests import Request
 from starlette.routing import Mount, Route
 
 import slidegate
-from slidegate import BanPolicy, ConfigurationError, RateLimit, RateLimitMiddleware, Rule
+from slidegate import BanPolicy, ConfigurationError, RateLimitMiddleware, Rule
 from slidegate.httpx import LimitedTransport
 
 from ..asgi import attempt, call, hello, page, scope_of, send_scope
 from ..remote_stores import RemoteStore
 from ..test_messages import message_of
-from .middlewares import FORMS, Odd, operators
+from .middlewares import FORMS, operators
 
 MESSAGES = Path(__file__).with_name("messages.txt")
 
@@ -81,21 +80,6 @@ def test_each_value_that_cannot_work_is_refused_with_what_would(
     texts(MESSAGES, ">>> ", lambda expression: message_of(expression, names))
 
 
-FITTING = [lambda a: None, lambda a, b=None, *more, c=None: None, partial(lambda a, b: None, b=1), never, Odd(print)]
-FITTING += [lambda *a: a, print]
-OTHERS = [lambda: None, lambda a, b: None, lambda a, *, b: None, partial(lambda a, b, c: None, 1), lambda a, b, c: None]
-
-
-@pytest.mark.parametrize("make", [partial(Rule, "/a"), RateLimit], ids=["rule", "endpoint"])
-@pytest.mark.parametrize("option", ["limits", "key", "cost", "when"])
-def test_a_function_of_other_parameters_is_refused_at_once(option: str, make: Callable[..., object]) -> None:
-    for function in FITTING:
-        make(**{"limits": "5/minute", option: function})
-    for function in OTHERS:
-        with pytest.raises(ConfigurationError, match=f"^{option}: expected a function of .* which takes "):
-            make(**{"limits": "5/minute", option: function})
-
-
 # -- what cannot be made ends the start of its server ------------------------------------------------------------------
 
 
@@ -130,7 +114,7 @@ ADDITIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no file": (FROM_FILE, {"path": None}, "slidegate.toml"),
     "a bad file": (FROM_FILE, {"path": TEN}, "ten/minute"),
     "a store in a file": (FROM_FILE, {"path": LOST}, "/dev/null/middleware"),
-    "an option beside a file": (FROM_FILE, {"path": FIVE, "on_refused": 7}, "on_refused: expected a function of "),
+    "an option beside a file": (FROM_FILE, {"path": FIVE, "limiter": 7}, "limiter: expected Limiter"),
     "limits beside a file": (FROM_FILE, {"path": FIVE, "limits": "2/hour"}, "write limits into the file, not beside"),
 }
 """A middleware, its options (a path stands for a file with that text), and a part of the message."""

@@ -1,4 +1,4 @@
-"""Checks of users' arguments: unknown option names, names, numbers, flags, and functions with the wrong parameters.
+"""Checks of users' arguments: unknown option names, names, whole numbers and classes.
 
 Users of other libraries try the option names they know. `_CALLED_HERE` maps the most frequent of these names to hints,
 which every class gives alike; the documentation of migrations lists all of them.
@@ -7,10 +7,10 @@ which every class gives alike; the documentation of migrations lists all of them
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from .errors import ConfigurationError, closest, quoted
 
@@ -19,7 +19,6 @@ MAX_NAME: Final = 64
 _NAME: Final = "(?! )[ -9<-~]+(?<! )"
 
 _P = ParamSpec("_P")
-_F = TypeVar("_F")
 _T = TypeVar("_T")
 
 _CALLED_HERE: Final[dict[tuple[str, ...], str]] = {
@@ -125,17 +124,6 @@ def check_whole(value: object, low: int, high: int, what: str, example: str) -> 
     return value
 
 
-def check_flag(what: str, value: object) -> bool:
-    """Return `value` if it is True or False.
-
-    Raises:
-        ConfigurationError: It is not.
-    """
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"expected True or False, not {quoted(value)}", what)
-    return value
-
-
 def expect(what: str, value: _T | None, kind: type[_T], example: str) -> _T | None:
     """Return `value` if it is None or an instance of `kind`.
 
@@ -145,58 +133,3 @@ def expect(what: str, value: _T | None, kind: type[_T], example: str) -> _T | No
     if value is not None and not isinstance(value, kind):
         raise ConfigurationError(f"expected {kind.__name__}, for example {example}, not {quoted(value)}", what)
     return value
-
-
-def check_iterable(what: str, given: object, expected: str) -> Iterable[Any]:
-    """Return a list or another iterable, but no text or mapping: those have characters or keys.
-
-    Args:
-        what: The name of the option.
-        given: Its value.
-        expected: The text after "expected" in the error message: ``a list such as ["GET", "POST"]``.
-
-    Raises:
-        ConfigurationError: It is not iterable, or is text or a mapping.
-    """
-    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
-        raise ConfigurationError(f"expected {expected}, not {quoted(given)}", what)
-    return given
-
-
-def check_list(what: str, given: object, expected: str, kind: type[Any] = object) -> list[Any]:
-    """Return the items of an iterable; see `check_iterable`.
-
-    Args:
-        what: The name of the option.
-        given: Its value.
-        expected: The text after "expected" in the error message.
-        kind: The class of every item.
-
-    Raises:
-        ConfigurationError: It is not iterable, is text or a mapping, or contains an item of another class.
-    """
-    listed = list(check_iterable(what, given, expected))
-    for one in listed:
-        if not isinstance(one, kind):
-            raise ConfigurationError(f"expected {expected}, not {quoted(one)} in it", what)
-    return listed
-
-
-def check_takes(what: str, function: _F, *given: str) -> _F:
-    """Return a function if it accepts the arguments `given`; during a request, its failure would only be logged.
-
-    Raises:
-        ConfigurationError: It is not callable, or has other parameters.
-    """
-    expected = f"expected a function of {' and '.join(given)}, for example lambda {', '.join(given)}: ..."
-    if not callable(function):
-        raise ConfigurationError(f"{expected}, not {quoted(function)}", what)
-    try:
-        parameters = signature(function)
-    except Exception:  # some C functions have none; since Python 3.14, annotations may contain undefined names
-        return function
-    try:
-        parameters.bind(*given)
-    except TypeError:
-        raise ConfigurationError(f"{expected}, not {quoted(function)}, which takes {parameters}", what) from None
-    return function

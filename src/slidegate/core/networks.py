@@ -16,7 +16,6 @@ from itertools import islice
 from typing import Any, Final, Self
 
 from .addresses import AddressRange, parse_address, parse_network
-from .arguments import check_list
 from .logs import written
 
 _RUN: Final = 4_096
@@ -48,8 +47,7 @@ class Networks:
     """The first and the last addresses of the ranges, by version (4 or 6)."""
 
     def __init__(self, networks: Iterable[object] = ()) -> None:
-        listed = check_list("networks", networks, 'a list, for example ["192.0.2.0/24"]')
-        texts = (written(network, str) for network in listed)
+        texts = (written(network, str) for network in networks)
         self._merge(map(parse_network, texts))
 
     @classmethod

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ..core.addresses import network_of
-from ..core.arguments import check_flag, check_list, check_whole, expect, unknown_option
+from ..core.arguments import check_whole, expect, unknown_option
 from ..core.bans.policy import BanPolicy
 from ..core.errors import ConfigurationError, closest, quoted
 from ..core.logs import escaped
@@ -53,6 +53,10 @@ OPTIONS: Final = (
 OF_FUNCTIONS: Final = ("cost_max", "fallback_limits")
 """The options of a rule that belong to functions, which a file has not."""
 _LIMITING: Final = frozenset({"limits", "rules", "default_limits", "bans", "blocklist", "messages"})
+_FLAGS: Final = (
+    *("enabled", "exempt", "final", "shadow", "block", "count_denied", "ban_private", "validated", "wide", "private"),
+)
+"""What is true or false, in whichever table."""
 _WORDS: Final[Mapping[str, keys.Key | None]] = {"client": None, "everyone": keys.everyone, "user": keys.user}
 MAKERS: Final[Mapping[str, Callable[..., keys.Key]]] = {
     **keys.SENT_BY_NAME,
@@ -109,12 +113,13 @@ class ConfigReader:
             "headers": _header_style,
             "networks": _file_names,
             "network": self._network_file,
-            "combine": lambda parts: [self._key_or_client(part) for part in check_list("", parts, _PARTS)],
-            "mcp_tool": lambda tools: check_list("", tools, 'a list of tools such as ["search"]'),
+            "combine": lambda parts: [self._key_or_client(part) for part in _listed(parts, _PARTS)],
+            "mcp_tool": lambda tools: _listed(tools, 'a list of tools such as ["search"]'),
             "fair": self._key_or_client,
             "when": self._condition,
-            "is_in": lambda values: check_list("", values, 'a list such as ["NL"]'),
+            "is_in": lambda values: _listed(values, 'a list such as ["NL"]'),
             "count_if": _one_of,
+            **dict.fromkeys(_FLAGS, _flag),
         }
         self.of_limiter: dict[str, Any] = dict(OF_LIMITER)
         self.unread: tuple[str, FileVersion | None] = "", None
@@ -220,7 +225,7 @@ class ConfigReader:
         return call(**options, **fixed)
 
     def _rules(self, tables: object) -> list[Rule]:
-        listed = check_list("", tables, "tables [[rules]]")
+        listed = _listed(tables, "tables [[rules]]")
         rules: list[Rule] = []
         for number, table in enumerate(listed, start=1):
             with about(str(number)):
@@ -296,7 +301,9 @@ class ConfigReader:
         """Return trusted proxies as code has them: the name of a file stands for its networks."""
         if isinstance(given, str):
             return self._list(given)
-        return given
+        if isinstance(given, int):
+            return given
+        return _listed(given, 'networks such as ["10.0.0.0/8"], a file, or the number of proxies')
 
     def _list(self, given: object, role: str = "") -> Networks:
         """Return networks that are written in the configuration, or those of a file.
@@ -317,9 +324,8 @@ class ConfigReader:
         self, path: object, *, wide: bool = False, private: bool = False, service: str | None = None, role: str
     ) -> Networks:
         """Return the networks of a file beside the configuration."""
-        is_wide, is_private = check_flag("wide", wide), check_flag("private", private)  # here, where errors name them
         expect("service", service, str, '"ROUTE53_HEALTHCHECKS"')
-        kind = partial(ListFile, wide=is_wide, private=is_private, service=service, role=role)
+        kind = partial(ListFile, wide=wide, private=private, service=service, role=role)
         return self._open(kind, path, _NETSET).networks
 
     def _network_file(self, path: object) -> NetworkFile:
@@ -337,11 +343,25 @@ def _header_style(style: object) -> object:
     return style
 
 
+def _flag(value: object) -> bool:
+    """Return a value that is true or false; any other text, such as "no", would count as true."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"expected true or false, not {quoted(value)}")
+    return value
+
+
+def _listed(value: object, expected: str) -> list[Any]:
+    """Return a value that is a list; text would be taken for a list of letters."""
+    if not isinstance(value, list):
+        raise ConfigurationError(f"expected {expected}, not {quoted(value)}")
+    return value
+
+
 def _file_names(names: object) -> list[Any]:
     """Return the names of files; one may stand without a list."""
     if isinstance(names, str):
         return [names]
-    return check_list("", names, f"files, {_MMDB}")
+    return _listed(names, f"files, {_MMDB}")
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
@@ -359,7 +379,7 @@ def _parsed(content: bytes) -> dict[str, Any]:
 
 def _one_of(statuses: object) -> Callable[[int], bool]:
     """Return the function that tells whether a response counts, from the statuses that do."""
-    listed = check_list("", statuses, "a list of statuses such as [401, 403]")
+    listed = _listed(statuses, "a list of statuses such as [401, 403]")
     for status in listed:
         check_whole(status, 100, 599, "", "for example 401")
     if not listed:

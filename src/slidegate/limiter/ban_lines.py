@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import Any, Final, TypeAlias
 
-from ..core.arguments import check_iterable
 from ..core.bans.ban import Ban
 from ..core.bans.rows import HEADER, from_rows
 from ..core.errors import ConfigurationError, quoted
@@ -36,9 +35,8 @@ async def read_export(lines: Iterable[str] | AsyncIterable[str]) -> deque[Fields
     """
     if isinstance(lines, AsyncIterable):
         lines = [line async for line in lines]
-    given = check_iterable("bans", lines, "lines, for example an open file")
     bans: deque[Fields] = deque()
-    async for ban in yielding_to_others(from_rows(_rows(given)), AT_ONCE):
+    async for ban in yielding_to_others(from_rows(_rows(lines)), AT_ONCE):
         if ban.network() is None:
             bans.append(tuple(ban))
         else:

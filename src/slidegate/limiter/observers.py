@@ -12,7 +12,6 @@ from inspect import iscoroutinefunction
 from time import monotonic
 from typing import Any, Final, Literal, TypeAlias
 
-from ..core.arguments import check_list, check_takes
 from ..core.buckets import Check
 from ..core.decision import Decision, Reason
 from ..core.errors import ConfigurationError, quoted
@@ -167,15 +166,15 @@ class Subscription:
 
     def __init__(self, observer: AnyObserver, hub: ObserverHub) -> None:
         self.observer: Final[Any] = observer
-        event = _own(observer, "event", "event")
-        self.request: Final = _own(observer, "request", "outcome")
+        event = _own(observer, "event")
+        self.request: Final = _own(observer, "request")
         if event is None and self.request is None:
             if isinstance(observer, type) or not callable(observer):
                 raise ConfigurationError(
                     "observers: expected functions of an event, or objects with a method event(event) or "
                     f"request(outcome), not {quoted(observer)}"
                 )
-            event = _checked(observer, "event")
+            event = _checked(observer)
         self.event: Final = event
         self._hub = hub
         self._throttle = Throttle(FAILURE_EVERY_S)
@@ -191,13 +190,12 @@ class Subscription:
             logger.error("observer %r failed%s", self.observer, left_out, exc_info=error)
 
 
-def _own(observer: AnyObserver, name: str, takes: str) -> Callable[..., Any] | None:
+def _own(observer: AnyObserver, name: str) -> Callable[..., Any] | None:
     """Return a method that an observer defines itself; None if it does not.
 
     Args:
         observer: The observer.
         name: The name of the method.
-        takes: The name of its argument, for messages.
     """
     if isinstance(observer, type):  # its methods have no object
         return None
@@ -207,16 +205,16 @@ def _own(observer: AnyObserver, name: str, takes: str) -> Callable[..., Any] | N
     # That of `Observer` does nothing, so that it need not be called.
     if getattr(method, "__func__", method) is getattr(Observer, name):
         return None
-    return _checked(method, takes)
+    return _checked(method)
 
 
-def _checked(method: Any, takes: str) -> Callable[..., Any]:
+def _checked(method: Callable[..., Any]) -> Callable[..., Any]:
     if iscoroutinefunction(method) or iscoroutinefunction(getattr(method, "__call__", None)):  # noqa: B004
         raise ConfigurationError(
             f"observers: expected a plain function, not the coroutine function {method!r}; to run one in an event "
             "loop, write lambda event: asyncio.run_coroutine_threadsafe(work(event), loop)"
         )
-    return check_takes("observers", method, takes)  # type: ignore[no-any-return]
+    return method
 
 
 class ObserverHub:
@@ -239,8 +237,7 @@ class ObserverHub:
         self._lock = ProcessLock()
         self._throttle = Throttle(LINE_EVERY_S)
         self._exceeded: dict[tuple[str, str, Identity], int] = {}
-        listed = check_list("observers", observers, "a list of functions that take an Event")
-        self._set(tuple(Subscription(observer, self) for observer in listed))
+        self._set(tuple(Subscription(observer, self) for observer in observers))
 
     def subscribe(self, observer: AnyObserver) -> Subscription:
         """Subscribe an observer; see `Limiter.observe`."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol
 
 from ..core.addresses import parse_network
-from ..core.arguments import check_list
 from ..core.bans.ban import network_place
 from ..core.bans.policy import hand_ban_key
 from ..core.errors import InvalidKey, quoted
@@ -49,7 +48,6 @@ class NetworkLookup(Protocol):
         """Subscribe an observer to the events of the file; a second call with it does nothing."""
 
 
-@runtime_checkable
 class NetworkKey(Protocol):
     """A key that is looked up in a file of networks."""
 
@@ -57,13 +55,8 @@ class NetworkKey(Protocol):
 
 
 def files_of(networks: Iterable[NetworkKey]) -> tuple[NetworkLookup, ...]:
-    """Return the files of network keys, without duplicates.
-
-    Raises:
-        ConfigurationError: An item is not such a key.
-    """
-    keys = check_list("networks", networks, 'a list such as [network("GeoLite2-ASN.mmdb")]', NetworkKey)
-    return tuple(dict.fromkeys(key.file for key in keys))
+    """Return the files of network keys, without duplicates."""
+    return tuple(dict.fromkeys(key.file for key in networks))
 
 
 def operators_of(client_key: str, files: Sequence[NetworkLookup]) -> list[str]:

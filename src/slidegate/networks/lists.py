@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Final
 
 from ..core import networks as core
 from ..core.addresses import AddressRange, parse_network
-from ..core.arguments import check_flag
 from ..core.errors import ConfigurationError, quoted
 from ..core.networks import ADDRESSES
 from ..core.passwords import without_passwords
@@ -124,8 +123,8 @@ class ListFile(FollowedFile):
         self, path: str, *, wide: bool = False, private: bool = False, service: str | None = None, role: str = ""
     ) -> None:
         super().__init__(path, os.path.splitext(os.path.basename(path))[0])
-        self.private = check_flag("private", private)
-        self._is_wide = check_flag("wide", wide)
+        self.private = private
+        self._is_wide = wide
         self._service = service
         self._roles = set[str]()
         if role:

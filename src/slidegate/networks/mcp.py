@@ -16,7 +16,6 @@ from typing import Final
 
 from starlette.types import Scope
 
-from ..core.arguments import check_flag
 from ..core.errors import ConfigurationError, closest, quoted
 from ..limiter import Limiter
 from ..web.keys import Key, KeyCondition
@@ -158,7 +157,7 @@ def mcp_tool(*names: str, validated: bool = False) -> McpTool:
                 f'expected names of tools, for example mcp_tool("search", validated=True), not {quoted(name)}',
                 "mcp_tool",
             )
-    if not check_flag("validated", validated):
+    if not validated:
         raise ConfigurationError(
             "expected True: if the server does not reject requests whose header fields and body differ, a client can "
             "name one tool and call another; if yours does, as the Python SDK since version 2, "

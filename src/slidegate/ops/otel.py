@@ -7,7 +7,6 @@ from math import isnan
 
 from opentelemetry.metrics import CallbackOptions, Counter, Histogram, MeterProvider, Observation, get_meter_provider
 
-from ..core.arguments import check_flag
 from ..core.errors import ConfigurationError, quoted
 from ..limiter import Limiter
 from .metrics import BOUNDS_S, COUNTERS, DURATION, GAUGES, PREFIX, STORE, Add, LimiterMetrics, Metric
@@ -32,7 +31,7 @@ class OtelMetrics(LimiterMetrics):
             raise ConfigurationError(
                 f"meter_provider: expected a MeterProvider of opentelemetry, not {quoted(meter_provider)}"
             )
-        self._has_durations = check_flag("durations", durations)
+        self._has_durations = durations
         super().__init__(limiter)
         self._is_open = True
         if meter_provider is None:

@@ -32,7 +32,7 @@ from ..core.addresses import (
     parse_address,
     prefix_length,
 )
-from ..core.arguments import check_list, check_whole
+from ..core.arguments import check_whole
 from ..core.errors import ConfigurationError, quoted
 from ..core.networks import Networks
 from ..limiter import MAX_KEY_BYTES, Limiter
@@ -215,7 +215,7 @@ def count_back(nodes: Iterator[str], hops: int, peer: Address | None) -> Address
     return last
 
 
-def _read_trusted(trusted: object) -> tuple[Networks, bool, int]:
+def _read_trusted(trusted: Networks | Iterable[str] | int) -> tuple[Networks, bool, int]:
     """Return the networks, whether Unix sockets are trusted, and the number of proxies."""
     if isinstance(trusted, Networks):
         return trusted, False, 0
@@ -223,7 +223,7 @@ def _read_trusted(trusted: object) -> tuple[Networks, bool, int]:
         if isinstance(trusted, bool) or not 1 <= trusted <= MAX_HOPS:
             raise ConfigurationError(f"expected 1 to {MAX_HOPS} proxies, {_EXAMPLE}, not {quoted(trusted)}", "trusted")
         return Networks(), False, trusted
-    entries = check_list("trusted", trusted, f"a list of networks, {_EXAMPLE}")
+    entries = list(trusted)
     try:
         return Networks(entry for entry in entries if entry != UNIX), UNIX in entries, 0
     except ConfigurationError as error:

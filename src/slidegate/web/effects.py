@@ -8,14 +8,13 @@ not affect the outcome. A request that never reaches its end is reported as canc
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from starlette.types import Scope
 from starlette.websockets import WebSocketDisconnect
 
-from ..core.arguments import check_flag
 from ..core.decision import Decision, Reason
+from ..core.errors import ConfigurationError, quoted
 from ..limiter.aio import in_background
 from ..limiter.engine import Engine
 from ..limiter.observers import Ended, Outcome, tell
@@ -27,8 +26,16 @@ from .rules import Rule
 from .signals import Signals
 from .visit import FAILED, Visit, is_failure
 
-_CHECKED: Final = partial(check_flag, "count_if")
-"""Reads what `count_if` has returned: True or False, as a function without `return` would count nothing."""
+
+def _true_or_false(counts: object) -> bool:
+    """Return what `count_if` has returned; a function without `return` would count nothing.
+
+    Raises:
+        ConfigurationError: It is neither True nor False.
+    """
+    if not isinstance(counts, bool):
+        raise ConfigurationError(f"expected True or False, not {quoted(counts)}", "count_if")
+    return counts
 
 
 class RefundUncounted(Effect):
@@ -49,7 +56,7 @@ class RefundUncounted(Effect):
     async def start(self, visit: Visit, status: Any) -> None:
         """See `Effect.start`."""
         charged = self._charged(visit)
-        if not charged or await self._calls.ask(self._rule, status, "count_if", self._count_if, _CHECKED, True):
+        if not charged or await self._calls.ask(self._rule, status, "count_if", self._count_if, _true_or_false, True):
             return
         for decision, index in charged:
             await self._engine.refund(decision.begin_refund(index))

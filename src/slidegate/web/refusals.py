@@ -19,7 +19,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from ..core.arguments import check_takes
 from ..core.bans.ban import Ban
 from ..core.bans.policy import BanPolicy
 from ..core.concurrency import Concurrency
@@ -110,8 +109,6 @@ class Refusals:
         calls: UserCallbacks,
         on_refused: OnRefused | None,
     ) -> None:
-        if on_refused is not None:
-            check_takes("on_refused", on_refused, "request", "decision")
         self._engine = engine
         self._signals = signals
         self._headers = headers

@@ -9,7 +9,6 @@ from weakref import WeakValueDictionary
 
 from starlette.types import Scope
 
-from ..core.arguments import check_list
 from ..core.errors import ConfigurationError
 from ..core.logs import Throttle, logger
 from ..core.memo import MANY, PATH_BYTES, remember
@@ -53,7 +52,7 @@ def all_rules(
         raise ConfigurationError(
             'give limits="100/minute", which is Rule("*", ...), or rules=[...], not both', "limits"
         )
-    listed: list[Rule] = check_list("rules", rules, 'a list such as [Rule("*", "100/minute")]', Rule)
+    listed = list(rules)
     known: dict[str, Rule] = {}
     for rule in listed:
         if not rule.counts:

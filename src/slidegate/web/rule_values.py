@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from typing import Any, Final, Literal, TypeAlias
 
-from ..core.arguments import check_list, check_takes, check_whole
+from ..core.arguments import check_whole
 from ..core.concurrency import Concurrency
 from ..core.errors import ConfigurationError, quoted
 from ..core.limit_texts import parse_limits
@@ -84,8 +84,6 @@ def matching_of(
     taken = checked_methods(methods)
     if connection not in (None, "http", "websocket"):
         raise ConfigurationError(f'expected "http" or "websocket", not {quoted(connection)}', "connection")
-    if when is not None and not isinstance(when, KeyCondition):
-        check_takes("when", when, "request")
     return Matching(paths, rule_paths, taken, connection, when)
 
 
@@ -112,8 +110,11 @@ def checked_methods(methods: object) -> frozenset[str] | None:
         return None
     expected = 'a list such as ["GET", "POST"]'
     names = set()
-    for method in check_list("methods", methods, expected, str):
-        if not _METHOD.fullmatch(method):
+    # Text would be taken for a list of letters, and the rule would match no request.
+    if isinstance(methods, str) or not isinstance(methods, Iterable):
+        raise ConfigurationError(f"expected {expected}, not {quoted(methods)}", "methods")
+    for method in methods:
+        if not isinstance(method, str) or not _METHOD.fullmatch(method):
             raise ConfigurationError(f"expected {expected}, not {quoted(method)} in it", "methods")
         names.add(method.upper())
     if not names:
@@ -179,7 +180,7 @@ def checked_limits(
         ConfigurationError: They are invalid, or a fallback is given without a function.
     """
     if callable(limits):
-        return parse_limits(fallback_limits), check_takes("limits", limits, "request")
+        return parse_limits(fallback_limits), limits
     if fallback_limits != DEFAULT_FALLBACK:
         parse_limits(fallback_limits)  # what is wrong with it comes first
         raise ConfigurationError("requires a function as limits; add one, or remove it", "fallback_limits")
@@ -195,10 +196,9 @@ def checked_cost(cost: int | CostFunction, cost_max: int | None) -> tuple[int, C
         ConfigurationError: They are invalid, or `cost_max` is given without a function.
     """
     if callable(cost):
-        function = check_takes("cost", cost, "request")
         if cost_max is not None:
-            return check_whole(cost_max, 1, MAX_AMOUNT, "cost_max", "for example 4000"), function
-        return 1, function
+            return check_whole(cost_max, 1, MAX_AMOUNT, "cost_max", "for example 4000"), cost
+        return 1, cost
     units = check_cost(cost)
     if cost_max is not None:
         raise ConfigurationError("requires a function as cost; add one, or remove cost_max", "cost_max")
@@ -214,7 +214,7 @@ def checked_count_if(count_if: CountIf) -> CountIf:
     if iscoroutinefunction(count_if):
         expected = "a plain function such as lambda status: status == 401"
         raise ConfigurationError(f"expected {expected}, not {quoted(count_if)}", "count_if")
-    return check_takes("count_if", count_if, "status")
+    return count_if
 
 
 # -- what it does with them --------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Final, TypeVar
 
-from ..core.arguments import check_flag, check_name, check_takes, check_whole, names_checked
+from ..core.arguments import check_name, check_whole, names_checked
 from ..core.concurrency import Concurrency
 from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, closest, quoted
@@ -150,8 +150,6 @@ class Rule:
         status: int | None = None,
     ) -> None:
         flags = {"exempt": exempt, "final": final, "shadow": shadow, "block": block, "count_denied": count_denied}
-        for option, flag in flags.items():
-            check_flag(option, flag)
         self.matching = matching_of(path, methods, connection, when)
         options: dict[str, object] = {**flags, "limits": limits, "concurrency": concurrency, "key": key, "unit": unit}
         options |= {"cost": cost, "cost_max": cost_max, "count_if": count_if, "wait": wait, "wait_max": wait_max}
@@ -287,7 +285,7 @@ def checked_key(key: Key | KeyFunction | None, option: str = "key") -> Key | Key
         raise ConfigurationError(f"{expected}, not {quoted(key)}", option)
     if f"{getattr(key, '__module__', '')}".startswith("slidegate.") and key is not client_key:
         raise ConfigurationError(f'{key!r} returns a key; call it, for example header("X-API-Key")', option)
-    return check_takes(option, key, "request")
+    return key
 
 
 def label_of(paths: Sequence[str], methods: Collection[str] = ()) -> str:

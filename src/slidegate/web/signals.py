@@ -14,7 +14,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from ..core.addresses import Address, address_key
-from ..core.arguments import check_list, check_whole, expect
+from ..core.arguments import check_whole, expect
 from ..core.bans.ban import OWN_PREFIX, Ban, BanSubject, clean_reason, longest
 from ..core.bans.policy import WIDEST, BanPolicy, may_ban
 from ..core.decision import Decision, Reason, refused_by_ban
@@ -256,7 +256,7 @@ def _listed(policies: BanPolicy | Iterable[BanPolicy] | None) -> Iterable[BanPol
         return ()
     if isinstance(policies, BanPolicy):
         return (policies,)
-    return check_list("bans", policies, 'BanPolicy("20/10m", "1h") or a list of them', BanPolicy)
+    return list(policies)
 
 
 def _check_key(policy: BanPolicy, client: ClientAddress) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from ..core.arguments import check_flag
 from ..core.errors import ConfigurationError, quoted
 
 ENABLED_VARIABLE: Final = "SLIDEGATE_ENABLED"
@@ -21,12 +20,12 @@ def setting_that_switches_off(enabled: object) -> str:
         enabled: The option of the middleware.
 
     Raises:
-        ConfigurationError: The option is no bool, or the value of the environment variable is unknown.
+        ConfigurationError: The value of the environment variable is unknown.
     """
     text = os.environ.get(ENABLED_VARIABLE, "").strip().lower()
     if text and text not in _TRUE + _FALSE:
         raise ConfigurationError(f"expected one of {', '.join(_TRUE + _FALSE)}, not {quoted(text)}", ENABLED_VARIABLE)
-    if not check_flag("enabled", enabled):
+    if not enabled:
         return "enabled=False"
     if text in _FALSE:
         return f"{ENABLED_VARIABLE}={text}"

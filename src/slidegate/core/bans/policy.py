@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from ..addresses import format_network, network_of, prefix_length
-from ..arguments import check_flag, check_name, check_whole, names_checked
+from ..arguments import check_name, check_whole, names_checked
 from ..buckets import Bucket
 from ..durations import format_duration, parse_duration_us
 from ..errors import ConfigurationError, InvalidKey, closest, quoted
@@ -98,14 +98,14 @@ class BanPolicy:
             signals = {"refused": 1}
         self.signals = _check_signals(signals)
         self.key = key
-        self.shadow = check_flag("shadow", shadow)
+        self.shadow = shadow
         if not isinstance(status, int) or status not in (403, 429):
             raise ConfigurationError(f"expected 403 or 429, not {quoted(status)}", "status")
         self.status = status
         self.strikes = Bucket(f"{STRIKES}{name}", [_counting(self.after)])
         """The window of its strikes."""
         # Set last: from now on the policy is immutable.
-        self.ban_private = check_flag("ban_private", ban_private)
+        self.ban_private = ban_private
 
     def __setattr__(self, field: str, value: object) -> None:
         if "ban_private" in self.__dict__:

@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import redirect_stdout
 from importlib import import_module
+from inspect import signature
 from operator import attrgetter
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -24,7 +25,6 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message
 
 from ... import ConfigurationError, Limit, Limiter, RateLimitMiddleware, StoreError
-from ...core.arguments import check_takes
 from ...core.logs import written
 from ...events import Finding
 from ...web.broken import FailsAtStartup
@@ -114,12 +114,13 @@ def imported(name: str, *, factory: bool = False) -> ASGIApp:
             message += "; run this in the directory that contains it"
         raise click.ClickException(message) from error
     try:
-        served: ASGIApp = check_takes("", found, "scope", "receive", "send")
-    except ConfigurationError:
+        signature(found).bind("scope", "receive", "send")
+    except TypeError:
         raise click.ClickException(
             f'{written(name)} is not an ASGI application; expected one, for example "main:app", or with '
             "check --factory a function that returns one"
         ) from None
+    served: ASGIApp = found
     return served
 
 

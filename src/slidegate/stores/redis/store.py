@@ -27,7 +27,7 @@ from typing import Final
 
 from redis.asyncio import Redis, RedisCluster
 
-from ...core.arguments import check_flag, check_whole
+from ...core.arguments import check_whole
 from ...core.bans.ban import BanSubject
 from ...core.buckets import Bucket, Check
 from ...core.decision import Decision
@@ -113,7 +113,6 @@ class RedisStore(Store):
     ) -> None:
         found = address_in(client)
         _check(found, prefix, max_bans, max_waiting, connections, clock)
-        check_flag("leases", leases)
         super().__init__()
         given: Client = open_client(found) if isinstance(found, str) else found
         timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
