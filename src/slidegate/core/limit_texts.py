@@ -8,11 +8,10 @@ from typing import Final, overload
 
 from .durations import SPACES, read_span_us
 from .errors import ConfigurationError, quoted
-from .limits import DEFAULT_RESOLUTION, REFUSE_ALL, AnyLimit, Identity, Limit
+from .limits import DEFAULT_RESOLUTION, AnyLimit, Identity, Limit
 
 MAX_TEXT: Final = 4_096
 """The longest text of limits, in characters; about forty named limits fit."""
-COUNT_NONE: Final = 'to count no requests, write Rule("/path", exempt=True), or leave the limits out'
 EXAMPLE: Final = '"5/minute; 100 per 2 hours"'
 
 # Possessive quantifiers (`++`), and no two adjacent runs of spaces: hostile text is scanned only once.
@@ -21,10 +20,6 @@ _LIMIT: Final = r"""(?ax)(?P<amount>[0-9]{1,18}+)\s*+
     (?:/|per\b)\s*+
     (?P<window>[0-9]*+\s*+[A-Za-z]++)\s*+
     (?:@\s*+(?P<resolution>[0-9]{1,9}+))?"""
-_NO_LIMIT: Final = "(?i)[+-]?(?:inf(?:inite|inity)?|unlimited|no limits?|none|off|never|disabled|∞)(?: *(?:/| per ).*)?"
-"""What stands for no limit in the settings of other limiters."""
-_NO_WHOLE: Final = "(?a)([0-9]*[.][0-9]+|-[0-9.]+) *(?:/| per ).*"
-_NO_UNIT: Final = r"(?a)([0-9]{1,18}+)\s*+(?:/|per\b)\s*+([0-9]{1,18}+)"
 
 
 @overload
@@ -112,28 +107,10 @@ def _parse_limit(text: str) -> Limit:
         name = before.strip(SPACES)
     match = re.fullmatch(_LIMIT, limit.strip(SPACES))
     if match is None or name == "":
-        raise ConfigurationError(_what_is_meant(text))
+        raise ConfigurationError("expected AMOUNT/WINDOW")
     resolution = DEFAULT_RESOLUTION
     if match["resolution"]:
         resolution = int(match["resolution"])
     # Its error about a unit has no example, because the caller adds one.
     read_span_us(match["window"], "", "")
     return Limit(int(match["amount"]), match["window"], resolution=resolution, name=name)
-
-
-def _what_is_meant(text: str) -> str:
-    """Return what to write instead of a text that is no limit, such as one in the syntax of another library."""
-    if re.fullmatch(_NO_LIMIT, text):
-        return f"that is no limit; {COUNT_NONE}"
-    if re.fullmatch(_NO_WHOLE, text):
-        if text.startswith("-"):
-            return f"an amount is 1 or more; {REFUSE_ALL}; {COUNT_NONE}"
-        return 'an amount is a whole number; make the window longer, such as "1/2s" for one in two seconds'
-    no_unit = re.fullmatch(_NO_UNIT, text)
-    if no_unit:
-        return f'which unit? Write "{no_unit[1]}/{no_unit[2]}s" if seconds are meant'
-    for separator in ",|":
-        parts = text.split(separator)
-        if len(parts) > 1 and all(re.fullmatch(_LIMIT, part.strip(SPACES)) for part in parts):
-            return f'several are separated by ";": write {quoted(text.replace(separator, ";"))}'
-    return "expected AMOUNT/WINDOW"
