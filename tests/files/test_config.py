@@ -6,12 +6,13 @@ file_messages.txt has each message whole, as its user reads it.
 import json
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from copy import deepcopy
 from dataclasses import fields
+from inspect import Parameter, signature
 from io import StringIO
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scripts import make_configuration
-from scripts.make_configuration import json_schema
-from slidegate import BanPolicy, ConfigurationError, RateLimitMiddleware, Rule, everyone
-from slidegate.files.config import OF_LIMITER
+from slidegate import (
+    BanPolicy,
+    ConfigurationError,
+    Limiter,
+    MessageLimits,
+    Networks,
+    Quota,
+    RateLimitMiddleware,
+    Rule,
+    client_ip,
+    everyone,
+)
+from slidegate.files.config import MAKERS, OF_FUNCTIONS, OF_LIMITER, OPTIONS
 from slidegate.ops.cli import run
 from slidegate.web.rule_values import Action, Charging, Matching
 
@@ -72,7 +82,7 @@ def test_everything_can_be_written_in_the_file(texts: Callable[..., None]) -> No
 FILES = sorted((ROOT / "examples").rglob("*.toml"))
 EXAMPLE = EVERYTHING.read_bytes()
 WHOLE = tomllib.loads(EXAMPLE.decode())
-SCHEMA = json_schema()
+SCHEMA = json.loads((ROOT / "docs" / "slidegate.schema.json").read_text("utf-8"))
 OBJECTS = [SCHEMA, *SCHEMA["$defs"].values()]
 KEYS = sorted({key for table in OBJECTS for key in table["properties"]})
 
@@ -142,11 +152,55 @@ async def test_the_networks_of_proxies_are_read_from_beside_the_file(
         assert await statuses(app, 1, client=("192.0.2.1", 1), headers={"X-Forwarded-For": client}) == [200]
 
 
-def test_the_committed_schema_and_page_are_those_that_the_definitions_make() -> None:
-    assert make_configuration.main(["--check"]) == 0, "run python scripts/make_configuration.py"
+DESCRIBED: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
+    "Rules": (Rule, OF_FUNCTIONS),
+    "Bans": (BanPolicy, ("name",)),
+    "Client": (client_ip, ()),
+    "Quotas": (Quota, ()),
+    "Messages": (MessageLimits, ()),
+    "Lists": (Networks.from_file, ()),
+}
+"""What a table is the arguments of, and which of these it has not."""
+
+
+def keys_in(properties: dict[str, Any], required: Collection[str]) -> dict[str, object]:
+    """Return the keys of a table, with their defaults; None for those that have none or say nothing."""
+    empty = dict.fromkeys(required, Parameter.empty)
+    return {key: known.get("default") for key, known in properties.items()} | empty
+
+
+@pytest.mark.parametrize("title", DESCRIBED)
+def test_the_schema_has_the_keys_and_defaults_of_each_class(title: str) -> None:
+    described, left_out = DESCRIBED[title]
+    parameters = {one.name: one.default for one in signature(described).parameters.values() if one.name not in left_out}
+    if title == "Quotas":
+        parameters = {"quota": parameters.pop("text"), **parameters}
+    expected = {name: None if default == () else default for name, default in parameters.items()}
+    if "key" in expected:
+        expected["key"] = "client"
+    table = SCHEMA["$defs"][title]
+    assert keys_in(table["properties"], table.get("required", ())) == expected
+
+
+def test_the_schema_has_the_keys_of_a_file_and_of_its_keys() -> None:
+    limiter = signature(Limiter).parameters
+    assert {*SCHEMA["properties"]} == {*OPTIONS}
+    assert all(SCHEMA["properties"][name]["default"] == limiter[name].default for name in ("deadline", "on_error"))
+    beside = [[*signature(make).parameters][1:] for make in MAKERS.values()]
+    assert {*SCHEMA["$defs"]["Keys"]["properties"]} == {*MAKERS, *chain(*beside)}
 
 
 PAGE = (ROOT / "docs" / "reference" / "configuration.md").read_text("utf-8")
+TITLES = {"The file": SCHEMA, **{title: SCHEMA["$defs"][title] for title in ("Bans", "Client", "Lists")}}
+
+
+@pytest.mark.parametrize("title", TITLES)
+def test_the_page_describes_each_key_as_the_editor_does(title: str) -> None:
+    section = PAGE.partition(f"### {title}\n")[2].partition("\n##")[0]
+    lines = re.findall(r"^\| `(\w+)`: .* \| (.*) \|$", section, re.MULTILINE)
+    assert lines == [(key, known["description"]) for key, known in TITLES[title]["properties"].items()]
+
+
 SHOWN = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 
