@@ -7,8 +7,6 @@ them on import. Nothing is written into the checkout, where extension modules wo
 ``python -m scripts.compile_wheel`` builds that wheel into build/compiled, and unpacks it there into lib.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -84,11 +82,7 @@ def compile_to(made: Path, files: list[Path]) -> dict[Path, str]:
 
 
 def main() -> None:
-    """Build the compiled wheel of the checkout.
-
-    Raises:
-        CalledProcessError: The build failed.
-    """
+    """Build the compiled wheel of the checkout."""
     print("compiling slidegate; this takes a minute or two ...", file=sys.stderr, flush=True)
     shutil.rmtree(BUILT, ignore_errors=True)
     command = (sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(BUILT))

@@ -5,20 +5,15 @@
   begin in the root. Links to other files outside of `docs` are reduced to their text.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
+from xml.etree.ElementTree import Element
 
+from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.treeprocessors import Treeprocessor
-
-if TYPE_CHECKING:
-    from xml.etree.ElementTree import Element
-
-    from markdown import Markdown
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCS: Final = ROOT / "docs"
