@@ -4,8 +4,6 @@ A benchmark is a module of this package with `arguments(parser)`, which adds fla
 the candidates of each table alternately and prints the table.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os
@@ -14,7 +12,7 @@ import shlex
 import sys
 from typing import Final
 
-NAMES: Final = ("real", "bytecodes", "limiter", "server", "lmdb", "redis", "memory", "networks", "startup")
+NAMES: Final = ("real", "bytecodes", "limiter", "lmdb", "redis", "memory", "startup")
 
 
 def main() -> None:

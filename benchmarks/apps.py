@@ -4,9 +4,6 @@ All have ten routes, or a thousand, with an endpoint each, and admit the same re
 versions of slidegate have are used.
 """
 
-from __future__ import annotations
-
-import os
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -28,9 +25,6 @@ from slidegate import Limiter, RateLimit, RateLimitMiddleware, Rule
 
 from .rounds import Round
 from .traffic import TEMPLATES, Client, Traffic, timed
-
-STORE: Final = "SLIDEGATE_BENCH_STORE"
-"""The variable with the address of the store that workers share; without it each worker has a memory store."""
 
 
 class Allowed(NamedTuple):
@@ -126,7 +120,7 @@ async def limited(
         options["rules"] = rules(written)
     else:
         options["default_limits" if by_route else "limits"] = written
-    limiter = Limiter.from_url(os.environ.get(STORE, "memory://"))
+    limiter = Limiter()
     attach(limiter)
     for address in banned:
         await limiter.ban(address, "1h")

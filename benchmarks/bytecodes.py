@@ -7,8 +7,6 @@ stands still, because a request in a new slice of its window runs more. `--funct
 each function.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys

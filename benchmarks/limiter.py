@@ -5,8 +5,6 @@ hundred times, which are refused. Answers are stored during the measurement and 
 says how many times as fast slidegate is.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial

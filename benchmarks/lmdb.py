@@ -4,8 +4,6 @@ Every process calls `await limiter.hit` from the given number of tasks, over 64 
 that of all processes together, the median over the rounds.
 """
 
-from __future__ import annotations
-
 import asyncio
 from argparse import ArgumentParser, Namespace
 from functools import partial

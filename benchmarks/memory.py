@@ -4,8 +4,6 @@ Bytes are measured by tracemalloc; those of a key exclude its text. Times are CP
 fake clock: after the windows of the million keys have expired, other keys are hit until all expired ones are dropped.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

@@ -1,7 +1,5 @@
 """A message on an accepted websocket: other code runs before each, as between two requests."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send

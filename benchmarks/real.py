@@ -5,8 +5,6 @@ microsecond more directly after another application, so in as many rounds as the
 and follows every other once. The ratio of a row is to what its peer adds.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser, Namespace
 from functools import partial
 from ipaddress import IPv4Network

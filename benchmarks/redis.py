@@ -10,8 +10,6 @@ keys with a Zipf distribution, and on keys that are all new; beside the server, 
 replies.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import sys

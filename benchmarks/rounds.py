@@ -5,8 +5,6 @@ over several processes, because speed varies with the memory layout of a process
 measured in processes of its own, alternately with those of the first.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

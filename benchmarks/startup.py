@@ -4,8 +4,6 @@ It measures the processor time of fresh interpreters, alternately. Other program
 of all rounds counts. `-I` ignores the environment, and the bytecode of every module is already cached.
 """
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

@@ -8,8 +8,6 @@ The clock is the processor time of this process, which excludes the time of othe
 ratio was 1.3 by this clock, as on later runs, but 0.75 by the wall clock.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import html

@@ -5,8 +5,6 @@ It prints the location of slidegate, creates the candidates, reads the numbers o
 microseconds of each candidate.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
