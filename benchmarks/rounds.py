@@ -95,6 +95,7 @@ def versions(options: Namespace) -> dict[str, Path]:
     """Return the directories from which the versions to measure are imported."""
     folders = {"source": ROOT / "src"}
     if options.other == "compiled":
+        subprocess.run([sys.executable, "-m", "scripts.compile_wheel"], cwd=ROOT, check=True)
         folders["compiled"] = ROOT / "build" / "compiled" / "lib"
     elif options.other:
         folders["other"] = Path(options.other).resolve() / "src"
