@@ -21,10 +21,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
-from functools import wraps
-from inspect import isasyncgenfunction, isclass, iscoroutinefunction, isgeneratorfunction
 from threading import Lock
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from .core import Clock, ConfigurationError, Event, parse_duration_us
 from .core.arguments import check_whole
@@ -35,7 +33,6 @@ from .limiter import all_limiters
 __all__ = ["FakeClock", "RecordingObserver", "limits_clock", "limits_off", "reset_limits"]
 AnyClock = TypeVar("AnyClock", bound=Clock)
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_US: Final = 253_402_300_799_999_999  # the end of the year 9999
 _off: Final[dict[object, None]] = {}
@@ -76,16 +73,10 @@ class FakeClock:
             ConfigurationError: `span` is a number, whose unit would be ambiguous, or invalid; `us` is not whole; or the
                 time would be below 0.
         """
-        if not isinstance(us, int):
-            raise ConfigurationError(f"us: expected whole microseconds, for example advance(us=250), not {quoted(us)}")
         if isinstance(span, timedelta):
             us += span // timedelta(microseconds=1)
-        elif isinstance(span, str):
-            us += parse_duration_us(span, "span")
         elif span is not None:
-            raise ConfigurationError(
-                f'span: expected text or a timedelta, for example advance("60s") or advance(us=60), not {quoted(span)}'
-            )
+            us += parse_duration_us(span, "span")
         example = "for example with FakeClock(1_800_000_000_000_000) before a step back"
         self.now_us = check_whole(self.now_us + us, 0, _LAST_US, "advance: the new time", example)
 
@@ -100,12 +91,8 @@ class FakeClock:
         """
         if isinstance(moment, datetime) and moment.tzinfo is not None:
             moment = (moment - _EPOCH) // timedelta(microseconds=1)
-        if isinstance(moment, bool) or not isinstance(moment, int):
-            raise ConfigurationError(
-                "set: expected microseconds or a datetime with a time zone, for example "
-                f"datetime(2030, 1, 31, 23, 59, tzinfo=UTC), not {quoted(moment)}"
-            )
-        self.now_us = check_whole(moment, 0, _LAST_US, "set", "for example 1_800_000_000_000_000")
+        example = "or a datetime with a time zone, for example datetime(2030, 1, 31, 23, 59, tzinfo=UTC)"
+        self.now_us = check_whole(moment, 0, _LAST_US, "set", example)
 
 
 class RecordingObserver(Observer):
@@ -150,7 +137,7 @@ def reset_limits() -> None:
 
 
 class Switch(AbstractContextManager[T]):
-    """A switch for the time of a block, or of each call of a function that it decorates, async ones included.
+    """A switch for the time of a block.
 
     Blocks of tasks and threads may overlap and end in any order: the newest one in progress applies.
 
@@ -181,32 +168,6 @@ class Switch(AbstractContextManager[T]):
         with _lock:
             del self._values[self._entered.pop()]
             self._apply()
-
-    def __call__(self, function: F) -> F:
-        """Decorate a function.
-
-        Raises:
-            ConfigurationError: It is a class, or a generator, which runs after the call has returned.
-        """
-        if isclass(function) or isgeneratorfunction(function) or isasyncgenfunction(function):
-            raise ConfigurationError(
-                f"expected a function, not {quoted(function)}; decorate the methods of a class, and write `with` in a "
-                "generator"
-            )
-
-        @wraps(function)
-        async def awaited(*args: Any, **options: Any) -> Any:
-            with self:
-                return await function(*args, **options)
-
-        @wraps(function)
-        def called(*args: Any, **options: Any) -> Any:
-            with self:
-                return function(*args, **options)
-
-        if iscoroutinefunction(function):
-            return cast(F, awaited)
-        return cast(F, called)
 
 
 def limits_off() -> Switch[None]:

@@ -297,14 +297,6 @@ with limits_clock("2030-01-01"):  # type: ignore[type-var]
     pass
 
 
-@limits_off()
-def decorated(amount: int) -> str:
-    return str(amount)
-
-
-assert_type(decorated(5), str)
-
-
 def test_of_a_user(slidegate_clock: FakeClock, slidegate_reset: Callable[[], None], no_limits: None) -> None:
     slidegate_clock.advance("1m")
     slidegate_reset()
