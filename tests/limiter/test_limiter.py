@@ -412,8 +412,7 @@ async def test_what_a_client_sends_is_banned_by_its_digest_and_refused_if_it_is_
         with pytest.raises(InvalidKey) as refused:
             await limiter.ban(typed, "1h")
         assert value not in str(refused.value).replace(name, "")
-        assert f"no request is counted as '{source}:{name}" in str(refused.value)
-        assert f'{source.replace("path", "path_param")}("{name}' in str(refused.value)
+        assert "values that clients send are stored as digests" in str(refused.value)
     assert await listed(limiter.bans()) == []
 
 
