@@ -164,8 +164,7 @@ async def test_what_cannot_be_made_ends_the_start_or_each_request(what: str, fra
 async def test_options_without_their_names_end_the_start() -> None:
     app = Starlette(middleware=[Middleware(RateLimitMiddleware, "5/minute")])  # type: ignore[arg-type]
     said, error = await started(app)
-    assert said[0]["message"] == str(error)
-    assert "limits=, rules=" in str(error)
+    assert said[0]["message"] == f"TypeError: {error}"
 
 
 async def test_an_error_of_a_subclass_ends_the_start_with_its_kind() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import signature
 from typing import Final, ParamSpec, TypeVar
 
 from .errors import ConfigurationError, closest, quoted
@@ -54,29 +54,18 @@ _OWNERS: Final[dict[str, list[str]]] = {}
 
 
 def names_checked(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Wrap an `__init__` so that its error about an unknown option, or one without its name, suggests the right one."""
+    """Wrap an `__init__` so that its error about an unknown option suggests the right one."""
     kind = init.__qualname__.partition(".")[0]
-    parameters = list(signature(init).parameters.values())
-    accepted = [one.name for one in parameters[1:]]
-    by_name = [one.name for one in parameters if one.kind is Parameter.KEYWORD_ONLY]
-    most_by_position = len(parameters) - len(by_name)
-    is_shared = kind.startswith("_")  # by public classes, in whose place it checks
-    if not is_shared:
+    _, *accepted = signature(init).parameters
+    if not kind.startswith("_"):
         for option in accepted:
             _OWNERS.setdefault(option, []).append(kind)
 
     @wraps(init)
     def checked(*args: _P.args, **options: _P.kwargs) -> None:
-        name = kind
-        if is_shared:
-            name = type(args[0]).__name__
         for option in options:
             if option not in accepted:
-                raise ConfigurationError(f"{name}: {misplaced_option(option, accepted)}")
-        if len(args) > most_by_position:
-            value = quoted(args[most_by_position])
-            names = "=, ".join(by_name)
-            raise ConfigurationError(f"{name}: write the option that {value} is for by its name: {names}=")
+                raise ConfigurationError(f"{type(args[0]).__name__}: {misplaced_option(option, accepted)}")
         init(*args, **options)
 
     return checked
