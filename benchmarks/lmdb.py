@@ -28,7 +28,7 @@ async def measure(place: str, tasks: int, seconds: float, ready: Any) -> float:
         hit, next_key = partial(hit_ours, limiter), keys_of("64 keys")
         await speed_of(hit, next_key, tasks, 0.1)  # opens the file
         ready.wait()
-        return (await speed_of(hit, next_key, tasks, seconds)).rate
+        return await speed_of(hit, next_key, tasks, seconds)
 
 
 def run(place: str, tasks: int, seconds: float, ready: Any, rates: Any) -> None:

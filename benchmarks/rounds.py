@@ -86,11 +86,6 @@ def order_of(candidates: Iterable[Candidate], turn: int) -> list[Candidate]:
     return order
 
 
-def other_argument(parser: ArgumentParser) -> None:
-    """Add the flag for a second version."""
-    parser.add_argument("--other", metavar="PATH", help="a checkout, or `compiled`: the wheel of this one")
-
-
 def versions(options: Namespace) -> dict[str, Path]:
     """Return the directories from which the versions to measure are imported."""
     folders = {"source": ROOT / "src"}
@@ -143,7 +138,7 @@ def arguments(parser: ArgumentParser, tables: Mapping[str, Sequence[Row]]) -> No
     parser.add_argument("--processes", type=int, default=3, help="of each version, one after the other")
     names = [row.name for rows in tables.values() for row in rows]
     parser.add_argument("--only", action="append", choices=names, metavar="ROW", help=f"repeatable: {', '.join(names)}")
-    other_argument(parser)
+    parser.add_argument("--other", metavar="PATH", help="a checkout, or `compiled`: the wheel of this one")
 
 
 def measure(options: Namespace, names: Sequence[str], requests: int) -> Processes:
