@@ -183,7 +183,7 @@ class RateLimit:
                 that was accepted before, and for one whose server cannot send an answer before.
             ConfigurationError: There is no middleware around the endpoint.
         """
-        scope = connection.scope
+        scope = getattr(connection, "scope", {})  # of what is no request `active_visit_of` says so
         visit: Visit | None = scope.get(KEY)
         if visit is None or visit.scope is None:  # there is none, or the innermost one is over
             visit = active_visit_of(connection, "RateLimit")
@@ -195,20 +195,21 @@ class RateLimit:
         plan = self._plan(policy, scope, endpoint or scope.get("endpoint") or self)
         if policy.findings.requests_left:
             look_at_endpoint(visit, plan.met[0].bound.rule, scope)
-        if plan.is_conditional:
-            plan = await policy.counting.narrow(visit, plan, connection)
         if plan.is_direct:  # limits alone, as for most endpoints
             answer = policy.counting.hit_at_endpoint(visit, plan, scope)
             decision = answer if isinstance(answer, Decision) else await answer
         else:
+            if plan.is_conditional:
+                plan = await policy.counting.narrow(visit, plan, connection)
             decision = await policy.counting.count(visit, plan, connection)
         if not decision.allowed:
             await self._refuse(visit, decision, plan, scope)
-        # What counts nothing is no decision, but for one after a refusal that the application has caught.
-        if decision.checks or visit.refusal is not None:
+        if decision.checks:
             visit.add_decision(decision, plan.rendered_of(decision))
-        if decision.checks and plan.effects:
-            visit.effects = [*visit.effects, *plan.effects]
+            if plan.effects:
+                visit.effects = [*visit.effects, *plan.effects]
+        elif visit.refusal is not None:  # it was caught; else what counts nothing is no decision
+            visit.add_decision(decision, None)
         if plan.shadows:
             await policy.counting.observe(visit, plan.shadows, connection)
 
