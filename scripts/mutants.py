@@ -81,7 +81,7 @@ def tests_of(path: Path) -> tuple[str, ...]:
         folder = folder.parent
     chosen = [folder / f"test_{path.stem}.py", folder, TESTS / "test_messages.py"]
     if "core" in folders:
-        chosen.append(TESTS / "stores" / "memory")
+        chosen += [TESTS / "stores" / "memory", TESTS / "limiter"]
     return tuple(str(one) for one in chosen if one.exists() and one != TESTS)
 
 

@@ -20,7 +20,9 @@ def test_a_seed_draws_the_same_changes_each_of_one_node_in_a_source_that_compile
 def test_a_change_is_tried_with_the_tests_of_its_file_first() -> None:
     package = mutants.SOURCE / "slidegate"
     chosen = mutants.tests_of(package / "core" / "ring.py")
-    assert chosen == tuple(str(mutants.TESTS / name) for name in ("core", "test_messages.py", "stores/memory"))
+    assert chosen == tuple(
+        str(mutants.TESTS / name) for name in ("core", "test_messages.py", "stores/memory", "limiter")
+    )
     first, *_ = mutants.tests_of(package / "files" / "config.py")
     assert first == str(mutants.TESTS / "files" / "test_config.py")
     first, *_ = mutants.tests_of(package / "_outbound.py")
