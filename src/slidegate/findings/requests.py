@@ -162,7 +162,7 @@ class LateUser(Effect):
 
 def counts_users(rule: Rule) -> bool:
     """Return whether a rule counts by user, or shares by user."""
-    return any(part is user for part in (*parts_of(rule.charging.key), *parts_of(rule.charging.fair)))
+    return user in (*parts_of(rule.charging.key), *parts_of(rule.charging.fair))
 
 
 def has_user(scope: Scope) -> bool:

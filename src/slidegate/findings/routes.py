@@ -16,6 +16,7 @@ from ..core.errors import closest
 from ..web.decorators import has_lost_limit
 from ..web.examples import filled, filled_for_both
 from ..web.policy import Policy
+from ..web.published import published_rules
 from ..web.routes import added_middlewares, attribute_of, layers, mounted_routes, reach_path, routes_of
 from ..web.rule_set import RuleSet, is_ended, method_of
 from ..web.rules import Rule
@@ -27,6 +28,8 @@ _UNLISTED: Final = "QWX"
 """A method that no rule has, for those of all methods."""
 _USUAL_METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 """The methods that nothing but a route answers: not OPTIONS and HEAD, nor those of WebDAV and of caches."""
+
+_REFUSING: Final = frozenset({"limit", "block", "blocklist", "ban"})
 
 
 # -- the order of rules ------------------------------------------------------------------------------------------------
@@ -42,30 +45,21 @@ def about_order(rule_set: RuleSet) -> Iterator[Finding]:
         reaching = [rules[: rules.index(rule)] for rules in met if rule in rules]
         ending = {rules[-1] for rules in met}
         if not reaching and len(ending) == 1:
-            yield from _about_rule_without_effect(rule, ending.pop())
-        elif reaching and rule.action.exempts:
-            yield from _about_late_exemption(rule, reaching)
-
-
-def _about_rule_without_effect(rule: Rule, above: Rule) -> Iterator[Finding]:
-    if rule.counts or rule.action != above.action:  # else it would do the same
-        yield Finding(
-            "SG133",
-            f"rule {rule.label!r} never applies: rule {above.label!r} above it takes all its requests and ends the "
-            "list; write the narrower rule first",
-        )
-
-
-def _about_late_exemption(rule: Rule, reaching: Sequence[Sequence[Rule]]) -> Iterator[Finding]:
-    for above in reaching[0]:
-        is_certain = not above.action.is_shadow and above.matching.when is None
-        if above.counts and is_certain and all(above in rules for rules in reaching):
+            above = ending.pop()
+            if rule.counts or rule.action != above.action:  # else it would do the same
+                yield Finding(
+                    "SG133",
+                    f"rule {rule.label!r} never applies: rule {above.label!r} above it takes all its requests and ends "
+                    "the list; write the narrower rule first",
+                )
+        counting = [above for above in rule_set.given if reaching and all(above in rules for rules in reaching)]
+        certain = [above for above in counting if above.matching.when is None and not above.action.is_shadow]
+        if rule.action.exempts and certain:
             yield Finding(
                 "SG134",
-                f"rule {rule.label!r} is exempt, but rule {above.label!r} above it counts its requests all the same; "
-                "write exemptions first",
+                f"rule {rule.label!r} is exempt, but rule {certain[0].label!r} above it counts its requests all the "
+                "same; write exemptions first",
             )
-            return
 
 
 def _met_by_examples(rule_set: RuleSet, rule: Rule) -> list[list[Rule]]:
@@ -158,12 +152,8 @@ def about_layers(policy: Policy, app: object, routed_app: object) -> Iterator[Fi
 
 def _refuses(policy: Policy) -> bool:
     """Return whether a middleware refuses requests itself, beside limits at endpoints, which are within."""
-    refusing: list[object] = [policy.default_rule, policy.lists["blocklist"]]
-    refusing += [
-        rule for rule in policy.rules.given if rule.action.blocks or (rule.counts and not rule.action.is_shadow)
-    ]
-    refusing += [ban_policy for ban_policy in policy.signals.ban_policies.values() if not ban_policy.shadow]
-    return any(one is not None for one in refusing)
+    rows = [row for row in published_rules(policy) if not row.shadow and not row.at_endpoint]
+    return policy.default_rule is not None or not _REFUSING.isdisjoint(row.action for row in rows)
 
 
 def _is_cors(layer: object) -> bool:
