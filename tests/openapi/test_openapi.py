@@ -161,6 +161,17 @@ def test_shadow_rules_and_disabled_middlewares_are_not_published() -> None:
     assert limits(documented(app)) == {}
 
 
+def test_a_middleware_of_the_users_may_have_options_of_its_own() -> None:
+    class Planned(RateLimitMiddleware):
+        def __init__(self, app: Any, *, plan: str, **options: Any) -> None:
+            super().__init__(app, **options)
+
+    app = FastAPI()
+    app.add_middleware(Planned, plan="gold", limits="5/minute")
+    app.get("/")(lambda: "ok")
+    assert limits(documented(app)) == {"GET /": ["5/1m"]}
+
+
 def test_a_limit_at_an_endpoint_without_a_middleware_is_none() -> None:
     app = FastAPI()
     app.get("/", dependencies=[Depends(RateLimit("5/minute"))])(lambda: "ok")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,7 +90,8 @@ def _planned(app: object, path: str, options: dict[str, Any], on_error: str | No
 
     Its rules are asked with a limiter in memory, so that its own one, which may be at work, learns of no second one.
     """
-    own = {name: value for name, value in options.items() if name not in ("limiter", "enabled")}
+    known = signature(build).parameters.keys() - {"limiter"}  # a class of the user's may have others
+    own = {name: options[name] for name in known & options.keys()}
     if options.get("limiter") is not None:
         on_error = options["limiter"].on_error
     if options.get("enabled", True):
