@@ -146,6 +146,38 @@ def alike_above(rules: list[Rule], rule: Rule) -> bool:
     return rule.action.kind in ("exempt", "block") and any(one.action.kind == rule.action.kind for one in above)
 
 
+ROUTES: dict[str, list[str]] = {
+    "/health": ["GET"],
+    "/login": ["POST"],
+    "/items": ["GET", "POST"],
+    "/items/{id:int}": ["GET", "PUT", "DELETE"],
+    "/items/{id}/parts/{part}": ["GET"],
+    "/files/{rest:path}": ["GET"],
+    "/users/{id:uuid}": ["PATCH"],
+}
+WIDER = ["*", "/{rest:path}", "/items/{rest:path}", "/files/{name}", "/{kind}/{id}"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+async def test_of_an_application_without_mistakes_nothing_is_said(data: st.DataObject) -> None:
+    """Its exemptions come first, and its limits have paths and methods of routes, or wider ones."""
+    draw = data.draw
+    exempted = draw(st.lists(st.sampled_from(["/health", "/login", "/items"]), unique=True))
+    rules = [Rule(path, exempt=True) for path in exempted]
+    limited = draw(st.lists(st.sampled_from([*(ROUTES.keys() - exempted), *WIDER]), unique=True).map(sorted))
+    for number, path in enumerate(limited):
+        methods = draw(st.none() | st.lists(st.sampled_from(ROUTES.get(path, ["GET"])), min_size=1, unique=True))
+        rules.append(Rule(path, PLENTY, methods=methods, name=f"r{number}"))
+    routes = [Route(path, page, methods=methods) for path, methods in ROUTES.items()]
+    defaults = draw(st.sampled_from([None, PLENTY]))
+    for inner in (Starlette(routes=routes), FastAPI(routes=list(routes)), GZipMiddleware(Starlette(routes=routes))):
+        around = RateLimitMiddleware(inner, rules=rules, default_limits=defaults)
+        for path in ("/health", "/items/7", "/nowhere"):
+            await call(around, path)
+        assert codes(around) == [], (rules, around.findings)
+
+
 # -- decorators --------------------------------------------------------------------------------------------------------
 
 
