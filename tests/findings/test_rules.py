@@ -19,7 +19,7 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
+from starlette.routing import Host, Route
 
 from slidegate import (
     BanPolicy,
@@ -176,6 +176,14 @@ async def test_of_an_application_without_mistakes_nothing_is_said(data: st.DataO
         for path in ("/health", "/items/7", "/nowhere"):
             await call(around, path)
         assert codes(around) == [], (rules, around.findings)
+
+
+async def test_of_the_routes_behind_a_host_nothing_is_said() -> None:
+    below = Starlette(routes=[Route("/login", page, methods=["POST"]), Route("/items/{id}", page)])
+    rules = [Rule("/login", PLENTY, methods=["POST"]), Rule("/items/7", PLENTY), Rule("/nowhere", PLENTY)]
+    app = RateLimitMiddleware(Starlette(routes=[Host("api.example.com", below), Route("/", page)]), rules=rules)
+    await call(app)
+    assert [finding.message.split("'")[1] for finding in app.findings] == ["/nowhere"]
 
 
 # -- decorators --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ..web.decorators import has_lost_limit
 from ..web.examples import filled, filled_for_both
 from ..web.policy import Policy
 from ..web.published import published_rules
-from ..web.routes import added_middlewares, attribute_of, layers, mounted_routes, reach_path, routes_of
+from ..web.routes import added_middlewares, attribute_of, is_by_path, layers, mounted_routes, reach_path, routes_of
 from ..web.rule_set import RuleSet, is_ended, method_of
 from ..web.rules import Rule
 from .report import Finding
@@ -84,13 +84,14 @@ def about_paths(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
     """Yield the findings about paths and methods of rules that no route takes. Rules that block are for scanners."""
     routes = mounted_routes(app)
     known = [route.path for route in routes]
+    is_asked = is_by_path(app)  # with a `Host`, a path is not enough
     for rule in rules:
         if routes_of(app) is None or rule.action.blocks:
             continue
         paths = [path.path for path in rule.matching.rule_paths]
         for path in paths:
-            if not _is_met(app, path, known):
-                remedy = _remedy(app, path, known)
+            if not _is_met(app, path, known, is_asked=is_asked):
+                remedy = _remedy(app, path, known, is_asked=is_asked)
                 yield Finding("SG123", f"path {path!r} of rule {rule.label!r} matches no route; {remedy}")
         wanted = _USUAL_METHODS & (rule.matching.methods or set())
         if not wanted or ":path}" in str(paths):
@@ -102,19 +103,19 @@ def about_paths(rules: Sequence[Rule], app: object) -> Iterator[Finding]:
             yield Finding("SG136", f"{found}; they take {', '.join(sorted(taken - {'HEAD'}))}")
 
 
-def _is_met(app: object, path: str, known: Sequence[str]) -> bool:
-    """Return whether a route may take a path: the routers decide, or if it has parameters, the paths of the routes."""
-    if "{" in path:
+def _is_met(app: object, path: str, known: Sequence[str], *, is_asked: bool) -> bool:
+    """Return whether a route may take a path: its paths decide, or the routers, if they can be asked for this one."""
+    if "{" in path or not is_asked:
         return any(filled_for_both(path, other) for other in known)
     return any(reach_path(app, path, "GET", connection) for connection in ("http", "websocket"))
 
 
-def _remedy(app: object, path: str, known: Sequence[str]) -> str:
+def _remedy(app: object, path: str, known: Sequence[str], *, is_asked: bool) -> str:
     """Return what to do about a path that no route meets."""
     tail = path
     while "/" in tail[1:]:
         tail = tail[tail.index("/", 1) :]
-        if not tail.startswith("/{") and _is_met(app, tail, known):
+        if not tail.startswith("/{") and _is_met(app, tail, known, is_asked=is_asked):
             return f"rules have no root_path: write {tail!r}"
     others = [other for other in known if other != path]  # it may be known, and hidden by a mount above it
     return f"write it with the prefix of its router, or remove it{closest(path, others)}"

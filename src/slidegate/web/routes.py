@@ -201,8 +201,8 @@ def is_by_path(app: object) -> bool:
         routes = [route for route, _ in _walk(app)]
     except Exception:
         return False
-    own = [type(route).__module__.partition(".")[0] in ("starlette", "fastapi") for route in routes]
-    return all(own) and not any(isinstance(route, Host) for route in routes)
+    packages = {attribute_of(type(route), "__module__", "").partition(".")[0] for route in routes}
+    return packages <= {"starlette", "fastapi"} and not any(isinstance(route, Host) for route in routes)
 
 
 def reach(app: object, scope: Scope) -> MountedRoute | None:
