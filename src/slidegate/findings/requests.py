@@ -194,7 +194,8 @@ class FirstClients:
         if is_last and self._clients[client_key] >= _NEARLY_ALL and len(self._names) >= _MANY_NAMES:
             yield Finding(
                 "SG140",
-                f"the first {_FIRST} requests come from one client, {client_key!r}, and name many: a proxy, a frontend "
-                "server, or a call within the process asks for all its users, who are counted and banned as one; if "
-                "its header can be trusted, name it with client_ip(trusted=..., header=...), else count by key=user",
+                f"the first {_FIRST} requests come from one client, {client_key!r}, and their header fields name many: "
+                "a proxy, a frontend server, or a call within the process asks for all its users, who are counted and "
+                "banned as one; if its header can be trusted, name it with client_ip(trusted=..., header=...), else "
+                "count by key=user",
             )

@@ -30,6 +30,7 @@ _USUAL_METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 """The methods that nothing but a route answers: not OPTIONS and HEAD, nor those of WebDAV and of caches."""
 
 _REFUSING: Final = frozenset({"limit", "block", "blocklist", "ban"})
+"""What published rules do that refuse requests."""
 
 
 # -- the order of rules ------------------------------------------------------------------------------------------------
@@ -52,12 +53,14 @@ def about_order(rule_set: RuleSet) -> Iterator[Finding]:
                     f"rule {rule.label!r} never applies: rule {above.label!r} above it takes all its requests and ends "
                     "the list; write the narrower rule first",
                 )
-        counting = [above for above in rule_set.given if reaching and all(above in rules for rules in reaching)]
-        certain = [above for above in counting if above.matching.when is None and not above.action.is_shadow]
-        if rule.action.exempts and certain:
+        if not reaching or not rule.action.exempts:
+            continue
+        certain = [above for above in reaching[0] if above.matching.when is None and not above.action.is_shadow]
+        counting = [above for above in certain if all(above in rules for rules in reaching)]
+        if counting:
             yield Finding(
                 "SG134",
-                f"rule {rule.label!r} is exempt, but rule {certain[0].label!r} above it counts its requests all the "
+                f"rule {rule.label!r} is exempt, but rule {counting[0].label!r} above it counts its requests all the "
                 "same; write exemptions first",
             )
 
