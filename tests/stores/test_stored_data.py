@@ -17,7 +17,7 @@ import pytest
 
 from slidegate import BanPolicy, Decision, Limiter, MemoryStore, Quota, header, parse_limits
 from slidegate.core import AnyLimit, Bucket, SharedRow, StoreUnavailable
-from slidegate.stores.redis import RedisStore, script
+from slidegate.stores.redis import RedisStore, protocol
 from slidegate.testing import FakeClock
 
 from ..contract.player import settle
@@ -105,7 +105,7 @@ async def test_another_layout_begins_only_windows_anew(server: RedisServer, monk
         await limiter.ban("user:eve", "1h", reason="a reason", by="ann")
         await limiter.hit("user:kim", [QUOTA, "9/hour"])
         await limiter.store.bans.strike(SCANNERS, "user:bob", 2, "")
-    monkeypatch.setattr(script, "LAYOUT", script.LAYOUT + 1)
+    monkeypatch.setattr(protocol, "LAYOUT", protocol.LAYOUT + 1)
     async with Limiter(store_of(server, prefix=prefix, readable=True, clock=clock)) as limiter:
         await assert_known(limiter, clock)
         assert (await limiter.peek("user:kim", "9/hour", 0)).remaining == 9

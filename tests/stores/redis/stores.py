@@ -16,7 +16,7 @@ from slidegate.core import BanSubject, Bucket, Reason
 from slidegate.stores.redis import RedisStore
 from slidegate.stores.redis.batch import MAX_IN_CALL
 from slidegate.stores.redis.line import DEPTH
-from slidegate.stores.redis.script import strikes_field
+from slidegate.stores.redis.protocol import strikes_field
 
 from ...contract.player import settle
 from ...contract.store_contract import bucket

@@ -11,7 +11,7 @@ import pytest
 
 from slidegate import Decision, MemoryStore, parse_limits
 from slidegate.core import Bucket
-from slidegate.stores.redis import RedisStore, slice_leases
+from slidegate.stores.redis import RedisStore, held
 from slidegate.testing import FakeClock
 
 from ...contract import StoreContract
@@ -29,7 +29,7 @@ class Returning(RedisStore):
     last: Any = None
 
     def _return_unless(self, asked: Any) -> None:
-        leases = self.parts.leases
+        leases = self.parts.held
         if asked != self.last and leases is not None and not self.closed:
             leases.refund_all(self.batcher().refund_in_background)
         self.last = asked
@@ -65,7 +65,7 @@ class TestLeased(StoreContract):
     @pytest.fixture(autouse=True)
     def _at(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server = server
-        monkeypatch.setattr(slice_leases, "FEW", 0)
+        monkeypatch.setattr(held, "FEW", 0)
 
     def make_store(self, clock: FakeClock) -> RedisStore:
         return Returning(self.server.url, prefix=fresh_prefix(), timeout=PLENTY, clock=clock, leases=True)
@@ -88,11 +88,11 @@ class Two:
         ((bucket, _, _),) = checks
         slice_s = bucket.limits[0].slice_us / 1_000_000
         await eventually(lambda: time.time() % slice_s < slice_s - 2)
-        leases = self.one.parts.leases
+        leases = self.one.parts.held
         assert leases is not None
         for _ in range(400):
             await settle(self.one.hit(checks))
-            if ahead := sum(len(lease.units) for lease in leases._leases.values()):
+            if ahead := sum(len(lease.units) for lease in leases.answers.values()):
                 return ahead
         raise AssertionError("no lease")
 
@@ -122,11 +122,11 @@ async def refused_meanwhile(two: Two) -> None:
 async def retry_after(two: Two) -> None:
     ahead = await two.lease(SMALL)
     refused = await two.fill(SMALL)
-    leases = two.one.parts.leases
+    leases = two.one.parts.held
     assert leases is not None
     leases.refund_all(two.one.batcher().refund_in_background)
     await two.one.batcher().server_us()
-    two.other.parts.refusals.invalidate_all()  # a second later
+    two.other.parts.held.change()  # a second later
     admitted = [(await settle(two.other.hit(SMALL))).allowed for _ in range(ahead + 1)]
     assert admitted == [True] * ahead + [False]
     assert (refused.retry_after_us or 0) > 1_000_000
@@ -162,7 +162,7 @@ async def lost_data(two: Two) -> None:
 
 
 async def dead_worker(two: Two) -> None:
-    ahead, leases = await two.lease(), two.one.parts.leases
+    ahead, leases = await two.lease(), two.one.parts.held
     assert leases is not None
     spent = (await settle(two.one.hit(WIDE))).readings[0][0]
     leases.drop()  # as when it is killed, or its call fails
@@ -213,9 +213,9 @@ async def test_few_requests_are_refused_because_others_have_leased(
             rate = 300 * load * (2 if number // 600 % 4 == 0 else 2 / 3)
             clock.advance(us=int(rng.expovariate(rate) * 1_000_000))
             for each in stores:
-                leases = each.parts.leases
+                leases = each.parts.held
                 assert leases is not None
-                for lease in [*leases._leases.values()]:
+                for lease in [*leases.answers.values()]:
                     if (
                         clock.now_us >= lease.until_us + 500_000
                     ):  # at the latest: the timer of the event loop, which goes by another clock

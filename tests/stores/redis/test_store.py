@@ -19,13 +19,13 @@ import redis.asyncio
 
 from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, MemoryStore, Quota, parse_limits
 from slidegate.core import Bucket, Concurrency, Reason, SharedRow, StoreUnavailable, parse_address
-from slidegate.stores.redis import RedisStore, batch, refusals
-from slidegate.stores.redis.batch import HALVED_FROM, MAX_IN_CALL
-from slidegate.stores.redis.clock import StoreTime, real_monotonic_us
+from slidegate.stores.redis import RedisStore, batch
+from slidegate.stores.redis import held as held_answers
+from slidegate.stores.redis.batch import HALVED_FROM, MAX_IN_CALL, Command
+from slidegate.stores.redis.held import HeldAnswers
 from slidegate.stores.redis.line import DEPTH, ServerLine
-from slidegate.stores.redis.refusals import Refusals
-from slidegate.stores.redis.requests import Command, ScriptCall
-from slidegate.stores.redis.script import SCRIPT, Packed, Script, with_values
+from slidegate.stores.redis.protocol import SCRIPT, Script, StoreTime, real_monotonic_us, with_values
+from slidegate.stores.redis.question import Question
 from slidegate.testing import FakeClock, RecordingObserver
 
 from ...contract import RandomContract, StoreContract
@@ -272,7 +272,7 @@ async def test_what_one_worker_bans_and_unbans_is_known_to_the_others_as_soon_as
     running: str, banned: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch, "NEWS_NS", 100_000_000)
-    monkeypatch.setattr(refusals, "TRUST_US", 100_000)
+    monkeypatch.setattr(held_answers, "TRUST_US", 100_000)
     plenty = bucket("100000/minute")
     asked = ((plenty, "192.0.2.9", 1),), (parse_address("192.0.2.9"),)
     async with workers_at(request.getfixturevalue(running), 4) as (store, other, *new):
@@ -732,19 +732,23 @@ def test_an_event_loop_that_ends_with_a_request_in_the_queue_ends_quietly(server
 
 
 def test_refusals_of_threads_are_known_unless_one_of_them_resets_all_keys() -> None:
-    known = Refusals(StoreTime(None))
+    known = HeldAnswers(StoreTime(None))
 
     def record_or_reset(number: int, thread: int) -> None:
         checks = ((bucket("1/hour", f"rule-{number}-{thread}"), "ann", 1),)
         if number % 4 == 3 and thread < 4:
-            known.invalidate(checks)
-            known.invalidate_all()
+            known.change([("rule", "ann")])
+            known.change()
             return
         for cost in range(4):
             costly, now_us = ((*checks[0][:2], cost),), real_monotonic_us()
             state = (1, now_us + 10**9, now_us, 10**9)
-            known.record(Decision(False, Reason.LIMITED, now_us, costly, [state]), monotonic_ns(), ("ann",))
-            assert number % 4 == 3 or known.find(costly, ("ann",)) is not None
+            known.refused(
+                question := Question(costly, ()),
+                Decision(False, Reason.LIMITED, now_us, costly, [state]),
+                monotonic_ns(),
+            )
+            assert number % 4 == 3 or known.answer(question) is not None
 
     race(record_or_reset, rounds=20)
 
@@ -768,13 +772,13 @@ def test_only_names_of_constants_are_replaced_neither_words_of_redis_nor_of_comm
 
 async def test_of_several_errors_in_a_call_that_of_the_server_counts(server: RedisServer) -> None:
     async with store_at(server) as store:
-        batcher, script_call = store.batcher(), ScriptCall()
+        batcher, asked = store.batcher(), list[Command]()
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in range(2)]
         for future in futures:
-            script_call.add(Command([future], has_permits=False, pack=Mock(), read=Mock()), Packed((), b""))
+            asked.append(Command(future, has_permits=False, pack=Mock(), read=Mock()))
         said = [bytes(9), b"\xffREADONLY You can't write against a read only replica.", b"\xffWRONGTYPE a list"]
-        failed = batcher._deliver(script_call, said, monotonic_ns())
+        failed = batcher._deliver(asked, said, monotonic_ns())
         assert failed is not None
         assert failed.concerns != "request"
         assert [type(future.exception()) for future in futures] == [StoreUnavailable] * 2

@@ -3,7 +3,7 @@
 The ban of a key is beside its windows, see ``lua/banned.lua``, and the windows script reads the bans of a request's
 keys when it decides the request. Strikes are charged by the same script, to windows of their own. Only when one is
 full, a second call puts the ban, unless another worker was faster. A sorted set of all banned keys, by end, counts and
-lists the bans. The bans of networks are in the `store_news`.
+lists the bans. The bans of networks are in the `news`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,17 @@ from ...core.logs import Throttle
 from ...core.store import COMMAND_DEADLINE_S, BanStore
 from ..ban_book import LOG_EVERY_US
 from ..shared import in_steps
-from .batch import Batcher
-from .clock import real_monotonic_us
-from .parts import Parts
-from .script import PEEK, level_field, pack_ban, pack_level, strikes_field, unpack_ban, unpack_level
+from .batch import Batcher, Parts
+from .protocol import (
+    PEEK,
+    level_field,
+    pack_ban,
+    pack_level,
+    real_monotonic_us,
+    strikes_field,
+    unpack_ban,
+    unpack_level,
+)
 
 CHUNK: Final = 100
 """How many bans are read or written in one step, which blocks an event loop, or Redis, for about a millisecond."""
@@ -65,7 +72,7 @@ class RedisBans(BanStore):
     ) -> None:
         self._packing = parts.packing
         self._time = parts.time
-        self._refusals = parts.refusals
+        self._held = parts.held
         self._news = parts.news
         self._batcher = batcher
         self._tell = tell
@@ -122,7 +129,7 @@ class RedisBans(BanStore):
             self._tell(bans_full(self._max_bans, key))
         if result != _MADE:
             return None
-        self._refusals.invalidate_key(key)
+        self._held.change((key,))
         if policy.shadow:
             self._tell(shadow_banned(made))
             return None
@@ -153,7 +160,7 @@ class RedisBans(BanStore):
 
         args = b"unban", key.encode(), os.urandom(8)
         ban, was_network, was_remembered = await self._batcher().command(names, *args, read=read)
-        self._refusals.invalidate_all()
+        self._held.change()
         if was_network:
             await self._batcher().hear()
         if ban is not None:
@@ -215,7 +222,7 @@ class RedisBans(BanStore):
             names.append(self._packing.name_of(ban.key))
             args += [ban.key.encode(), pack_ban(ban), int(ban.network() is not None)]
         await self._batcher().command(names, b"put", *args)
-        self._refusals.invalidate_all()
+        self._held.change()
         if networks:
             await self._batcher().hear()
 

@@ -1,7 +1,7 @@
 """Batching of requests to Redis: one script call for all that ask in one iteration of an event loop.
 
 Each event loop has a batcher. It has a line to Redis, see `line`, and for each call that may be under way on it a task
-that sends what is in its `queue`, one call after another; when that is full, further requests fail. A request that is
+that sends what is queued, one call after another; when the queue is full, further requests fail. A request that is
 cancelled before it is sent is dropped; a hit that is admitted when nobody awaits it any more is refunded.
 
 Once a second, and so in the first call after a rest, the question for news goes in front of the requests, in the same
@@ -15,27 +15,51 @@ limiter's circuit breaker decides when that is.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from struct import Struct
 from time import monotonic, monotonic_ns
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from redis.exceptions import NoScriptError, ResponseError
 
-from ...core.decision import Decision
+from ...core.bans.ban import Ban, longest
+from ...core.bans.networks import BannedNetworks
+from ...core.decision import Decision, Reason, refused_by_ban
 from ...core.errors import StoreError, StoreUnavailable
 from ...core.reservation import Reservation
 from ..leases import HeldPermits
 from ..shared import in_steps
-from .errors import CLOSED, refusal, store_error, unexpected
-from .leasing import LeasingQuestion
+from .held import HeldAnswers, admitted_before, windows_of
 from .line import KeysApart, Line, open_line
-from .parts import Parts
+from .news import StoreNews
+from .protocol import (
+    BANNED,
+    CHANGED,
+    CHARGE,
+    CLOSED,
+    FAILED,
+    HIT,
+    OK,
+    PEEK,
+    UNSETTLED,
+    Packed,
+    Packing,
+    Script,
+    StoreTime,
+    command,
+    decision_of,
+    leased_of,
+    refusal,
+    renewal,
+    store_error,
+    unexpected,
+    unpack_ban,
+)
 from .question import Question
-from .queue import RequestQueue, have_permits
-from .requests import AskedQuestion, Asker, Command, Read, Request, ScriptCall
-from .script import CHANGED, FAILED, HIT, PEEK, Packed, command, renewal
+from .urls import Client
 
 _HEAD: Final = Struct("<q?")
 """The server's time, and whether the call has stored anything."""
@@ -51,6 +75,206 @@ RENEWED_AT_ONCE: Final = 64
 SCANNED: Final = 500
 """How many keys a server looks at in one call that searches for names."""
 
+Read: TypeAlias = Callable[[Any, int], Any]
+"""Returns a result, given the answer of the script, which is no failure, and the server's time in microseconds."""
+
+
+@dataclass(slots=True, eq=False)
+class Parts:
+    """The parts of a store that its batchers and requests use. Nothing here refers to the store.
+
+    Attributes:
+        packing: Names keys, and packs requests.
+        script: The script.
+        time: The clock.
+        held: What the process answers by itself.
+        news: What Redis last said of bans of networks, and of the data.
+        open_client: Returns a client with the user's settings, for a line.
+        connections: How many connections each event loop opens.
+        lease_us: How long the permits of a dead process stay taken.
+        max_waiting: The most requests of an event loop that may be queued.
+        leases: Whether the store has leases.
+        late_observers: Are called with the microseconds of each answer that nobody awaited any more.
+        writes: How many calls have stored anything.
+        is_closed: Whether the store is closed.
+    """
+
+    packing: Packing
+    script: Script
+    time: StoreTime
+    held: HeldAnswers
+    news: StoreNews
+    open_client: Callable[[], Client]
+    connections: int
+    lease_us: int
+    max_waiting: int
+    leases: bool
+    late_observers: list[Callable[[int], None]] = field(default_factory=list)
+    writes: int = 0
+    is_closed: bool = False
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """What shares a script call with others.
+
+    Attributes:
+        future: Receives the result, unless it is cancelled; None if nobody awaits it.
+        has_permits: Whether it is about permits, so that its call waits for the answers to others that are, too.
+    """
+
+    future: asyncio.Future[Any] | None
+    has_permits: bool
+
+    def is_awaited(self) -> bool:
+        """Return whether anybody still awaits the result."""
+        return self.future is not None and not self.future.done()
+
+    def answer(self, result: Any) -> None:
+        """Give the result to who still awaits it."""
+        if self.future is not None and not self.future.done():
+            self.future.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Raise an error in the task that still awaits the result."""
+        if self.future is not None and not self.future.done():
+            self.future.set_exception(error)
+
+
+@dataclass(slots=True, eq=False)
+class Command(Request):
+    """A request that no ban refuses.
+
+    Attributes:
+        pack: Returns the packed request; called when it is sent.
+        read: Returns the result; an exception is raised in the task that awaits the request.
+    """
+
+    pack: Callable[[], Packed]
+    read: Read
+
+    def deliver(self, answer: Any, now_us: int, sent_ns: int) -> bool:
+        """Give the result to who awaits it; return True, because no command is asked again."""
+        self.answer(self.read(answer, now_us))
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class Asked(Request):
+    """A hit, a peek or a charge.
+
+    Attributes:
+        batcher: Whose it is.
+        what: The operation.
+        question: What is asked; no ban refuses a charge.
+        networks: The bans of networks by which it was packed, as all that follows.
+        by_network: Those of them that refuse it.
+    """
+
+    batcher: Batcher
+    what: int
+    question: Question
+    networks: BannedNetworks = field(init=False)
+    by_network: Sequence[Ban] = field(init=False)
+
+    def pack(self) -> Packed:
+        """See `Command`. A question that a banned network refuses is only a peek: the key's own ban may last longer."""
+        question, batcher, parts = self.question, self.batcher, self.batcher.parts
+        self._look_at_networks()
+        if self.what == HIT and not self.by_network:
+            packed = question.pack(parts.packing, batcher.permits)
+            if not question.may_lease:
+                return packed
+            ahead = 0
+            if question.note_asked(monotonic_ns()):
+                ahead = parts.held.ahead(question, batcher.refund_in_background)
+            return Packed(packed.names, packed.request, (ahead,))
+        if self.what == CHARGE:
+            return parts.packing.question(CHARGE, question.checks, (), batcher.permits)
+        return parts.packing.question(PEEK, question.checks, question.refusing, batcher.permits)
+
+    def deliver(self, answer: Any, now_us: int, sent_ns: int) -> bool:
+        """Give the decision to who awaits it; return False if the question has to be asked again.
+
+        A hit that was charged is refunded if nobody awaits it any more, or if a network has been banned since it was
+        packed. If the ban that made it a peek has been lifted since, it is asked again.
+        """
+        was_refused = bool(self.by_network)
+        if self.networks is not self.batcher.parts.news.networks:
+            self._look_at_networks()
+            if was_refused and not self.by_network:  # the ban has been lifted
+                return False
+        is_hit = self.what == HIT and not was_refused and answer[0] == OK
+        if is_hit and self.by_network:  # banned by now
+            self._admit(answer, now_us, sent_ns, is_awaited=False)
+            is_hit = False
+        if is_hit:
+            self.answer(self._admit(answer, now_us, sent_ns, is_awaited=self.is_awaited()))
+            return True
+        decision = self._decision(answer, now_us)
+        held = self.batcher.parts.held
+        if decision.ban is not None:
+            held.refused(self.question, decision, sent_ns)
+        elif self.what != PEEK and (decision.allowed or self.question.counts_denied):
+            held.admitted(self.question)
+        # Who is refused for lack of a permit, which may come back at any moment, asks again.
+        elif self.what == HIT and decision.reason is Reason.LIMITED and answer[0] != UNSETTLED:
+            held.refused(self.question, decision, sent_ns)
+            if self.question.may_lease and self.is_awaited():  # it may have leased units since it was packed
+                decision = held.answer(self.question) or decision
+        self.answer(decision)
+        return True
+
+    def _admit(self, answer: bytes, now_us: int, sent_ns: int, *, is_awaited: bool) -> Decision:
+        """Return the admission of a hit; it is refunded if nobody awaits it. What was charged ahead is kept."""
+        held, question, refund = self.batcher.parts.held, self.question, self.batcher.refund_in_background
+        decision = self._unpacked(answer, now_us)
+        held.admitted(question)
+        if question.may_lease and question.is_repeated:
+            charged, lasts_us = leased_of(answer)
+            left = charged - is_awaited
+            held.lease(question, decision, sent_ns, lasts_us, int(is_awaited), left, refund)
+            return admitted_before(decision, charged - 1, now_us)
+        if not is_awaited:
+            refund(decision.begin_refund())
+        return decision
+
+    def _look_at_networks(self) -> None:
+        """Find the bans of networks that refuse the question, as this worker knows them now."""
+        news = self.batcher.parts.news
+        self.networks, self.by_network = news.networks, ()
+        if self.networks.bans and self.what != CHARGE:
+            self.by_network = news.of_networks(self.question.refusing)
+
+    def _decision(self, answer: Any, now_us: int) -> Decision:
+        """Return the decision; of two bans the longer one refuses."""
+        own: Sequence[bytes] = ()
+        if answer[0] == BANNED:
+            own = answer[1:]
+        if not self.by_network and not own:
+            return self._unpacked(answer, now_us)
+        ban = longest([*self.by_network, *map(unpack_ban, own)])
+        assert ban is not None, "there is one"
+        if ban.until_us is not None:  # that of a network may have ended since the question was packed
+            now_us = min(now_us, ban.until_us - 1)
+        return refused_by_ban(ban, now_us, self.question.checks)
+
+    def _unpacked(self, answer: bytes, now_us: int) -> Decision:
+        """Return what the limits say."""
+        decision = decision_of(answer, self.what, self.question.checks, now_us)
+        if self.has_permits and decision.reservations:
+            self.batcher.permits.hold(decision, self.batcher.parts.packing.permits_row)
+        return decision
+
+
+AnyRequest: TypeAlias = Command | Asked
+
+
+# -- the requests of an event loop -------------------------------------------------------------------------------------
+
 
 class Batcher:
     """The queued requests of one event loop, and the tasks that send them.
@@ -61,16 +285,17 @@ class Batcher:
 
     Attributes:
         loop: The loop.
+        parts: The parts of the store.
         permits: The permits of the loop. It is a worker of its own, because it sends one call with permits after
             another: when one is packed, the answers to all before it are known, so that it has the true count.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, parts: Parts) -> None:
         self.loop = loop
-        self._parts = parts
+        self.parts = parts
         self.permits = HeldPermits(parts.lease_us, self.renew_permits)
         self._permits_lock = asyncio.Lock()
-        self._queue = RequestQueue(parts.max_waiting)
+        self._queue: deque[AnyRequest] = deque()
         self._is_waking = False
         """Whether a task is about to send what is queued, in the next iteration of the loop."""
         self._lines: list[Line] = []
@@ -78,27 +303,26 @@ class Batcher:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ask_news_from_ns = 0
         """From when on the next call asks for news (monotonic): they are too old then, or could not be had before."""
-        self._news_fresh_until_ns = 0
         self._wants_news = False
         """Whether the next call asks for news, however old they are."""
-        self._asker = Asker(parts, self.permits, self.refund_in_background)
-        self._question_type = AskedQuestion
-        if parts.leases is not None:
-            self._question_type = LeasingQuestion
-        self._news = Command([], has_permits=False, pack=parts.news.pack, read=parts.news.read)
+        self._news = Command(None, has_permits=False, pack=parts.news.pack, read=parts.news.read)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: AnyRequest) -> None:
         """Queue a request to be sent at the end of this loop iteration; fail it if the queue is full or closed."""
-        if self._parts.is_closed:
+        waiting = len(self._queue)
+        if self.parts.is_closed:
             request.fail(StoreUnavailable(CLOSED))
-            return
-        if self._queue.add(request) and not self._is_waking:
-            self._wake()
+        elif waiting >= self.parts.max_waiting:
+            request.fail(StoreUnavailable(f"redis: {waiting} requests are already queued"))
+        else:
+            self._queue.append(request)
+            if not self._is_waking:
+                self._wake()
 
     def request(self, pack: Callable[[], Packed], read: Read, *, has_permits: bool = False) -> asyncio.Future[Any]:
         """Send a request; see `Command`."""
         future = self.loop.create_future()
-        self.add(Command([future], has_permits, pack=pack, read=read))
+        self.add(Command(future, has_permits, pack=pack, read=read))
         return future
 
     def command(
@@ -115,27 +339,26 @@ class Batcher:
 
     def server_us(self) -> asyncio.Future[int]:
         """Return the server's time, in microseconds."""
-        pack = partial(self._parts.packing.question, PEEK, (), (), self.permits)
+        pack = partial(self.parts.packing.question, PEEK, (), (), self.permits)
         return self.request(pack, lambda answer, now_us: now_us)
 
     def ask(self, what: int, question: Question) -> asyncio.Future[Decision]:
         """Send a hit, a peek or a charge."""
         future: asyncio.Future[Decision] = self.loop.create_future()
-        if what != HIT or not self._queue.join(question, future):
-            self.add(self._question_type([future], question.has_permits, self._asker, what, question))
+        self.add(Asked(future, question.has_permits, self, what, question))
         return future
 
     def refund(self, reservations: Sequence[Reservation]) -> asyncio.Future[bool]:
         """Refund what was charged; the result is False if nothing of it is left."""
-        refusals, checks = self._parts.refusals, [one.check for one in reservations]
+        held, checks = self.parts.held, [one.check for one in reservations]
 
         def read(answer: bytes, now_us: int) -> bool:
-            refusals.invalidate(checks)
+            held.change(windows_of(checks))
             return answer[0] == CHANGED
 
-        refusals.invalidate(checks)
+        held.change(windows_of(checks))
         has_permits = any(bucket.is_permit for bucket, _, _ in checks)
-        return self.request(partial(self._parts.packing.refund, reservations), read, has_permits=has_permits)
+        return self.request(partial(self.parts.packing.refund, reservations), read, has_permits=has_permits)
 
     def refund_in_background(self, reservations: Sequence[Reservation]) -> None:
         """Refund what nobody awaits any more, with the next call; if that fails, it stays charged."""
@@ -157,17 +380,15 @@ class Batcher:
         try:
             if not self._lines:
                 self._start()
-            search = self.loop.create_task(self._lines[0].scan(cursor, pattern, SCANNED))
+            line = self._lines[-1]
+            search = self.loop.create_task(line.scan(cursor, pattern, SCANNED))
             self._tasks.add(search)
             search.add_done_callback(self._tasks.discard)
             search.add_done_callback(_retrieve_exception)
-            # It goes on when its caller is cancelled, as requests do: others wait for their answers behind it.
-            following, names = await asyncio.shield(search)
-            if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
-                raise unexpected(names)
-            return following, names
+            # It goes on when its caller is cancelled, as requests do: others wait for the connection.
+            return await asyncio.shield(search)
         except BaseException as error:
-            if self._parts.is_closed:
+            if self.parts.is_closed:
                 raise StoreUnavailable(CLOSED) from error
             if not isinstance(error, Exception):
                 raise
@@ -195,7 +416,7 @@ class Batcher:
         self.permits.is_open = False
         for task in self._tasks:
             task.cancel()
-        self._queue.fail(StoreUnavailable(CLOSED))
+        self._fail_all(StoreUnavailable(CLOSED))
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # -- the tasks that send -----------------------------------------------------------------------------------------
@@ -213,11 +434,11 @@ class Batcher:
         try:
             self._start()
         except Exception as error:  # in a class of the user's
-            self._queue.fail(store_error(error))
+            self._fail_all(store_error(error))
 
     def _start(self) -> None:
         """Start the tasks that send; their lines connect with the first commands."""
-        parts = self._parts
+        parts = self.parts
         self._lines = [open_line(parts.open_client, parts.packing.meta) for _ in range(parts.connections)]
         self._is_waking = True
         for line in self._lines:
@@ -247,14 +468,13 @@ class Batcher:
         most = self._most_in_call()
         if is_split:  # keys of two requests may be on two nodes
             most = 1
-        requests = self._queue.take(most)
-        has_permits = have_permits(requests)
+        requests = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
         if self._queue:  # for another task
             self._wake()
         try:
-            if is_split or not self._parts.news.life:
+            if is_split or not self.parts.news.life:
                 await self._hear_alone(line)
-            if has_permits:
+            if _have_permits(requests):
                 async with self._permits_lock:
                     failed = await self._ask(line, requests)
             else:
@@ -264,8 +484,7 @@ class Batcher:
             if not isinstance(error, Exception):
                 raise
         if failed is not None and failed.concerns != "request":  # a new connection may lead to a healthy server
-            if self._parts.leases is not None:
-                self._parts.leases.drop()  # and to one that has lost the last writes
+            self.parts.held.drop()  # and to one that has lost the last writes
             await line.renew()
 
     def _most_in_call(self) -> int:
@@ -274,12 +493,12 @@ class Batcher:
         if waiting < HALVED_FROM or waiting > MAX_IN_CALL:
             return MAX_IN_CALL
         # No other task is free to send the second half, or it would have to wait for the answers to the first.
-        if not self._idle or self._queue.has_permits:
+        if not self._idle or _have_permits(self._queue):
             return MAX_IN_CALL
         return waiting - waiting // 2
 
     def _handle_failure(
-        self, requests: Sequence[Request], error: BaseException, *, is_alone: bool
+        self, requests: Sequence[AnyRequest], error: BaseException, *, is_alone: bool
     ) -> StoreError | None:
         """Deal with the error of a call, and return it as one of a store; None if its requests are sent again.
 
@@ -289,13 +508,19 @@ class Batcher:
             is_alone: Whether it had the keys of one request alone.
         """
         if isinstance(error, KeysApart) and not is_alone:
-            self._queue.put_back(requests)  # nothing was done; now each goes alone
+            self._queue.extendleft(reversed(requests))  # nothing was done; now each goes alone
             return None
         failed: StoreError = StoreUnavailable(CLOSED)
-        if isinstance(error, Exception) and not self._parts.is_closed:
+        if isinstance(error, Exception) and not self.parts.is_closed:
             failed = store_error(error)
-        self._fail(requests, failed)
+        for request in requests:
+            request.fail(failed)
         return failed
+
+    def _fail_all(self, error: Exception) -> None:
+        """Raise an error in the tasks that await what is queued, and drop it."""
+        while self._queue:
+            self._queue.popleft().fail(error)
 
     async def _hear_alone(self, line: Line) -> None:
         """Ask for news in a call of their own, if they are due.
@@ -303,7 +528,7 @@ class Batcher:
         Raises:
             StoreError: Nothing is known of the data: who is banned, or whether a store that only reads has any.
         """
-        life = self._parts.news.life
+        life = self.parts.news.life
         if life and not self._wants_news and monotonic_ns() < self._ask_news_from_ns:
             return
         self._wants_news = True
@@ -317,89 +542,106 @@ class Batcher:
             raise failed
         self._ask_news_from_ns = monotonic_ns() + NEWS_NS
 
-    def _fail(self, requests: Iterable[Request], error: StoreError) -> None:
-        """Raise an error in the tasks that still await these requests."""
-        for request in requests:
-            request.fail(error)
-
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    async def _ask(self, line: Line, requests: Sequence[Request]) -> StoreError | None:
+    async def _ask(self, line: Line, requests: Sequence[AnyRequest]) -> StoreError | None:
         """Make one script call, and deliver its answers; return an error of one of them."""
-        parts, sent_ns = self._parts, monotonic_ns()
-        call = self._packed(requests, sent_ns)
-        if not call.requests:
+        parts, sent_ns = self.parts, monotonic_ns()
+        asked, names, packed, more = self._packed(requests, sent_ns)
+        if not asked:
             return None
-        keys = call.names or [parts.packing.meta]
-        args = len(keys), *keys, parts.time.for_script(), b"".join(call.packed), *call.args
+        keys = names or [parts.packing.meta]
+        args = len(keys), *keys, parts.time.for_script(), b"".join(packed), *more
         try:
             said = await line.ask("EVALSHA", parts.script.name, *args)
         except ResponseError as error:
             if not isinstance(error, NoScriptError) and "evalsha" not in str(error).lower():
                 raise
             said = await line.ask("EVAL", parts.script.source, *args)  # it does not know the script, or forbids EVALSHA
-        return self._deliver(call, said, sent_ns)
+        return self._deliver(asked, said, sent_ns)
 
-    def _packed(self, requests: Iterable[Request], now_ns: int) -> ScriptCall:
+    def _packed(
+        self, requests: Iterable[AnyRequest], now_ns: int
+    ) -> tuple[list[AnyRequest], list[bytes], list[bytes], list[bytes | int]]:
         """Pack the requests that are still awaited, behind the question for news if it is due.
 
         If one cannot be packed, only that one fails.
+
+        Returns:
+            The requests, their keys, their bytes, and their arguments.
         """
-        call = ScriptCall()
+        asked: list[AnyRequest] = []
+        names: list[bytes] = []
+        packed: list[bytes] = []
+        args: list[bytes | int] = []
         if self._wants_news or now_ns >= self._ask_news_from_ns:
             self._wants_news = False
-            call.add(self._news, self._news.pack())
+            requests = self._news, *requests
         for request in requests:
-            if not request.is_awaited():
+            if not request.is_awaited() and request is not self._news:
                 continue
             try:
-                call.add(request, request.pack())
+                one = request.pack()
             except Exception as error:
-                why = f"redis: a request cannot be sent: {error!r}"
-                self._fail((request,), StoreUnavailable(why, concerns="request"))
-        return call
+                request.fail(StoreUnavailable(f"redis: a request cannot be sent: {error!r}", concerns="request"))
+                continue
+            asked.append(request)
+            names += one.names
+            packed.append(one.request)
+            args += one.args
+        return asked, names, packed, args
 
-    def _deliver(self, call: ScriptCall, said: Any, sent_ns: int) -> StoreError | None:
+    def _deliver(self, asked: Sequence[AnyRequest], said: Any, sent_ns: int) -> StoreError | None:
         """Give each request its answer or its error; return one of the errors, of the server if there is one.
 
         Raises:
             StoreUnavailable: There is not one answer for each request.
         """
-        parts, failed = self._parts, None
-        is_awaited = call.requests == [self._news]  # nobody awaits news, so an answer with news alone is never late
+        parts = self.parts
         try:
             now_us, has_stored = _HEAD.unpack(said[0])
-            answered = [*zip(call.requests, said[1:], strict=True)]
+            answered = [*zip(asked, said[1:], strict=True)]
         except Exception:
             raise unexpected(said) from None
         parts.time.saw(now_us)
         parts.writes += has_stored
+        if parts.leases:
+            parts.held.see(now_us, sent_ns)
+        is_awaited = asked == [self._news]  # nobody awaits news, so an answer with news alone is never late
+        failed: StoreError | None = None
         for request, answer in answered:
             is_awaited = is_awaited or request.is_awaited()
-            try:
-                if isinstance(answer, bytes) and answer[0] == FAILED:
-                    raise refusal(answer[1:].decode(errors="replace"))
-                if not request.deliver(answer, now_us):
-                    self.add(request)
-                if request is self._news:
-                    self._ask_news_from_ns = self._news_fresh_until_ns = sent_ns + NEWS_NS
-            except Exception as error:  # a malformed answer fails one request, and not the rest of the call
-                refused = error if isinstance(error, StoreError) else unexpected(answer, "request")
-                self._fail((request,), refused)
-                failed = _graver(failed, refused)
-        if parts.leases is not None:
-            parts.leases.see(now_us, sent_ns, self._news_fresh_until_ns)
+            error = self._deliver_one(request, answer, now_us, sent_ns)
+            if failed is None or failed.concerns == "request":
+                failed = error or failed
         if not is_awaited:
             for took in parts.late_observers:
                 took((monotonic_ns() - sent_ns) // 1_000)
         return failed
 
+    def _deliver_one(self, request: AnyRequest, answer: Any, now_us: int, sent_ns: int) -> StoreError | None:
+        """Give a request its answer or its error, and return the error; the others of its call get theirs."""
+        try:
+            if isinstance(answer, bytes) and answer[0] == FAILED:
+                raise refusal(answer[1:].decode(errors="replace"))
+            if not request.deliver(answer, now_us, sent_ns):
+                self.add(request)
+        except Exception as error:
+            failed = error if isinstance(error, StoreError) else unexpected(answer, "request")
+            request.fail(failed)
+            return failed
+        if request is self._news:
+            self._ask_news_from_ns = sent_ns + NEWS_NS
+            self.parts.held.fresh_until_ns = max(self.parts.held.fresh_until_ns, self._ask_news_from_ns)
+        return None
 
-def _graver(one: StoreError | None, other: StoreError) -> StoreError:
-    """Return the error that concerns more than a request, if there is one."""
-    if one is None or one.concerns == "request":
-        return other
-    return one
+
+def _have_permits(requests: Iterable[Request]) -> bool:
+    """Return whether one of some requests is about permits."""
+    for request in requests:
+        if request.has_permits:
+            return True
+    return False
 
 
 def _retrieve_exception(future: asyncio.Future[Any]) -> None:

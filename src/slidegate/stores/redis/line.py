@@ -23,7 +23,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from ...core.errors import StoreUnavailable
 from .clients import IDLE_S, read_what_has_come
-from .errors import unexpected
+from .protocol import unexpected
 from .urls import Client
 
 DEPTH: Final = 2

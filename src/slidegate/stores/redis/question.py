@@ -10,7 +10,7 @@ from ...core.buckets import Check
 from ...core.limits import Limit
 from ...core.ring import Ring, Terms
 from ..leases import HeldPermits
-from .script import HIT, Packed, Packing
+from .protocol import HIT, LEASE, Packed, Packing
 
 _LATELY_NS: Final = 1_100_000_000
 """A little longer than a lease lasts."""
@@ -22,13 +22,16 @@ class Question:
     Args:
         checks: The checks.
         subjects: Further keys and addresses whose bans refuse it.
+        leases: Whether the store has leases.
 
     Attributes:
         checks: The checks, as a tuple.
         subjects: The argument.
         refusing: All keys and addresses whose bans refuse it.
         counts_denied: Whether a refusal is charged, so that it cannot be repeated.
-        has_permits: See `Awaited`.
+        has_permits: See `Request`.
+        may_lease: Whether units may be charged ahead: an admission takes units and no permit, and a refusal nothing.
+        is_repeated: Whether it was asked twice in about a second, in a store with leases.
     """
 
     __slots__ = (
@@ -37,28 +40,24 @@ class Question:
         "checks",
         "counts_denied",
         "has_permits",
+        "is_repeated",
+        "may_lease",
         "refusing",
         "subjects",
     )
 
-    def __init__(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> None:
+    def __init__(self, checks: Sequence[Check], subjects: Sequence[BanSubject], *, leases: bool = False) -> None:
         self.checks = tuple(checks)
         self.subjects = subjects
         self.refusing: tuple[BanSubject, ...] = (*subjects, *[key for _, key, _ in checks])
         self.counts_denied = any(bucket.count_denied for bucket, _, _ in checks)
         self.has_permits = any(bucket.is_permit for bucket, _, _ in checks)
+        is_free = not checks or not all(cost for _, _, cost in checks)
+        self.may_lease = leases and not (self.counts_denied or self.has_permits or is_free)
         self._known: tuple[Sequence[tuple[Ring, Terms]], Packed] | None = None
         """The counters of the limits with the terms with which a hit is packed, and how; one for all threads."""
         self._asked_ns = 0
-
-    @property
-    def is_joinable(self) -> bool:
-        """Whether equal hits may be one request: a refusal changes nothing, and an admission takes no permit."""
-        if not self.checks:  # the first one would say how many hits there are, and bans alone decide
-            return False
-        if self.counts_denied or self.has_permits:
-            return False
-        return all(cost for _, _, cost in self.checks)
+        self.is_repeated = False
 
     def pack(self, packing: Packing, held: HeldPermits) -> Packed:
         """Pack a hit. It is remembered while its limits have the same terms, unless it changes with time.
@@ -77,13 +76,13 @@ class Question:
         limits = [limit for bucket, _, _ in self.checks for limit in bucket.limits]
         counters = [limit.counter for limit in limits if isinstance(limit, Limit)]
         terms_now = [(counter, counter.terms) for counter in counters]
-        packed = packing.question(HIT, self.checks, self.refusing, held)
+        packed = packing.question(LEASE if self.may_lease else HIT, self.checks, self.refusing, held)
         if len(counters) == len(limits):  # no quota, which depends on the time, and no permits
             self._known = terms_now, packed
         return packed
 
     def note_asked(self, now_ns: int) -> bool:
-        """Note that it is asked now (monotonic); return whether it was shortly before. Only for a store with leases."""
-        before_ns = self._asked_ns
+        """Note that it is asked now (monotonic); return whether it was shortly before."""
+        self.is_repeated = now_ns - self._asked_ns < _LATELY_NS
         self._asked_ns = now_ns
-        return now_ns - before_ns < _LATELY_NS
+        return self.is_repeated

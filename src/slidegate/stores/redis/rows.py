@@ -12,7 +12,7 @@ from typing import Final
 from ...core.store import COMMAND_DEADLINE_S, ReadRow, SharedRow, SharedRows
 from ..shared import in_steps
 from .batch import Batcher
-from .script import END
+from .protocol import END
 
 AT_ONCE: Final = 32
 """How many hashes are read in one call, so that requests of clients are sent in between."""

@@ -6,13 +6,12 @@ one iteration of an event loop, using the server's time.
 All keys of a store are in one slot of a cluster, so that a question is one script call on a server, behind Sentinel and
 on a cluster alike::
 
-    store -> batch -> queue, requests, script -> line -> Redis -> lua/
-               ^                                   |
-               +-- store_news, refusals <----------+
+    store -> batch -> protocol -> line -> Redis -> lua/
+     ^         ^                   |
+     +- held --+------- news <-----+
 
-Each event loop has a `batch`, which takes `requests` from a `queue`, packs them by means of `script`, and sends them
-over a `line`. `store_news` and `refusals` are what a worker remembers of the answers. `parts` are what all of these
-have in common. `clients` makes redis-py's clients, and `urls` parses addresses.
+Each event loop has a `batch`, which packs requests as `protocol` says, and sends them over the lines of `line`. `held`
+and `news` are what a worker remembers of the answers. `urls` parses addresses.
 """
 
 from __future__ import annotations
@@ -40,17 +39,13 @@ from ...core.store import COMMAND_DEADLINE_S, Clock, Snapshot, Store
 from ..leases import DEFAULT_PERMIT_LEASE, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, check_clock, in_steps, running_loop
 from .bans import RedisBans
-from .batch import Batcher
+from .batch import Batcher, Parts
 from .clients import OwnClients
-from .clock import StoreTime
-from .errors import CLOSED
-from .parts import Parts
+from .held import HeldAnswers, windows_of
+from .news import StoreNews
+from .protocol import CHARGE, CLOSED, HIT, INSPECT, KEY_LOCKING, PEEK, SCRIPT, Packing, StoreTime
 from .question import Question
-from .refusals import Refusals
 from .rows import RedisRows
-from .script import CHARGE, HIT, INSPECT, KEY_LOCKING, PEEK, SCRIPT, Packing
-from .slice_leases import SliceLeases
-from .store_news import StoreNews
 from .urls import Client, open_client
 
 DEFAULT_MAX_WAITING: Final = 10_000
@@ -82,7 +77,7 @@ class RedisStore(Store):
         connections: How many connections each event loop opens, 1 to 64. One is enough: two calls of 64 requests each
             are under way on it.
         leases: Whether a worker has units charged ahead of a question that it is asked often, and spends them within
-            the same slice without asking Redis; see `slice_leases`.
+            the same slice without asking Redis; see `held`.
         key_locking: Whether scripts lock the keys that they use, and not the database: for Upstash alone.
         create: Whether to begin where Redis has no slidegate data under the prefix; if not, every call then raises
             `StoreUnavailable`, for a tool that looks at the data of workers.
@@ -118,8 +113,7 @@ class RedisStore(Store):
         timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
         time = StoreTime(clock)
         packing = Packing(prefix, time.unix_us, readable=readable)
-        refusals = Refusals(time)
-        news = StoreNews(packing, time, refusals, self.observers.tell, begins=create)
+        held = HeldAnswers(time)
         script = SCRIPT
         if key_locking:
             script = KEY_LOCKING
@@ -127,13 +121,13 @@ class RedisStore(Store):
             packing=packing,
             script=script,
             time=time,
-            refusals=refusals,
-            news=news,
+            held=held,
+            news=StoreNews(packing, time, held, self.observers.tell, begins=create),
             open_client=OwnClients(given, timeout_s).open,
-            lease_us=permit_lease_us(permit_lease),
             connections=connections,
+            lease_us=permit_lease_us(permit_lease),
             max_waiting=max_waiting,
-            leases=SliceLeases(time, refusals, news) if leases else None,
+            leases=leases,
         )
         self.leases_units = leases
         self.bans = RedisBans(self.parts, self.batcher, self.observers.tell, max_bans)
@@ -151,13 +145,13 @@ class RedisStore(Store):
         """Close the connections of all event loops."""
         if self.closed:
             return
-        batchers, running, leases = self._batchers.copy(), running_loop(), self.parts.leases
-        if leases is not None and running in batchers:
-            leases.refund_all(self.batcher().refund_in_background)
+        batchers, running = self._batchers.copy(), running_loop()
+        if self.leases_units and running in batchers:
+            self.parts.held.refund_all(self.batcher().refund_in_background)
             with suppress(StoreError, TimeoutError):  # else it counts until its slice leaves
                 await asyncio.wait_for(self.batcher().server_us(), CLOSING_S)
         self.closed = self.parts.is_closed = True
-        self.parts.refusals.invalidate_all()
+        self.parts.held.change()
         self._batchers.clear()
         for loop, batcher in batchers.items():
             if loop is running:
@@ -200,16 +194,11 @@ class RedisStore(Store):
     ) -> Decision | Awaitable[Decision]:
         """Charge every check or none, atomically, and return the complete decision."""
         question = self._question(checks, subjects)
-        refusals = self.parts.refusals
-        if refusals.cache:
-            refusal = refusals.find(question.checks, question.refusing)
-            if refusal is not None:
-                return refusal
-        leases = self.parts.leases
-        if leases is not None:
-            leased = leases.hit(question)
-            if leased is not None:
-                return leased
+        held = self.parts.held
+        if held.answers:
+            known = held.answer(question)
+            if known is not None:
+                return known
         return self.batcher().ask(HIT, question)
 
     def _question(self, checks: Sequence[Check], subjects: Sequence[BanSubject]) -> Question:
@@ -221,7 +210,7 @@ class RedisStore(Store):
         question = self._questions.get(known)
         if question is not None and question.subjects is subjects:
             return question
-        return remember(self._questions, known, Question(checks, subjects), MANY)
+        return remember(self._questions, known, Question(checks, subjects, leases=self.leases_units), MANY)
 
     def peek(
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
@@ -231,11 +220,8 @@ class RedisStore(Store):
 
     def charge(self, checks: Sequence[Check], deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[Decision]:
         """Record every cost atomically, whatever the limits, and return what is left."""
-        refusals = self.parts.refusals
-        refusals.invalidate(checks)  # a refusal in flight was decided without these units
-        if self.parts.leases is not None:
-            for _, key, _ in checks:
-                refusals.invalidate_key(key)
+        # A refusal in flight was decided without these units; and leases end.
+        self.parts.held.change([*windows_of(checks), *[key for _, key, _ in checks]])
         return self.batcher().ask(CHARGE, Question(checks, ()))
 
     def refund(
@@ -247,7 +233,7 @@ class RedisStore(Store):
         """
         if not reservations:
             return False
-        if self.parts.leases is not None and self.parts.leases.give_back(reservations):
+        if self.leases_units and self.parts.held.give_back(reservations):
             return True
         holders, here = {one.holder for one in reservations}, self.batcher()
         for batcher in list(self._batchers.values()):
@@ -259,10 +245,10 @@ class RedisStore(Store):
         """Forget the windows of `key` under every rule; False if there were none. Permits stay taken."""
 
         def read(answer: int, now_us: int) -> bool:
-            self._forget(key)
+            self.parts.held.drop(key)
             return answer > 0
 
-        self._forget(key)
+        self.parts.held.drop(key)
         return self.batcher().command([self.parts.packing.name_of(key)], b"reset", read=read)
 
     async def reset_all(self) -> bool:
@@ -271,21 +257,15 @@ class RedisStore(Store):
         Keys are found by SCAN, so Redis keeps serving; units charged during the scan may remain.
         """
         cursor, has_forgotten = 0, False
-        self._forget(None)
+        self.parts.held.drop()
         while True:
             cursor, names = await self.batcher().scan(cursor, self.parts.packing.windows + b"*")
             async for some in in_steps(names, RESET_AT_ONCE):
                 has_forgotten |= await self.batcher().command(some, b"reset") > 0
             if cursor == 0:
                 break
-        self._forget(None)
+        self.parts.held.drop()
         return has_forgotten
-
-    def _forget(self, key: str | None) -> None:
-        """Repeat no refusal, and spend no lease of a key, or of all keys, whose windows are reset."""
-        self.parts.refusals.invalidate_all()
-        if self.parts.leases is not None:
-            self.parts.leases.drop(key)
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Awaitable[Snapshot]:
         """Return the windows of `key` under each limit of `buckets`. Changes nothing."""

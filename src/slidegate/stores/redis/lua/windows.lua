@@ -139,13 +139,12 @@ local function hit(asks)
 end
 
 local SHARE = 16 -- of the room, which may be charged ahead
-local HALF_MARK = 4294967296 -- a mark has room for two numbers
+local first_argument = 3
 
--- Decide equal hits, as many as the mark of the first ask says. They are charged as far as there is room, and with them some
--- that are still to come: a worker spends these until the first slice ends. The answer has the states and waits after that,
--- and ends with how many were charged, and how long until that end. If there is room for none, it is that to one hit.
-local function several(asks)
-  local asked, ahead = asks[1].mark % HALF_MARK, math.floor(asks[1].mark / HALF_MARK)
+-- Decide a hit, and charge with it equal ones that are still to come, as many as its argument says: a worker spends these
+-- until the first slice ends. The answer has the states after that, and ends with how many hits were charged, and how long
+-- until that end. If there is room for none, it is that to a hit.
+local function lease(asks)
   local room, ends = math.huge, math.huge
   for _, ask in ipairs(asks) do
     room = min(room, math.floor((ask.limit.amount - ask.w.spent) / ask.units))
@@ -154,17 +153,14 @@ local function several(asks)
   if room < 1 then
     return hit(asks)
   end
-  local times = min(asked, room)
+  local times = 1
   if ends > now then
-    times = max(times, min(asked + ahead, math.floor(room / SHARE)))
+    times = max(1, min(1 + ARGV[first_argument], math.floor(room / SHARE)))
   end
   for _, ask in ipairs(asks) do
     ask.limit.counter.charge(ask.w, ask.limit, ask.units * times)
   end
   save(asks)
-  if times < asked then
-    wait(asks)
-  end
   return answer(OK, asks) .. pack("<I4i8", times, ends - now)
 end
 
@@ -206,8 +202,7 @@ end
 
 local COMMAND = 6
 local commands -- defined by the first command of a call
-local operations = { hit, peek, charge_all, refund, inspect, [7] = several }
-local first_argument = 3
+local operations = { hit, peek, charge_all, refund, inspect, [7] = lease }
 
 -- Return BANNED and the bans in force among those at `at`.
 local function bans_of(count, at)

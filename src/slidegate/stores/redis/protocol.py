@@ -1,4 +1,4 @@
-"""The Lua script, and the binary format of its requests and answers.
+"""What is said to Redis, and what it says: the Lua script, the binary format of its requests and answers, errors, time.
 
 A request has a byte for the operation, the numbers of its keys, asks, bans and arguments, the indexes of the keys whose
 bans refuse it, and the asks; each ask has the index of its key, the cost and the limit. Indexes count from the first
@@ -15,13 +15,17 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b, sha1
 from importlib import resources
 from struct import Struct, pack
+from time import monotonic_ns
 from typing import Final, NamedTuple
+
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.policy import BanPolicy
 from ...core.bans.strikes import Level
 from ...core.buckets import Bucket, Check
 from ...core.decision import Decision, Reason
+from ...core.errors import Concerns, StoreError, StoreTimeout, StoreUnavailable, quoted
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
 from ...core.quotas import Quota
@@ -31,7 +35,7 @@ from ...core.store import Clock
 from ...core.stored import json_of, read_json
 from ..leases import WORKER_BYTES, HeldPermits
 from ..shared import digest_of
-from .errors import unexpected
+from ..system_clock import system_us
 
 LAYOUT: Final = 11
 """The version of the format of windows, strikes and permits, which begin anew in another one: a part of their fields.
@@ -54,7 +58,8 @@ CHARGE: Final = 3
 REFUND: Final = 4
 INSPECT: Final = 5
 COMMAND: Final = 6
-SEVERAL: Final = 7
+LEASE: Final = 7
+"""A hit, with which equal ones are charged ahead; its argument says how many at most."""
 
 # The statuses of answers.
 OK: Final = 0
@@ -73,6 +78,7 @@ PERMITS: Final = 4
 """The mode of a concurrency limit."""
 
 REQUEST: Final = Struct("<BHHHH")
+_LEASED: Final = Struct("<Iq")
 _ASK: Final = Struct("<HqI")
 _LIMIT: Final = Struct("<8sIqqqHB")
 _PERMITS: Final = Struct(f"<8sI{WORKER_BYTES}sqqHB")
@@ -227,7 +233,8 @@ class Packing:
             ask = _ASK.pack(names.setdefault(self.name_of(key), len(names)), 0, min(cost, MAX_UNITS))
             asks += [ask + self.pack_limit(bucket, limit, key, held) for limit in bucket.limits]
         packed_bans = pack(f"<{len(bans)}H", *bans)
-        return Packed([*names], REQUEST.pack(what, len(names), len(asks), len(bans), 0) + packed_bans + b"".join(asks))
+        head = REQUEST.pack(what, len(names), len(asks), len(bans), what == LEASE)
+        return Packed([*names], head + packed_bans + b"".join(asks))
 
     def refund(self, reservations: Iterable[Reservation]) -> Packed:
         """Pack a refund.
@@ -336,6 +343,12 @@ def decision_of(answer: bytes, what: int, checks: Sequence[Check], now_us: int) 
     return Decision(status == OK, _REASONS[status], now_us, checks, states, charged)
 
 
+def leased_of(answer: bytes) -> tuple[int, int]:
+    """Return how many equal hits were charged, and how long after that their first slice ends, in microseconds."""
+    charged, lasts_us = _LEASED.unpack(answer[-_LEASED.size :])
+    return charged, lasts_us
+
+
 # -- rows of bans and levels, which begin with their ends --------------------------------------------------------------
 
 
@@ -368,3 +381,92 @@ def unpack_level(packed: bytes) -> Level | None:
         return None
     over_us, until_us, level = _LEVEL.unpack_from(packed)
     return Level(level, until_us, over_us)
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+CLOSED: Final = "redis: the store is closed; create a new one"
+_SIGNS: Final[dict[Concerns, tuple[str, ...]]] = {
+    "request": ("WRONGTYPE", "data string too short"),
+    "writes": ("OOM ", "READONLY ", "MISCONF ", "NOREPLICAS "),
+}
+"""What is in an error about another program's value, or a damaged one, at a key; and in those of a server that is full,
+a replica, cannot save, or lacks replicas.
+"""
+
+
+def refusal(text: str) -> StoreUnavailable:
+    """Return the exception for what Redis says instead of an answer."""
+    return StoreUnavailable(f"redis: {text}", concerns=_concern_of(text))
+
+
+def _concern_of(text: str) -> Concerns:
+    """Return what an error is about, by the signs in its text; any other one is about the server."""
+    for concern, signs in _SIGNS.items():
+        if any(sign in text for sign in signs):
+            return concern
+    return "server"
+
+
+def store_error(error: BaseException) -> StoreError:
+    """Return an exception, of redis-py or of parsing an answer, as one that waiting tasks raise."""
+    if isinstance(error, StoreError):
+        return error
+    text = f"{type(error).__name__}: {error}"
+    is_late = isinstance(error, (TimeoutError, RedisTimeoutError))
+    failed: StoreError = StoreTimeout(f"redis: {text}") if is_late else refusal(text)
+    failed.__cause__ = error
+    return failed
+
+
+def unexpected(answer: object, concerns: Concerns = "server") -> StoreUnavailable:
+    """Return the error for an answer that has the wrong shape for its command."""
+    return StoreUnavailable(f"redis: the server sent an unexpected answer: {quoted(answer)}", concerns=concerns)
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+
+def real_monotonic_us() -> int:
+    """Return the monotonic time of the system in microseconds, also where a test has set that of limiters."""
+    return monotonic_ns() // 1_000
+
+
+class StoreTime:
+    """The time of a store: the server's, or that of a test clock.
+
+    Args:
+        clock: The test clock; None to use the server's time.
+
+    Attributes:
+        is_real: Whether the server's time is used.
+        local_us: Returns the time of a local clock: the monotonic clock, or the test clock.
+        unix_us: Returns Unix time, by the clock of this process.
+    """
+
+    def __init__(self, clock: Clock | None) -> None:
+        self._clock = clock
+        self._ahead_us = 0
+        self.is_real = clock is None
+        self.local_us: Clock = clock or real_monotonic_us
+        self.unix_us: Clock = clock or system_us
+
+    def for_script(self) -> int:
+        """Return the time argument of a script; -1 makes the script use the server's TIME."""
+        return -1 if self._clock is None else self._clock()
+
+    def now_us(self) -> int:
+        """Return the server's time, estimated from its last answer."""
+        return self.local_us() + self._ahead_us
+
+    def sent_us(self, sent_ns: int) -> int:
+        """Return a moment of the monotonic clock by the local one; a test's stands still until an answer comes."""
+        if self.is_real:
+            return sent_ns // 1_000
+        return self.local_us()
+
+    def saw(self, now_us: int) -> None:
+        """Record the server's time, in an answer received now."""
+        if self.is_real:
+            self._ahead_us = now_us - real_monotonic_us()

@@ -17,9 +17,8 @@ from ...core.bans.ban import Ban, BanSubject
 from ...core.bans.networks import BannedNetworks
 from ...core.errors import StoreUnavailable
 from ...core.events import Event
-from .clock import StoreTime, real_monotonic_us
-from .refusals import Refusals
-from .script import Packed, Packing, command, unpack_ban
+from .held import HeldAnswers
+from .protocol import Packed, Packing, StoreTime, command, real_monotonic_us, unpack_ban
 
 LOOK_EVERY_US: Final = 60_000_000
 """How often to look whether Redis evicts keys: somebody may change that while it runs."""
@@ -31,7 +30,7 @@ class StoreNews:
     Args:
         packing: Packs the question for news.
         time: The clock of the store.
-        refusals: The known refusals, which end where the bans of networks change.
+        held: What the process answers by itself: all ends where the bans of networks change, or data is lost.
         tell: Emits an event.
         begins: Whether data begins where there is none; if not, this is a tool, and that is an error.
 
@@ -43,11 +42,11 @@ class StoreNews:
     """
 
     def __init__(
-        self, packing: Packing, time: StoreTime, refusals: Refusals, tell: Callable[[Event], None], *, begins: bool
+        self, packing: Packing, time: StoreTime, held: HeldAnswers, tell: Callable[[Event], None], *, begins: bool
     ) -> None:
         self._packing = packing
         self._time = time
-        self._refusals = refusals
+        self._held = held
         self._tell = tell
         self._begins = begins
         self.names = packing.meta, packing.meta + b":index", packing.meta + b":networks"
@@ -91,6 +90,8 @@ class StoreNews:
         """
         count, life, policy, version, rows, naming = answer
         before = self.life
+        if life != before:
+            self._held.drop()
         # Unknown until the data is checked: after an error the next call asks for the news first.
         self.life = b""
         if not self._begins:
@@ -106,7 +107,7 @@ class StoreNews:
         if version != self._version:
             self._take_networks(rows[1::2])
             self._version = version
-            self._refusals.invalidate_all()
+            self._held.change()
 
     def _check_data(self, life: bytes, naming: bytes) -> None:
         """Check that there is data of workers, whose names of keys this store would make, too."""

@@ -1,0 +1,383 @@
+"""What a worker answers by itself, in the place of Redis, about questions that were asked before.
+
+*No*: a question that was refused would be refused again until units expire or are refunded, and a banned client until
+the ban ends. So a refusal is repeated, but for at most `TRUST_US` after Redis was asked: that is the delay with which a
+refund or an unban by another worker takes effect.
+
+*Yes, so many times*, in a store with leases: a ring counts all units of a slice by its last microsecond, see
+`core.ring`. So until then it does not matter when units that Redis has charged are spent: either way no window contains
+more than its amount::
+
+    Redis    |--charges 8--------------------------------| the slice ends: its 8 units count from here
+    worker       1   2 3    4    5                       | 3 are left, and are refunded by the moment of the slice
+                 ^ asks     ^ asks nobody
+
+A lease is of one question: all of its checks are charged, or none. It ends with the first slice of its limits, or the
+first period of its quotas, but at most `TRUST_US` after it was asked for. The worker measures that time by its
+monotonic clock from before it asked: so a slow answer makes a lease shorter, and a worker that was stopped finds its
+lease ended.
+
+What this process changes takes effect at once: no answer is used that was asked for before the change. Where units may
+be gone from Redis, a lease is dropped: its units are neither spent nor refunded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from random import random
+from time import monotonic_ns
+from typing import Final, TypeAlias
+
+from ...core.buckets import Check
+from ...core.decision import OK, Decision, Reason, refused_by_ban, refused_later
+from ...core.memo import MEMO_SIZE, remember
+from ...core.reservation import Reservation, reserved
+from ...core.ring import WindowState
+from ..forks import InChild, begin_anew_if_forked
+from .protocol import StoreTime, real_monotonic_us
+from .question import Question
+
+TRUST_US: Final = 1_000_000
+"""The longest time for which an answer is used, and how old the news may be by which a lease is spent."""
+FEW: Final = 4
+"""Units are charged ahead for a question that was asked so often; under the lease before, it counts half."""
+MOST_AHEAD: Final = 65_535
+"""The most units that are charged ahead."""
+CLOCK_ERROR: Final = 1_000
+"""A lease is shorter by this part: so much slower than the clock of the server may that of the worker go."""
+ROUNDING_US: Final = 5
+"""What the rounding of both clocks may add."""
+STEP_US: Final = 1_000
+"""How far a clock has to step to be noticed."""
+
+Refund: TypeAlias = Callable[[Sequence[Reservation]], None]
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """What Redis said last of a question: a refusal, or a lease.
+
+    Attributes:
+        decision: The decision; in a lease with the states of windows after all its units.
+        sent_ns: When it was asked for (monotonic).
+        came_us: When it came, by the local clock of the store.
+        until_us: Until when it is used, by the same clock.
+        amounts: The amounts of its limits; an operator may change them.
+        cleared: The questions for which a lease may be spent, one for each client: Redis has said that no ban refuses
+            it.
+        units: An element for each unit that is left; threads take them without a lock.
+        used: How often the question was asked under the lease, and half as often as under the one before.
+        is_asking: Whether more units are asked for: of several equal hits in a call, one asks ahead.
+        is_dropped: Whether its units may be gone from Redis.
+    """
+
+    decision: Decision
+    sent_ns: int
+    came_us: int
+    until_us: int
+    amounts: Sequence[int]
+    cleared: set[Question] = field(default_factory=set)
+    units: list[None] = field(default_factory=list)
+    used: int = 0
+    is_asking: bool = False
+    is_dropped: bool = False
+
+    def take(self) -> bool:
+        """Take a unit, if one is left."""
+        try:
+            self.units.pop()
+        except IndexError:
+            return False
+        return True
+
+
+class HeldAnswers:
+    """The answers that a process has, in bounded memory. The threads of all event loops share them without a lock.
+
+    Args:
+        time: The clock of the store.
+
+    Attributes:
+        answers: By the checks of a question; refusals by bans by the question, which is that of one client.
+        fresh_until_ns: Until when bans of networks are as the news say (monotonic).
+    """
+
+    def __init__(self, time: StoreTime) -> None:
+        self._time = time
+        self.answers: dict[Hashable, Answer] = {}
+        self.fresh_until_ns = 0
+        # When this process last changed a window, by bucket and key, or who is banned, by key; and all of them.
+        self._changed_ns: dict[Hashable, int] = {}
+        self._all_changed_ns = 0
+        self._last_change_ns = 0
+        self._dropped_ns = 0
+        self._latest_us = 0
+        self._refusals_end_us = 0
+        """When the last refusal ends."""
+        self._ahead_us = -math.inf, math.inf
+        """How far the server's clock is ahead of the monotonic one, at least and at most."""
+        self._in_child = InChild(self.drop)
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+
+    def answer(self, question: Question) -> Decision | None:
+        """Return the decision about a hit; None if Redis has to be asked."""
+        if not self._time.is_real:
+            self._see_test_clock()
+        held = self.answers.get(question) or self.answers.get(question.checks)
+        if held is None:
+            return None
+        decision = held.decision
+        if decision.allowed:
+            return self._spend(held, question)
+        now_us = self._time.local_us()
+        if not self._goes_on(held, question, now_us):
+            self.answers.pop(question, None)  # the refusal by a ban, in front of what its checks have
+            return None
+        by_server_us = decision.now_us + now_us - held.came_us
+        if decision.ban is not None:
+            return refused_by_ban(decision.ban, by_server_us, question.checks)
+        return refused_later(decision.readings, decision.now_us, by_server_us, question.checks)
+
+    def _see_test_clock(self) -> None:
+        """Use no answer from before a test set its clock back, which moves windows."""
+        before_us = self._latest_us
+        self._latest_us = self._time.local_us()
+        if self._latest_us < before_us:
+            self.change()
+
+    def _spend(self, lease: Answer, question: Question) -> Decision | None:
+        begin_anew_if_forked()  # a child must not spend the units of its parent
+        if not lease.take():
+            return None
+        now_us = self._time.local_us()  # read after a unit was taken: a process may be stopped before any line
+        is_cleared = question in lease.cleared and monotonic_ns() < self.fresh_until_ns
+        if is_cleared and self._goes_on(lease, question, now_us):
+            lease.used += 1
+            return admitted_before(lease.decision, len(lease.units), lease.decision.now_us + now_us - lease.came_us)
+        lease.units.append(None)
+        return None
+
+    def ahead(self, question: Question, refund: Refund) -> int:
+        """Return how many units to charge ahead of a question: as many as were used, at least half of last time's.
+
+        What is left of a lease that has ended is refunded first.
+
+        Args:
+            question: The question.
+            refund: Refunds what is left.
+        """
+        lease = self.answers.get(question.checks)
+        if lease is None:
+            return 0
+        now_us, used = self._time.local_us(), lease.used
+        if not self._goes_on(lease, question, now_us):
+            self.refund_rest(lease, refund)
+            used //= 2  # the next lease begins
+            if now_us >= lease.until_us + TRUST_US:
+                self.answers.pop(question.checks, None)
+                return 0
+        # Units that are left are for other clients, whom Redis has cleared.
+        if lease.units or lease.is_asking or used < FEW:
+            return 0
+        lease.is_asking = True
+        return min(used, MOST_AHEAD)
+
+    # -- answers of Redis --------------------------------------------------------------------------------------------
+
+    def refused(self, question: Question, decision: Decision, sent_ns: int) -> None:
+        """Keep a refusal, by a ban, or by limits until units leave, unless this process has changed that meanwhile.
+
+        Args:
+            question: The question.
+            decision: What Redis said.
+            sent_ns: When it was asked (monotonic).
+        """
+        subject: Hashable = question
+        lasts_us = TRUST_US
+        if decision.reason is not Reason.BANNED:
+            subject = question.checks
+            lease = self.answers.get(subject)
+            if lease is not None and lease.units:  # for others
+                return
+            for spent, leaves_us, _, _ in decision.readings:
+                if spent and leaves_us:  # permits leave at no known time
+                    lasts_us = min(lasts_us, leaves_us - decision.now_us)
+        elif decision.retry_after_us is not None:
+            lasts_us = min(lasts_us, decision.retry_after_us)
+        if not self._has_changed(question, sent_ns, is_refused=True):
+            until_us = self._time.sent_us(sent_ns) + lasts_us
+            self._latest_us = came_us = self._time.local_us()
+            remember(self.answers, subject, Answer(decision, sent_ns, came_us, until_us, amounts_of(question.checks)))
+            self._refusals_end_us = max(self._refusals_end_us, until_us)
+
+    def admitted(self, question: Question) -> None:
+        """End the refusals that share windows with a question that was charged: they have other numbers now."""
+        if self._time.local_us() < self._refusals_end_us:
+            self.change(windows_of(question.checks))
+
+    def lease(
+        self, question: Question, decision: Decision, sent_ns: int, lasts_us: int, spent: int, left: int, refund: Refund
+    ) -> None:
+        """Keep the units that Redis has charged ahead, or refund them if the lease has ended.
+
+        Args:
+            question: The question.
+            decision: What Redis said.
+            sent_ns: When it was asked (monotonic).
+            lasts_us: How long after its decision the first slice ends.
+            spent: How many units were spent.
+            left: How many are left.
+            refund: Refunds them.
+        """
+        if sent_ns <= self._dropped_ns:
+            return  # Redis may count them no longer
+        came_us = self._time.local_us()
+        until_us = self._time.sent_us(sent_ns) + min(lasts_us - lasts_us // CLOCK_ERROR - ROUNDING_US, TRUST_US)
+        # The lease has ended already: its slice is over, or a client or its network has been banned meanwhile.
+        if came_us >= until_us or self._has_changed(question, sent_ns):
+            if left:
+                refund(charges_of(decision, left))
+            return
+        held = self.answers.get(question.checks)
+        if held is not None and held.decision.allowed and self._goes_on(held, question, came_us):
+            held.decision = decision  # these units are of the same slices
+            held.came_us = came_us
+        else:
+            last = held
+            held = Answer(decision, sent_ns, came_us, until_us, amounts_of(question.checks))
+            if last is not None:
+                held.used = last.used // 2
+                self.refund_rest(last, refund)
+            remember(self.answers, question.checks, held)
+            if self._time.is_real:  # those of all keys end with the same slices: refunds are spread over half as long
+                lasts_s = (until_us - came_us) / 1_000_000 * (1 + random() / 2)
+                asyncio.get_running_loop().call_later(lasts_s, self.refund_rest, held, refund)
+        held.cleared.add(question)
+        held.is_asking = held.is_asking and not left
+        held.used += spent
+        held.units += [None] * left
+
+    def see(self, now_us: int, sent_ns: int) -> None:
+        """Take note of an answer received now; drop all leases if the server's clock has stepped.
+
+        Args:
+            now_us: The server's time.
+            sent_ns: When it was asked for (monotonic).
+        """
+        then_least_us, then_most_us = self._ahead_us
+        least_us = now_us - real_monotonic_us()
+        most_us = now_us - sent_ns // 1_000
+        self._ahead_us = least_us - STEP_US, most_us + STEP_US
+        if self._time.is_real and max(least_us, then_least_us) > min(most_us, then_most_us):
+            self.drop()
+
+    # -- refunds -----------------------------------------------------------------------------------------------------
+
+    def give_back(self, reservations: Sequence[Reservation]) -> bool:
+        """Return a refunded hit to its lease; False if that has ended, or has no units left.
+
+        Near the limit it has none, so that Redis and others learn of the refund.
+        """
+        lease = self.answers.get(tuple([one.check for one in reservations]))
+        if lease is None or not lease.units or self._time.local_us() >= lease.until_us:
+            return False
+        hit = charges_of(lease.decision, 1)
+        if [(one.marks, one.units) for one in reservations] != [(one.marks, one.units) for one in hit]:
+            return False
+        lease.units.append(None)
+        return True
+
+    def refund_rest(self, lease: Answer, refund: Refund) -> None:
+        """Refund what is left of a lease."""
+        lease.cleared.clear()
+        left = 0
+        while lease.take():
+            left += 1
+        if left and not lease.is_dropped:
+            refund(charges_of(lease.decision, left))
+
+    def refund_all(self, refund: Refund) -> None:
+        """Refund what is left of all leases."""
+        for held in [*self.answers.values()]:
+            self.refund_rest(held, refund)
+
+    # -- what ends answers -------------------------------------------------------------------------------------------
+
+    def change(self, names: Iterable[Hashable] | None = None) -> None:
+        """Use no answer about some keys and windows that was asked for before now; by default none at all."""
+        self._last_change_ns = now_ns = monotonic_ns()
+        if names is None or len(self._changed_ns) > MEMO_SIZE:
+            self._all_changed_ns = now_ns
+            self._changed_ns.clear()
+        for name in names or ():
+            self._changed_ns[name] = now_ns
+
+    def drop(self, key: str | None = None) -> None:
+        """Use no answer from before now. Redis may count the units no longer that a key, or all, have leased."""
+        self.change()
+        self._dropped_ns = monotonic_ns()
+        for subject, held in [*self.answers.items()]:
+            if key is None or any(key == own for _, own, _ in held.decision.checks):
+                held.is_dropped = True
+                self.answers.pop(subject, None)
+
+    def _has_changed(self, question: Question, since_ns: int, *, is_refused: bool = False) -> bool:
+        """Return whether this process has changed, since then (monotonic), who is banned, or windows of a refusal."""
+        names: list[Hashable] = [*question.refusing]
+        if is_refused:
+            names += windows_of(question.checks)
+        changed_ns = self._changed_ns
+        return self._all_changed_ns >= since_ns or any(changed_ns.get(name, 0) >= since_ns for name in names)
+
+    def _goes_on(self, held: Answer, question: Question, now_us: int) -> bool:
+        """Return whether an answer is of use for a question now; see `cleared` for who is not banned."""
+        if held.is_dropped or not held.came_us <= now_us < held.until_us:  # a test may set its clock back
+            return False
+        if held.amounts != amounts_of(question.checks):
+            return False
+        if self._last_change_ns < held.sent_ns:  # as most often
+            return True
+        return not self._has_changed(question, held.sent_ns, is_refused=not held.decision.allowed)
+
+
+def windows_of(checks: Iterable[Check]) -> list[tuple[str, str]]:
+    """Return the names of the windows of a question, for `HeldAnswers.change`."""
+    return [(bucket.name, key) for bucket, key, _ in checks]
+
+
+def amounts_of(checks: Sequence[Check]) -> list[int]:
+    """Return the amounts of all limits."""
+    return [limit.amount for bucket, _, _ in checks for limit in bucket.limits]
+
+
+def admitted_before(decision: Decision, later: int, now_us: int) -> Decision:
+    """Return the admission of one of several equal hits, as it was before some of them were charged.
+
+    Args:
+        decision: The decision after all of them.
+        later: How many were charged after it.
+        now_us: The time of the decision.
+    """
+    units_later = _units(decision.checks, later)
+    readings: list[WindowState] = []
+    for (spent, leaves_us, mark, _), units in zip(decision.readings, units_later, strict=True):
+        readings.append((spent - units, leaves_us, mark, 0))
+    return Decision(True, OK, now_us, decision.checks, readings, None)
+
+
+def charges_of(decision: Decision, times: int) -> Sequence[Reservation]:
+    """Return what several equal hits were charged, given the decision after them."""
+    marks = [mark for _, _, mark, _ in decision.readings]
+    return reserved(decision.checks, marks, _units(decision.checks, times))
+
+
+def _units(checks: Sequence[Check], times: int) -> list[int]:
+    """Return how many units of each limit several hits are charged."""
+    units: list[int] = []
+    for bucket, _, cost in checks:
+        units += [times * cost] * len(bucket.limits)
+    return units
