@@ -260,7 +260,8 @@ def test_addresses_that_are_objects_are_taken(way: str, address: str) -> None:
         pytest.skip("those of URLs have a host")
     store = Limiter.from_url(objects_of(address)[way]).store
     if isinstance(store, RedisStore):
-        given = store.parts.open_client().connection_pool.connection_kwargs
+        line: Any = store.parts.open_line()
+        given = line._pool.connection_kwargs
         assert (given["host"], given["port"], given["db"], given["password"]) == ("localhost", 6380, 1, "a@b")
     else:
         assert isinstance(store, MemoryStore)

@@ -20,7 +20,6 @@ _OPTIONS: Final[dict[str, dict[str, type]]] = {
     "redis": {
         "max_bans": int,
         "max_waiting": int,
-        "connections": int,
         "key_locking": bool,
         "leases": bool,
         "permit_lease": str,

@@ -21,10 +21,10 @@ from redis.auth.token import SimpleToken
 from redis.backoff import NoBackoff
 from redis.credentials import StreamingCredentialProvider, UsernamePasswordCredentialProvider
 
-from slidegate import BanPolicy, ConfigurationError, Decision, Limiter, Quota, StoreError
+from slidegate import BanPolicy, Decision, Limiter, Quota, StoreError
 from slidegate.core import Ban, Bucket, Concurrency, Reason, Reservation, Snapshot, StoreUnavailable, parse_address
 from slidegate.core.reservation import reserved
-from slidegate.stores.redis import RedisStore, clients
+from slidegate.stores.redis import RedisStore, clients, line
 from slidegate.stores.redis.bans import CHUNK
 from slidegate.testing import FakeClock, RecordingObserver
 
@@ -401,13 +401,14 @@ TAKEN: Final = (HELD, "user:ann", 1)
     ids=["server", "socket", "sentinel", "cluster"],
 )
 def test_connections_are_as_given_but_for_the_stores_timeouts_and_no_retries(given: Callable[[], Any]) -> None:
-    own: Any = clients.open_own(given(), 0.7)
-    if isinstance(own, ClusterClient):
-        assert getattr(own, "cluster_error_retry_attempts", own.retry._retries) == 0  # the first in redis-py 5
-        nodes = *own.nodes_manager.startup_nodes.values(), ClusterNode("127.0.0.1", 2, **own.connection_kwargs)
-        kind, connections = given().connection_kwargs["connection_class"], [node.acquire_connection() for node in nodes]
+    user: Any = given()
+    own: Any = clients.OwnClients(user, 0.7)
+    if own.is_cluster:
+        kind = user.connection_kwargs["connection_class"]
+        nodes = own.open_cluster().nodes_manager.startup_nodes.values()
+        connections = [*(node.acquire_connection() for node in nodes), own.open_node_pool("h", 2).make_connection()]
     else:
-        kind, connections = given().connection_pool.connection_class, [own.connection_pool.make_connection()]
+        kind, connections = user.connection_pool.connection_class, [own.open_pool().make_connection()]
     for connection in connections:
         assert isinstance(connection, kind)
         assert (connection.username, connection.password) == ("ann", "pw")
@@ -484,7 +485,7 @@ async def test_the_end_of_an_idle_connection_is_free(
             for each in deployment.masters if isinstance(deployment, RedisCluster) else [deployment]:
                 each.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             if stands_still:
-                time.sleep(2 * clients.IDLE_S)  # noqa: ASYNC251 - the loop learns of nothing meanwhile
+                time.sleep(2 * line.IDLE_S)  # noqa: ASYNC251 - the loop learns of nothing meanwhile
             else:
                 await asyncio.sleep(0.05)
         assert observer.events == []
@@ -755,31 +756,12 @@ async def test_what_a_class_of_connections_raises_is_told_and_tried_again(
 @pytest.mark.usefixtures("nothing_goes_wrong_that_nobody_deals_with")
 async def test_a_client_that_cannot_be_made_is_told_and_tried_again(server: RedisServer) -> None:
     async with store_at(server) as store:
-        make, store.parts.open_client = store.parts.open_client, Mock(side_effect=TypeError("in a mood"))
+        make, store.parts.open_line = store.parts.open_line, Mock(side_effect=TypeError("in a mood"))
         for ask in (lambda: hit(store), store.reset_all, lambda: store.bans.find(("user:ann",))) * 2:
             found = await asyncio.gather(*(outcome(ask) for _ in range(3)))
             assert [str(one) for one in found] == ["redis: TypeError: in a mood"] * 3
-        store.parts.open_client = make
+        store.parts.open_line = make
         assert await hit(store)
-
-
-@pytest.mark.parametrize("kind", ["server", "sentinel", "cluster"])
-def test_a_class_of_connections_that_cannot_be_made_is_refused_where_it_is_given(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Picky(Connection):
-        def __init__(self, host: str = "", port: int = 0, db: int = 0) -> None:
-            super().__init__(host=host, port=port, db=db)
-
-    if kind == "server":
-        given: Any = Redis(connection_pool=ConnectionPool(connection_class=Picky))
-    elif kind == "sentinel":
-        given = RedisSentinel([("127.0.0.1", 1)]).master_for("mymaster", connection_class=Picky)
-    else:
-        given = ClusterClient("127.0.0.1", 1)
-        given.connection_kwargs["connection_class"] = Picky
-    with pytest.raises(ConfigurationError, match=r"^client: a connection like those of .* cannot be made: TypeError"):
-        RedisStore(given)
 
 
 @pytest.mark.usefixtures("nothing_goes_wrong_that_nobody_deals_with")

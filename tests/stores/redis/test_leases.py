@@ -399,7 +399,7 @@ async def test_news_that_could_not_be_had_make_no_lease_fresh(
         fresh_until_ns, ask = leases.fresh_until_ns, batcher._ask
         monkeypatch.setattr(batcher, "_ask_news_from_ns", 0)
         monkeypatch.setattr(batcher, "_ask", Mock(side_effect=KeysApart("apart")))
-        await batcher._hear_alone(batcher._lines[0])
+        await batcher._hear_alone(batcher._line)
         monkeypatch.setattr(batcher, "_ask", ask)
         monkeypatch.setattr(batcher, "_wants_news", False)
         await settle(store.peek(ANN))

@@ -33,7 +33,7 @@ from ...core.reservation import Reservation
 from ..leases import HeldPermits
 from ..shared import in_steps
 from .held import HeldAnswers, admitted_before, windows_of
-from .line import KeysApart, Line, open_line
+from .line import DEPTH, KeysApart, Line
 from .news import StoreNews
 from .protocol import (
     BANNED,
@@ -59,7 +59,6 @@ from .protocol import (
     unpack_ban,
 )
 from .question import Question
-from .urls import Client
 
 _HEAD: Final = Struct("<q?")
 """The server's time, and whether the call has stored anything."""
@@ -74,6 +73,8 @@ RENEWED_AT_ONCE: Final = 64
 """How many rows of permits are renewed at once, so that requests of clients are sent in between."""
 SCANNED: Final = 500
 """How many keys a server looks at in one call that searches for names."""
+SPLIT_S: Final = 1.0
+"""How long the slot of a store is thought to be on its way after it was seen there."""
 
 Read: TypeAlias = Callable[[Any, int], Any]
 """Returns a result, given the answer of the script, which is no failure, and the server's time in microseconds."""
@@ -89,8 +90,7 @@ class Parts:
         time: The clock.
         held: What the process answers by itself.
         news: What Redis last said of bans of networks, and of the data.
-        open_client: Returns a client with the user's settings, for a line.
-        connections: How many connections each event loop opens.
+        open_line: Opens the line of an event loop.
         lease_us: How long the permits of a dead process stay taken.
         max_waiting: The most requests of an event loop that may be queued.
         leases: Whether the store has leases.
@@ -104,8 +104,7 @@ class Parts:
     time: StoreTime
     held: HeldAnswers
     news: StoreNews
-    open_client: Callable[[], Client]
-    connections: int
+    open_line: Callable[[], Line]
     lease_us: int
     max_waiting: int
     leases: bool
@@ -298,7 +297,9 @@ class Batcher:
         self._queue: deque[AnyRequest] = deque()
         self._is_waking = False
         """Whether a task is about to send what is queued, in the next iteration of the loop."""
-        self._lines: list[Line] = []
+        self._line: Line | None = None
+        self._split_until_s = 0.0
+        """Until when a call has the keys of one request, because keys are on their way to another node of a cluster."""
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ask_news_from_ns = 0
@@ -372,21 +373,22 @@ class Batcher:
     async def scan(self, cursor: int, pattern: bytes) -> tuple[int, list[bytes]]:
         """Return the next cursor, 0 at the end, and some of the names that match a pattern.
 
-        This is no part of a script, which may touch only keys that it declares.
+        This is no part of the script, which touches only keys that it declares.
 
         Raises:
             StoreError: Redis does not answer.
         """
+        await self.server_us()  # over the line, which there is from then on
+        if self._line is None or self.parts.is_closed:
+            raise StoreUnavailable(CLOSED)
+        search = self.loop.create_task(self._line.ask("SCAN", cursor, "MATCH", pattern, "COUNT", SCANNED))
+        self._tasks.add(search)
+        search.add_done_callback(self._tasks.discard)
+        search.add_done_callback(_retrieve_exception)
         try:
-            if not self._lines:
-                self._start()
-            line = self._lines[-1]
-            search = self.loop.create_task(line.scan(cursor, pattern, SCANNED))
-            self._tasks.add(search)
-            search.add_done_callback(self._tasks.discard)
-            search.add_done_callback(_retrieve_exception)
             # It goes on when its caller is cancelled, as requests do: others wait for the connection.
-            return await asyncio.shield(search)
+            following, names = await asyncio.shield(search)
+            return int(following), names
         except BaseException as error:
             if self.parts.is_closed:
                 raise StoreUnavailable(CLOSED) from error
@@ -429,7 +431,7 @@ class Batcher:
                 self._is_waking = True
                 idle.set_result(None)
             return
-        if self._lines:
+        if self._line is not None:
             return
         try:
             self._start()
@@ -437,13 +439,11 @@ class Batcher:
             self._fail_all(store_error(error))
 
     def _start(self) -> None:
-        """Start the tasks that send; their lines connect with the first commands."""
-        parts = self.parts
-        self._lines = [open_line(parts.open_client, parts.packing.meta) for _ in range(parts.connections)]
+        """Start the tasks that send; their line connects with the first command."""
+        self._line = line = self.parts.open_line()
         self._is_waking = True
-        for line in self._lines:
-            for _ in range(line.depth):
-                self._tasks.add(self.loop.create_task(self._send(line)))
+        for _ in range(DEPTH):
+            self._tasks.add(self.loop.create_task(self._send(line)))
 
     async def _send(self, line: Line) -> None:
         """Send what is queued over a line, until the store is closed or the event loop ends."""
@@ -464,9 +464,9 @@ class Batcher:
 
     async def _serve(self, line: Line) -> None:
         """Send the requests of a call, and give each its answer or an error."""
-        is_split = monotonic() < line.split_until_s
+        is_split = monotonic() < self._split_until_s
         most = self._most_in_call()
-        if is_split:  # keys of two requests may be on two nodes
+        if is_split:
             most = 1
         requests = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
         if self._queue:  # for another task
@@ -507,9 +507,11 @@ class Batcher:
             error: The error.
             is_alone: Whether it had the keys of one request alone.
         """
-        if isinstance(error, KeysApart) and not is_alone:
-            self._queue.extendleft(reversed(requests))  # nothing was done; now each goes alone
-            return None
+        if isinstance(error, KeysApart):
+            self._split_until_s = monotonic() + SPLIT_S
+            if not is_alone:
+                self._queue.extendleft(reversed(requests))  # nothing was done; now each goes alone
+                return None
         failed: StoreError = StoreUnavailable(CLOSED)
         if isinstance(error, Exception) and not self.parts.is_closed:
             failed = store_error(error)

@@ -42,6 +42,7 @@ from .bans import RedisBans
 from .batch import Batcher, Parts
 from .clients import OwnClients
 from .held import HeldAnswers, windows_of
+from .line import open_line
 from .news import StoreNews
 from .protocol import CHARGE, CLOSED, HIT, INSPECT, KEY_LOCKING, PEEK, SCRIPT, Packing, StoreTime
 from .question import Question
@@ -74,8 +75,6 @@ class RedisStore(Store):
             three times in that time.
         max_bans: The most bans in force. Beyond that, automatic bans are not recorded.
         max_waiting: The most requests of one event loop that may be queued for a slow server.
-        connections: How many connections each event loop opens, 1 to 64. One is enough: two calls of 64 requests each
-            are under way on it.
         leases: Whether a worker has units charged ahead of a question that it is asked often, and spends them within
             the same slice without asking Redis; see `held`.
         key_locking: Whether scripts lock the keys that they use, and not the database: for Upstash alone.
@@ -100,14 +99,13 @@ class RedisStore(Store):
         permit_lease: str | timedelta = DEFAULT_PERMIT_LEASE,
         max_bans: int = DEFAULT_MAX_BANS,
         max_waiting: int = DEFAULT_MAX_WAITING,
-        connections: int = 1,
         leases: bool = False,
         key_locking: bool = False,
         create: bool = True,
         clock: Clock | None = None,
     ) -> None:
         found = address_in(client)
-        _check(found, prefix, max_bans, max_waiting, connections, clock)
+        _check(found, prefix, max_bans, max_waiting, clock)
         super().__init__()
         given: Client = open_client(found) if isinstance(found, str) else found
         timeout_s = parse_duration_us(timeout, "timeout") / 1_000_000
@@ -123,8 +121,7 @@ class RedisStore(Store):
             time=time,
             held=held,
             news=StoreNews(packing, time, held, self.observers.tell, begins=create),
-            open_client=OwnClients(given, timeout_s).open,
-            connections=connections,
+            open_line=partial(open_line, OwnClients(given, timeout_s), packing.meta, held.drop),
             lease_us=permit_lease_us(permit_lease),
             max_waiting=max_waiting,
             leases=leases,
@@ -305,9 +302,7 @@ class RedisStore(Store):
         return batcher
 
 
-def _check(
-    client: object, prefix: object, max_bans: object, max_waiting: object, connections: object, clock: Clock | None
-) -> None:
+def _check(client: object, prefix: object, max_bans: object, max_waiting: object, clock: Clock | None) -> None:
     """Raise for invalid arguments; see `RedisStore`."""
     if not isinstance(prefix, str) or not 0 < len(prefix) <= 64 or re.search(r"[{}*?\[\]\\\ud800-\udfff]", prefix):
         raise ConfigurationError(
@@ -315,7 +310,6 @@ def _check(
         )
     check_whole(max_bans, 1, 10**12, "max_bans", "for example 100_000")
     check_whole(max_waiting, 1, 10**9, "max_waiting", "for example 10_000")
-    check_whole(connections, 1, 64, "connections", "for example 2")
     check_clock("clock", clock)
     if not isinstance(client, (str, Redis, RedisCluster)):
         raise ConfigurationError(
