@@ -764,7 +764,7 @@ async def test_sentinels_have_no_password_or_one_of_their_own(own: str | None) -
 async def test_errors_and_messages_name_the_service(sentinels: list[Sentinel]) -> None:
     url = url_of(sentinels)
     async with store_at(url.replace("/mymaster", "/gaet")) as store:
-        with pytest.raises(StoreUnavailable, match=r"no sentinel leads to a master of service 'gaet'.*No such master"):
+        with pytest.raises(StoreUnavailable, match=r"no sentinel leads to a master of service 'gaet'.*No master found"):
             await store.reset("user:1")
     for sentinel in sentinels:
         sentinel.kill()

@@ -127,9 +127,9 @@ class _Masters:
         """Ask all sentinels at once; return the first address whose server says that it is a master.
 
         Raises:
-            RedisError: There is none.
+            MasterNotFoundError: There is none.
         """
-        failed: Exception = MasterNotFoundError("there are no sentinels")
+        failed: Exception | None = None
         asked = [asyncio.ensure_future(self._ask(sentinel, service)) for sentinel in self._given.sentinels]
         try:
             for answer in asyncio.as_completed(asked):
@@ -137,7 +137,7 @@ class _Masters:
                     return await answer
                 except (RedisError, OSError) as error:
                     failed = error
-            raise failed
+            raise MasterNotFoundError(f"no sentinel leads to a master of service {service!r}: {failed}") from failed
         finally:
             for task in asked:
                 task.cancel()
@@ -146,6 +146,7 @@ class _Masters:
     async def _ask(self, sentinel: Redis, service: str) -> tuple[str, int]:
         """Ask one sentinel, which may be out of date, and then the server that it names."""
         async with _once(own_pool(sentinel.connection_pool, self._timeout_s)) as own:
+            await own.ping()  # says by itself why it cannot be reached
             alone = copy(self._given)
             alone.sentinels = [own]
             pool: Any = SentinelConnectionPool(service, alone, **self._settings)  # type: ignore[no-untyped-call]
