@@ -491,6 +491,15 @@ async def test_the_end_of_an_idle_connection_is_free(
         assert observer.events == []
 
 
+async def test_an_idle_connection_that_was_reset_is_opened_anew(server: RedisServer) -> None:
+    async with FaultProxy(server.port) as proxy, store_at(f"redis://127.0.0.1:{proxy.port}") as store:
+        for spent in range(1, 4):
+            assert (await hit(store, limits="10/hour")).remaining == 10 - spent
+            await proxy.refuse()
+            await proxy.accept()
+            await asyncio.sleep(2 * line.IDLE_S)
+
+
 class Tokens(StreamingCredentialProvider):
     """A provider of tokens that expire, as for Azure: whoever was registered last is told of the next one."""
 

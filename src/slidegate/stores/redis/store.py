@@ -6,12 +6,13 @@ one iteration of an event loop, using the server's time.
 All keys of a store are in one slot of a cluster, so that a question is one script call on a server, behind Sentinel and
 on a cluster alike::
 
-    store -> batch -> protocol -> line -> Redis -> lua/
-     ^         ^                   |
-     +- held --+------- news <-----+
+    store -> held
+          -> batch -> protocol -> line -> Redis -> lua/
+               ^                   |
+               +--- held, news <---+
 
-Each event loop has a `batch`, which packs requests as `protocol` says, and sends them over the lines of `line`. `held`
-and `news` are what a worker remembers of the answers. `urls` parses addresses.
+Each event loop has a `batch`, which packs requests as `protocol` says, and sends them over a `line`, a connection of
+redis-py's that `clients` makes. `held` and `news` are what a worker remembers of the answers. `urls` parses addresses.
 """
 
 from __future__ import annotations
