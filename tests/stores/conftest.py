@@ -69,7 +69,7 @@ async def opened_as(
             options["clock"] = options.pop("wall_clock", options.get("clock"))  # the server has one clock
             server = request.getfixturevalue("server" if kind == "redis" else kind)
             made.append(store_of(server, **{"prefix": f"{tmp_path.name}-{name}", **options}))
-        made[-1].observe(lambda event: event.kind == "store_doubtful" or observer(event))  # of where tests have files
+        made[-1].observe(observer)
         return made[-1]
 
     yield opened_as

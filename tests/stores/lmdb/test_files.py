@@ -27,8 +27,8 @@ import pytest
 from slidegate import ConfigurationError, Limiter, StoreError
 from slidegate.core import Bucket, Concurrency, StoreTimeout, StoreUnavailable
 from slidegate.stores.lmdb import LmdbStore, journal, opening, registry
-from slidegate.stores.lmdb.checking import IN_MEMORY, check_file_system, file_system
-from slidegate.stores.lmdb.turns import WAIT_S
+from slidegate.stores.lmdb.counts import takes_space
+from slidegate.stores.lmdb.gate import WAIT_S
 from slidegate.testing import RecordingObserver
 
 from ...contract.player import listed, settle
@@ -117,7 +117,7 @@ def no_space(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-ON_A_DISK = pytest.mark.skipif(file_system(Path(tempfile.gettempdir())) in IN_MEMORY, reason="files are in memory here")
+ON_A_DISK = pytest.mark.skipif(not takes_space(Path(tempfile.gettempdir())), reason="files are on no disk here")
 
 
 @ON_A_DISK
@@ -176,10 +176,9 @@ IN_LITTLE_MEMORY = """
     limiter = Limiter(LmdbStore(path), deadline="60s", on_error="allow", observers=[told.append])
     (counts,) = Path(path).glob("counts-*")
     assert counts.stat().st_blocks * 512 < 1 << 20
-    assert "is on tmpfs, in memory" in told[0].message, told
     reasons = {limiter.sync.hit(f"user:{number:>050}", "5/hour").reason.value for number in range(20_000)}
     assert reasons == {"ok", "unavailable"}, reasons
-    print({event.kind for event in told} - {"store_doubtful", "map_full", "store_late", "store_failed", "store_error"})
+    print({event.kind for event in told} - {"map_full", "store_late", "store_failed", "store_error"})
 """
 
 
@@ -214,7 +213,7 @@ def test_files_of_somebody_else_are_named(store_path: Path, locked: str, monkeyp
     shut.chmod(0o700)
     assert str(store_path) in message
     assert "Permission denied" in message
-    assert re.search(r"belongs to user \d+ \(.{10}\), and this process is user \d+: give it to that user", message)
+    assert message.endswith("; run all workers as the user that it belongs to, or choose another path")
 
 
 NO_STORE = """
@@ -286,53 +285,20 @@ def test_what_is_no_file_is_refused_by_what_it_is_and_hangs_nobody(store_path: P
 
 
 @pytest.mark.parametrize("name", [".", *NAMES])
-@pytest.mark.parametrize(
-    ("mode", "who", "remedy"), [(0o020, f"group {os.getegid()}", "g-w"), (0o002, "every user", "o-w")]
-)
-def test_what_others_may_write_is_refused(
-    store_path: Path, opened: Opened, name: str, mode: int, who: str, remedy: str
-) -> None:
+@pytest.mark.parametrize("mode", [0o020, 0o002])
+def test_what_others_may_write_is_refused(store_path: Path, opened: Opened, name: str, mode: int) -> None:
     shared = (store_path / name_in(store_path, name)).resolve()
     shared.chmod(shared.stat().st_mode | mode)
-    with pytest.raises(ConfigurationError, match=f"{who} may write to {shared}, and .*; chmod {remedy} {shared}"):
+    with pytest.raises(ConfigurationError, match=f"other users may write to {shared}, and .*; chmod go-w {shared}"):
         opened()
-    subprocess.run(["chmod", remedy, shared], check=True)
+    subprocess.run(["chmod", "go-w", shared], check=True)
     opened()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
-def test_a_directory_whose_owner_could_cut_the_file_off_is_refused(store_path: Path, opened: Opened) -> None:
-    os.chown(store_path, 65_534, 65_534)
-    message = (
-        f"{store_path} belongs to user 65534 .drwx------., and this process is user 0: give it to that user, run as"
-    )
-    with pytest.raises(ConfigurationError, match=message):
-        opened()
-    opened(create=False)  # who only looks on trusts the workers
 
 
 def test_nobody_else_may_read_the_files(store_path: Path) -> None:
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in store_path.iterdir()}
     assert modes == dict.fromkeys((name_in(store_path, name) for name in NAMES), 0o600)
     assert stat.S_IMODE(store_path.stat().st_mode) == 0o700
-
-
-def said_of(line: str) -> str:
-    kind, path = line.split(" ", 1)
-    mounts = [
-        "22 1 259:2 / / rw,relatime shared:1 - ext4 /dev/root rw",
-        f"36 22 0:32 / /var/lib rw,relatime shared:2 - {kind} server:/export rw",
-        "37 22 0:33 / /var/lib/app\\040data rw,relatime - tmpfs tmpfs rw",
-    ]
-    assert file_system(Path(path), []) == ""
-    try:
-        return f"{file_system(Path(path), mounts)}\n{check_file_system(Path(path), mounts)}"
-    except ConfigurationError as error:
-        return f"{error}"
-
-
-def test_a_file_system_that_is_unfit_is_named(texts: Callable[..., None]) -> None:
-    texts(Path(__file__).with_name("file_systems.txt"), ">>> ", said_of)
 
 
 FAULTS = [error for error in vars(lmdb).values() if isinstance(error, type) and issubclass(error, lmdb.Error)]

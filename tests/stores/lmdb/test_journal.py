@@ -20,7 +20,7 @@ import pytest
 
 from slidegate import BanPolicy, ConfigurationError, Decision, Quota, parse_limits
 from slidegate.core import Ban, Bucket, StoreUnavailable, parse_address
-from slidegate.stores.lmdb import LmdbStore, journal, kept_rows, layout, opening, registry, turns
+from slidegate.stores.lmdb import LmdbStore, gate, journal, kept_rows, layout, opening, registry
 from slidegate.stores.lmdb.ban_rows import ban_of
 from slidegate.stores.lmdb.journal import JOURNAL, Journal
 from slidegate.stores.lmdb.layout import LAYOUT, boot_id, boot_us
@@ -99,7 +99,7 @@ def test_a_restart_of_the_workers_keeps_windows_and_a_reboot_begins_them_anew(ma
 
 def test_a_start_waits_until_the_journal_is_read(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     read = Journal.read
-    monkeypatch.setattr(turns, "WAIT_S", 0.02)
+    monkeypatch.setattr(gate, "WAIT_S", 0.02)
     monkeypatch.setattr(Journal, "read", lambda journal: time.sleep(0.2) or read(journal))
     machine.store().bans.ban("user:ann", None, "by request", "ann")
     store = machine.restart("2")

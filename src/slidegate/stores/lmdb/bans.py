@@ -15,9 +15,9 @@ from ...core.store import COMMAND_DEADLINE_S
 from ..ban_book import BanBook, BookBans
 from .ban_rows import ban_of
 from .batching import PAUSE_S, Batcher
+from .gate import TRY_S
 from .layout import rows_from
 from .transaction import Transaction, Transactions
-from .turns import TRY_S
 
 T = TypeVar("T")
 

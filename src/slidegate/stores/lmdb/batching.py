@@ -26,8 +26,8 @@ from weakref import WeakKeyDictionary
 from ...core.errors import StoreTimeout, StoreUnavailable
 from ...core.store import COMMAND_DEADLINE_S
 from ..shared import on_loop, running_loop
+from .gate import POLL_S, TRY_S, TURNS, WAIT_S
 from .transaction import Job, Transaction, Transactions
-from .turns import POLL_S, TRY_S, TURNS, WAIT_S
 
 Args = TypeVarTuple("Args")
 T = TypeVar("T")

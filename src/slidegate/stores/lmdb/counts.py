@@ -1,8 +1,9 @@
 """The open file of this start of the machine, and how much room is left in it.
 
-The file has its whole size from the start, and so has its disk space: LMDB writes through the map, and a process that
-writes to a hole on a full disk is killed. In memory (tmpfs) it is sparse, and LMDB writes to it with calls that can
-fail; so it does where no disk space can be taken ahead.
+On a block device (ext4, XFS) the file has its whole size from the start, and so has its disk space: LMDB writes through
+the map, and a process that writes to a hole on a full disk is killed. Elsewhere it is sparse, and LMDB writes to it
+with calls that can fail: in memory (tmpfs) it would take that at once, and where changed blocks are written to new
+places (btrfs, ZFS, overlay) space that was taken ahead does not help when the disk is full.
 
 What is left when the map is nearly full is kept: a half for deletions, which copy pages, and of the other half most for
 keys that are known::
@@ -18,7 +19,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
-from .checking import IN_MEMORY, file_system, is_file_at
+from .gate import is_file_at
 from .layout import NAMES, Databases
 
 LEAD: Final = 4 * 2**20
@@ -116,4 +117,4 @@ class CountsFile:
 
 def takes_space(path: Path) -> bool:
     """Return whether a file at a path takes its disk space when it is made."""
-    return CAN_TAKE and file_system(path) not in IN_MEMORY
+    return CAN_TAKE and os.major(path.stat().st_dev) != 0  # 0 is that of a file system without a device of its own

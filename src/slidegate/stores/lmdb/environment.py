@@ -7,7 +7,7 @@
 Everything happens behind the gate, reads too, so LMDB runs without its own locks and reader slots: nothing of a dead
 process is in the way, and no two processes need to see each other's process ids. The gate is tried and never waited
 for: one stopped process must not block every event loop of the host. For the other threads of its process a thread may
-wait for its turn, see `turns`.
+wait for its turn, see `gate`.
 
 The files are opened by whoever enters while they are shut: the constructor of a store, the first question of a forked
 child, or whoever comes after an error with which LMDB could not go on::
@@ -38,13 +38,11 @@ from ...core.errors import ConfigurationError, StoreUnavailable
 from ...core.events import Event
 from ...core.logs import Throttle
 from ..forks import begin_anew_if_forked
-from .checking import DISK_FULL, check_directory, check_file_system, check_files, unusable
 from .counts import CountsFile
-from .gate import Gate
+from .gate import DISK_FULL, POLL_S, TURNS, WAIT_S, Gate, check_directory, check_files, patience_s, unusable
 from .journal import Journal, Noted
 from .kept_rows import QUOTA, lines_as_stored
 from .opening import DAMAGE, Options, deleted, discard, open_file
-from .turns import POLL_S, TURNS, WAIT_S, patience_s
 
 EXAMINE_EVERY_S: Final = 1.0
 NO_ROOM: Final = (lmdb.MapFullError, lmdb.DiskError, lmdb.MemoryError)
@@ -242,9 +240,6 @@ class Environment:
         try:
             if self.options.create:
                 check_directory(self.path)
-                warning = check_file_system(self.path)
-                if warning:
-                    self.pending_events.append(Event("store_doubtful", warning))
             else:
                 check_files(self.path)
             self.gate.open()

@@ -1,4 +1,4 @@
-"""The gate, behind which one process at a time uses the file, and the list of those who live.
+"""What lets one at a time use the file: the directory that is ours alone, the gate, and the turns of threads.
 
     gate     locked exclusively by whoever reads or writes, for microseconds; it is tried, and never waited for
     users    locked shared by every process while its store is open; whoever gets it exclusively knows that nobody lives
@@ -6,23 +6,125 @@
 Both locks are advisory (`flock`): the kernel releases those of a process that dies. They belong to open files, which a
 forked child has too; so a child closes its descriptors before anything else, or a gate that its parent held when it
 died would stay closed as long as the child lives.
+
+Within a process a thread needs its *turn* before it tries a gate, see `Turns`.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
+import threading
+import time
 from pathlib import Path
 from typing import Final
 
 from ...core.errors import ConfigurationError, StoreUnavailable
-from .checking import is_file_at, unusable
+from ..shared import on_loop
 
 GATE: Final = "gate"
 USERS: Final = "users"
+FILES: Final = (GATE, USERS, "kept.jsonl*", "counts-*")
+"""The names of our files, as patterns."""
+DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+POLL_S: Final = 0.000_5
+TRY_S: Final = 0.005
+"""How long a thread with an event loop may wait for others."""
+WAIT_S: Final = 1.0
+"""How long one without a loop does: the others may be many, which all want to run Python code."""
 
 _OURS: Final = b"slidegate gate \n"
 """How the gate begins."""
+_OTHER: Final = "data.mdb"
+"""The file of another program's environment, or of a slidegate before layout 12."""
+_REMEDIES: Final = {
+    **dict.fromkeys(DISK_FULL, "free some space"),
+    errno.EROFS: "mount its file system for writing",
+    errno.EACCES: "run all workers as the user that it belongs to",
+}
+_CLAIM_AFTER_S: Final = 0.002
+_CLAIM_UNTIL_S: Final = 0.05
+
+
+# -- the directory -----------------------------------------------------------------------------------------------------
+
+
+def check_directory(path: Path) -> None:
+    """Create the directory of an environment if it is missing, and check that no other user can write to its files.
+
+    Another user with write access could truncate a mapped file, and so crash the process.
+
+    Raises:
+        ConfigurationError: It cannot be used; the message names the reason and the remedy.
+    """
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        status = path.stat()
+    except FileNotFoundError:
+        raise ConfigurationError(f"lmdb: {path.parent} does not exist; create it, or choose another path") from None
+    except FileExistsError:
+        raise ConfigurationError(
+            f"lmdb: {path} is a file; expected a directory, or a path where one can be created"
+        ) from None
+    except OSError as error:
+        raise unusable(path, error) from error
+    for checked, mode in {path: status.st_mode, **check_files(path)}.items():
+        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ConfigurationError(
+                f"lmdb: other users may write to {checked}, and change counts and bans; chmod go-w {checked}"
+            )
+
+
+def check_files(path: Path) -> dict[Path, int]:
+    """Check that the existing files of an environment are regular files, and return their modes.
+
+    Opening another kind, such as a FIFO, could block.
+
+    Raises:
+        ConfigurationError: One is not a regular file, or its status cannot be read; or there is a file of others.
+    """
+    modes = {}
+    for place in [path / _OTHER, *[place for pattern in FILES for place in path.glob(pattern)]]:
+        try:
+            mode = place.lstat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise unusable(path, error) from error
+        if place.name == _OTHER:
+            raise ConfigurationError(
+                f"lmdb: {path} contains {_OTHER} of another program or an earlier slidegate; choose another path; to "
+                "keep its bans, write the lines of `limiter.export_bans()` with the version that wrote it, and pass "
+                "them to `limiter.import_bans()` of this one"
+            )
+        if not stat.S_ISREG(mode):
+            raise ConfigurationError(
+                f"lmdb: {place} is not a regular file ({stat.filemode(mode)}); remove it, or choose another path"
+            )
+        modes[place] = mode
+    return modes
+
+
+def unusable(path: Path, error: OSError) -> ConfigurationError:
+    """Return the error for an unusable path, with the remedy."""
+    problem = f"lmdb: {error.filename or path} cannot be used: {error.strerror or error}"
+    remedy = _REMEDIES.get(error.errno or 0)
+    if remedy is None:
+        return ConfigurationError(f"{problem}; choose another path")
+    return ConfigurationError(f"{problem}; {remedy}, or choose another path")
+
+
+def is_file_at(file: int, path: Path) -> bool:
+    """Return whether an open file is still the file at a path."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file))
+    except OSError:
+        return False
+
+
+# -- the gate ----------------------------------------------------------------------------------------------------------
 
 
 class Gate:
@@ -129,3 +231,70 @@ def _try_flock(file: int, operation: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+# -- the turns of threads ----------------------------------------------------------------------------------------------
+
+
+class Turns:
+    """Hands out the turns: one thread of this process at a time is behind a gate, or opens or closes files.
+
+    A thread without an event loop waits for the others. One with a loop only tries: others may hang, as on a disk. But
+    threads let the interpreter go while they have their turn, so by tries alone a loop would hardly ever get one beside
+    busy threads. So a loop that was refused claims the next turn, and soon all others leave it to it, for as long as it
+    may need to come back::
+
+        refused                the turn is left to the loop
+           |------ 2 ms ------|------------ 48 ms ------------|
+
+    Attributes:
+        lock: Held by the thread whose turn it is; no other thread can release it. It can be acquired again by a signal
+            handler, which runs in the middle of what that thread does.
+    """
+
+    def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Make a new lock, in a child of fork, which has none of the threads that may hold the old one."""
+        self.lock = threading.RLock()
+        self._claimed_by = 0  # a thread
+        self._claimed_s = 0.0
+
+    def take(self, wait_s: float) -> bool:
+        """Take the turn of this thread; return False if others have it, or have claimed it, for so long."""
+        if not self._claimed_by and self.lock.acquire(blocking=False):
+            return True
+        until_s = time.monotonic() + wait_s
+        while self._is_left_to_another():
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(POLL_S)
+        if not self.lock.acquire(timeout=max(until_s - time.monotonic(), 0.0)):
+            return False
+        if self._claimed_by == threading.get_ident():
+            self._claimed_by = 0
+        return True
+
+    def claim(self) -> None:
+        """Claim the next turn for this thread, which was refused, unless another one has claimed it."""
+        now_s = time.monotonic()
+        if not self._claimed_by or now_s - self._claimed_s >= _CLAIM_UNTIL_S:
+            self._claimed_by, self._claimed_s = threading.get_ident(), now_s
+
+    def _is_left_to_another(self) -> bool:
+        """Return whether this thread leaves the turn to the one that has claimed it."""
+        if self._claimed_by in (0, threading.get_ident()):
+            return False
+        return _CLAIM_AFTER_S <= time.monotonic() - self._claimed_s < _CLAIM_UNTIL_S
+
+
+def patience_s() -> float:
+    """Return how long this thread may wait for others where nobody has set a deadline."""
+    if on_loop():
+        return TRY_S
+    return WAIT_S
+
+
+TURNS: Final = Turns()
+"""Those of this process, over all environments: a fork waits until no thread is in a transaction of any."""

@@ -36,7 +36,7 @@ from ...core.quotas import KEPT_US
 from ...core.store import Clock
 from ...core.stored import json_of
 from ..shared import WINDOW_DIGEST_BYTES
-from .checking import is_file_at
+from .gate import is_file_at
 
 JOURNAL: Final = "kept.jsonl"
 VERSION: Final = 1

@@ -18,9 +18,9 @@ from ...core.errors import ConfigurationError, quoted
 from ...core.logs import written
 from ..forks import InChild, ProcessLock
 from .environment import Environment
+from .gate import TURNS, patience_s
 from .journal import in_background
 from .opening import Options
-from .turns import TURNS, patience_s
 
 FORK_S: Final = 5.0
 """How long a fork waits for a transaction, or for files that are opened."""
