@@ -48,9 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _small_files() -> None:
     """Let files of LMDB take 4 MiB of the disk, and not 256."""
     with suppress(ImportError):
-        from slidegate.stores.lmdb import opening
+        from slidegate.stores.lmdb import counts
 
-        opening.NEW_MAP_SIZE = 1 << 22  # type: ignore[misc]
+        counts.NEW_MAP_SIZE = 1 << 22  # type: ignore[misc]
 
 
 # -- texts that tests compare whole ------------------------------------------------------------------------------------

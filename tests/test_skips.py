@@ -21,7 +21,7 @@ skips.MOST = Path(sys.argv[1])
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *sys.argv[2:]]))
 """
 NEEDED = (
-    "tests/stores/lmdb/test_journal.py",
+    "tests/stores/lmdb/test_kept.py",
     "tests/stores/test_open_store.py::test_options_and_addresses_that_cannot_work_are_refused_with_what_would",
     "tests/limiter/test_sync.py::test_no_thread_starts_for_a_store_that_needs_none",
 )

@@ -26,6 +26,12 @@ class VirtualTime:
         loop._selector.select = self._jump
         self._threads = current_default_thread_limiter()
 
+    def end(self) -> None:
+        """Let the loop go by its own time again, where threads that virtual time does not know have to go on."""
+        loop: Any = asyncio.get_running_loop()
+        del loop.time
+        loop._selector.select = self._select
+
     @property
     def passed_s(self) -> float:
         """The seconds that tasks have slept through."""

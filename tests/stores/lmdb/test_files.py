@@ -26,7 +26,7 @@ import pytest
 
 from slidegate import ConfigurationError, Limiter, StoreError
 from slidegate.core import Bucket, Concurrency, StoreTimeout, StoreUnavailable
-from slidegate.stores.lmdb import LmdbStore, journal, opening, registry
+from slidegate.stores.lmdb import LmdbStore, environment, kept, layout
 from slidegate.stores.lmdb.counts import takes_space
 from slidegate.stores.lmdb.gate import WAIT_S
 from slidegate.testing import RecordingObserver
@@ -240,7 +240,7 @@ def bound_socket(path: Path) -> None:
     path.with_name("s").rename(path)
 
 
-NAMES = ("gate", "users", "kept.jsonl", "counts-*")
+NAMES = ("gate", "users", "kept.mdb", "counts-*")
 
 
 def name_in(store_path: Path, pattern: str) -> str:
@@ -356,7 +356,7 @@ def test_missing_files_are_made_again_and_whoever_used_them_says_so(
         python("LmdbStore(path, max_map_size=1 << 22).close()", store_path)
     monkeypatch.setattr(store._env, "_examine_at_s", 0)
     is_banned = store.hit(CHECKS, ((4, 0xC6336407),)).ban is not None
-    assert is_banned == (missing != "."), "the journal has the ban"
+    assert is_banned == (missing != "."), "kept.mdb has the ban"
     first, second = [store.hit(CHECKS).remaining for _ in range(2)]
     assert (opened().hit(CHECKS).remaining, second) == (first - 2, first - 1)
     assert counts_file(store_path)
@@ -451,7 +451,7 @@ def test_a_foreign_file_and_one_of_another_gate_are_begun_anew(
     assert len(listed(store)) == 2
 
 
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if not issubclass(fault, opening.DAMAGE)])
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if not issubclass(fault, layout.DAMAGE)])
 def test_an_error_of_one_worker_keeps_counts(store: Any, observer: RecordingObserver, fault: type[Exception]) -> None:
     for _ in range(2):
         store.hit(CHECKS)
@@ -475,7 +475,7 @@ def test_a_worker_without_memory_keeps_the_file(store_path: Path, opened: Opened
 
 
 def test_commands_whose_files_were_replaced_are_not_acknowledged(store_path: Path, store: Any) -> None:
-    """The rows would be in a file that nobody else has, and the line would speak of a ban that refuses nobody."""
+    """The rows would be in a file that nobody else has."""
     counts_file(store_path).unlink()
     in_another_process(store, lambda own: own.hit(CHECKS))
     store._env._examine_at_s = math.inf  # it looks about once a second
@@ -525,7 +525,7 @@ async def test_a_start_on_a_loop_waits_for_no_stopped_worker(store_path: Path, o
 
 
 def test_a_child_opens_its_killed_parents_gate(store_path: Path, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "FORK_S", 0.02)
+    monkeypatch.setattr(environment, "FORK_S", 0.02)
 
     def begin() -> object:
         own = LmdbStore(store_path, **SMALL)
@@ -541,9 +541,9 @@ def test_a_child_opens_its_killed_parents_gate(store_path: Path, store: Any, mon
 
 def test_a_child_closes_files_of_its_parent(store_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in threading.enumerate():
-        if thread.name == "slidegate-journal":
+        if thread.name == "slidegate-lmdb":
             thread.join()  # it has a descriptor for a moment, and whoever made the place has started one
-    monkeypatch.setattr(journal, "in_background", lambda work: None)
+    monkeypatch.setattr(kept, "in_background", lambda work: None)
     store = opened()
     store.bans.ban("user:zoe", None, "by request", "ann")
 
@@ -561,7 +561,7 @@ def test_a_child_closes_files_of_its_parent(store_path: Path, opened: Opened, mo
 def test_a_child_stays_before_the_gate_of_its_parent_and_takes_permits_of_its_own(
     store: Any, monkeypatch: pytest.MonkeyPatch, way: Callable[[], int]
 ) -> None:
-    monkeypatch.setattr(registry, "FORK_S", 0.02)
+    monkeypatch.setattr(environment, "FORK_S", 0.02)
     permits = ((Bucket("held", (Concurrency(2),)), "ann", 1),)
     mine = store.hit(permits)
 

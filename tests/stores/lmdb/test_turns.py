@@ -130,9 +130,9 @@ async def test_bans_are_counted_at_once_by_their_last_number_where_somebody_hold
     with holds(store):
         assert store.bans.count() is None
     assert store.bans.count() == 0
-    store.bans.ban("user:eve", HOUR_US, "why", "ann")
+    await settle(store.bans.ban("user:eve", HOUR_US, "why", "ann"))
     assert store.bans.count() == 1
-    store.bans.ban("user:bob", HOUR_US, "why", "ann")
+    await settle(store.bans.ban("user:bob", HOUR_US, "why", "ann"))
     with holds(store):
         assert store.bans.count() == 1
     assert store.bans.count() == 2

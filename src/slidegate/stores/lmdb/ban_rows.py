@@ -7,7 +7,7 @@
     meta      "networks"           the keys of the bans of networks, after 8 random bytes as their version
 
 JSON has the fields by name: those of later versions are ignored, and kept as long as the row is. Each change of a ban
-or of a level is a line of the journal as well, see `journal`.
+or of a level is noted, because it survives a restart of the machine, see `kept`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from ...core.bans.ban import Ban
 from ...core.bans.networks import BannedNetworks
 from ...core.bans.strikes import Level
 from ...core.stored import json_of, read_by_name, read_json
-from .journal import Fields
-from .layout import BETWEEN, DUE, NETWORKS, TransactionRows, row_of
+from .layout import BETWEEN, DUE, NETWORKS, Fields, TransactionRows, row_of
 
 _VERSION_BYTES: Final = 8
 """Random, so that no two processes write the same version."""
@@ -56,15 +55,11 @@ class LmdbBanRows:
 
     def bans_of(self, key: str) -> list[Ban]:
         """See `BanRows`."""
-        return [read_by_name(Ban, fields) for fields in self.fields_of_bans(key)]
-
-    def fields_of_bans(self, key: str) -> list[Fields]:
-        """Return the fields of the bans of exactly this key, those of later versions as well."""
-        found: list[Fields] = []
+        found = []
         for row in (key.encode(), row_of(key)):
             packed = self._txn.get(row, None, self._dbs.bans)
             if packed is not None:
-                found.append(json.loads(packed))
+                found.append(ban_of(packed))
         return found
 
     def put_ban(self, ban: Ban) -> None:
@@ -77,7 +72,6 @@ class LmdbBanRows:
         if ban.network() is not None:
             self._add_network(ban)
         self._write(BANS, _row_of_ban(ban), fields)
-        self._rows.noted.append(("ban", {"key": ban.key}))
 
     def _add_network(self, ban: Ban) -> None:
         """Add a network to those that are banned; those whose bans have ended make room for it."""
@@ -86,14 +80,12 @@ class LmdbBanRows:
         self._keep_networks(after)
         for ended in before.bans.keys() - after.bans.keys():
             self._write(BANS, row_of(ended), None)
-            self._rows.noted.append(("ban", {"key": ended}))
 
     def remove_ban(self, ban: Ban) -> None:
         """See `BanRows`."""
         if ban.network() is not None:
             self._keep_networks(self.networks().without(ban.key))
         self._write(BANS, _row_of_ban(ban), None)
-        self._rows.noted.append(("ban", {"key": ban.key}))
 
     def ban_count(self) -> int:
         """See `BanRows`."""
@@ -114,18 +106,10 @@ class LmdbBanRows:
 
     def level(self, policy: str, key: str) -> Level | None:
         """See `BanRows`."""
-        fields = self.fields_of_level(policy, key)
-        if fields is None:
-            return None
-        return read_by_name(Level, fields)
-
-    def fields_of_level(self, policy: str, key: str) -> Fields | None:
-        """Return the fields of a level, those of later versions as well."""
         packed = self._txn.get(row_of(key, policy.encode()), None, self._dbs.levels)
         if packed is None:
             return None
-        fields: Fields = json.loads(packed)
-        return fields
+        return level_of(packed)
 
     def put_level(self, policy: str, key: str, level: Level) -> None:
         """See `BanRows`."""
@@ -134,15 +118,12 @@ class LmdbBanRows:
     def restore_level(self, policy: str, key: str, fields: Fields) -> None:
         """Store a level, given its fields, as `put_level` does."""
         self._write(LEVELS, row_of(key, policy.encode()), fields)
-        self._rows.noted.append(("level", {"policy": policy, "key": key}))
 
     def remove_levels(self, key: str) -> list[Level]:
         """See `BanRows`."""
         rows = self._rows.starting_with(row_of(key), self._dbs.levels)
         for row, _ in rows:
             self._write(LEVELS, row, None)
-            _, _, policy = row.rpartition(BETWEEN)
-            self._rows.noted.append(("level", {"policy": policy.decode(), "key": key}))
         return [level_of(packed) for _, packed in rows]
 
     def level_count(self) -> int:
@@ -176,6 +157,7 @@ class LmdbBanRows:
         """
         database = getattr(self._dbs, kind)
         index = self._dbs.ban_ends
+        self._rows.note(kind, row)
         old = self._txn.get(row, None, database)
         if old is not None:
             old_end_us = _end_us(kind, old)

@@ -6,7 +6,7 @@ Every hit reads the bans of its client in its own transaction, so a new ban of a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -79,13 +79,28 @@ class LmdbBans(BookBans):
         """See `BookBans.change`."""
         return self._batcher.run(Transaction.change_bans, do, deadline_s=deadline_s)
 
+    def ban(
+        self, key: str, length_us: int | None, reason: str, by: str, deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Ban | Awaitable[Ban]:
+        """Ban a key by hand, replacing a ban that it already has; a length of None means for ever."""
+
+        def put(book: BanBook, now_us: int) -> Ban:
+            return book.ban(key, length_us, reason, by, now_us)
+
+        return self._batcher.command(Transaction.change_bans, put, deadline_s=deadline_s)
+
     def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
         """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
 
         def lift(book: BanBook, now_us: int) -> bool:
             return book.unban(key, by, now_us)
 
-        return self._batcher.run(Transaction.change_bans, lift, needs_room=False)
+        return self._batcher.command(Transaction.change_bans, lift, needs_room=False)
+
+    async def _load(self, bans: Iterable[Ban]) -> int:
+        taken = await super()._load(bans)
+        await self._batcher.keep()
+        return taken
 
 
 def _count(transaction: Transaction) -> int:

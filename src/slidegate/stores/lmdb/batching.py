@@ -10,7 +10,7 @@ A *job* is a method of `Transaction` with its arguments. On an asyncio event loo
   futures of requests after its deadline; after `COMMAND_DEADLINE_S`, a job fails with `StoreTimeout`.
 
 Without an asyncio event loop, also under trio, the caller blocks until the job has run, or it is given up. A thread
-waits for the others of its process (see `turns`), whose transactions are short, and for other processes within its
+waits for the others of its process (see `gate.Turns`), whose transactions are short, and for other processes within its
 deadline. A job that is cancelled or times out before it has run has charged nothing.
 """
 
@@ -18,15 +18,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from inspect import isawaitable
 from typing import Any, Final, TypeAlias, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
 from ...core.errors import StoreTimeout, StoreUnavailable
 from ...core.store import COMMAND_DEADLINE_S
-from ..shared import on_loop, running_loop
-from .gate import POLL_S, TRY_S, TURNS, WAIT_S
+from ..shared import on_loop, run_unless_on_loop, running_loop
+from .gate import POLL_S, TURNS, WAIT_S
+from .kept import in_background
 from .transaction import Job, Transaction, Transactions
 
 Args = TypeVarTuple("Args")
@@ -99,26 +100,63 @@ class Batcher:
         answer = self.run(do, *args, needs_room=needs_room)
         return await answer if isawaitable(answer) else answer
 
-    def _wait(self, job: Job, deadline_s: float) -> list[Any]:
-        """Run a job without an event loop of asyncio.
+    def command(
+        self,
+        do: Callable[[Transaction, *Args], T],
+        *args: *Args,
+        needs_room: bool = True,
+        deadline_s: float = COMMAND_DEADLINE_S,
+    ) -> T | Awaitable[T]:
+        """Run a job of an operator; its answer is returned when what it has changed is on the disk, see `kept`.
 
-        A refusal by another process counts little: meanwhile this thread may have waited for the interpreter.
+        Args:
+            do: Called with the transaction, then with `args`.
+            args: Its arguments.
+            needs_room: Whether the file may grow by it.
+            deadline_s: How long to wait for other processes and the disk, in seconds.
         """
+
+        def noticed(transaction: Transaction) -> tuple[T, bool]:
+            before = len(transaction.rows.noted)
+            answer = do(transaction, *args)
+            return answer, len(transaction.rows.noted) > before
+
+        answer = self.run(noticed, needs_room=needs_room, deadline_s=deadline_s)
+        if isinstance(answer, tuple) and not answer[1]:
+            return answer[0]
+        return run_unless_on_loop(self._when_kept(answer, deadline_s))
+
+    async def _when_kept(self, answer: tuple[T, bool] | Awaitable[tuple[T, bool]], deadline_s: float) -> T:
+        if not isinstance(answer, tuple):
+            answer = await answer
+        value, has_noted = answer
+        if has_noted:
+            await self.keep(deadline_s)
+        return value
+
+    async def keep(self, deadline_s: float = COMMAND_DEADLINE_S) -> None:
+        """Return when what has changed is on the disk, within a coroutine for `run_unless_on_loop`."""
+        kept = self._transactions.env.kept
+        if running_loop() is not None:
+            await asyncio.wrap_future(in_background(lambda: kept.keep(deadline_s)))
+        elif on_loop():  # trio's, on which nothing else runs meanwhile
+            kept.keep(min(deadline_s, WAIT_S))
+        else:
+            kept.keep(deadline_s)
+
+    def _wait(self, job: Job, deadline_s: float) -> list[Any]:
+        """Run a job without an event loop of asyncio."""
         wait_s = max(deadline_s, WAIT_S)
         if on_loop():
             wait_s = min(deadline_s, WAIT_S)  # trio's, on which nothing else runs meanwhile
-        refused_s = 0.0
-        while refused_s < deadline_s:
-            before_s = time.monotonic()
+        until_s = time.monotonic() + deadline_s
+        while True:
             answers = self._transactions.write((job,), wait_s)
             if answers is not None:
                 return answers
+            if time.monotonic() >= until_s:
+                raise _too_long(deadline_s)
             time.sleep(POLL_S)
-            took_s = time.monotonic() - before_s
-            if took_s >= wait_s:
-                raise _too_long(wait_s)
-            refused_s += min(took_s, TRY_S)
-        raise _too_long(deadline_s)
 
     def _jobs_of(self, loop: asyncio.AbstractEventLoop) -> _LoopJobs:
         """Return the jobs of the event loop that runs in this thread."""

@@ -1,48 +1,59 @@
 """The environment of a directory: the file of this start of the machine, used by one process at a time behind a gate.
 
-    counts-<layout>-<boot id>.mdb     windows, permits, rows of workers, and the bans in force, see `layout`, `opening`
-    kept.jsonl                        what survives a restart of the machine, see `journal`
+    counts-<layout>-<boot id>.mdb     windows, permits, rows of workers, and the bans in force, see `layout`, `counts`
+    kept.mdb                          what survives a restart of the machine, see `kept`
     gate, users                       whose turn it is, and who lives, see `gate`
 
 Everything happens behind the gate, reads too, so LMDB runs without its own locks and reader slots: nothing of a dead
 process is in the way, and no two processes need to see each other's process ids. The gate is tried and never waited
 for: one stopped process must not block every event loop of the host. For the other threads of its process a thread may
-wait for its turn, see `gate`.
+wait for its turn, see `gate.Turns`.
 
-The files are opened by whoever enters while they are shut: the constructor of a store, the first question of a forked
-child, or whoever comes after an error with which LMDB could not go on::
-
-    SHUT -> OPEN                     opened, see `opening`
-    OPEN -> SHUT                     replaced, or in a child of fork, which has none of its parent's files
-    OPEN -> UNUSABLE -> SHUT         LMDB failed; the file is opened again, and is as it was
-    OPEN -> DAMAGED -> SHUT          the file is deleted, and begun anew with the rows of the journal
-    any  -> CLOSED                   no store of this process uses it any more
+A process has one environment for each path, whose stores share it. Neither an LMDB environment nor a file lock survives
+`fork`: a child closes what it has inherited, and opens the files again. It could not close an environment in which
+another thread has a transaction, so a fork waits for its end.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from enum import Enum, auto
+from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import lmdb
 
-from ...core.errors import ConfigurationError, StoreUnavailable
+from ...core.errors import ConfigurationError, SlidegateError, StoreTimeout, StoreUnavailable, quoted
 from ...core.events import Event
-from ...core.logs import Throttle
-from ..forks import begin_anew_if_forked
-from .counts import CountsFile
-from .gate import DISK_FULL, POLL_S, TURNS, WAIT_S, Gate, check_directory, check_files, patience_s, unusable
-from .journal import Journal, Noted
-from .kept_rows import QUOTA, lines_as_stored
-from .opening import DAMAGE, Options, deleted, discard, open_file
+from ...core.logs import written
+from ...core.store import COMMAND_DEADLINE_S
+from ..forks import InChild, ProcessLock, begin_anew_if_forked
+from .counts import CountsFile, Options, deleted, discard, open_file
+from .gate import (
+    DISK_FULL,
+    POLL_S,
+    TURNS,
+    Gate,
+    check_directory,
+    check_files,
+    patience_s,
+    pause,
+    unusable,
+    wait_s_until,
+)
+from .kept import COPYING, Kept, in_background
+from .layout import DAMAGE, Databases
+
+T = TypeVar("T")
 
 EXAMINE_EVERY_S: Final = 1.0
 NO_ROOM: Final = (lmdb.MapFullError, lmdb.DiskError, lmdb.MemoryError)
@@ -50,8 +61,17 @@ NO_ROOM: Final = (lmdb.MapFullError, lmdb.DiskError, lmdb.MemoryError)
 
 
 class State(Enum):
-    """What is to be done with the files of an environment; see the module docstring."""
+    """What an environment does with the file of counts when somebody enters the gate."""
 
+    #          is there     replaced, or of the parent
+    #   SHUT ----------> OPEN ----------> SHUT
+    #    ^                |
+    #    |  closed        |  LMDB failed
+    #    +---- UNUSABLE <-+                     opened again, and as it was
+    #    |                |  a page is damaged
+    #    +---- DAMAGED  <-+                     deleted, and begun anew with what is kept
+    #
+    #   from any of them, when its last store was closed: CLOSED
     SHUT = auto()
     OPEN = auto()
     UNUSABLE = auto()
@@ -69,7 +89,7 @@ class Environment:
     Attributes:
         path: The argument.
         options: The argument.
-        journal: The journal.
+        kept: What survives a restart of the machine.
         pending_events: Events to emit; any thread may add some while another one emits them.
         users: How many open stores of this process use it.
         counts: The file, in a transaction.
@@ -80,7 +100,7 @@ class Environment:
         self.path = path
         self.options = options
         self.pending_events: deque[Event] = deque()
-        self.journal = Journal(path, self.pending_events.append)
+        self.kept = Kept(path, self.pending_events.append, self.wait_behind_gate)
         self.users = 0
         self.gate = Gate(path, create=options.create)
         self.counts: CountsFile
@@ -91,15 +111,14 @@ class Environment:
         self._process = os.getpid()
         self._inside = 0  # the thread that is behind the gate
         self._examine_at_s = 0.0
-        self._throttle = Throttle()
 
     # -- transactions ------------------------------------------------------------------------------------------------
 
-    def run(self, work: Callable[[Any], Noted], wait_s: float = 0.0) -> bool:
-        """Run a transaction, whose changes get lines in the journal before it is committed.
+    def run(self, work: Callable[[Any], object], wait_s: float = 0.0) -> bool:
+        """Run a transaction.
 
         Args:
-            work: Called with LMDB's transaction; returns the changes that survive a restart of the machine.
+            work: Called with LMDB's transaction.
             wait_s: How long to wait for other threads of this process; 0 on an event loop.
 
         Returns:
@@ -107,113 +126,82 @@ class Environment:
 
         Raises:
             lmdb.Error: LMDB cannot begin or commit it.
-            OSError: The journal cannot be written.
             StoreUnavailable: The files have become unusable, or were replaced.
         """
         if os.getpid() != self._process:
             begin_anew_if_forked()
-        thread = threading.get_ident()
-        if self._inside == thread:  # a signal handler asks, and would leave the gate in the middle of a transaction
-            return False
-        noted: Noted = []
+        if self._inside == threading.get_ident():
+            return False  # a signal handler asks, and would leave the gate in the middle of a transaction
         try:
-            if not TURNS.take(wait_s):
-                return False
-            self._inside = thread
+            return TURNS.take(wait_s) and self._run_in_turn(work)
+        finally:  # here and not in a function, which a signal handler could end before it begins
+            try:  # noqa: SIM105 - for the same reason
+                TURNS.lock.release()
+            except RuntimeError:  # another thread has it
+                pass
+
+    def _run_in_turn(self, work: Callable[[Any], object]) -> bool:
+        """Run a transaction, in a turn of this thread; return False if another process is behind the gate."""
+        self._inside = threading.get_ident()
+        try:
             if not self._enter():
                 return False
             with self.counts.lmdb.begin(self.counts.dbs.windows, write=True) as txn:
-                noted = work(txn)
-                if noted:
-                    self._append(txn, noted)
+                work(txn)
             return True
-        except BaseException:  # a signal handler may raise, too
-            self._undo(noted)
-            raise
         finally:
-            try:  # here and not in functions, which a signal handler could end before they begin
-                if self._inside == thread:
-                    self._inside = 0
-                    if self.gate.is_open:
-                        fcntl.flock(self.gate.file, fcntl.LOCK_UN)
-            finally:
-                try:  # noqa: SIM105 - for the same reason
-                    TURNS.lock.release()
-                except RuntimeError:  # another thread has it
-                    pass
+            self._inside = 0
+            if self.gate.is_open:
+                fcntl.flock(self.gate.file, fcntl.LOCK_UN)
 
-    def _enter(self) -> bool:
-        """Enter the gate, and open what is not open; return False if somebody else is behind it, or it was replaced."""
-        if not self.gate.is_open and not self._open_gate():
-            return False
-        if not self.gate.enter():
-            return False
-        if self._state is State.OPEN and time.monotonic() < self._examine_at_s:
-            return True
-        return self._prepare()
-
-    def _append(self, txn: Any, noted: Noted) -> None:
-        """Append changes to the journal."""
-        if not self._is_in_place():  # the lines would belong to rows that nobody finds
-            self._examine_at_s = 0.0
-            raise StoreUnavailable(f"lmdb: the files at {self.path} were replaced")
-        try:
-            self.journal.append(lines_as_stored(txn, self.counts.dbs, noted))
-        except OSError as error:
-            if error.errno not in DISK_FULL or any(kind != QUOTA for kind, _ in noted):
-                raise
-            # Windows have the counts, so a request is not refused because a restart may forget them.
-            if self._throttle.left_out(QUOTA, time.monotonic()) is not None:
-                why = f"{self.journal.path} cannot grow ({error.strerror}); free some space"
-                message = f"{why}, or a restart of the machine forgets what quotas count meanwhile"
-                self.pending_events.append(Event("map_full", message))
-
-    def _undo(self, noted: Noted) -> None:
-        """Append what is stored, after lines of a transaction that could not be committed."""
-        with suppress(lmdb.Error, OSError):
-            if noted and self._is_in_place():
-                with self.counts.lmdb.begin() as txn:
-                    self.journal.append(lines_as_stored(txn, self.counts.dbs, noted))
-
-    def wait_behind_gate(self, do: Callable[[], object]) -> bool:
-        """Call a function behind the gate, in a thread that may wait; return False if the environment was closed.
+    def check_in_place(self) -> None:
+        """Check within a transaction that others will find what it writes.
 
         Raises:
-            StoreUnavailable: The files have become unusable.
+            StoreUnavailable: The files were replaced.
         """
-
-        def work(_: Any) -> Noted:
-            do()
-            return []
-
-        while self._state is not State.CLOSED:
-            try:
-                if self.run(work, WAIT_S):
-                    return True
-            except lmdb.Error as error:
-                raise self.failure(error) from error
-            time.sleep(POLL_S)
-        return False
+        if not (self.gate.is_in_place() and self.counts.is_in_place()):
+            self._examine_at_s = 0.0
+            raise StoreUnavailable(f"lmdb: the files at {self.path} were replaced")
 
     def failure(self, error: Exception) -> StoreUnavailable:
         """Return the error to raise for an error of LMDB or the system; the next `run` does what it calls for."""
         if isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno in DISK_FULL):
             return StoreUnavailable(f"lmdb: {self.path}: {error}", concerns="request")  # what needs no room goes on
+        state, failed = State.UNUSABLE, f"lmdb: {self.path}: {error}"
         if isinstance(error, DAMAGE):
-            self._note_damage(error)
-            return StoreUnavailable(f"lmdb: {self.path} is damaged: {error}")
-        if isinstance(error, lmdb.BadTxnError) and self._state is State.OPEN:
+            state, failed = State.DAMAGED, f"lmdb: {self.path} is damaged: {error}"
+        elif isinstance(error, lmdb.BadTxnError) and self._state is State.OPEN:
             # A page that cannot be read makes transactions bad, also after the file was opened again.
             if self._bad_file == self.counts.identity:
-                self._note_damage(error)
+                state = State.DAMAGED
             self._bad_file = self.counts.identity
-        if isinstance(error, lmdb.Error) and not isinstance(error, NO_ROOM) and self._state is State.OPEN:
-            self._state = State.UNUSABLE
-        return StoreUnavailable(f"lmdb: {self.path}: {error}")
-
-    def _note_damage(self, error: Exception) -> None:
+        elif isinstance(error, NO_ROOM) or not isinstance(error, lmdb.Error):
+            return StoreUnavailable(failed)
         if self._state is State.OPEN:
-            self._state, self._damage = State.DAMAGED, str(error)
+            self._state, self._damage = state, str(error)
+        return StoreUnavailable(failed)
+
+    def wait_behind_gate(self, work: Callable[[Any, Databases], T], until_s: float) -> T:
+        """Run a transaction, in a thread that may wait, and return its answer.
+
+        Args:
+            work: Called with LMDB's transaction and the databases.
+            until_s: Until when to wait for others, by the monotonic clock.
+
+        Raises:
+            StoreTimeout: Others have held the files until then.
+            StoreUnavailable: The files have become unusable, or were closed.
+        """
+        answers: list[T] = []
+        try:
+            while not self.run(lambda txn: answers.append(work(txn, self.counts.dbs)), wait_s_until(until_s)):
+                if self._state is State.CLOSED:
+                    raise StoreUnavailable(f"lmdb: {self.path} was closed")
+                pause(until_s)
+        except lmdb.Error as error:
+            raise self.failure(error) from error
+        return answers[0]
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
@@ -226,29 +214,52 @@ class Environment:
         """
         until_s = time.monotonic() + patience_s()
         try:
-            while self._state is State.SHUT and not self.run(_nothing) and time.monotonic() < until_s:
+            while self._state is State.SHUT and not self.run(self._take_over) and time.monotonic() < until_s:
                 time.sleep(POLL_S)
         except StoreUnavailable as error:
             if isinstance(error.__cause__, ConfigurationError) and self.options.create:
                 raise error.__cause__ from error.__cause__.__cause__
             raise
 
+    def _take_over(self, txn: Any) -> None:
+        """Copy what those have left who were killed."""
+        if self.options.create and txn.stat(self.counts.dbs.unkept)["entries"]:
+            self.kept.keep_up()
+
+    def _enter(self) -> bool:
+        """Enter the gate, and open what is not open; return False if somebody else is behind it, or it was replaced.
+
+        Raises:
+            StoreUnavailable: The files cannot be used.
+        """
+        try:
+            if not self.gate.is_open and not self._open_gate():
+                return False
+            if not self.gate.enter():
+                return False
+            if self._state is State.OPEN and time.monotonic() < self._examine_at_s:
+                return True
+            return self._examine()
+        except ConfigurationError as error:
+            raise StoreUnavailable(str(error)) from error
+        except OSError as error:
+            cause = unusable(self.path, error)
+            cause.__cause__ = error
+            raise StoreUnavailable(str(cause)) from cause
+
     def _open_gate(self) -> bool:
         """Check that the files are ours alone, and open the gate; return False if the environment was closed."""
         if self._state is State.CLOSED:
             return False
-        try:
-            if self.options.create:
-                check_directory(self.path)
-            else:
-                check_files(self.path)
-            self.gate.open()
-        except ConfigurationError as error:
-            raise StoreUnavailable(str(error)) from error
+        if self.options.create:
+            check_directory(self.path)
+        else:
+            check_files(self.path)
+        self.gate.open()
         return True
 
-    def _prepare(self) -> bool:
-        """Open the files unless they are open and those at their paths; return False if the gate was replaced."""
+    def _examine(self) -> bool:
+        """Compare the files with those at their paths, and open what is not open; return False if they are in use."""
         self._examine_at_s = time.monotonic() + EXAMINE_EVERY_S
         if self._state is State.OPEN and not self.counts.is_in_place():
             # Whoever used them says so, because whoever makes the files again may be a tool, or a new worker.
@@ -260,56 +271,172 @@ class Environment:
             return False
         if self._state is State.DAMAGED and self.options.create:
             discard(self.counts, self._damage, self.pending_events.append)
-        if self._state is not State.OPEN:
-            self._shut()
-        if self._state is State.SHUT:
-            self._open()
-        return self._state is State.OPEN
+        if self._state is State.OPEN:
+            return True
+        self._shut()
+        return self._state is State.SHUT and self._open()
 
-    def _open(self) -> None:
+    def _open(self) -> bool:
+        """Open the file of counts; return False if what it would be begun anew from is in use."""
+        check_files(self.path)  # LMDB would read a FIFO for ever, and keep all threads from running
         try:
-            self._open_or_explain()
-        except ConfigurationError as error:
-            raise StoreUnavailable(str(error)) from error
-
-    def _open_or_explain(self) -> None:
-        try:
-            check_files(self.path)  # LMDB would read a FIFO for ever, and keep all threads from running
-            self.counts = open_file(self.path, self.gate, self.journal, self.options, self.pending_events.append)
-        except OSError as error:
-            raise unusable(self.path, error) from error
-        except (ConfigurationError, StoreUnavailable):
-            raise
-        except Exception as error:  # of LMDB, or of a line in the journal
+            counts = open_file(self.path, self.gate, self.kept, self.options, self.pending_events.append)
+        except lmdb.Error as error:
             raise ConfigurationError(f"lmdb: {self.path} cannot be opened: {error}") from error
-        self._state = State.OPEN
+        if counts is None:
+            return False
+        self.counts, self._state = counts, State.OPEN
+        return True
 
-    def _is_in_place(self) -> bool:
-        return self._state is State.OPEN and self.gate.is_in_place() and self.counts.is_in_place()
+    def keep(self, wait_s: float) -> bool:
+        """Copy what is not kept yet, before the files are closed; return False if others are in the way for so long."""
+        if self._state is State.OPEN and self.options.create:
+            try:
+                self.kept.keep(wait_s)
+            except StoreTimeout:
+                return False
+            except SlidegateError:  # the disk is full, or a later version has written the file
+                pass
+        return True
 
     def _shut(self) -> None:
-        """Close the file."""
+        """Close the file of counts."""
         if self._state in (State.OPEN, State.UNUSABLE, State.DAMAGED):
             self._state = State.SHUT
             self.counts.close()
 
     def close(self) -> None:
         """Close the files; called in a turn of this thread."""
-        try:  # a signal handler may raise meanwhile, and LMDB opens no file twice
-            with suppress(OSError):
-                self.journal.sync()
-        finally:
-            self.close_files()
-            self._state = State.CLOSED
+        self.close_files()
+        self._state, self.kept.is_closed = State.CLOSED, True
 
     def close_files(self) -> None:
         """Close what is open, as in a forked child; the gate first, which the parent may hold."""
         self._process = os.getpid()
         self._inside = 0
         self.gate.close()
-        self.journal.close()
         self._shut()
 
 
-def _nothing(_: Any) -> Noted:
-    return []
+# -- the environments of this process, and forks -----------------------------------------------------------------------
+
+
+FORK_S: Final = 5.0
+"""How long a fork waits for a transaction, or for files that are opened."""
+
+_ADDRESS: Final = re.compile(r"\w[\w+.-]*:/")
+"""How an address begins, also one that was made a path; it may have a password, which a directory's name would show."""
+_open: Final[dict[Path, Environment]] = {}
+_counting: Final = ProcessLock()
+"""Held while an environment gets a user or loses one."""
+
+
+def open_environment(path: str | PathLike[str], options: Options) -> Environment:
+    """Return the environment at a path, opened once per process; `close_environment` has to be called for each result.
+
+    Raises:
+        ConfigurationError: The path cannot be used, or is open with other options.
+        StoreUnavailable: It cannot be opened, and the options say not to create it.
+    """
+    real_path = _real_path(path)
+    with _counting:
+        environment = _open.setdefault(real_path, Environment(real_path, options))
+        if environment.options != options:
+            raise ConfigurationError(
+                f"lmdb: {real_path} is open in this process with {written(environment.options._asdict())}, "
+                f"not {written(options._asdict())}; use the same options"
+            )
+        environment.users += 1
+    try:
+        environment.start()
+    except BaseException:
+        close_environment(environment)
+        raise
+    return environment
+
+
+def _real_path(path: str | PathLike[str]) -> Path:
+    """Return a path without symbolic links.
+
+    Raises:
+        ConfigurationError: It is no path.
+    """
+    try:
+        if path and not _ADDRESS.match(os.fsdecode(path)):
+            return Path(os.path.realpath(path))
+    except (TypeError, ValueError):
+        pass
+    raise ConfigurationError(f'path: expected a directory, for example "/var/lib/app/slidegate", not {quoted(path)}')
+
+
+def close_environment(environment: Environment) -> Future[None] | None:
+    """Close an environment if no other store of this process uses it, and what has changed is kept.
+
+    Returns:
+        None, or what a thread does who waits for others: for a copy, or for a thread that has its turn.
+    """
+    with _counting:
+        environment.users -= 1
+    wait_s = patience_s()
+    try:
+        is_kept = bool(environment.users) or environment.keep(wait_s)
+    except BaseException:  # of a signal handler; LMDB opens no file twice
+        _close_unused(environment, wait_s)
+        raise
+    if is_kept and _close_unused(environment, wait_s):
+        return None
+
+    def close() -> None:
+        environment.keep(COMMAND_DEADLINE_S)
+        _close_unused(environment, -1)
+
+    return in_background(close)
+
+
+def _close_unused(environment: Environment, wait_s: float) -> bool:
+    """Close an environment if no store uses it, in a turn of this thread; return whether there was one.
+
+    Args:
+        environment: The environment.
+        wait_s: How long to wait for the turn; -1 for ever.
+    """
+    try:
+        if not TURNS.lock.acquire(timeout=wait_s):
+            return False
+        with _counting:
+            is_unused = not environment.users and _open.get(environment.path) is environment
+            if is_unused:
+                del _open[environment.path]
+        if is_unused:
+            environment.close()
+        return True
+    finally:
+        with suppress(RuntimeError):  # another thread has it
+            TURNS.lock.release()
+
+
+_fork: Final = threading.local()
+"""Has as `held` the locks that this thread keeps from others over its fork."""
+
+
+def _before_fork() -> None:
+    """Wait until nobody copies, or is in a transaction."""
+    _fork.held = [turns.lock for turns in (COPYING, TURNS) if turns.lock.acquire(timeout=FORK_S)]
+
+
+def _after_fork() -> None:
+    for lock in _fork.held:
+        lock.release()
+
+
+def _begin_anew() -> None:
+    """Close the files, as a child of fork."""
+    TURNS.begin_anew()
+    COPYING.begin_anew()
+    for environment in _open.values():
+        environment.kept.close_in_child()
+        environment.close_files()
+
+
+_in_child: Final = InChild(_begin_anew)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)

@@ -21,12 +21,12 @@ import time
 from pathlib import Path
 from typing import Final
 
-from ...core.errors import ConfigurationError, StoreUnavailable
+from ...core.errors import ConfigurationError, StoreTimeout, StoreUnavailable
 from ..shared import on_loop
 
 GATE: Final = "gate"
 USERS: Final = "users"
-FILES: Final = (GATE, USERS, "kept.jsonl*", "counts-*")
+FILES: Final = (GATE, USERS, "kept.mdb*", "counts-*")
 """The names of our files, as patterns."""
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 POLL_S: Final = 0.000_5
@@ -294,6 +294,22 @@ def patience_s() -> float:
     if on_loop():
         return TRY_S
     return WAIT_S
+
+
+def wait_s_until(until_s: float) -> float:
+    """Return how long a thread may wait for others of its process, given its deadline."""
+    return min(max(until_s - time.monotonic(), 0.0), WAIT_S)
+
+
+def pause(until_s: float) -> None:
+    """Wait a moment for others.
+
+    Raises:
+        StoreTimeout: It is too late for that.
+    """
+    if time.monotonic() >= until_s:
+        raise StoreTimeout("lmdb: another process or thread has held the files for too long; is it stopped?")
+    time.sleep(POLL_S)
 
 
 TURNS: Final = Turns()

@@ -14,13 +14,23 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import lmdb
+
 from ...core.store import Clock
 
-LAYOUT: Final = 21
+LAYOUT: Final = 22
 """The version of the file. It increases whenever the bytes or the meaning of any row change."""
 NETWORKS: Final = b"networks"
 """The key of the list of banned networks, which begins with random bytes that differ after each change."""
 
+DAMAGE: Final = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)
+"""What LMDB reports of a damaged file. All other errors are those of this process, and the file stays."""
+
+HEAD: Final = Struct("=q")
+"""The head of the value of a window: its life, or 0 for a quota."""
+NO_LIFE: Final = HEAD.pack(0)
+ALL_WINDOWS: Final = b"a"
+"""The name under which it is noted that all windows were deleted; it comes before those of windows."""
 DUE: Final = Struct(">q")
 BETWEEN: Final = b"\xff"
 """Separates a key from the rest of its row; it never occurs in UTF-8 text."""
@@ -44,11 +54,14 @@ class Databases(NamedTuple):
     worker_rows: Any
     ends: Any
     ban_ends: Any
+    unkept: Any
     cell_key: bytes
 
 
 NAMES: Final = Databases._fields[:-1]
 
+Fields: TypeAlias = Mapping[str, Any]
+"""What a ban or a level says, by name."""
 DueAt: TypeAlias = Callable[[str, bytes, bytes], int | None]
 """Returns when a row ends (None for never), given the name of its database, the row and its value."""
 
@@ -74,8 +87,8 @@ class TransactionRows:
         unix_us: Returns Unix time in microseconds.
 
     Attributes:
-        noted: The kinds of rows that have changed and survive a restart of the machine, and the fields that identify
-            them; see `journal`.
+        noted: The names of rows that have changed and survive a restart of the machine, see `kept`: the first letter of
+            their database, and the row.
     """
 
     __slots__ = ("dbs", "noted", "now_us", "txn", "unix_us")
@@ -85,7 +98,11 @@ class TransactionRows:
         self.dbs = dbs
         self.now_us = now_us
         self.unix_us = unix_us
-        self.noted: list[tuple[str, Mapping[str, Any]]] = []
+        self.noted: list[bytes] = []
+
+    def note(self, kind: str, row: bytes) -> None:
+        """Note that a row has changed, which survives a restart of the machine."""
+        self.noted.append(kind[0].encode() + row)
 
     def starting_with(self, first: bytes, database: Any) -> list[tuple[bytes, bytes]]:
         """Return the rows of a database that begin with `first`, and their values."""
@@ -138,6 +155,8 @@ class TransactionRows:
                 self.recheck_at(index, moment_us, row, kind)
             else:
                 self.txn.delete(row, b"", database)
+                if kind in ("bans", "levels") or (kind == "windows" and stored.startswith(NO_LIFE)):
+                    self.note(kind, row)
         return True
 
 

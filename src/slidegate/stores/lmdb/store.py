@@ -5,13 +5,14 @@ transaction, and only one process has one at a time: it reads the rows, calls `c
 writes back those that changed.
 
 A hit is a method of `transaction.Transaction`. `batching` decides when `Transactions.write` runs it, alone or with
-others; `windows` reads and writes the rows, and `core.decide` decides. `environment` has the files: the
-`gate` behind which everything happens, the file of this start of the machine (`opening`, `counts`), and the `journal`
-of what survives the next one. `registry` has the environments of the process, and what a fork does to them.
+others; `windows` and `bans` read and write the rows, and `core.decide` decides. `environment` has the files: the `gate`
+behind which everything happens, the file of this start of the machine (`counts`), and `kept`, what survives the next
+one.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Sequence
 from datetime import timedelta
 from os import PathLike
@@ -41,13 +42,13 @@ from ...core.logs import written
 from ...core.reservation import Reservation
 from ...core.store import COMMAND_DEADLINE_S, Clock, Snapshot, Store
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
-from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, in_steps, run_unless_on_loop
+from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, in_steps, run_unless_on_loop, running_loop
 from ..system_clock import system_us
 from .bans import LmdbBans
 from .batching import Batcher
+from .counts import Options
+from .environment import close_environment, open_environment
 from .layout import boot_us
-from .opening import Options
-from .registry import close_environment, open_environment
 from .rows import LmdbRows
 from .transaction import Settings, Transaction, Transactions
 from .windows import RENEWED_AT_ONCE
@@ -127,15 +128,20 @@ class LmdbStore(Store):
         super().observe(observer)
         self._transactions.tell()
 
-    def close(self) -> None:
+    def close(self) -> Awaitable[None] | None:
         """Close the files, unless another store of this process uses them. Calls that are waiting raise an error.
 
-        While a thread hangs in its transaction, the files stay open.
+        What survives a restart of the machine is on the disk then. While a thread hangs in its transaction, the files
+        stay open.
         """
-        if not self.closed:
-            super().close()
-            self._permits.is_open = False
-            close_environment(self._env)
+        if self.closed:
+            return None
+        super().close()
+        self._permits.is_open = False
+        closing = close_environment(self._env)
+        if closing is None or running_loop() is None:
+            return None
+        return asyncio.wrap_future(closing)
 
     def hit(
         self, checks: Sequence[Check], subjects: Sequence[BanSubject] = (), deadline_s: float = COMMAND_DEADLINE_S
@@ -167,14 +173,14 @@ class LmdbStore(Store):
         Permits stay taken, because their requests are still in progress. The units of the key in a shared cell stay,
         because they are mixed with those of other keys.
         """
-        return self._batcher.run(Transaction.reset, key, needs_room=False)
+        return self._batcher.command(Transaction.reset, key, needs_room=False)
 
     def reset_all(self) -> bool | Awaitable[bool]:
         """Delete the windows of all keys under every rule, and all shared cells; return whether units were spent.
 
         Permits stay taken, because their requests are still in progress.
         """
-        return self._batcher.run(Transaction.reset_all, needs_room=False)
+        return self._batcher.command(Transaction.reset_all, needs_room=False)
 
     def inspect(self, key: str, buckets: Sequence[Bucket]) -> Snapshot | Awaitable[Snapshot]:
         """Return the windows of `key` under some buckets."""

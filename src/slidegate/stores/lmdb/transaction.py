@@ -1,6 +1,6 @@
 """The transactions of an LMDB store, with all steps of a hit.
 
-`Transactions.write` runs one: gate and begin, clock, the jobs, save, sweep, journal and commit. A job is a method of
+`Transactions.write` runs one: gate and begin, clock, the jobs, save, sweep and commit. A job is a method of
 `Transaction` with its arguments; `Transaction.hit` checks bans, finds windows, calls `core.decide`, and holds permits.
 """
 
@@ -28,7 +28,7 @@ from ..shared import keys_shared
 from .ban_rows import CachedNetworks, LmdbBanRows, ban_of
 from .counts import CHECK_EVERY, Room
 from .environment import Environment
-from .journal import Noted
+from .kept import note
 from .layout import TransactionRows, row_of
 from .windows import Bound, WindowRows, bind
 
@@ -107,8 +107,8 @@ class Transactions:
             if isinstance(error, (lmdb.Error, OSError)):
                 raise self.env.failure(error) from error
             raise
-        if self.env.journal.is_unsynced:
-            self.env.journal.keep_up(self.settings.unix_us, self.env.wait_behind_gate)
+        if transaction.has_unkept:
+            self.env.kept.keep_up()
         has_events = transaction.events or self.env.pending_events
         shares_cells = transaction.windows.shares or self.env.counts.room is not Room.PLENTY
         if has_events or shares_cells:
@@ -159,22 +159,24 @@ class Transaction:
     Attributes:
         answers: The answers of the jobs.
         events: The events to emit after the commit.
+        has_unkept: Whether rows have changed that survive a restart of the machine, by it or by who was killed.
         rows: Its rows.
         windows: The rows of windows.
     """
 
-    __slots__ = ("_jobs", "_process", "answers", "events", "rows", "windows")
+    __slots__ = ("_jobs", "_process", "answers", "events", "has_unkept", "rows", "windows")
 
     def __init__(self, process: Transactions, jobs: Sequence[Job]) -> None:
         self._process = process
         self._jobs = jobs
         self.answers: list[Any] = []
         self.events: list[Event] = []
+        self.has_unkept = False
         self.rows: TransactionRows
         self.windows: WindowRows
 
-    def run(self, txn: Any) -> Noted:
-        """Do the jobs, and what is due; return the changes that survive a restart of the machine."""
+    def run(self, txn: Any) -> None:
+        """Do the jobs, and what is due."""
         process, jobs = self._process, self._jobs
         settings, counts = process.settings, process.env.counts
         may_grow = False
@@ -192,7 +194,10 @@ class Transaction:
             self.sweep(max(SWEEP_STEP, 2 * len(jobs)))
         if txn.id() >= counts.check_from or len(jobs) > CHECK_EVERY:
             counts.check(txn)
-        return rows.noted
+        if rows.noted:
+            process.env.check_in_place()
+            note(txn, counts.dbs, rows.noted)
+            self.has_unkept = True
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
@@ -337,6 +342,7 @@ class Transaction:
 
     def sweep(self, max_count: int) -> None:
         """Delete at most `max_count` expired rows of either index."""
+        self.has_unkept = self.rows.txn.stat(self.rows.dbs.unkept)["entries"] > 0
         is_more = self.windows.sweep(max_count)
         if self.rows.txn.stat(self.rows.dbs.ban_ends)["entries"]:
             is_more = self.ban_rows.remove_expired(self.rows.unix_us(), max_count) or is_more

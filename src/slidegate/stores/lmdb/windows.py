@@ -10,8 +10,8 @@ A window's row is found by its key and a digest of its rule, length and resoluti
 
 So all windows of a client are adjacent, usually on one page, and `WindowRows.reset` finds them.
 
-The life is the time after which a row without a hit can be deleted. The row of a quota has its end in its bytes; it
-has in this place the Unix time of its last line in the journal, as a negative number, see `kept_rows`.
+The life is the time after which a row without a hit can be deleted. The row of a quota has its end in its bytes, and 0
+in this place. It survives a restart of the machine, see `kept`.
 
 `ends` is an index by time. A row gets an entry when it is first written, and hits do not move the entry. When the entry
 is due, the row is checked; if it is still in use, the entry is written again for its new expiry.
@@ -33,13 +33,12 @@ from ...core.concurrency import Concurrency
 from ...core.counters import Counter, PermitCounter, apart, ends_us, entry
 from ...core.limits import AnyLimit, Limit
 from ...core.memo import remember
-from ...core.quotas import KEPT_US, Quota
+from ...core.quotas import KEPT_US
 from ...core.store import Clock
 from ..leases import HeldPermits
 from ..shared import SHARED_CELLS, digest_of
 from .counts import Room
-from .kept_rows import HEAD, HEAD_BYTES, QUOTA, QUOTA_RESET, is_line_due, quota_fields
-from .layout import BETWEEN, DUE, TransactionRows, row_of
+from .layout import ALL_WINDOWS, BETWEEN, DUE, HEAD, NO_LIFE, TransactionRows, row_of
 
 WINDOWS: Final = "windows"
 CELLS: Final = "cells"
@@ -49,8 +48,8 @@ WORKER_ROWS: Final = "worker_rows"
 RENEWED_AT_ONCE: Final = 64
 """The most rows of permits that are renewed in one transaction, which others wait for."""
 
+HEAD_BYTES: Final = HEAD.size
 _CELL: Final = Struct(">H")
-_NO_LIFE: Final = HEAD.pack(0)
 
 
 class BoundLimit(NamedTuple):
@@ -58,16 +57,12 @@ class BoundLimit(NamedTuple):
 
     Attributes:
         digest: The digest in the names of its rows.
-        head: The head of their values; a quota has others for windows of their own.
-        rule: The name of the bucket.
-        limit: The limit.
+        head: The head of their values.
         counter: Counts its units.
     """
 
     digest: bytes
     head: bytes
-    rule: str
-    limit: AnyLimit
     counter: Counter
 
 
@@ -185,24 +180,14 @@ class WindowRows:
                     continue
                 if not stored and self._room >= Room.NO_CELLS:
                     raise lmdb.MapFullError("it has no room for permits of another key")
-                head = _NO_LIFE
-            elif kind == WINDOWS and isinstance(bound.limit, Quota):
-                head = self._head_of_quota(row, stored, window, bound)
+                head = NO_LIFE
             else:
                 head = bound.head
+                if head == NO_LIFE and kind == WINDOWS:
+                    self._rows.note(WINDOWS, row)
             self._txn.put(row, head + window, db=database)
             if not stored:
                 self._rows.recheck_at(self._dbs.ends, self._expires_us(kind, head + window), row, kind)
-
-    def _head_of_quota(self, row: bytes, stored: bytes, window: bytes, bound: BoundLimit) -> bytes:
-        """Return the head of a quota that has changed, and note the change if it gets a line in the journal."""
-        unix_us = self._rows.unix_us()
-        if not is_line_due(self._rows, unix_us, stored, window, bound.limit.amount):
-            return stored[:HEAD_BYTES] or bound.head
-        # Rule and period are for versions that name rows in another way.
-        fields = {**quota_fields(row), "rule": bound.rule, "period": bound.limit.same_window[1]}
-        self._rows.noted.append((QUOTA, fields))
-        return HEAD.pack(-unix_us)
 
     def reset(self, key: str) -> bool:
         """Forget the units in a key's own windows; return whether there were any."""
@@ -212,15 +197,15 @@ class WindowRows:
             if len(stored) > HEAD_BYTES:
                 had_units |= self._expires_us(WINDOWS, stored) > self._now_us
                 self._txn.put(row, stored[:HEAD_BYTES])
-                if HEAD.unpack_from(stored)[0] <= 0:
-                    self._rows.noted.append((QUOTA_RESET, quota_fields(row)))
+                if stored.startswith(NO_LIFE):
+                    self._rows.note(WINDOWS, row)
         return had_units
 
     def reset_all(self) -> bool:
         """Delete the windows of all keys and all shared cells; return whether there were units in them."""
         self.save_and_clear()
         had_units = False
-        self._rows.noted.append(("reset_all", {}))
+        self._rows.noted.append(ALL_WINDOWS)
         for database in (self._dbs.windows, self._dbs.cells):
             with self._txn.cursor(database) as cursor:
                 rows = cursor.iternext(keys=False)
@@ -311,5 +296,5 @@ def bind(bucket: Bucket, memo: dict[Bucket, Bound], unix_us: Clock) -> Bound:
     for limit in bucket.limits:
         digest = digest_of(bucket.name, *limit.same_window)  # the same for every amount
         head, counter = HEAD.pack(limit.life_us), limit.counter_by(unix_us)
-        bound.append(BoundLimit(digest, head, bucket.name, limit, counter))
+        bound.append(BoundLimit(digest, head, counter))
     return remember(memo, bucket, tuple(bound))

@@ -1,0 +1,394 @@
+"""What survives a restart of the machine: bans, levels and quotas, in `kept.mdb`, a second LMDB file, which is synced.
+
+A transaction that changes such a row leaves its name in `unkept`, a database beside it, so nothing is forgotten where a
+process is killed. A copy takes the rows that are named there, as they are by then, writes them into `kept.mdb`, and
+deletes the names unless the rows have changed again. Nobody is behind the gate while the disk is at work::
+
+    file of counts    change + name ...... take ................... forget
+                                             \\                     /
+    kept.mdb                                  write and sync ------
+
+About a second after a change a thread copies; a command of an operator, and whoever closes the files, copies at once.
+One at a time does, in one process, behind a `flock` on `kept.mdb` that is tried. The rows in it:
+
+    bans, levels    as in the file of counts, see `bans`
+    windows         those of quotas: what is spent, and the end of the period, as JSON
+    version         the version of these rows
+
+Fields are read by name; those of later versions are ignored, and stay.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from struct import error as StructError
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import lmdb
+from lmdb.verify import VerifyError, verify
+
+from ...core.errors import ConfigurationError, StoreUnavailable
+from ...core.events import Event
+from ...core.logs import Throttle
+from ...core.packing import pack_head, read_head
+from ...core.store import COMMAND_DEADLINE_S
+from ...core.stored import json_of
+from .ban_rows import LmdbBanRows
+from .gate import Turns, is_file_at, pause
+from .layout import ALL_WINDOWS, BETWEEN, DAMAGE, HEAD, NO_LIFE, Databases, TransactionRows
+
+KEPT: Final = "kept.mdb"
+VERSION: Final = b"1"
+KEEP_EVERY_S: Final = 1.0
+MOST: Final = 500
+"""The most rows that are taken in one transaction, which others wait for."""
+COPYING: Final = Turns()
+"""The turn of the thread that has `kept.mdb` open: LMDB opens no file twice, and a fork waits until it is closed."""
+
+_KINDS: Final = {b"b": "bans", b"l": "levels", b"w": "windows"}
+"""The databases that survive, by the first letter of a name, which the row follows."""
+_MOST_GROWTH: Final = 2**28
+"""How much the file may grow in one transaction."""
+_UNREADABLE: Final = (
+    *(ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError, StructError),
+    lmdb.BadValsizeError,
+)
+"""The errors of a row that was damaged. It spoils no other."""
+
+
+class Change(NamedTuple):
+    """A row that has changed: its name, the transaction that changed it, and its value; empty if it is deleted."""
+
+    name: bytes
+    when: bytes
+    stored: bytes
+
+
+BehindGate: TypeAlias = Callable[[Callable[[Any, Databases], Any], float], Any]
+"""Calls a function with a transaction, behind the gate, and returns its answer; it waits until a moment."""
+Tell: TypeAlias = Callable[[Event], object]
+
+
+def note(txn: Any, dbs: Databases, names: Iterable[bytes]) -> None:
+    """Leave the names of rows that a transaction has changed."""
+    for name in names:
+        txn.put(name, b"%d" % txn.id(), db=dbs.unkept)
+
+
+def note_all(txn: Any, dbs: Databases) -> None:
+    """Leave the names of all rows that survive, where `kept.mdb` has none of them any more."""
+    for letter, kind in _KINDS.items():
+        rows = txn.cursor(getattr(dbs, kind))
+        note(txn, dbs, [letter + row for row, stored in rows if kind != "windows" or stored.startswith(NO_LIFE)])
+
+
+def exchange(txn: Any, dbs: Databases, copied: Sequence[Change]) -> list[Change]:
+    """Forget the names of rows that were copied, unless they have changed since, and take the next ones."""
+    for name, when, _ in copied:
+        if txn.get(name, b"", dbs.unkept) == when:
+            txn.delete(name, b"", dbs.unkept)
+    taken = []
+    for name, when in islice(txn.cursor(dbs.unkept), MOST):
+        stored = b""
+        if name != ALL_WINDOWS:
+            stored = txn.get(name[1:], b"", getattr(dbs, _KINDS[name[:1]]))
+        taken.append(Change(name, when, stored))
+    return taken
+
+
+class Kept:
+    """The file `kept.mdb` of a directory.
+
+    Args:
+        path: The directory.
+        tell: Emits an event.
+        behind_gate: Calls a function behind the gate.
+
+    Attributes:
+        path: The path of the file.
+        is_closed: Whether nothing is copied any more, because the file of counts was closed.
+    """
+
+    def __init__(self, path: Path, tell: Tell, behind_gate: BehindGate) -> None:
+        self.path = path / KEPT
+        self.is_closed = False
+        self._tell = tell
+        self._behind_gate = behind_gate
+        self._file = -1
+        self._locked = 0  # how often, by the thread whose turn it is
+        self._lmdb: Any = None
+        self._next_s = 0.0
+        self._throttle = Throttle()
+
+    # -- when a copy is made -----------------------------------------------------------------------------------------
+
+    def keep_up(self) -> None:
+        """Copy what is not kept yet, in a thread, once a second."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:  # a thread waits for that moment
+            return
+        wait_s = max(self._next_s + KEEP_EVERY_S - now_s, 0.0)
+        self._next_s = now_s + wait_s
+
+        def work() -> None:
+            time.sleep(wait_s)
+            try:
+                self.keep(COMMAND_DEADLINE_S)
+            except StoreUnavailable as error:  # it is tried again in a second
+                if error.concerns == "request" and self._throttle.left_out(KEPT, time.monotonic()) is not None:
+                    self._tell(Event("map_full", str(error)))
+
+        in_background(work)
+
+    def keep(self, deadline_s: float) -> None:
+        """Copy what is not kept yet, and return when it is on the disk.
+
+        Raises:
+            ConfigurationError: A later version has written the file.
+            StoreTimeout: Others have held the files until the deadline.
+            StoreUnavailable: It cannot be written.
+        """
+        until_s = time.monotonic() + deadline_s
+        try:
+            while not (self.is_closed or self._copy(until_s)):
+                pause(until_s)
+        except (lmdb.Error, OSError) as error:
+            raise StoreUnavailable(
+                f"lmdb: {self.path}: {error}: the change is in force, but a restart of the machine forgets it "
+                "unless it can be written until then",
+                concerns="request",
+            ) from error
+
+    # -- the copy ----------------------------------------------------------------------------------------------------
+
+    def _copy(self, until_s: float) -> bool:
+        """Copy what is not kept yet; return False if that has to be tried again."""
+        if not self.lock():
+            return False
+        try:
+            if not os.fstat(self._file).st_size:  # it was deleted, or set aside
+                self._behind_gate(note_all, until_s)
+            changes = self._behind_gate(partial(exchange, copied=()), until_s)
+            while changes:
+                self._write(changes)
+                changes = self._behind_gate(partial(exchange, copied=changes), until_s)
+            return True
+        except DAMAGE as error:
+            self._set_aside(error)
+            return False
+        finally:
+            self.unlock()
+
+    def lock(self) -> bool:
+        """Lock the file, which is made where there is none; return False if another thread or process has it.
+
+        A thread may lock it again, as where a copy finds that the file of counts has to be begun anew.
+
+        Raises:
+            OSError: It cannot be opened.
+        """
+        if not COPYING.lock.acquire(blocking=False):
+            return False
+        if self._locked:
+            self._locked += 1
+            return True
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            self._file = os.open(self.path, flags, 0o600)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_in_place = is_file_at(self._file, self.path)
+        except BlockingIOError:
+            is_in_place = False
+        except BaseException:
+            self.unlock()
+            raise
+        self._locked = 1
+        if not is_in_place:
+            self.unlock()
+        return is_in_place
+
+    def unlock(self) -> None:
+        """Unlock the file, and close it."""
+        self._locked = max(self._locked - 1, 0)
+        if not self._locked:
+            file, self._file = self._file, -1
+            if file >= 0:
+                fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked from C may have this descriptor, too
+                os.close(file)
+        COPYING.lock.release()
+
+    def close_in_child(self) -> None:
+        """Close what a child has inherited, where its parent could not wait for the end of a copy."""
+        file, self._file, self._locked = self._file, -1, 0
+        if file >= 0:
+            os.close(file)
+        if self._lmdb is not None:
+            self._lmdb.close()
+
+    def _write(self, changes: Iterable[Change]) -> None:
+        """Write rows; they are on the disk when this returns."""
+        with self._opened() as kept:
+            dbs = _databases(kept)
+            with kept.begin(write=True) as txn:
+                for name, _, stored in changes:
+                    database, row = dbs.get(name[:1]), name[1:]
+                    if name == ALL_WINDOWS:
+                        txn.drop(dbs[b"w"], delete=False)
+                    elif len(stored) <= HEAD.size:  # no row, or a quota of which nothing is spent
+                        txn.delete(row, b"", database)
+                    elif name.startswith(b"w"):
+                        before = txn.get(row, b"{}", database)
+                        txn.put(row, _quota(stored, before), db=database)
+                    else:
+                        txn.put(row, stored, db=database)
+
+    def read(self, take: Callable[[list[tuple[bytes, bytes]]], int]) -> None:
+        """Pass on all rows, in order; called while it is locked.
+
+        Args:
+            take: Called with names of rows and their values, some of which are over; returns how many it cannot read.
+
+        Raises:
+            ConfigurationError: A later version has written them.
+            lmdb.Error, OSError: The file cannot be opened.
+        """
+        unreadable = 0
+        try:
+            self._verify()
+            with self._opened() as kept:
+                for letter, database in _databases(kept).items():
+                    with kept.begin(database) as txn:
+                        rows = txn.cursor().iternext()
+                        while some := [(letter + row, stored) for row, stored in islice(rows, MOST)]:
+                            unreadable += take(some)
+        except DAMAGE as error:
+            self._set_aside(error)
+        if unreadable:
+            self._tell_damage(f"{unreadable} of its rows cannot be read", unreadable)
+
+    def _verify(self) -> None:
+        """Look at every page: LMDB would end the process where it reads some that are damaged.
+
+        Raises:
+            lmdb.CorruptedError: One is.
+        """
+        with suppress(VerifyError):  # LMDB itself finds that it is none of its files
+            problems = verify(str(self.path), subdir=False)  # type: ignore[no-untyped-call]
+            if problems:
+                raise lmdb.CorruptedError(problems[0])
+
+    def _set_aside(self, error: lmdb.Error) -> None:
+        """Rename a damaged file."""
+        aside = self.path.with_name(f"{KEPT}.damaged")
+        self.path.replace(aside)
+        self._tell_damage(f"{error}; it is {aside.name} now", 0)
+
+    def _tell_damage(self, why: str, rows: int) -> None:
+        message = f"{self.path} is damaged: {why}: a restart of the machine may forget bans, levels and quotas"
+        self._tell(Event("kept_damaged", message, {"rows": rows}))
+
+    def _opened(self) -> Any:
+        """Open the file with LMDB, and check its version.
+
+        Raises:
+            ConfigurationError: A later version has written it.
+        """
+        size = os.fstat(self._file).st_size
+        kept: Any = lmdb.open(
+            str(self.path),
+            map_size=2 * size + _MOST_GROWTH,
+            subdir=False,
+            mode=0o600,
+            max_dbs=len(_KINDS),
+            lock=False,  # it has a lock of its own
+        )
+        self._lmdb = kept
+        try:
+            whole = (kept.info()["last_pgno"] + 1) * kept.stat()["psize"]
+            if size < whole:  # it was cut off, or LMDB has not written free pages at its end
+                self._verify()
+                os.ftruncate(self._file, whole)
+            with kept.begin(write=True) as txn:
+                version = txn.get(b"version")
+                if version is None:
+                    txn.put(b"version", VERSION)
+                elif version != VERSION:
+                    raise ConfigurationError(f"lmdb: {self.path} has version {version.decode()}; upgrade slidegate")
+            if not size:
+                _sync_directory(self.path.parent)
+        except BaseException:
+            kept.close()
+            raise
+        return kept
+
+
+def _databases(kept: Any) -> dict[bytes, Any]:
+    return {letter: kept.open_db(kind.encode()) for letter, kind in _KINDS.items()}
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _quota(stored: bytes, before: bytes) -> bytes:
+    """Return the JSON of a quota, with what a later version has written beside it, given the value of its window."""
+    spent, _, until_us, _ = read_head(stored[HEAD.size :])
+    return json_of({**json.loads(before), "spent": spent, "until_us": until_us})
+
+
+def write_rows(txn: Any, dbs: Databases, kept: Iterable[tuple[bytes, bytes]]) -> int:
+    """Write rows that are kept into a new file of counts; return how many cannot be read.
+
+    Those that are over are found by the next sweeps, which know the clock of the store.
+    """
+    rows = TransactionRows(txn, dbs, 0, lambda: 2**62)
+    bans, unreadable = LmdbBanRows(rows, {}), 0
+    for name, stored in kept:
+        row = name[1:]
+        try:
+            fields = json.loads(stored)
+            if name.startswith(b"b"):
+                bans.restore_ban(fields)
+            elif name.startswith(b"l"):
+                key, _, policy = row.partition(BETWEEN)
+                bans.restore_level(policy.decode(), key.decode(), fields)
+            else:
+                spent, until_us = fields["spent"], fields["until_us"]
+                txn.put(row, NO_LIFE + pack_head(spent, spent, until_us, until_us), db=dbs.windows)
+                rows.recheck_at(dbs.ends, 0, row, "windows")
+        except _UNREADABLE:
+            unreadable += 1
+    return unreadable
+
+
+def in_background(work: Callable[[], object]) -> Future[None]:
+    """Run something in a daemon thread; return its end."""
+    end: Future[None] = Future()
+    end.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            work()
+            end.set_result(None)
+        except BaseException as error:
+            end.set_exception(error)
+
+    try:
+        threading.Thread(target=run, name="slidegate-lmdb", daemon=True).start()
+    except RuntimeError as error:  # the process is ending
+        end.set_exception(error)
+    return end

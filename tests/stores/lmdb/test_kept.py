@@ -1,0 +1,677 @@
+"""What is kept, and a file for each start of the machine: what a restart of it forgets, and what it does not."""
+
+import asyncio
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import lmdb
+import pytest
+
+from slidegate import BanPolicy, ConfigurationError, Quota, parse_limits
+from slidegate.core import Ban, Bucket, StoreTimeout, StoreUnavailable
+from slidegate.stores.lmdb import LmdbStore, counts, environment, gate, kept, layout
+from slidegate.stores.lmdb.ban_rows import ban_of
+from slidegate.stores.lmdb.kept import KEPT, Kept
+from slidegate.stores.lmdb.layout import LAYOUT, boot_id, boot_us
+from slidegate.stores.lmdb.transaction import Transaction
+from slidegate.testing import FakeClock, RecordingObserver
+
+from ...contract.ban_player import HAND, BanPlayer
+from ...contract.player import listed, same, settle
+from ...contract.programs import HOUR_US, Choices, drawn
+from ...contract.store_contract import CHECKS, with_examples
+from ...redis_servers import until
+from ...reference.ban_model import Made
+from ..conftest import Opened
+from ..forked import actor, child, fork, fork_in_c, outcome
+from .processes import SMALL, Faulty, keys_in
+
+POLICY = BanPolicy("1/minute", "1h", factor=2, forgive="400d")
+
+
+class Machine:
+    """A machine that can be started again, and its stores, which tell what happens to them."""
+
+    def __init__(self, path: Path, opened: Opened, observer: RecordingObserver) -> None:
+        self.path, self.opened, self.observer = path, opened, observer
+        self.boot, self.wall, self.stores = "1", FakeClock(10**15), list[Any]()
+
+    def store(self, **options: Any) -> Any:
+        self.stores.append(self.opened(wall_clock=self.wall, **options))
+        return self.stores[-1]
+
+    def restart(self, boot: str, **options: Any) -> Any:
+        """Restart it with another boot id, as it is seen; return a store."""
+        for store in self.stores:
+            store.close()
+        self.boot = boot
+        self.observer.events.clear()
+        return self.store(**options)
+
+    @property
+    def files(self) -> list[str]:
+        return sorted(file.name for file in self.path.glob("counts-*"))
+
+
+@pytest.fixture
+def machine(tmp_path: Path, opened: Opened, observer: RecordingObserver, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine(tmp_path / "store", opened, observer)
+    monkeypatch.setattr(counts, "boot_id", lambda: made.boot)
+    return made
+
+
+def test_the_boot_clock_and_boot_id_are_those_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first = boot_us()
+    assert boot_us() >= first > 0
+    assert len(boot_id()) == 32
+    assert boot_id() == boot_id()
+    for missing in (tmp_path / "missing", tmp_path):
+        monkeypatch.setattr(layout, "_BOOT_ID", missing)
+        assert boot_id() == ""
+
+    monkeypatch.setattr(layout.sys, "platform", "darwin")  # where it is that of the session
+    for said, known in (("1B4E28BA-2FA1-11D2-883F-B9A761BDE3FB\n", "1b4e28ba2fa111d2883fb9a761bde3fb"), ("", "")):
+        ended = subprocess.CompletedProcess((), 0, stdout=said)
+        monkeypatch.setattr(subprocess, "run", lambda *_, ended=ended, **__: ended)
+        assert boot_id() == known
+
+
+def test_a_restart_of_the_workers_keeps_windows_and_a_reboot_begins_them_anew(machine: Machine) -> None:
+    machine.store().hit(CHECKS)
+    assert machine.restart("1").hit(CHECKS).remaining == 3
+    assert machine.observer.kinds == []
+    assert machine.restart("2").hit(CHECKS).remaining == 4
+    assert machine.observer.kinds == ["counts_restarted"]
+    assert "is of an earlier start of the machine" in machine.observer.events[0].message
+    assert machine.files == [f"counts-{LAYOUT}-2.mdb"]
+
+
+def test_a_start_waits_until_what_is_kept_is_read(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Kept.read
+    monkeypatch.setattr(gate, "WAIT_S", 0.02)
+    monkeypatch.setattr(Kept, "read", lambda *given: time.sleep(0.2) or read(*given))
+    machine.store().bans.ban("user:ann", None, "by request", "ann")
+    store = machine.restart("2")
+    assert not store.hit(CHECKS, (), 0.01).allowed
+    store.close()
+    with opened_kept(machine) as file, file.begin(write=True) as txn:
+        txn.put(b"version", b"2")
+    with pytest.raises(ConfigurationError, match=r"kept.mdb has version 2; upgrade slidegate"):
+        machine.restart("3")
+
+
+def test_a_file_that_is_kept_and_was_damaged_or_cut_off_kills_nobody_and_is_told(
+    machine: Machine, rng: random.Random
+) -> None:
+    store = machine.store()
+    keys = [f"user:{number}" for number in range(300)]
+    ban(store, *keys, "192.0.2.0/24")
+    store.bans.strike(POLICY, "198.51.100.7", 1, "why")
+    store.hit([(Bucket("plan", [Quota("5/month")]), "user:ann", 2)])
+    store.close()
+    whole = (machine.path / KEPT).read_bytes()
+    for boot in range(60):
+        text, at = whole, rng.randrange(len(whole))
+        match rng.randrange(3):
+            case 0:
+                text = text[:at]
+            case 1:
+                text = text[:at] + rng.randbytes(1) + text[at + 1 :]
+            case _:
+                at -= at % 4_096
+                text = text[:at] + rng.choice([bytes(4_096), rng.randbytes(4_096)]) + text[at + 4_096 :]
+        (machine.path / KEPT).write_bytes(text)
+        for file in machine.path.glob("counts-*"):
+            file.unlink()
+        store = machine.restart(f"damaged{boot}")
+        told = [event.kind for event in machine.observer.events if event.kind == "kept_damaged"]
+        assert told or len(banned(store)) >= len(keys) - 1, "one byte of a row spoils no other"
+        ban(store, "user:zoe")
+        store = machine.restart(f"again{boot}")
+        assert "user:zoe" in banned(store)
+
+
+def test_who_sees_another_boot_id_joins_those_who_live(machine: Machine) -> None:
+    def begin() -> Any:
+        machine.boot = "theirs"
+        own = LmdbStore(machine.path, **SMALL)
+        own.hit(CHECKS)
+        return own
+
+    with child(begin):
+        store = machine.store()
+        assert machine.files == [f"counts-{LAYOUT}-theirs.mdb"]
+        assert store.hit(CHECKS).remaining == 3
+        store._env.failure(lmdb.PanicError("its own error"))
+        assert [store.hit(CHECKS).remaining for _ in range(2)] == [2, 1], "it joins them again"
+    store._env.failure(lmdb.PanicError("its own error"))
+    assert store.hit(CHECKS).remaining == 0, "although nobody else lives now"
+    assert machine.observer.kinds == []
+
+
+@pytest.mark.parametrize("others_live", [True, False])
+def test_without_a_boot_id_a_file_is_joined_while_somebody_lives(machine: Machine, others_live: bool) -> None:
+    machine.boot = ""
+    first = machine.store()
+    first.hit(CHECKS)
+    first.bans.ban("user:eve", None, "by request", "ann")
+    with child(lambda: LmdbStore(machine.path, **SMALL).hit(CHECKS)) if others_live else nullcontext():
+        store = machine.restart("")
+        assert store.hit(CHECKS).remaining == (2 if others_live else 4)
+        assert machine.observer.kinds == ["counts_restarted"] * (not others_live)
+    assert [ban.key for ban in listed(store)] == ["user:eve"]
+
+
+def test_another_layout_is_refused_while_its_workers_live(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin() -> Any:
+        counts.LAYOUT = LAYOUT + 1  # type: ignore[misc]
+        own: Any = LmdbStore(machine.path, **SMALL)
+        own.bans.ban("user:eve", None, "by request", "ann")
+        return own
+
+    refused = f"is in use with layout {LAYOUT + 1} by another version of slidegate, and this one uses {LAYOUT}; stop"
+    with child(begin):
+        with pytest.raises(ConfigurationError, match=refused):
+            machine.store()
+        with pytest.raises(StoreUnavailable, match=refused):
+            machine.store(create=False)
+    store = machine.store()
+    assert [ban.key for ban in listed(store)] == ["user:eve"], "what is kept is read"
+    assert machine.files == [f"counts-{LAYOUT}-1.mdb"]
+    assert machine.observer.kinds == ["counts_restarted"]
+
+
+def test_whoever_only_reads_keeps_nobody_from_beginning_anew(machine: Machine) -> None:
+    machine.store().hit(CHECKS)
+    reader = machine.restart("1", create=False)
+    assert reader.peek(CHECKS).remaining == 3
+
+    def begin() -> Any:
+        environment._open.clear()  # the options of the parent are others
+        machine.boot = "2"
+        return LmdbStore(machine.path, **SMALL)
+
+    with child(begin):
+        reader._env._examine_at_s = 0.0
+        assert reader.peek(CHECKS).remaining == 4
+
+
+def test_the_size_of_the_map_is_that_in_the_file_unless_who_is_alone_asks_for_more(tmp_path: Path) -> None:
+    path, mib = tmp_path / "lmdb", 1 << 20
+
+    def size_of(store: Any) -> int:
+        return int(store._env.counts.lmdb.info()["map_size"])
+
+    def beside(most: int) -> Callable[[], object]:
+        def begin() -> Any:
+            environment._open.clear()  # the options of the parent are others
+            own = LmdbStore(path, max_map_size=most)
+            assert size_of(own) == 8 * mib
+            return own
+
+        return begin
+
+    store = LmdbStore(path, max_map_size=8 * mib)
+    for most in (4 * mib, 16 * mib):
+        with child(beside(most)):
+            assert store.hit(CHECKS)
+    store.close()
+    for most, size in ((4 * mib, 8 * mib), (None, 8 * mib), (16 * mib, 16 * mib), (2 * mib, 16 * mib)):
+        store = LmdbStore(path, max_map_size=most)  # a tool does not know the size, and gives none
+        assert size_of(store) == size
+        assert store.peek(CHECKS).remaining == 2  # type: ignore[union-attr]
+        store.close()
+
+
+# -- what was acknowledged is there after a reboot ---------------------------------------------------------------------
+
+
+PLAN = Bucket("plan", parse_limits(Quota("60/year")))
+
+
+def banned(store: Any) -> list[str]:
+    return sorted(ban.key for ban in listed(store))
+
+
+def ban(store: Any, *keys: str, length_us: int | None = None) -> None:
+    for key in keys:
+        store.bans.ban(key, length_us, "by request", "ann")
+
+
+def opened_kept(machine: Machine) -> Any:
+    """Open the file, as another program would."""
+    return lmdb.open(str(machine.path / KEPT), subdir=False, lock=False, max_dbs=4)
+
+
+def rows_kept(machine: Machine) -> dict[bytes, Any]:
+    """Return the rows of the file, by their keys."""
+    with opened_kept(machine) as file, file.begin() as txn:
+        names = [name for name in ("bans", "levels", "windows") if txn.get(name.encode())]
+        dbs = [file.open_db(name.encode(), txn=txn, create=False) for name in names]
+        return {row: json.loads(stored) for database in dbs for row, stored in txn.cursor(database)}
+
+
+def unkept(store: Any) -> int:
+    found = list[int]()
+    store._env.run(lambda txn: found.append(txn.stat(store._env.counts.dbs.unkept)["entries"]))
+    return found[0]
+
+
+def crash(machine: Machine, boot: str, **options: Any) -> Any:
+    """Restart the machine without the end of a worker; return a store."""
+    for store in machine.stores:
+        store._env.close_files()
+    return machine.restart(boot, **options)
+
+
+def test_rows_have_named_fields_and_a_version_and_every_later_version_reads_them(machine: Machine) -> None:
+    store = machine.store()
+    ban(store, "user:eve", "192.0.2.0/24", "user:gone")
+    store.bans.unban("user:gone", "ann")
+    store.bans.strike(POLICY, "user:bob", 1, "why")
+    store.hit(((PLAN, "user:kim", 3),))
+    store.hit(((PLAN, "user:lee", 3),))
+    store.reset("user:lee")
+    store.hit(CHECKS)
+    store.close()
+    start, since = 10**15, {"since_us": 10**15}
+    hand = {"reason": "by request", "by": "ann", "level": 0, **since, "until_us": None}
+    assert rows_kept(machine) == {
+        b"user:eve": {"key": "user:eve", **hand},
+        b"192.0.2.0/24\xff": {"key": "192.0.2.0/24", **hand},
+        b"user:bob": {
+            **{"key": "user:bob", "reason": "why", "by": "abuse", "level": 1},
+            **{**since, "until_us": start + HOUR_US},
+        },
+        b"user:bob\xffabuse": {"level": 1, "until_us": start + HOUR_US, "over_us": 1034563600000000},
+        b"user:kim\xff" + bytes.fromhex("64103d7761431d39"): {"spent": 3, "until_us": 1009843200000000},
+    }
+
+
+def killed(machine: Machine, act: Callable[[Any], object]) -> None:
+    """Do something with a store of a process that is killed where the test has put `exits`."""
+
+    def work(_: int) -> None:
+        act(LmdbStore(machine.path, wall_clock=machine.wall, **SMALL))
+
+    assert outcome(*actor(work))[1] == 9
+
+
+def exits(*_: Any, **__: Any) -> Any:
+    os._exit(9)
+
+
+@pytest.mark.parametrize("at", ["lock", "_write", "unlock", "after _write"])
+def test_a_kill_in_a_copy_loses_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    monkeypatch.setattr(kept, "in_background", lambda work: None)  # nobody else copies meanwhile
+    store = machine.store()
+    ban(store, "user:eve", "user:bob")
+
+    def act(own: Any) -> None:
+        copying, name = own._env.kept, at.removeprefix("after ")
+        inner = getattr(copying, name)
+        setattr(copying, name, (lambda *given: exits(inner(*given))) if name != at else exits)
+        own.bans.unban("user:bob", "ann")
+
+    killed(machine, act)
+    assert banned(store) == ["user:eve"]
+    ban(store, "user:zoe")
+    assert banned(crash(machine, "2")) == ["user:eve", "user:zoe"]
+
+
+@pytest.mark.parametrize("who", ["who starts", "who lives"])
+def test_what_a_killed_worker_has_not_copied_is_copied_by_another(machine: Machine, who: str) -> None:
+    """A strike and a charge wait for no disk; those who start need not be asked anything, those who live do."""
+
+    def act(own: Any) -> None:
+        own._env.kept.keep_up = lambda: None
+        own.bans.strike(POLICY, "user:eve", 1, "why")
+        own.hit(((PLAN, "user:kim", 3),))
+        os._exit(9)
+
+    if who == "who lives":
+        other = machine.store()
+    killed(machine, act)
+    other = machine.store()
+    if who == "who lives":
+        other.hit(CHECKS)
+    until(lambda: not unkept(other), "it is copied")
+    store = crash(machine, "2")
+    assert banned(store) == ["user:eve"]
+    assert store.hit(((PLAN, "user:kim", 1),)).remaining == 56
+
+
+def test_a_command_returns_when_it_is_on_the_disk_and_a_request_waits_for_none(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, synced = machine.store(), list[int]()
+    write = Kept._write
+    monkeypatch.setattr(Kept, "_write", lambda own, changes: write(own, changes) or synced.append(len(changes)))
+    monkeypatch.setattr("slidegate.stores.lmdb.kept.in_background", lambda work: None)
+    store.bans.strike(POLICY, "user:bob", 1, "why")
+    store.hit(((PLAN, "ann", 1),))
+    assert synced == []
+    ban(store, "user:eve")
+    assert synced == [4]
+    commands = [
+        lambda: store.bans.unban("user:eve", "ann"),
+        lambda: store.bans.load([Ban(f"user:{number}", "", "ann", 0, 10**15, None) for number in range(70)]),
+        lambda: store.reset("ann"),
+        lambda: store.reset_all(),
+    ]
+    for at, command in enumerate(commands, start=2):
+        command()
+        assert (len(synced), unkept(store)) == (at, 0)
+    for nothing in (lambda: store.bans.unban("user:eve", "ann"), lambda: store.reset("nobody")):
+        nothing()
+    assert len(synced) == 5
+
+
+async def test_a_command_on_a_loop_waits_for_the_disk_beside_it(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, may_write = machine.store(), threading.Event()
+    write = Kept._write
+    monkeypatch.setattr(Kept, "_write", lambda own, changes: may_write.wait(60) and write(own, changes))
+    banning = [asyncio.ensure_future(settle(store.bans.ban(key, None, "why", "ann"))) for key in ("user:a", "user:b")]
+    for _ in range(20):
+        assert (await settle(store.hit(CHECKS))) is not None
+        await asyncio.sleep(0.001)
+    assert not any(each.done() for each in banning)
+    assert await settle(store.bans.find(("user:a",))), "it is in force meanwhile"
+    may_write.set()
+    assert [made.key for made in await asyncio.gather(*banning)] == ["user:a", "user:b"]
+    assert unkept(store) == 0
+
+
+@pytest.mark.parametrize("way", [fork, fork_in_c])
+def test_a_child_that_is_forked_within_a_copy_makes_its_own(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, way: Callable[[], int]
+) -> None:
+    monkeypatch.setattr(environment, "FORK_S", 0.02)
+    monkeypatch.setattr(kept, "in_background", lambda work: None)  # a fork from C beside a busy thread may hang
+    store, is_inside, may_write = machine.store(), threading.Event(), threading.Event()
+    write = Kept._write
+
+    def slowly(own: Kept, changes: Any) -> None:
+        with own._opened():
+            is_inside.set()
+            may_write.wait(60)
+        write(own, changes)
+
+    def work(_: int) -> None:
+        monkeypatch.setattr(Kept, "_write", write)
+        signal.alarm(60)
+        assert [store.bans.find((key,)) is not None for key in ("user:eve", "user:zoe")] == [True, False]
+        with pytest.raises(StoreTimeout):  # that of the parent is under way
+            store.bans.ban("user:zoe", None, "why", "ann", 0.05)
+        os.write(_, b"waits")
+        store.bans.ban("user:yan", None, "why", "ann")
+
+    monkeypatch.setattr(Kept, "_write", slowly)
+    thread = threading.Thread(target=ban, args=(store, "user:eve"))
+    thread.start()
+    assert is_inside.wait(60)
+    pid, reading = actor(work, way)
+    assert os.read(reading, 5) == b"waits"
+    may_write.set()
+    thread.join()
+    assert outcome(pid, reading) == (b"", 0)
+    assert banned(crash(machine, "2")) == ["user:eve", "user:yan", "user:zoe"]
+
+
+def is_index_exact(transaction: Transaction) -> bool:
+    """Return whether each ban with an end, and each level, is in the index once."""
+    txn, dbs = transaction.rows.txn, transaction.rows.dbs
+    bans, levels, ends = [txn.stat(database)["entries"] for database in (dbs.bans, dbs.levels, dbs.ban_ends)]
+    for_ever = sum(ban_of(packed).until_us is None for _, packed in txn.cursor(dbs.bans))
+    return bool(ends == bans - for_ever + levels)
+
+
+class Restarts(BanPlayer):
+    """Plays bans and a quota to a machine that restarts, whose disk fails, and whose file is cut off or deleted."""
+
+    def __init__(self, path: Path, choices: Choices) -> None:
+        super().__init__(lambda clock: LmdbStore(path, clock=clock, **SMALL), choices)
+        self.kept, self.boot, self.spent = path / KEPT, 0, Counter[str]()
+
+    async def _move(self) -> None:
+        kind, key = self.choices.below(16), self.choices.pick(self.clients)[1]
+        match kind:
+            case 1:
+                await self._cut_off(self.choices.pick((None, 0, 100, 4_096, 8_192)))
+                await self._ban(key, None)
+            case 2:
+                await self._on_a_sick_disk(lambda: self.store.bans.ban(key, None, "why", HAND))
+                self.model.ban(key, None, HAND, self.now_us)
+            case 3:
+                await self._restart(self.now_us, loads=2)
+            case 4:
+                await self._fail(lambda: self.store.bans.ban(key, None, "why", HAND))
+            case 5:
+                await self._ban(key, None)
+                await self._fail(lambda: self.store.bans.unban(key, HAND))
+            case 6:
+                await self._fail(lambda: self.store.bans.strike(self.policies[0], key, 1_000, "why"))
+            case 7:
+                await self._fail(lambda: self.store.charge(((PLAN, key, 1),)))
+        await super()._move()
+        assert await settle(self.store._batcher.run(is_index_exact, needs_room=False)), (
+            "or a tool that bans again and again fills it"
+        )
+
+    async def _cut_off(self, size: int | None) -> None:
+        """Cut the file off while nobody copies, who would be killed, or delete it."""
+        self.moves.append(f"a file of which {size} bytes are left")
+        copying = self.store._env.kept
+        await asyncio.to_thread(until, copying.lock, "nobody copies")
+        if size is None:
+            self.kept.unlink()
+        else:
+            os.truncate(self.kept, size)
+        copying.unlock()
+
+    async def _fail(self, change: Callable[[], Any]) -> None:
+        """Try a change which cannot be committed, and so is none."""
+        self.moves.append("a change that fails")
+        counts = self.store._env.counts
+        with pytest.MonkeyPatch.context() as patched:
+            error = self.choices.pick((lmdb.DiskError, RuntimeError))  # the second is one of a signal handler
+            patched.setattr(counts, "lmdb", Faulty(counts.lmdb, error("as a fault"), "commit".__eq__))
+            with pytest.raises((StoreUnavailable, RuntimeError)):
+                await settle(change())
+
+    async def _on_a_sick_disk(self, command: Callable[[], Any]) -> None:
+        """Try a command which is in force, and fails because it cannot be kept yet, or nobody knows whether it is."""
+        self.moves.append("a command that cannot be kept")
+        write, is_late = Kept._write, self.choices.pick((True, False))
+
+        def fail(own: Kept, changes: Any) -> None:
+            if is_late:
+                write(own, changes)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Kept, "_write", fail)
+            with pytest.raises(StoreUnavailable, match="the change is in force"):
+                await settle(command())
+
+    async def _hit(self, client: tuple[str, str], peeks: bool) -> None:
+        await super()._hit(client, peeks)
+        self.spent[client[1]] += 1
+        decision = await settle(self.store.charge(((PLAN, client[1], 1),)))
+        same(decision.remaining, max(PLAN.limits[0].amount - self.spent[client[1]], 0))
+
+    async def _reset(self, key: str | None) -> None:
+        await super()._reset(key)
+        self.spent = Counter() if key is None else self.spent - Counter({key: self.spent[key]})
+
+    async def _restart(self, start_us: int, loads: int) -> None:
+        """Restart the workers, or the machine, which forgets strikes."""
+        self.moves.append(f"a restart of {'the workers' if loads == 1 else 'the machine'}")
+        await settle(self.store.close())
+        if loads == 2:
+            self.boot += 1
+            self.hits.clear()
+            self.model.entries = [entry for entry in self.model.entries if isinstance(entry, Made)]
+        self.model.changes = []
+        self._wait(max(start_us - self.now_us, 0))
+        await self._open()
+
+
+def test_what_was_acknowledged_outlives_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing else does: a change that failed has changed nothing, and what was lifted or reset stays away."""
+    monkeypatch.setattr(kept, "MOST", 3)  # rows are copied, and written into a new file, in parts
+
+    async def play(choices: Choices) -> None:
+        with TemporaryDirectory(dir=tmp_path, ignore_cleanup_errors=True) as path:
+            player = Restarts(Path(path), choices)
+            monkeypatch.setattr(counts, "boot_id", lambda: f"{player.boot}")
+            await player.play()
+
+    with_examples(drawn(150, 600), play)
+
+
+def test_where_the_disk_is_full_quotas_count_and_say_so_and_commands_fail(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise lmdb.DiskError("No space left on device")
+
+    store, asked = machine.store(), ((PLAN, "ann", 1),)
+    assert store.hit(asked).remaining == 59
+    with monkeypatch.context() as patched:
+        patched.setattr(Kept, "_write", full)
+        assert [store.hit(asked).remaining for _ in range(5)] == [58, 57, 56, 55, 54]
+        for command in (lambda: ban(store, "user:eve"), lambda: store.reset("ann"), store.reset_all):
+            with pytest.raises(StoreUnavailable, match=r"kept.mdb: .*No space left"):
+                command()
+        until(lambda: store.hit(CHECKS) and machine.observer.kinds, "it is told")
+    assert machine.observer.kinds[0] == "map_full"
+    assert "kept.mdb: No space left on device" in machine.observer.events[0].message
+    assert store.hit(asked).remaining == 59
+    store = machine.restart("2")
+    assert store.hit(asked).remaining == 58, "what comes later has all"
+    assert banned(store) == ["user:eve"]
+
+
+def test_the_bans_of_a_full_file_fit_into_that_after_a_restart(machine: Machine, rng: random.Random) -> None:
+    store = machine.store(max_map_size=1 << 20)
+    store.bans._batcher.command = store.bans._batcher.run  # all of them are kept when the file is closed
+    with suppress(StoreUnavailable):  # it is full
+        while True:
+            store.bans.ban(f"user:{rng.random()}", HOUR_US, "x" * rng.randrange(256), "ann")
+    made = store.bans.count()
+    store = machine.restart("2", max_map_size=1 << 20)
+    assert store.bans.count() == made
+    assert store.hit(CHECKS).remaining == 4
+
+
+FURTHER = {"later": {"é": [1, None]}, "scope": "all"}
+
+
+def test_what_a_later_version_adds_to_rows_is_kept(machine: Machine) -> None:
+    """Also databases of kinds that this one does not know."""
+    store = machine.store()
+    ban(store, "user:eve", "198.51.100.0/24")
+    store.bans.strike(POLICY, "user:bob", 1, "why")
+    store.hit(((PLAN, "user:kim", 3),))
+    store.close()
+    with (
+        lmdb.open(str(machine.path / KEPT), subdir=False, lock=False, max_dbs=4) as file,
+        file.begin(write=True) as txn,
+    ):
+        for name in (b"bans", b"levels", b"windows"):
+            database = file.open_db(name, txn=txn)
+            for row, stored in [*txn.cursor(database)]:
+                txn.put(row, json.dumps(json.loads(stored) | FURTHER).encode(), db=database)
+        txn.put(b"example.org", b"{}", db=file.open_db(b"pauses", txn=txn))
+    written = rows_kept(machine)
+    assert len(written) == 5
+    for boot in "23":
+        store = machine.restart(boot)
+        assert banned(store) == ["198.51.100.0/24", "user:bob", "user:eve"]
+        assert store.bans.find(("user:eve",)).reason == "by request"
+        assert store.hit(((PLAN, "user:kim", 0),)).remaining == 57
+        ban(store, "user:zoe")
+        store.bans.unban("user:zoe", "ann")
+        assert rows_kept(machine) == written
+    store.hit(((PLAN, "user:kim", 1),))
+    store.close()
+    (quota,) = [fields for row, fields in rows_kept(machine).items() if row.startswith(b"user:kim")]
+    assert quota == {"spent": 4, "until_us": 1009843200000000, **FURTHER}
+    with opened_kept(machine) as file, file.begin() as txn:
+        assert txn.get(b"example.org", db=file.open_db(b"pauses", txn=txn, create=False)) == b"{}"
+
+
+def test_a_thread_copies_once_a_second(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, background = machine.store(), list[Any]()
+    monkeypatch.setattr("slidegate.stores.lmdb.kept.in_background", background.append)
+    store.hit(CHECKS)
+    assert background == []
+    for number in range(40):
+        store.bans.strike(POLICY, f"user:{number}", 1, "why")
+    assert len(background) == 2, "at once, and a second later what has come since"
+    for work in background:
+        work()
+        assert unkept(store) == 0
+    assert time.monotonic() >= store._env.kept._next_s
+    store.hit(CHECKS)
+    assert len(background) == 2, "nothing is new"
+
+
+def test_what_comes_last_is_copied_though_nothing_follows(machine: Machine) -> None:
+    store = machine.store()
+    for name in ("user:eve", "user:bob"):
+        store.bans.strike(POLICY, name, 1, "why")
+        until(lambda: not unkept(store), "it is copied")
+
+
+def test_more_than_is_copied_at_once_is_copied_in_parts_also_after_a_reset(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "MOST", 3)
+    store = machine.store()
+    keys = [f"user:{number}" for number in range(10)]
+    for asked in range(2):
+        for key in keys[asked:]:
+            store.hit(((PLAN, key, 2),))
+        if not asked:
+            store._env.kept.keep(60)
+            store.reset_all()
+            store.hit(((PLAN, "user:3", 1),))
+    store = machine.restart("2")
+    left = [store.hit(((PLAN, key, 0),)).remaining for key in keys]
+    assert left == [60, 58, 58, 57, 58, 58, 58, 58, 58, 58]
+
+
+# -- quotas ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_quota_comes_back_to_the_end_of_its_period_and_no_longer(machine: Machine) -> None:
+    store, checks = machine.store(), ((Bucket("plan", parse_limits(Quota("5/day"))), "user:ann", 1),)
+    store.hit(checks)
+    machine.wall.advance(us=-machine.wall() % 86_400_000_000 - 1)
+    store = machine.restart("2")
+    assert store.hit(checks).remaining == 3
+    machine.wall.advance("26h")
+    store = machine.restart("3")
+    assert store.hit(checks).remaining == 4
+    clock = FakeClock(10**9)
+    other = machine.store(clock=clock)
+    for _ in range(3):
+        other.hit(CHECKS)
+        clock.advance("1s")
+    assert keys_in(other) == 2
