@@ -26,7 +26,7 @@ import pytest
 
 from slidegate import ConfigurationError, Limiter, StoreError
 from slidegate.core import Bucket, Concurrency, StoreTimeout, StoreUnavailable
-from slidegate.stores.lmdb import LmdbStore, environment, kept, layout
+from slidegate.stores.lmdb import LmdbStore, kept, layout, registry
 from slidegate.stores.lmdb.counts import takes_space
 from slidegate.stores.lmdb.gate import WAIT_S
 from slidegate.testing import RecordingObserver
@@ -525,7 +525,7 @@ async def test_a_start_on_a_loop_waits_for_no_stopped_worker(store_path: Path, o
 
 
 def test_a_child_opens_its_killed_parents_gate(store_path: Path, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "FORK_S", 0.02)
+    monkeypatch.setattr(registry, "FORK_S", 0.02)
 
     def begin() -> object:
         own = LmdbStore(store_path, **SMALL)
@@ -561,7 +561,7 @@ def test_a_child_closes_files_of_its_parent(store_path: Path, opened: Opened, mo
 def test_a_child_stays_before_the_gate_of_its_parent_and_takes_permits_of_its_own(
     store: Any, monkeypatch: pytest.MonkeyPatch, way: Callable[[], int]
 ) -> None:
-    monkeypatch.setattr(environment, "FORK_S", 0.02)
+    monkeypatch.setattr(registry, "FORK_S", 0.02)
     permits = ((Bucket("held", (Concurrency(2),)), "ann", 1),)
     mine = store.hit(permits)
 

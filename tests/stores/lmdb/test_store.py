@@ -31,9 +31,9 @@ from slidegate import ConfigurationError, Decision, Limiter, Quota, StoreError, 
 from slidegate.core import Ban, Bucket, Concurrency, Reason, SharedRow, StoreTimeout, StoreUnavailable
 from slidegate.core.bans.rows import HEADER
 from slidegate.stores.lmdb import LmdbStore, counts, kept
-from slidegate.stores.lmdb.bans import STEP
 from slidegate.stores.lmdb.batching import LOOK_EVERY
 from slidegate.stores.lmdb.counts import LEAD
+from slidegate.stores.lmdb.store import STEP
 from slidegate.stores.lmdb.transaction import Transactions
 from slidegate.testing import FakeClock, RecordingObserver
 

@@ -1,113 +1,207 @@
-"""The bans of an LMDB environment, which are stored only in its rows; `ban_rows` describes the format.
+"""Bans and levels as rows of an LMDB environment; strikes are windows, see `windows`.
 
-Every hit reads the bans of its client in its own transaction, so a new ban of any process takes effect immediately.
-`BanBook` is applied to the rows.
+    bans      key                  the ban as JSON
+    bans      key 0xff             the ban as JSON, of a network
+    levels    key 0xff policy      the level as JSON
+    ban_ends  time, row            when to check a row again, and its database
+    meta      "networks"           the keys of the bans of networks, after 8 random bytes as their version
+
+JSON has the fields by name: those of later versions are ignored, and kept as long as the row is. Each change of a ban
+or of a level is noted, because it survives a restart of the machine, see `kept`.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from itertools import islice
-from typing import Final, TypeVar
+import json
+import os
+from typing import Final, TypeAlias
 
-from ...core.bans.ban import Ban, BanSubject
-from ...core.store import COMMAND_DEADLINE_S
-from ..ban_book import BanBook, BookBans
-from .ban_rows import ban_of
-from .batching import PAUSE_S, Batcher
-from .gate import TRY_S
-from .layout import rows_from
-from .transaction import Transaction, Transactions
+from ...core.bans.ban import Ban
+from ...core.bans.networks import BannedNetworks
+from ...core.bans.strikes import Level
+from ...core.stored import json_of, read_by_name, read_json
+from .layout import BETWEEN, DUE, NETWORKS, Fields, TransactionRows, row_of
 
-T = TypeVar("T")
+_VERSION_BYTES: Final = 8
+"""Random, so that no two processes write the same version."""
+_NO_NETWORKS: Final = bytes(_VERSION_BYTES) + b"[]"
+"""What is read where no network has ever been banned."""
+BANS: Final = "bans"
+LEVELS: Final = "levels"
+_END: Final = {BANS: "until_us", LEVELS: "over_us"}
+"""The fields with the ends of rows."""
 
-STEP: Final = 100
-"""How many rows are read in one transaction, which blocks an event loop for about a millisecond."""
+CachedNetworks: TypeAlias = dict[bytes, BannedNetworks]
+"""The banned networks as this process last read them, by the bytes of their version: one entry at most.
+
+A transaction that fails after it has changed them leaves a version here that no row has, so it is never found."""
 
 
-class LmdbBans(BookBans):
-    """Bans for all processes of a host; created by `LmdbStore`.
+class LmdbBanRows:
+    """The bans and levels in one transaction; see `BanRows`.
 
     Args:
-        transactions: Runs transactions.
-        batcher: Runs jobs.
+        rows: The rows of the transaction.
+        cached: The bans of networks as a transaction of this process has left them.
     """
 
-    load_step = 20  # in one transaction, which blocks other writers for about 2 ms
-    load_pause_s = PAUSE_S  # in which waiting writers get the gate
+    __slots__ = ("_cached", "_dbs", "_rows", "_txn")
 
-    def __init__(self, transactions: Transactions, batcher: Batcher) -> None:
-        self._transactions = transactions
-        self._batcher = batcher
-        self._store = transactions.store
-        self._unix_us = transactions.settings.unix_us
-        self._last_count: int | None = None
+    def __init__(self, rows: TransactionRows, cached: CachedNetworks) -> None:
+        self._rows = rows
+        self._txn = rows.txn
+        self._dbs = rows.dbs
+        self._cached = cached
 
-    def expect_open(self) -> None:
-        """See `BookBans`."""
-        self._store.expect_open()
+    def bans_of(self, key: str) -> list[Ban]:
+        """See `BanRows`."""
+        found = []
+        for row in (key.encode(), row_of(key)):
+            packed = self._txn.get(row, None, self._dbs.bans)
+            if packed is not None:
+                found.append(ban_of(packed))
+        return found
 
-    def find(
-        self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S
-    ) -> Ban | Awaitable[Ban | None] | None:
-        """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
-        return self._batcher.run(Transaction.find_ban, subjects, needs_room=False, deadline_s=deadline_s)
+    def put_ban(self, ban: Ban) -> None:
+        """See `BanRows`."""
+        self.restore_ban(ban._asdict())
 
-    def count(self) -> int | None:
-        """Return how many bans are stored: those in force, and some that have recently expired.
+    def restore_ban(self, fields: Fields) -> None:
+        """Store a ban, given its fields, as `put_ban` does."""
+        ban = read_by_name(Ban, fields)
+        if ban.network() is not None:
+            self._add_network(ban)
+        self._write(BANS, _row_of_ban(ban), fields)
 
-        While somebody else is behind the gate, it is the number of the last time, if there was one.
+    def _add_network(self, ban: Ban) -> None:
+        """Add a network to those that are banned; those whose bans have ended make room for it."""
+        before = self.networks()
+        after = before.with_ban(ban, self._rows.unix_us())
+        self._keep_networks(after)
+        for ended in before.bans.keys() - after.bans.keys():
+            self._write(BANS, row_of(ended), None)
+
+    def remove_ban(self, ban: Ban) -> None:
+        """See `BanRows`."""
+        if ban.network() is not None:
+            self._keep_networks(self.networks().without(ban.key))
+        self._write(BANS, _row_of_ban(ban), None)
+
+    def ban_count(self) -> int:
+        """See `BanRows`."""
+        return int(self._txn.stat(self._dbs.bans)["entries"])
+
+    def networks(self) -> BannedNetworks:
+        """Return the bans of networks, reading them again if their version has changed."""
+        packed = self._txn.get(NETWORKS, _NO_NETWORKS, self._dbs.meta)
+        version = packed[:_VERSION_BYTES]
+        networks = self._cached.get(version)
+        if networks is None:
+            bans: list[Ban] = []
+            for key in json.loads(packed[_VERSION_BYTES:]):
+                bans += self.bans_of(key)
+            networks = BannedNetworks(bans)
+            self._cache(version, networks)
+        return networks
+
+    def level(self, policy: str, key: str) -> Level | None:
+        """See `BanRows`."""
+        packed = self._txn.get(row_of(key, policy.encode()), None, self._dbs.levels)
+        if packed is None:
+            return None
+        return level_of(packed)
+
+    def put_level(self, policy: str, key: str, level: Level) -> None:
+        """See `BanRows`."""
+        self.restore_level(policy, key, level._asdict())
+
+    def restore_level(self, policy: str, key: str, fields: Fields) -> None:
+        """Store a level, given its fields, as `put_level` does."""
+        self._write(LEVELS, row_of(key, policy.encode()), fields)
+
+    def remove_levels(self, key: str) -> list[Level]:
+        """See `BanRows`."""
+        rows = self._rows.starting_with(row_of(key), self._dbs.levels)
+        for row, _ in rows:
+            self._write(LEVELS, row, None)
+        return [level_of(packed) for _, packed in rows]
+
+    def level_count(self) -> int:
+        """See `BanRows`."""
+        return int(self._txn.stat(self._dbs.levels)["entries"])
+
+    def remove_expired(self, now_us: int, max_count: int) -> bool:
+        """See `BanRows`."""
+        ended_networks: list[str] = []
+
+        def end_and_note(kind: str, row: bytes, packed: bytes) -> int | None:
+            """Return when a row ends; it is deleted if that is over, and noted if it is the ban of a network."""
+            end_us = _end_us(kind, packed)
+            is_over = end_us is not None and end_us <= now_us
+            if is_over and kind == BANS and row.endswith(BETWEEN):
+                ended_networks.append(row.removesuffix(BETWEEN).decode())
+            return end_us
+
+        is_more = self._rows.check_due(self._dbs.ban_ends, now_us, max_count, end_and_note)
+        if ended_networks:  # others would go on to refuse them if Unix time were set back
+            self._keep_networks(self.networks().without(*ended_networks))
+        return is_more
+
+    def _write(self, kind: str, row: bytes, new: Fields | None) -> None:
+        """Replace or delete a row, and its end in the index.
+
+        Args:
+            kind: `BANS` or `LEVELS`, the name of the database.
+            row: The key of the row.
+            new: Its fields; None to delete it.
         """
-        needs_room = False
-        counts = self._transactions.write([(_count, (), needs_room)], TRY_S)
-        if counts is not None:
-            self._last_count = counts[0]
-        return self._last_count
+        database = getattr(self._dbs, kind)
+        index = self._dbs.ban_ends
+        self._rows.note(kind, row)
+        old = self._txn.get(row, None, database)
+        if old is not None:
+            old_end_us = _end_us(kind, old)
+            if old_end_us is not None:  # else it would stay in the index until then
+                self._txn.delete(DUE.pack(old_end_us) + row, b"", index)
+        if new is None:
+            self._txn.delete(row, b"", database)
+            return
+        self._txn.put(row, json_of(new), db=database)
+        end_us = new[_END[kind]]
+        if end_us is not None:
+            self._rows.recheck_at(index, end_us, row, kind)
 
-    async def pages(self) -> AsyncIterator[list[Ban]]:
-        """See `BanStore`; each page is read in its own transaction."""
-        rows = await self._batcher.ask(_some_rows, b"", needs_room=False)
-        while rows:
-            now_us = self._unix_us()
-            bans = [ban_of(packed) for _, packed in rows]
-            yield [ban for ban in bans if not ban.is_over(now_us)]
-            last, _ = rows[-1]
-            after_last = last + b"\0"  # the smallest key that is larger
-            rows = await self._batcher.ask(_some_rows, after_last, needs_room=False)
+    def _keep_networks(self, networks: BannedNetworks) -> None:
+        """Write which networks are banned, as a new version, which all processes read before their next decision."""
+        version = os.urandom(_VERSION_BYTES)
+        keys = json.dumps([*networks.bans])
+        self._txn.put(NETWORKS, version + keys.encode(), db=self._dbs.meta)
+        self._cache(version, networks)
 
-    def change(self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S) -> T | Awaitable[T]:
-        """See `BookBans.change`."""
-        return self._batcher.run(Transaction.change_bans, do, deadline_s=deadline_s)
-
-    def ban(
-        self, key: str, length_us: int | None, reason: str, by: str, deadline_s: float = COMMAND_DEADLINE_S
-    ) -> Ban | Awaitable[Ban]:
-        """Ban a key by hand, replacing a ban that it already has; a length of None means for ever."""
-
-        def put(book: BanBook, now_us: int) -> Ban:
-            return book.ban(key, length_us, reason, by, now_us)
-
-        return self._batcher.command(Transaction.change_bans, put, deadline_s=deadline_s)
-
-    def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
-        """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
-
-        def lift(book: BanBook, now_us: int) -> bool:
-            return book.unban(key, by, now_us)
-
-        return self._batcher.command(Transaction.change_bans, lift, needs_room=False)
-
-    async def _load(self, bans: Iterable[Ban]) -> int:
-        taken = await super()._load(bans)
-        await self._batcher.keep()
-        return taken
+    def _cache(self, version: bytes, networks: BannedNetworks) -> None:
+        """Keep the bans of networks for the next transactions of this process, in place of an earlier version."""
+        self._cached.clear()
+        self._cached[version] = networks
 
 
-def _count(transaction: Transaction) -> int:
-    return transaction.ban_rows.ban_count()
+def _row_of_ban(ban: Ban) -> bytes:
+    """Return the key of the row of a ban; that of a network ends in a mark, by which `remove_expired` finds it."""
+    if ban.network() is None:
+        return ban.key.encode()
+    return row_of(ban.key)
 
 
-def _some_rows(transaction: Transaction, first: bytes) -> list[tuple[bytes, bytes]]:
-    """Return up to `STEP` rows of bans, from `first` on, and their values."""
-    with transaction.rows.txn.cursor(transaction.rows.dbs.bans) as cursor:
-        return list(islice(rows_from(cursor, first), STEP))
+def ban_of(packed: bytes) -> Ban:
+    """Return the ban of a row."""
+    return read_json(Ban, packed)
+
+
+def level_of(packed: bytes) -> Level:
+    """Return the level of a row."""
+    return read_json(Level, packed)
+
+
+def _end_us(kind: str, packed: bytes) -> int | None:
+    """Return when a row of `bans` or `levels` ends and can be deleted; None for never."""
+    end_us: int | None = json.loads(packed)[_END[kind]]
+    return end_us

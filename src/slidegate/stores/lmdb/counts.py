@@ -218,24 +218,13 @@ def open_file(path: Path, gate: Gate, kept: Kept, options: Options, tell: Tell) 
     finally:
         kept.unlock()
     if why:
-        tell(_restarted(f"{choice.path} {why}"))
+        tell(restarted(f"{choice.path} {why}"))
     return counts
 
 
-def discard(counts: CountsFile, damage: str, tell: Tell) -> None:
-    """Delete a damaged file, unless another process has already begun it anew."""
-    if counts.is_in_place():
-        counts.path.unlink(missing_ok=True)
-        tell(_restarted(f"{counts.path} was damaged ({damage})"))
-
-
-def deleted(path: Path) -> Event:
-    """Return the event for files of a directory that were deleted or replaced while this process used them."""
-    return _restarted(f"files in {path} were deleted or replaced", " if kept.mdb was not")
-
-
-def _restarted(why: str, condition: str = "") -> Event:
-    return Event("counts_restarted", f"{why}: windows begin anew; bans, levels and quotas go on{condition}")
+def restarted(why: str) -> Event:
+    """Return the event for a file that is begun anew."""
+    return Event("counts_restarted", f"{why}: windows begin anew; bans, levels and quotas go on")
 
 
 def _choose(path: Path, gate: Gate, options: Options, tell: Tell) -> Choice:
@@ -251,7 +240,7 @@ def _choose(path: Path, gate: Gate, options: Options, tell: Tell) -> Choice:
         for file in stale:
             file.unlink(missing_ok=True)
         if stale:
-            tell(_restarted(f"{stale[0]} is of an earlier start of the machine, or of another slidegate"))
+            tell(restarted(f"{stale[0]} is of an earlier start of the machine, or of another slidegate"))
     elif not nobody_lives and files:
         own = files[0]
         version = _NAME.fullmatch(own.name)

@@ -9,35 +9,27 @@ process is in the way, and no two processes need to see each other's process ids
 for: one stopped process must not block every event loop of the host. For the other threads of its process a thread may
 wait for its turn, see `gate.Turns`.
 
-A process has one environment for each path, whose stores share it. Neither an LMDB environment nor a file lock survives
-`fork`: a child closes what it has inherited, and opens the files again. It could not close an environment in which
-another thread has a transaction, so a fork waits for its end.
+A process has one environment for each path, see `registry`.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
 from enum import Enum, auto
-from os import PathLike
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import lmdb
 
-from ...core.errors import ConfigurationError, SlidegateError, StoreTimeout, StoreUnavailable, quoted
+from ...core.errors import ConfigurationError, SlidegateError, StoreTimeout, StoreUnavailable
 from ...core.events import Event
-from ...core.logs import written
-from ...core.store import COMMAND_DEADLINE_S
-from ..forks import InChild, ProcessLock, begin_anew_if_forked
-from .counts import CountsFile, Options, deleted, discard, open_file
+from ..forks import begin_anew_if_forked
+from .counts import CountsFile, Options, open_file, restarted
 from .gate import (
     DISK_FULL,
     POLL_S,
@@ -50,7 +42,7 @@ from .gate import (
     unusable,
     wait_s_until,
 )
-from .kept import COPYING, Kept, in_background
+from .kept import Kept
 from .layout import DAMAGE, Databases
 
 T = TypeVar("T")
@@ -63,15 +55,11 @@ NO_ROOM: Final = (lmdb.MapFullError, lmdb.DiskError, lmdb.MemoryError)
 class State(Enum):
     """What an environment does with the file of counts when somebody enters the gate."""
 
-    #          is there     replaced, or of the parent
-    #   SHUT ----------> OPEN ----------> SHUT
-    #    ^                |
-    #    |  closed        |  LMDB failed
-    #    +---- UNUSABLE <-+                     opened again, and as it was
-    #    |                |  a page is damaged
-    #    +---- DAMAGED  <-+                     deleted, and begun anew with what is kept
+    #   SHUT -- opened --> OPEN -- replaced, or inherited from a parent --> SHUT
+    #                       |-- LMDB failed --------> UNUSABLE --> SHUT      it is opened again, and as it was
+    #                       '-- a page is damaged --> DAMAGED ---> SHUT      it is deleted, and begun anew
     #
-    #   from any of them, when its last store was closed: CLOSED
+    #   any -- its last store of this process was closed --> CLOSED
     SHUT = auto()
     OPEN = auto()
     UNUSABLE = auto()
@@ -166,21 +154,21 @@ class Environment:
 
     def failure(self, error: Exception) -> StoreUnavailable:
         """Return the error to raise for an error of LMDB or the system; the next `run` does what it calls for."""
+        failed = StoreUnavailable(f"lmdb: {self.path}: {error}")
         if isinstance(error, lmdb.DiskError) or (isinstance(error, OSError) and error.errno in DISK_FULL):
-            return StoreUnavailable(f"lmdb: {self.path}: {error}", concerns="request")  # what needs no room goes on
-        state, failed = State.UNUSABLE, f"lmdb: {self.path}: {error}"
-        if isinstance(error, DAMAGE):
-            state, failed = State.DAMAGED, f"lmdb: {self.path} is damaged: {error}"
-        elif isinstance(error, lmdb.BadTxnError) and self._state is State.OPEN:
+            failed.concerns = "request"  # what needs no room goes on
+            return failed
+        if self._state is not State.OPEN or not isinstance(error, lmdb.Error) or isinstance(error, NO_ROOM):
+            return failed
+        self._state = State.UNUSABLE
+        is_damaged = isinstance(error, DAMAGE)
+        if isinstance(error, lmdb.BadTxnError):
             # A page that cannot be read makes transactions bad, also after the file was opened again.
-            if self._bad_file == self.counts.identity:
-                state = State.DAMAGED
+            is_damaged = self._bad_file == self.counts.identity
             self._bad_file = self.counts.identity
-        elif isinstance(error, NO_ROOM) or not isinstance(error, lmdb.Error):
-            return StoreUnavailable(failed)
-        if self._state is State.OPEN:
-            self._state, self._damage = state, str(error)
-        return StoreUnavailable(failed)
+        if is_damaged:
+            self._state, self._damage = State.DAMAGED, str(error)
+        return failed
 
     def wait_behind_gate(self, work: Callable[[Any, Databases], T], until_s: float) -> T:
         """Run a transaction, in a thread that may wait, and return its answer.
@@ -263,14 +251,15 @@ class Environment:
         self._examine_at_s = time.monotonic() + EXAMINE_EVERY_S
         if self._state is State.OPEN and not self.counts.is_in_place():
             # Whoever used them says so, because whoever makes the files again may be a tool, or a new worker.
-            self.pending_events.append(deleted(self.path))
+            self.pending_events.append(restarted(f"files in {self.path} were deleted or replaced"))
             self._shut()
         if not self.gate.is_in_place():
             self._shut()
             self.gate.close()  # whoever comes next enters the new one
             return False
-        if self._state is State.DAMAGED and self.options.create:
-            discard(self.counts, self._damage, self.pending_events.append)
+        if self._state is State.DAMAGED and self.options.create and self.counts.is_in_place():
+            self.counts.path.unlink(missing_ok=True)  # else another process has already begun it anew
+            self.pending_events.append(restarted(f"{self.counts.path} was damaged ({self._damage})"))
         if self._state is State.OPEN:
             return True
         self._shut()
@@ -316,127 +305,3 @@ class Environment:
         self._inside = 0
         self.gate.close()
         self._shut()
-
-
-# -- the environments of this process, and forks -----------------------------------------------------------------------
-
-
-FORK_S: Final = 5.0
-"""How long a fork waits for a transaction, or for files that are opened."""
-
-_ADDRESS: Final = re.compile(r"\w[\w+.-]*:/")
-"""How an address begins, also one that was made a path; it may have a password, which a directory's name would show."""
-_open: Final[dict[Path, Environment]] = {}
-_counting: Final = ProcessLock()
-"""Held while an environment gets a user or loses one."""
-
-
-def open_environment(path: str | PathLike[str], options: Options) -> Environment:
-    """Return the environment at a path, opened once per process; `close_environment` has to be called for each result.
-
-    Raises:
-        ConfigurationError: The path cannot be used, or is open with other options.
-        StoreUnavailable: It cannot be opened, and the options say not to create it.
-    """
-    real_path = _real_path(path)
-    with _counting:
-        environment = _open.setdefault(real_path, Environment(real_path, options))
-        if environment.options != options:
-            raise ConfigurationError(
-                f"lmdb: {real_path} is open in this process with {written(environment.options._asdict())}, "
-                f"not {written(options._asdict())}; use the same options"
-            )
-        environment.users += 1
-    try:
-        environment.start()
-    except BaseException:
-        close_environment(environment)
-        raise
-    return environment
-
-
-def _real_path(path: str | PathLike[str]) -> Path:
-    """Return a path without symbolic links.
-
-    Raises:
-        ConfigurationError: It is no path.
-    """
-    try:
-        if path and not _ADDRESS.match(os.fsdecode(path)):
-            return Path(os.path.realpath(path))
-    except (TypeError, ValueError):
-        pass
-    raise ConfigurationError(f'path: expected a directory, for example "/var/lib/app/slidegate", not {quoted(path)}')
-
-
-def close_environment(environment: Environment) -> Future[None] | None:
-    """Close an environment if no other store of this process uses it, and what has changed is kept.
-
-    Returns:
-        None, or what a thread does who waits for others: for a copy, or for a thread that has its turn.
-    """
-    with _counting:
-        environment.users -= 1
-    wait_s = patience_s()
-    try:
-        is_kept = bool(environment.users) or environment.keep(wait_s)
-    except BaseException:  # of a signal handler; LMDB opens no file twice
-        _close_unused(environment, wait_s)
-        raise
-    if is_kept and _close_unused(environment, wait_s):
-        return None
-
-    def close() -> None:
-        environment.keep(COMMAND_DEADLINE_S)
-        _close_unused(environment, -1)
-
-    return in_background(close)
-
-
-def _close_unused(environment: Environment, wait_s: float) -> bool:
-    """Close an environment if no store uses it, in a turn of this thread; return whether there was one.
-
-    Args:
-        environment: The environment.
-        wait_s: How long to wait for the turn; -1 for ever.
-    """
-    try:
-        if not TURNS.lock.acquire(timeout=wait_s):
-            return False
-        with _counting:
-            is_unused = not environment.users and _open.get(environment.path) is environment
-            if is_unused:
-                del _open[environment.path]
-        if is_unused:
-            environment.close()
-        return True
-    finally:
-        with suppress(RuntimeError):  # another thread has it
-            TURNS.lock.release()
-
-
-_fork: Final = threading.local()
-"""Has as `held` the locks that this thread keeps from others over its fork."""
-
-
-def _before_fork() -> None:
-    """Wait until nobody copies, or is in a transaction."""
-    _fork.held = [turns.lock for turns in (COPYING, TURNS) if turns.lock.acquire(timeout=FORK_S)]
-
-
-def _after_fork() -> None:
-    for lock in _fork.held:
-        lock.release()
-
-
-def _begin_anew() -> None:
-    """Close the files, as a child of fork."""
-    TURNS.begin_anew()
-    COPYING.begin_anew()
-    for environment in _open.values():
-        environment.kept.close_in_child()
-        environment.close_files()
-
-
-_in_child: Final = InChild(_begin_anew)
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)

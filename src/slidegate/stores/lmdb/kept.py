@@ -43,7 +43,7 @@ from ...core.logs import Throttle
 from ...core.packing import pack_head, read_head
 from ...core.store import COMMAND_DEADLINE_S
 from ...core.stored import json_of
-from .ban_rows import LmdbBanRows
+from .bans import LmdbBanRows
 from .gate import Turns, is_file_at, pause
 from .layout import ALL_WINDOWS, BETWEEN, DAMAGE, HEAD, NO_LIFE, Databases, TransactionRows
 
@@ -55,6 +55,7 @@ MOST: Final = 500
 COPYING: Final = Turns()
 """The turn of the thread that has `kept.mdb` open: LMDB opens no file twice, and a fork waits until it is closed."""
 
+_ROUND: Final = b"round"  # the key of its number
 _KINDS: Final = {b"b": "bans", b"l": "levels", b"w": "windows"}
 """The databases that survive, by the first letter of a name, which the row follows."""
 _MOST_GROWTH: Final = 2**28
@@ -67,7 +68,7 @@ _UNREADABLE: Final = (
 
 
 class Change(NamedTuple):
-    """A row that has changed: its name, the transaction that changed it, and its value; empty if it is deleted."""
+    """A row that has changed: its name, the round in which it has, and its value; empty if it is deleted."""
 
     name: bytes
     when: bytes
@@ -80,9 +81,11 @@ Tell: TypeAlias = Callable[[Event], object]
 
 
 def note(txn: Any, dbs: Databases, names: Iterable[bytes]) -> None:
-    """Leave the names of rows that a transaction has changed."""
+    """Leave the names of rows that have changed, with the number of the round that the next copy ends."""
+    current = txn.get(_ROUND, b"0", dbs.meta)
     for name in names:
-        txn.put(name, b"%d" % txn.id(), db=dbs.unkept)
+        if txn.get(name, b"", dbs.unkept) != current:
+            txn.put(name, current, db=dbs.unkept)
 
 
 def note_all(txn: Any, dbs: Databases) -> None:
@@ -103,6 +106,8 @@ def exchange(txn: Any, dbs: Databases, copied: Sequence[Change]) -> list[Change]
         if name != ALL_WINDOWS:
             stored = txn.get(name[1:], b"", getattr(dbs, _KINDS[name[:1]]))
         taken.append(Change(name, when, stored))
+    if taken:
+        txn.put(_ROUND, b"%d" % txn.id(), db=dbs.meta)
     return taken
 
 
@@ -116,7 +121,7 @@ class Kept:
 
     Attributes:
         path: The path of the file.
-        is_closed: Whether nothing is copied any more, because the file of counts was closed.
+        is_closed: Whether nothing is copied any more, because the environment was closed.
     """
 
     def __init__(self, path: Path, tell: Tell, behind_gate: BehindGate) -> None:
@@ -133,15 +138,14 @@ class Kept:
     # -- when a copy is made -----------------------------------------------------------------------------------------
 
     def keep_up(self) -> None:
-        """Copy what is not kept yet, in a thread, once a second."""
+        """Copy what is not kept yet in a second, in a thread."""
         now_s = time.monotonic()
         if now_s < self._next_s:  # a thread waits for that moment
             return
-        wait_s = max(self._next_s + KEEP_EVERY_S - now_s, 0.0)
-        self._next_s = now_s + wait_s
+        self._next_s = now_s + KEEP_EVERY_S
 
         def work() -> None:
-            time.sleep(wait_s)
+            time.sleep(KEEP_EVERY_S)
             try:
                 self.keep(COMMAND_DEADLINE_S)
             except StoreUnavailable as error:  # it is tried again in a second
@@ -160,7 +164,7 @@ class Kept:
         """
         until_s = time.monotonic() + deadline_s
         try:
-            while not (self.is_closed or self._copy(until_s)):
+            while not self._copy(until_s):
                 pause(until_s)
         except (lmdb.Error, OSError) as error:
             raise StoreUnavailable(
@@ -173,6 +177,8 @@ class Kept:
 
     def _copy(self, until_s: float) -> bool:
         """Copy what is not kept yet; return False if that has to be tried again."""
+        if self.is_closed:
+            raise StoreUnavailable(f"lmdb: {self.path.parent} was closed")
         if not self.lock():
             return False
         try:

@@ -7,16 +7,17 @@ writes back those that changed.
 A hit is a method of `transaction.Transaction`. `batching` decides when `Transactions.write` runs it, alone or with
 others; `windows` and `bans` read and write the rows, and `core.decide` decides. `environment` has the files: the `gate`
 behind which everything happens, the file of this start of the machine (`counts`), and `kept`, what survives the next
-one.
+one. `registry` has the environments of the process.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
+from itertools import islice
 from os import PathLike
-from typing import Final
+from typing import Final, TypeVar
 
 try:
     from fcntl import flock  # noqa: F401
@@ -34,27 +35,37 @@ except ModuleNotFoundError as error:
     raise ImportError('LmdbStore needs the package lmdb: pip install "slidegate[lmdb]"') from error
 
 from ...core.arguments import check_whole
-from ...core.bans.ban import BanSubject
+from ...core.bans.ban import Ban, BanSubject
 from ...core.buckets import Bucket, Check
 from ...core.decision import Decision
+from ...core.errors import StoreUnavailable
 from ...core.events import EventListener
 from ...core.logs import written
 from ...core.reservation import Reservation
-from ...core.store import COMMAND_DEADLINE_S, Clock, Snapshot, Store
+from ...core.store import COMMAND_DEADLINE_S, Clock, ReadRow, SharedRow, SharedRows, Snapshot, Store
+from ..ban_book import BanBook, BookBans
 from ..leases import DEFAULT_PERMIT_LEASE, HeldPermits, permit_lease_us
 from ..shared import DEFAULT_MAX_BANS, DEFAULT_MAX_KEYS, check_clock, in_steps, run_unless_on_loop, running_loop
 from ..system_clock import system_us
-from .bans import LmdbBans
-from .batching import Batcher
-from .counts import Options
-from .environment import close_environment, open_environment
-from .layout import boot_us
-from .rows import LmdbRows
+from .bans import ban_of
+from .batching import PAUSE_S, Batcher
+from .counts import Options, Room
+from .gate import TRY_S
+from .layout import DUE, boot_us, rows_from
+from .registry import close_environment, open_environment
 from .transaction import Settings, Transaction, Transactions
-from .windows import RENEWED_AT_ONCE
+from .windows import RENEWED_AT_ONCE, WORKER_ROWS
+
+T = TypeVar("T")
 
 MIN_MAP_SIZE: Final = 2**20
 MAX_MAP_SIZE: Final = 2**40
+
+
+STEP: Final = 100
+"""How many rows are read in one transaction, which blocks an event loop for about a millisecond."""
+ALWAYS: Final = 4_096
+"""So many bytes are written as a window is; more only while the file is not full."""
 
 
 class LmdbStore(Store):
@@ -200,3 +211,175 @@ class LmdbStore(Store):
     async def _renew(self, rows: list[bytes]) -> None:
         async for some in in_steps(rows, RENEWED_AT_ONCE):
             await self._batcher.ask(Transaction.renew, some, needs_room=False)
+
+
+# -- bans --------------------------------------------------------------------------------------------------------------
+
+
+class LmdbBans(BookBans):
+    """Bans for all processes of a host; created by `LmdbStore`.
+
+    Args:
+        transactions: Runs transactions.
+        batcher: Runs jobs.
+    """
+
+    load_step = 20  # in one transaction, which blocks other writers for about 2 ms
+    load_pause_s = PAUSE_S  # in which waiting writers get the gate
+
+    def __init__(self, transactions: Transactions, batcher: Batcher) -> None:
+        self._transactions = transactions
+        self._batcher = batcher
+        self._store = transactions.store
+        self._unix_us = transactions.settings.unix_us
+        self._last_count: int | None = None
+
+    def expect_open(self) -> None:
+        """See `BookBans`."""
+        self._store.expect_open()
+
+    def find(
+        self, subjects: Sequence[BanSubject], deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Ban | Awaitable[Ban | None] | None:
+        """Return the longest ban in force that refuses one of `subjects`, without changing anything."""
+        return self._batcher.run(Transaction.find_ban, subjects, needs_room=False, deadline_s=deadline_s)
+
+    def count(self) -> int | None:
+        """Return how many bans are stored: those in force, and some that have recently expired.
+
+        While somebody else is behind the gate, it is the number of the last time, if there was one.
+        """
+        needs_room = False
+        counts = self._transactions.write([(_count, (), needs_room)], TRY_S)
+        if counts is not None:
+            self._last_count = counts[0]
+        return self._last_count
+
+    async def pages(self) -> AsyncIterator[list[Ban]]:
+        """See `BanStore`; each page is read in its own transaction."""
+        rows = await self._batcher.ask(_some_rows, b"", needs_room=False)
+        while rows:
+            now_us = self._unix_us()
+            bans = [ban_of(packed) for _, packed in rows]
+            yield [ban for ban in bans if not ban.is_over(now_us)]
+            last, _ = rows[-1]
+            after_last = last + b"\0"  # the smallest key that is larger
+            rows = await self._batcher.ask(_some_rows, after_last, needs_room=False)
+
+    def change(self, do: Callable[[BanBook, int], T], deadline_s: float = COMMAND_DEADLINE_S) -> T | Awaitable[T]:
+        """See `BookBans.change`."""
+        return self._batcher.run(Transaction.change_bans, do, deadline_s=deadline_s)
+
+    def ban(
+        self, key: str, length_us: int | None, reason: str, by: str, deadline_s: float = COMMAND_DEADLINE_S
+    ) -> Ban | Awaitable[Ban]:
+        """Ban a key by hand, replacing a ban that it already has; a length of None means for ever."""
+
+        def put(book: BanBook, now_us: int) -> Ban:
+            return book.ban(key, length_us, reason, by, now_us)
+
+        return self._batcher.command(Transaction.change_bans, put, deadline_s=deadline_s)
+
+    def unban(self, key: str, by: str) -> bool | Awaitable[bool]:
+        """Lift the ban of exactly this key, and forget its strikes and levels; return False if there was nothing."""
+
+        def lift(book: BanBook, now_us: int) -> bool:
+            return book.unban(key, by, now_us)
+
+        return self._batcher.command(Transaction.change_bans, lift, needs_room=False)
+
+    async def _load(self, bans: Iterable[Ban]) -> int:
+        taken = await super()._load(bans)
+        await self._batcher.keep()
+        return taken
+
+
+def _count(transaction: Transaction) -> int:
+    return transaction.ban_rows.ban_count()
+
+
+def _some_rows(transaction: Transaction, first: bytes) -> list[tuple[bytes, bytes]]:
+    """Return up to `STEP` rows of bans, from `first` on, and their values."""
+    with transaction.rows.txn.cursor(transaction.rows.dbs.bans) as cursor:
+        return list(islice(rows_from(cursor, first), STEP))
+
+
+# -- rows of workers ---------------------------------------------------------------------------------------------------
+
+
+class LmdbRows(SharedRows):
+    """Writes and reads the rows, in transactions of the store.
+
+    Args:
+        transactions: Runs transactions.
+        batcher: Runs jobs.
+    """
+
+    def __init__(self, transactions: Transactions, batcher: Batcher) -> None:
+        self._transactions = transactions
+        self._batcher = batcher
+
+    def time(self) -> int:
+        """See `SharedRows`; the time is that of this host."""
+        return self._transactions.settings.now_us()
+
+    def write(self, worker: bytes, row: SharedRow, deadline_s: float = COMMAND_DEADLINE_S) -> Awaitable[None] | None:
+        """See `SharedRows`.
+
+        Raises:
+            StoreUnavailable: There is no room for the row.
+        """
+        if row.kept_us <= 0:
+            return self._batcher.run(_delete_row, worker, row, needs_room=False, deadline_s=deadline_s)
+        return self._batcher.run(self._write, worker, row, deadline_s=deadline_s)
+
+    def _write(self, transaction: Transaction, worker: bytes, row: SharedRow) -> None:
+        """Write a row in a transaction."""
+        counts = self._transactions.env.counts
+        size = len(row.value)
+        if size > ALWAYS and counts.room is not Room.PLENTY:
+            full = f"{counts.path} is full; raise max_map_size"
+            raise StoreUnavailable(f"lmdb: no room for {size:,} bytes of rows: {full}")
+        rows = transaction.rows
+        database = rows.dbs.worker_rows
+        key = _row_key(row.kind, row.number) + worker
+        until_us = rows.now_us + row.kept_us
+        if rows.txn.get(key, None, database) is None:
+            rows.recheck_at(rows.dbs.ends, until_us, key, WORKER_ROWS)
+        rows.txn.put(key, DUE.pack(until_us) + row.value, db=database)
+        counts.check(rows.txn)  # it may be larger than many windows
+
+    def read(
+        self, kind: str, first: int, last: int, deadline_s: float = COMMAND_DEADLINE_S
+    ) -> list[ReadRow] | Awaitable[list[ReadRow]]:
+        """See `SharedRows`."""
+        return self._batcher.run(_read_rows, kind, first, last, needs_room=False, deadline_s=deadline_s)
+
+
+def _delete_row(transaction: Transaction, worker: bytes, row: SharedRow) -> None:
+    """Delete a row in a transaction."""
+    rows = transaction.rows
+    rows.txn.delete(_row_key(row.kind, row.number) + worker, b"", rows.dbs.worker_rows)
+
+
+def _read_rows(transaction: Transaction, kind: str, first: int, last: int) -> list[ReadRow]:
+    """Read the rows of some numbers in a transaction, without those that have expired."""
+    rows = transaction.rows
+    found: list[ReadRow] = []
+    end = _row_key(kind, last + 1)
+    number_at = len(kind) + 1
+    worker_at = number_at + DUE.size
+    with rows.txn.cursor(rows.dbs.worker_rows) as cursor:
+        for key, stored in rows_from(cursor, _row_key(kind, first)):
+            if key >= end:
+                break
+            (until_us,) = DUE.unpack_from(stored)
+            if until_us > rows.now_us:
+                (number,) = DUE.unpack_from(key, number_at)
+                found.append((number, key[worker_at:], stored[DUE.size :]))
+    return found
+
+
+def _row_key(kind: str, number: int) -> bytes:
+    """Return what the keys of the rows of a kind and a number begin with."""
+    return kind.encode() + b"\0" + DUE.pack(number)

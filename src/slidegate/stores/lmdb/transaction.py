@@ -25,7 +25,7 @@ from ...core.store import Clock, Snapshot, Store
 from ..ban_book import LOG_EVERY_US, BanBook
 from ..leases import HeldPermits
 from ..shared import keys_shared
-from .ban_rows import CachedNetworks, LmdbBanRows, ban_of
+from .bans import CachedNetworks, LmdbBanRows, ban_of
 from .counts import CHECK_EVERY, Room
 from .environment import Environment
 from .kept import note
