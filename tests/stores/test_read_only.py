@@ -9,7 +9,7 @@ import pytest
 from slidegate import BanPolicy, ConfigurationError, Limiter, RateLimitMiddleware
 from slidegate.core import SharedRow, StoreUnavailable
 from slidegate.core.errors import StoreError
-from slidegate.limiter.failure_policy import OnError
+from slidegate.limiter.failover import OnError
 from slidegate.stores.read_only import ReadOnlyStore
 from slidegate.testing import RecordingObserver
 

@@ -1,8 +1,8 @@
 """The interface of stores.
 
 A custom store derives from `Store`, implements its seven abstract methods and sets `bans`. What a store may be able to
-do besides is an interface of its own: `SharedRows`, `Connects`, `NamesKeys`, `CountsPermits`, `ReleasesPermits`,
-`CountsWrites` and `ReportsLateAnswers`. A store has its methods or lacks them, and a limiter works without them.
+do besides is an interface of its own: `SharedRows`, `Connects`, `NamesKeys`, `CountsPermits`, `ReleasesPermits` and
+`ReportsLateAnswers`. A store has its methods or lacks them, and a limiter works without them.
 
 A question has a deadline, `deadline_s`, which a store needs only where it blocks a thread without an event loop: on a
 loop the limiter itself gives up what takes too long.
@@ -313,16 +313,8 @@ class ReleasesPermits(Protocol):
 
 
 @runtime_checkable
-class CountsWrites(Protocol):
-    """A store whose errors may concern writes alone: with the next write that it accepts, their outage ends."""
-
-    writes: int
-    """How many calls have stored anything so far."""
-
-
-@runtime_checkable
 class ReportsLateAnswers(Protocol):
-    """A store that notices answers for which nobody waits any more; a limiter reports which deadline it needs."""
+    """A store that notices answers for which nobody waits any more; to a limiter they say that the server lives."""
 
     def observe_late(self, took: Callable[[int], None]) -> None:
         """Call `took` with the microseconds of each such answer from now on."""

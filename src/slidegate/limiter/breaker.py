@@ -1,113 +1,122 @@
-"""The circuit breaker of a store: counts its calls, and decides when they amount to an outage.
+"""The circuit breaker of a store: it counts calls, and decides when they amount to an outage.
+
+A *call* is what one iteration of an event loop asks: a store that batches sends it together, so 64 questions that one
+late answer leaves open are one late call. It ends with the first of its answers and failures.
 
 An outage begins with
 
-* three calls in a row, each asked after the one before it had failed, and no answer since the first was asked: with a
-  deadline of 50 ms that is a silence of 150 ms, which no pause of a busy machine is taken for;
-* a refused connection; or
-* half of at least ten calls that ended within a second.
+* three calls in a row that have failed, each asked after the one before it had, and no answer between them: with a
+  deadline of 50 ms that is a silence of 150 ms. An answer that comes late is an answer; or
+* a refused connection.
 
 During an outage the store is not asked, but for one probe a second::
 
-    CLOSED ---- outage ----> OPEN ---- 1 s ----> PROBING ---- answered ----> ENDING ---- told ----> CLOSED
+    CLOSED ---- outage ----> OPEN ---- 1 s ----> PROBING ---- answered in time ----> CLOSED
                               ^                     |
                               +------ failed -------+
 
-While observers are told that an outage has ended, no other one begins. While the store refuses writes alone, a probe
-for which it stored nothing says nothing, and the next question is the probe; see `CountsWrites`.
-
-Whether a failure begins an outage is not known at first. If an answer comes after it instead, it is reported as
-``store_late`` or ``store_error``; `outage_reports` has the words.
+A store that refuses all writes still answers reads, so its outage ends with a hit that was charged.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from enum import Enum
-from typing import Final, NamedTuple
+from typing import Any, Final
 
-from ..core.errors import StoreError, StoreTimeout
+from ..core.errors import StoreTimeout
 from ..core.events import Event
+from ..core.logs import Throttle, written
 from ..core.store import Clock
-from ..stores.forks import InChild, ProcessLock
+from ..stores.forks import ProcessLock
 from ..stores.shared import running_loop
-from .calls import Call, LatestCalls
-from .outage_reports import OutageReports
 
+FAILURES_TO_OPEN: Final = 3
 OPEN_US: Final = 1_000_000
 """The pause before a probe."""
+REPORT_EVERY_US: Final = 60_000_000
+TURNS: Final = 5
+"""How many iterations of the event loop an answer has after the deadline. A loop that other work keeps busy for longer
+than the deadline reads no answer meanwhile: it is there, and takes an iteration to be read, and one to be delivered."""
+_CONSEQUENCES: Final = {"local": "are counted in this process alone", "allow": "pass uncounted", "deny": "are refused"}
+"""What becomes of requests meanwhile, by `on_error`."""
 
 
-class State(Enum):
-    """The states of a breaker; see the drawing above."""
+class Call:
+    """A call of the store: the questions of one iteration of an event loop.
 
-    CLOSED = "closed"
-    OPEN = "open"
-    PROBING = "probing"
-    ENDING = "ending"
+    One timer is the deadline of all its questions: one for each takes a third of the time of a hit on a store that
+    batches.
 
+    Args:
+        loop: The event loop; None in a thread without one, where each question is a call.
+        asked_us: When its first question was asked.
+    """
 
-class _Outage(NamedTuple):
-    """When an outage began, and how many calls had failed before."""
+    __slots__ = ("_futures", "_timer", "asked_us", "has_ended", "loop")
 
-    began_us: int
-    failures_before: int
+    def __init__(self, loop: asyncio.AbstractEventLoop | None, asked_us: int) -> None:
+        self.loop = loop
+        self.asked_us = asked_us
+        self.has_ended = False
+        self._futures: list[asyncio.Future[Any]] = []
+        self._timer: asyncio.Handle | None = None
+
+    def watch(self, future: asyncio.Future[Any], deadline_s: float, late: str) -> None:
+        """Set a StoreTimeout with the text `late` on a future, which is no task, if it is not done in time."""
+        if not self._futures:
+            self._timer = future.get_loop().call_later(deadline_s, self._expire, TURNS, late)
+        self._futures.append(future)
+
+    def end(self) -> None:
+        """Record that it has ended; if all of it was answered, nothing of it is kept until the deadline."""
+        self.has_ended = True
+        if self._timer is not None and all(future.done() for future in self._futures):
+            self._timer.cancel()
+            self._futures = []
+
+    def _expire(self, turns: int, late: str) -> None:
+        """Let the event loop run so many iterations, then give up what is not answered."""
+        if turns:
+            self._timer = asyncio.get_running_loop().call_soon(self._expire, turns - 1, late)
+            return
+        for future in self._futures:
+            if not future.done():
+                future.set_exception(StoreTimeout(late))
 
 
 class Breaker:
-    """Counts the calls of a store, and is open during an outage.
+    """Counts the calls of a store, and is open during an outage. Several threads may use it.
 
     Args:
         deadline_us: How long a call may take.
         on_error: What decides meanwhile.
         emit: Receives the events.
         clock: Returns monotonic time in microseconds.
-        writes: Returns how many calls have stored anything, as `CountsWrites` says.
 
     Attributes:
-        state: Its state.
+        is_open: Whether there is an outage.
+        failures: How many calls have failed.
+        refuses_writes: Whether the last failure concerned writes alone.
         late: A late call in words.
     """
 
-    def __init__(
-        self,
-        deadline_us: int,
-        on_error: str,
-        emit: Callable[[Event], None],
-        clock: Clock,
-        writes: Callable[[], int | None] = lambda: None,
-    ) -> None:
-        self.state = State.CLOSED
+    def __init__(self, deadline_us: int, on_error: str, emit: Callable[[Event], None], clock: Clock) -> None:
+        self.is_open = self.refuses_writes = False
+        self.failures = 0
+        self.late = f"no answer within the deadline of {deadline_us / 1_000:g} ms (Limiter(deadline=...))"
         self._deadline_us = deadline_us
+        self._on_error = on_error
+        self._emit = emit
         self._clock = clock
-        self._writes = writes
-        self._calls = LatestCalls()
-        self._reports = OutageReports(deadline_us, on_error, emit)
-        self.late = self._reports.late
         self._current: Call | None = None
-        self._outage = _Outage(0, 0)
-        self._next_probe_us = self._probe_us = 0
-        self._writes_before: int | None = None
-        self._refuses_writes = False
-        self._undecided: Exception | None = None  # a failure that may turn out to begin an outage
-        self._lock = ProcessLock()  # several threads may find that an outage begins or ends
-        self._in_child = InChild(self._end_report)
-
-    @property
-    def failures(self) -> int:
-        """How many calls have failed."""
-        return self._calls.failures
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is an outage."""
-        return self.state in (State.OPEN, State.PROBING)
-
-    def pause_us(self) -> int:
-        """Return for how long the store is not asked; 0 or less if it may be."""
-        if not self.is_open:
-            return 0
-        return self._next_probe_us - self._clock()
+        self._in_a_row = self._last_ended_us = 0
+        self._late_calls = 0
+        self._unreported: Exception | None = None  # a failure that may turn out to begin an outage
+        self._began_us = self._failures_before = self._next_probe_us = 0
+        self._probe_us: int | None = None  # when the probe was asked that runs now
+        self._throttle = Throttle(REPORT_EVERY_US)
+        self._lock = ProcessLock()
 
     def may_ask(self) -> bool:
         """Return whether the store may be asked. During an outage, the first question after the pause is the probe."""
@@ -118,9 +127,7 @@ class Breaker:
             if now_us < self._next_probe_us:
                 return False
             # If no answer comes to this probe either, another question is the probe after that time.
-            self.state, self._probe_us = State.PROBING, now_us
-            self._next_probe_us = now_us + max(OPEN_US, self._deadline_us)
-            self._writes_before = self._writes()
+            self._probe_us, self._next_probe_us = now_us, now_us + max(OPEN_US, self._deadline_us)
             return True
 
     def call(self) -> Call:
@@ -133,6 +140,10 @@ class Breaker:
                 loop.call_soon(self._end_iteration, call)
         return call
 
+    def _end_iteration(self, call: Call) -> None:
+        if self._current is call:  # else another event loop has begun one
+            self._current = None
+
     # -- how a call ends -----------------------------------------------------------------------------------------------
 
     def answered(self, call: Call | None) -> None:
@@ -141,30 +152,26 @@ class Breaker:
         Args:
             call: Its call, which has not ended yet; None if it was answered at once.
         """
-        now_us = self._clock()
-        is_probe = self._is_probe(call)
-        if is_probe and self._refuses_writes and self._has_stored_nothing():
-            self.forget(call)
-            return
-        took_us = 0
+        ends = False
+        if self.is_open:
+            with self._lock:  # else two threads may both end it
+                ends = self._is_probe(call)
+                if ends:
+                    self.is_open, self._probe_us = False, None
         if call is not None:
             call.end()
-            took_us = now_us - call.asked_us
-        self._calls.add_answer(now_us, took_us)
-        if is_probe:
-            self._end_outage(now_us)
-        elif self._undecided is not None:
-            error, self._undecided = self._undecided, None
-            self._reports.failed_once(error, "failed once", now_us, self._calls)
+        self.answered_late()
+        if ends:
+            after_us, failures = self._clock() - self._began_us, self.failures - self._failures_before
+            message = f"the store answers again after {after_us / 1_000_000:.1f} s (failed calls: {failures})"
+            self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
 
-    def answered_late(self, took_us: int) -> None:
-        """Record how long an answer took that nobody awaited any more, and report it if it came after the deadline.
-
-        That is also so during an outage. The request of an earlier one was cancelled.
-        """
-        self._calls.add_late_answer(took_us)
-        if took_us >= self._deadline_us:
-            self._reports.failed_once(StoreTimeout(self.late), "", self._clock(), self._calls)
+    def answered_late(self) -> None:
+        """Note that the server has answered, if only what nobody awaits any more: failures before are no outage."""
+        self._in_a_row, self._last_ended_us = 0, self._clock()
+        error, self._unreported = self._unreported, None
+        if error is not None:
+            self._report(error)
 
     def failed(self, call: Call | None, error: Exception) -> None:
         """Count a failure, with which an outage may begin.
@@ -173,74 +180,59 @@ class Breaker:
             call: The call, which ends with the first of its answers and failures; None if it failed at once.
             error: Its error.
         """
-        now_us = self._clock()
-        concerns = "server"
-        if isinstance(error, StoreError):
-            concerns = error.concerns
+        concerns = getattr(error, "concerns", "server")
         if concerns == "request":  # the server answered
+            self.failures += 1
             self.forget(call)
-            self._calls.failures += 1
-            self._reports.failed_once(error, "failed for one request", now_us, self._calls)
+            self._report(error)
             return
-        self._refuses_writes = concerns == "writes"
-        if self._begins_outage(call or self.call(), now_us, error):
-            self._reports.began(error, now_us)
-        elif self.is_open:
-            self._reports.goes_on(error, self._outage.began_us, now_us)
-        else:
-            self._undecided = error
+        if call is None:
+            call = self.call()
+        if call.has_ended:
+            return
+        call.end()
+        with self._lock:
+            now_us = self._clock()
+            self.failures += 1
+            self.refuses_writes = concerns == "writes"
+            if call.asked_us >= self._last_ended_us:  # else another call has ended since it was asked
+                self._in_a_row += 1
+                self._last_ended_us = now_us
+            begins = not self.is_open and (self._in_a_row >= FAILURES_TO_OPEN or _is_refused(error))
+            if begins:
+                self._began_us, self._failures_before = now_us, self.failures - 1
+                self.is_open, self._unreported = True, None
+            if begins or self._is_probe(call):
+                self._probe_us, self._next_probe_us = None, now_us + OPEN_US
+        if begins:
+            self._tell("store_failed", "failed", error)
+        elif not self.is_open:
+            self._late_calls += isinstance(error, StoreTimeout)
+            self._unreported = error
 
     def forget(self, call: Call | None) -> None:
         """Drop a call that says nothing about the server. If it was the probe, the next question is."""
         if self._is_probe(call):
-            self.state, self._next_probe_us = State.OPEN, self._clock()
-
-    # -- how an outage begins and ends ---------------------------------------------------------------------------------
-
-    def _begins_outage(self, call: Call, now_us: int, error: Exception) -> bool:
-        """Count a failure; return whether an outage begins with it."""
-        if call.has_ended:
-            return False
-        is_probe = self._is_probe(call)
-        call.end()
-        self._calls.add_failure(now_us, call.asked_us, isinstance(error, StoreTimeout))
-        is_outage = _is_refused(error) or self._calls.are_outage(now_us)
-        with self._lock:
-            begins = is_outage and self.state is State.CLOSED
-            if begins or is_probe:
-                self.state, self._next_probe_us = State.OPEN, now_us + OPEN_US
-            if begins:
-                self._undecided = None
-                self._outage = _Outage(now_us, self._calls.failures - 1)
-        return begins
-
-    def _end_outage(self, now_us: int) -> None:
-        """Report that an outage has ended, unless another thread does."""
-        with self._lock:
-            if self.state is not State.PROBING:
-                return
-            self.state, outage = State.ENDING, self._outage
-        try:
-            self._reports.ended(self._calls.failures - outage.failures_before, now_us - outage.began_us)
-        finally:
-            self._end_report()
-
-    def _end_report(self) -> None:
-        """Let an outage begin: observers know by now that the one before it has ended."""
-        if self.state is State.ENDING:
-            self.state = State.CLOSED
+            self._probe_us, self._next_probe_us = None, self._clock()
 
     def _is_probe(self, call: Call | None) -> bool:
         """Return whether a call is the probe that runs now; others were asked before the outage."""
-        return self.state is State.PROBING and (call is None or call.asked_us >= self._probe_us)
+        return self._probe_us is not None and (call is None or call.asked_us >= self._probe_us)
 
-    def _has_stored_nothing(self) -> bool:
-        """Return whether the store says that it has stored nothing since the probe was asked."""
-        return self._writes_before is not None and self._writes() == self._writes_before
+    def _report(self, error: Exception) -> None:
+        """Report a failure that is no outage, once a minute for each kind."""
+        kind, what = "store_error", "failed once"
+        if isinstance(error, StoreTimeout):
+            kind, what = "store_late", f"was late (calls so far: {self._late_calls})"
+        if self._throttle.left_out(kind, self._clock()) is not None:
+            self._tell(kind, what, error)
 
-    def _end_iteration(self, call: Call) -> None:
-        if self._current is call:  # else another event loop has begun one
-            self._current = None
+    def _tell(self, kind: str, what: str, error: Exception) -> None:
+        """Emit the event of a failure, with what becomes of requests."""
+        text = written(error)
+        decided = f"{_CONSEQUENCES[self._on_error]} (on_error={self._on_error!r}, but for rules with their own)"
+        details = {"on_error": self._on_error, "error": text, "late": self._late_calls}
+        self._emit(Event(kind, f"the store {what}, so requests {decided}: {text}", details))
 
 
 def _is_refused(error: BaseException | None) -> bool:

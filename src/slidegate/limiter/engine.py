@@ -31,8 +31,7 @@ from ..stores.system_clock import SYSTEM, SystemClock, system_us
 from .aio import answer_of, each_within, finish, in_background, on_asyncio, to_the_end, within
 from .callers import BucketCaller, Caller, Callers
 from .commands import OverrideCommands
-from .failover import Failover
-from .failure_policy import OnError, check_failure_policy
+from .failover import Failover, OnError, check_failure_policy
 from .hearing import FindBan, Hearing, Hit
 from .history import History
 from .instead import Instead
@@ -256,7 +255,7 @@ class Engine:
         """
         if self.closed or self.failover is None:
             self._refuse()
-        return self.failover.stand_in.decide("hit", ())
+        return self.failover.fallback.decide("hit", ())
 
     async def close(self) -> None:
         """Run `end`, and close the store, once. From then on all queries raise `StoreUnavailable`."""

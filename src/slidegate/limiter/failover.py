@@ -20,32 +20,150 @@ the store is not queried; `breaker` counts its calls, and reports outages. An er
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from inspect import isawaitable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from ..core.bans.ban import Ban, BanSubject
 from ..core.bans.policy import BanPolicy
 from ..core.buckets import Check
-from ..core.decision import Decision
-from ..core.errors import ConfigurationError, StoreReadOnly, StoreUnavailable
+from ..core.decision import Decision, Reason
+from ..core.durations import parse_duration_us
+from ..core.errors import ConfigurationError, StoreReadOnly, StoreUnavailable, closest, quoted
 from ..core.events import Event
 from ..core.reservation import Reservation
-from ..core.store import Clock, CountsWrites, ReportsLateAnswers, Store
+from ..core.store import Clock, ReportsLateAnswers, Store
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import monotonic_us, system_us
 from .aio import is_cancellation, to_the_end, within
-from .breaker import Breaker, State
-from .calls import Call
-from .failure_policy import OnError
-from .stand_in import StandIn
+from .breaker import Breaker, Call
 
+OnError: TypeAlias = Literal["local", "allow", "deny"]
+T = TypeVar("T")
+
+DEADLINE: Final = "50ms"
+ON_ERROR: Final = "local"
+STRICTEST_FIRST: Final[tuple[OnError, ...]] = ("deny", "local", "allow")
+"""Of the rules of one question, the first of these that one of them has decides."""
+RETRY_US: Final = 1_000_000
+"""When a request that is refused without a store may come again; a store that fails is asked once a second."""
+SWEEP_EVERY_US: Final = 100_000
+"""How often, after an outage, the memory is reclaimed of some windows that this process has counted in."""
+SWEEP_FOR_US: Final = 3_600_000_000
+"""How long: nobody else asks a store that no outage needs, and most windows are over by then."""
 _UNANSWERED: Final[Any] = object()
 _MISTAKES: Final = (ConfigurationError, StoreReadOnly)
 """The errors of a caller, which are no failures of the store."""
 
-T = TypeVar("T")
+
+def check_failure_policy(deadline: Any, on_error: object) -> tuple[int, OnError]:
+    """Return a deadline in microseconds, and an `on_error`.
+
+    Raises:
+        ConfigurationError: One of them is invalid.
+    """
+    return parse_duration_us(deadline, "deadline", 1_000, 60_000_000, "50ms"), check_on_error(on_error)
+
+
+def check_on_error(on_error: object) -> OnError:
+    """Validate an `on_error`, and return it.
+
+    Raises:
+        ConfigurationError: It is not one of the three values.
+    """
+    for choice in STRICTEST_FIRST:
+        if on_error == choice:
+            return choice
+    similar = closest(on_error, STRICTEST_FIRST)
+    raise ConfigurationError(f'expected one of "local", "allow", "deny", not {quoted(on_error)}{similar}', "on_error")
+
+
+class Fallback:
+    """Decides in place of a store that does not answer: a store of this process, everything or nothing.
+
+    Args:
+        local: Counts with ``"local"``: a store of this process that answers at once. Its windows expire by themselves,
+            so that several outages admit an amount once.
+        on_error: What decides for rules that do not say it.
+        clock: Returns monotonic time in microseconds.
+
+    Attributes:
+        has_counted: Whether it has counted lately, so that `sweep` has something to do.
+    """
+
+    def __init__(self, local: Store, on_error: OnError, clock: Clock) -> None:
+        self.local = local
+        self.has_counted = False
+        self._on_error: OnError = on_error
+        self._clock = clock
+        self._sweep_us = self._used_us = 0
+
+    def decide(self, what: Literal["hit", "peek", "charge"], checks: Sequence[Check], *subjects: Any) -> Decision:
+        """Decide as the method `what` of the store does, by the strictest `on_error` of the rules."""
+        choice = self._strictest(checks)
+        if choice != "local":
+            # What is charged has been used already: nothing refuses it.
+            allowed = choice == "allow" or what == "charge"
+            return Decision(allowed, Reason.UNAVAILABLE, checks=checks, at_least_us=RETRY_US)
+        self._use()
+        decision: Decision = getattr(self.local, what)(checks, *subjects)
+        for reservation in decision.reservations:
+            reservation.store = self.local  # where it is refunded, too
+        return decision
+
+    def _strictest(self, checks: Collection[Check]) -> OnError:
+        choices = {bucket.on_error or self._on_error for bucket, _, _ in checks} or {self._on_error}
+        return next(one for one in STRICTEST_FIRST if one in choices)
+
+    def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
+        """Count a strike.
+
+        Raises:
+            StoreUnavailable: `on_error` is ``"deny"``.
+        """
+        if self._on_error == "deny":
+            raise StoreUnavailable("the store did not answer a strike, so it is unknown whether it bans")
+        if self._on_error == "allow":
+            return None
+        self._use()
+        bans: Any = self.local.bans
+        ban: Ban | None = bans.strike(policy, key, weight, reason)
+        if ban is not None:
+            return ban
+        earlier: Ban | None = bans.find((key,))
+        if earlier is None:
+            return None
+        # Who strikes takes the time from since to until as what is left of a ban.
+        return earlier._replace(since_us=system_us())
+
+    def ban(self, *banned: Any) -> Any:
+        """Ban a key for this process alone, with the arguments of `BanStore.ban`.
+
+        Raises:
+            StoreUnavailable: `on_error` is not ``"local"``.
+        """
+        if self._on_error != "local":
+            raise StoreUnavailable("the store did not answer")
+        self._use()
+        return self.local.bans.ban(*banned)
+
+    def find(self, subjects: Sequence[BanSubject]) -> Any:
+        """Return a ban that this process has made."""
+        return self.local.bans.find(subjects)
+
+    def _use(self) -> None:
+        self.has_counted = True
+        self._used_us = self._clock()
+        self._sweep_us = 0  # with the next answer of the store
+
+    def sweep(self) -> None:
+        """Drop some of what has expired, for a while after an outage: an empty question does that."""
+        now_us = self._clock()
+        if now_us >= self._sweep_us:
+            self.local.hit(())
+            self._sweep_us = now_us + SWEEP_EVERY_US
+            self.has_counted = now_us - self._used_us <= SWEEP_FOR_US
 
 
 class Failover:
@@ -56,24 +174,16 @@ class Failover:
         deadline_us: How long a query may take.
         on_error: What decides after that.
         emit: Receives the events ``store_failed``, ``store_recovered``, ``store_late`` and ``store_error``.
-        local: Counts in this process with ``"local"``; by default a new memory store.
 
     Attributes:
         on_error: What decides if the store does not answer.
         deadline_us: How long a query may take.
         breaker: Whether there is an outage.
-        stand_in: Decides in its place.
-        local: The store of this process that it counts in.
+        local: The store of this process that counts meanwhile.
+        fallback: Decides meanwhile.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        deadline_us: int,
-        on_error: OnError,
-        emit: Callable[[Event], None],
-        local: Store | None = None,
-    ) -> None:
+    def __init__(self, store: Store, deadline_us: int, on_error: OnError, emit: Callable[[Event], None]) -> None:
         self._store = store
         self.deadline_us = deadline_us
         self.on_error: OnError = on_error
@@ -81,14 +191,12 @@ class Failover:
         # A store with a server has to be awaited. Once it was, it gives answers at once from its memory alone.
         self._has_server = False
         self._clock: Clock = monotonic_us
-        self.breaker = Breaker(deadline_us, on_error, emit, self._now_us, _writes_of(store))
+        self.breaker = Breaker(deadline_us, on_error, emit, self._now_us)
         if isinstance(store, ReportsLateAnswers):
-            store.observe_late(self.breaker.answered_late)
-        if local is None:
-            local = MemoryStore(clock=self._now_us, wall_clock=system_us)
-        local.observe(emit)
-        self.stand_in = StandIn(local, on_error, self.breaker.pause_us, self._now_us)
-        self.local = local
+            store.observe_late(lambda took_us: self.breaker.answered_late())
+        self.local = MemoryStore(clock=self._now_us, wall_clock=system_us)
+        self.local.observe(emit)
+        self.fallback = Fallback(self.local, on_error, self._now_us)
 
     def _now_us(self) -> int:
         return self._clock()  # as it is by then: a test may replace it
@@ -99,20 +207,20 @@ class Failover:
         """Charge every check or none; see `Store.hit`."""
         answer = self._begin(self._store.hit, checks, subjects, self._deadline_s)
         if answer is _UNANSWERED:
-            return self.stand_in.decide("hit", checks, subjects)
+            return self.fallback.decide("hit", checks, subjects)
         if not isinstance(answer, Decision):
-            return self._wait(answer, self.breaker.call(), self.stand_in.decide, "hit", checks, subjects, is_hit=True)
-        self._answered_at_once()
+            return self._wait(answer, self.breaker.call(), self.fallback.decide, "hit", checks, subjects)
+        self._answered_at_once(answer)
         return answer
 
     async def peek(self, checks: Sequence[Check], subjects: Sequence[BanSubject] = ()) -> Decision:
         """Return what `hit` would return now."""
-        decide = partial(self.stand_in.decide, "peek", checks, subjects)
+        decide = partial(self.fallback.decide, "peek", checks, subjects)
         return await self._query(decide, self._store.peek, checks, subjects, self._deadline_s)
 
     async def charge(self, checks: Sequence[Check]) -> Decision:
         """Record every cost, whatever the limits."""
-        decide = partial(self.stand_in.decide, "charge", checks)
+        decide = partial(self.fallback.decide, "charge", checks)
         return await self._query(decide, self._store.charge, checks, self._deadline_s)
 
     async def refund(self, reservations: Sequence[Reservation]) -> bool:
@@ -122,23 +230,19 @@ class Failover:
         return await self._query(bool, self._store.refund, reservations, self._deadline_s)
 
     async def strike(self, policy: BanPolicy, key: str, weight: int, reason: str) -> Ban | None:
-        """Count a strike; during an outage, with ``on_error="local"``, in the local store.
-
-        Raises:
-            StoreUnavailable: The store did not answer, and `on_error` is ``"deny"``.
-        """
+        """Count a strike; during an outage see `Fallback.strike`."""
         struck = policy, key, weight, reason
-        decide, ask = partial(self.stand_in.strike, *struck), self._store.bans.strike
+        decide, ask = partial(self.fallback.strike, *struck), self._store.bans.strike
         return await self._query(decide, ask, *struck, self._deadline_s)
 
     async def ban(self, *banned: Any) -> Ban:
-        """Ban a key for a request, with the arguments of `BanStore.ban`; during an outage see `StandIn.ban`."""
-        decide = partial(self.stand_in.ban, *banned)
+        """Ban a key for a request, with the arguments of `BanStore.ban`; during an outage see `Fallback.ban`."""
+        decide = partial(self.fallback.ban, *banned)
         return await self._query(decide, self._store.bans.ban, *banned, self._deadline_s)
 
     async def find(self, subjects: Sequence[BanSubject]) -> Ban | None:
         """Return a ban that refuses one of `subjects`; during an outage, only local bans are known."""
-        decide = partial(self.stand_in.find, subjects)
+        decide = partial(self.fallback.find, subjects)
         return await self._query(decide, self._store.bans.find, subjects, self._deadline_s)
 
     # -- the store -----------------------------------------------------------------------------------------------------
@@ -150,13 +254,13 @@ class Failover:
             return decide()
         if isawaitable(answer):
             return await self._wait(answer, self.breaker.call(), decide)
-        self._answered_at_once()
+        self._answered_at_once(answer)
         answered: T = answer
         return answered
 
     def _begin(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         """Query the store; return its answer, an awaitable of it, or `_UNANSWERED`."""
-        if self.breaker.state is not State.CLOSED and not self.breaker.may_ask():
+        if self.breaker.is_open and not self.breaker.may_ask():
             return _UNANSWERED
         try:
             return ask(*arguments)
@@ -167,9 +271,7 @@ class Failover:
             self.breaker.failed(None, error)
             return _UNANSWERED
 
-    async def _wait(
-        self, answer: Awaitable[T], call: Call, decide: Callable[..., T], *asked: Any, is_hit: bool = False
-    ) -> T:
+    async def _wait(self, answer: Awaitable[T], call: Call, decide: Callable[..., T], *asked: Any) -> T:
         """Return an answer, or what `decide` returns if it does not come in time.
 
         Args:
@@ -177,7 +279,6 @@ class Failover:
             call: Its call.
             decide: Decides instead.
             asked: The arguments of `decide`.
-            is_hit: Whether it has charged what has to be refunded if it is not awaited any more.
         """
         self._has_server = not self._store.answers_threads
         try:
@@ -194,14 +295,13 @@ class Failover:
                 self._failed(call, StoreUnavailable("the answer was cancelled", concerns="request"))
                 return decide(*asked)
             self.breaker.forget(call)
-            if is_hit:
-                await self._refund_unawaited(answer)
+            await self._refund_unawaited(answer)
             raise
         except Exception as error:
             self._failed(call, error)
             return decide(*asked)
         if not call.has_ended:  # else another of its questions has ended it
-            self._answered(call)
+            self._answered(call, found)
         return found
 
     def _failed(self, call: Call, error: Exception) -> None:
@@ -214,24 +314,27 @@ class Failover:
         """Refund a hit whose answer came in the loop iteration in which its request was cancelled."""
         if not isinstance(answer, asyncio.Future) or not answer.done() or answer.cancelled() or answer.exception():
             return
-        if charged := answer.result().begin_refund():
+        decision = answer.result()
+        if isinstance(decision, Decision) and (charged := decision.begin_refund()):
             await to_the_end(self.refund(charged))
 
-    def _answered_at_once(self) -> None:
+    def _answered_at_once(self, answer: object) -> None:
         """Count an answer that was not awaited, unless a store with a server has given it from its memory."""
         if self._has_server:
             self.breaker.forget(None)
         else:
-            self._answered(None)
+            self._answered(None, answer)
 
-    def _answered(self, call: Call | None) -> None:
-        self.breaker.answered(call)
-        if self.stand_in.has_counted:
-            self.stand_in.sweep()
+    def _answered(self, call: Call | None, answer: object) -> None:
+        breaker = self.breaker
+        if breaker.is_open and breaker.refuses_writes and not _has_charged(answer):
+            breaker.forget(call)  # a read says nothing about writes
+            return
+        breaker.answered(call)
+        if self.fallback.has_counted:
+            self.fallback.sweep()
 
 
-def _writes_of(store: Store) -> Callable[[], int | None]:
-    """Return what counts the writes of a store; see `CountsWrites`."""
-    if isinstance(store, CountsWrites):
-        return lambda: store.writes
-    return lambda: None
+def _has_charged(answer: object) -> bool:
+    """Return whether an answer is the admission of a hit that has charged units."""
+    return isinstance(answer, Decision) and any(any(charge.units) for charge in answer.reservations)

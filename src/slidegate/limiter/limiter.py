@@ -25,7 +25,7 @@ from .ban_lines import lines_of, read_export, taken_from
 from .callers import BucketCaller
 from .decorator import Limited, LimitedKey
 from .engine import Engine
-from .failure_policy import DEADLINE, ON_ERROR, OnError, check_failure_policy
+from .failover import DEADLINE, ON_ERROR, OnError, check_failure_policy
 from .history import Action
 from .inspect import KeyView, inspect_key
 from .keys import AnyKey, KeyOf, Limits, keyed

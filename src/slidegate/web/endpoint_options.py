@@ -15,7 +15,7 @@ from .rules import Rule
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from ..limiter.failure_policy import OnError
+    from ..limiter.failover import OnError
     from .keys import Key, KeyFunction
 
 

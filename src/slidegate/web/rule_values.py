@@ -14,7 +14,7 @@ from ..core.errors import ConfigurationError, quoted
 from ..core.limit_texts import parse_limits
 from ..core.limits import MAX_AMOUNT, AnyLimit
 from ..limiter import check_cost
-from ..limiter.failure_policy import OnError
+from ..limiter.failover import OnError
 from .keys import Key, KeyCondition, KeyFunction
 from .paths import RulePath
 

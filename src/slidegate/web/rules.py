@@ -15,7 +15,7 @@ from ..core.arguments import check_name, check_whole, names_checked
 from ..core.concurrency import Concurrency
 from ..core.durations import parse_duration_us
 from ..core.errors import ConfigurationError, closest, quoted
-from ..limiter.failure_policy import OnError, check_on_error
+from ..limiter.failover import OnError, check_on_error
 from .clients import client_key
 from .keys import Key, KeyFunction, path_parameters
 from .rule_values import (

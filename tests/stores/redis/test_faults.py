@@ -26,7 +26,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from slidegate import BanPolicy, Decision, Limiter, RateLimitMiddleware, Rule, StoreError, parse_limits
 from slidegate.core import Bucket, Event, Reason, StoreUnavailable, parse_address
-from slidegate.limiter import breaker, calls, failover
+from slidegate.limiter import breaker, failover
 from slidegate.stores.redis import RedisStore, batch, held, line
 from slidegate.testing import RecordingObserver
 
@@ -171,7 +171,7 @@ async def test_refused_writes_are_one_outage_whatever_is_answered_that_needs_non
                 assert (await hit(new, key, BUCKET)).reason is reason, "a worker that starts just now knows it, too"
             with pytest.raises(StoreUnavailable, match=name):
                 await hit(new, "new", BUCKET)
-            assert await site.hits(calls.FAILURES_TO_OPEN) == [OPENED] * calls.FAILURES_TO_OPEN
+            assert await site.hits(breaker.FAILURES_TO_OPEN) == [OPENED] * breaker.FAILURES_TO_OPEN
             for _ in range(5):
                 await asyncio.sleep(breaker.OPEN_US / 1_000_000)
                 assert (await limiter.peek("key", LIMIT)).reason is Reason.OK
@@ -295,7 +295,7 @@ async def test_no_event_or_log_line_has_the_password(deployment: Deployment, cap
     password = "s3cret"
     site = Site(deployment.url.replace("//", f"//user:{password}@"), "local")
     async with site.limiter as limiter:
-        await site.hits(calls.FAILURES_TO_OPEN)
+        await site.hits(breaker.FAILURES_TO_OPEN)
         await asyncio.sleep(0.11)  # the next one is the probe
         await deployment.proxy.refuse()
         await site.hits(1)
@@ -309,7 +309,7 @@ async def test_no_event_or_log_line_has_the_password(deployment: Deployment, cap
 async def test_a_host_that_has_no_address_yet_is_found(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(f"redis://middleware.invalid:{deployment.proxy.port}", "local")
     async with site.limiter:
-        assert await site.hits(calls.FAILURES_TO_OPEN) == [PASSED] * calls.FAILURES_TO_OPEN
+        assert await site.hits(breaker.FAILURES_TO_OPEN) == [PASSED] * breaker.FAILURES_TO_OPEN
         assert site.observer.kinds == ["store_failed"]
         loop, resolve = asyncio.get_running_loop(), asyncio.get_running_loop().getaddrinfo
         monkeypatch.setattr(loop, "getaddrinfo", lambda _, *given, **options: resolve("127.0.0.1", *given, **options))
@@ -379,7 +379,7 @@ async def test_requests_that_end_during_an_outage_hold_no_permits_after_it(deplo
             await deployment.proxy.refuse()
             with pytest.raises(StoreError):
                 await troubled.store.renew_permits()
-            for _ in range(calls.FAILURES_TO_OPEN):
+            for _ in range(breaker.FAILURES_TO_OPEN):
                 await troubled.hit("key", LIMIT)
             ended.set()
             assert (await under_way).status == 200
