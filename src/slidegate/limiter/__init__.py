@@ -7,7 +7,7 @@ from .history import Action
 from .inspect import KeyView
 from .limiter import Limiter, check_cost
 from .overrides import Override
-from .published import Publication, PublishedRule
+from .workers import Publication, PublishedRule
 
 __all__ = [
     "MAX_KEY_BYTES",

@@ -163,7 +163,7 @@ class Breaker:
         self.answered_late()
         if ends:
             after_us, failures = self._clock() - self._began_us, self.failures - self._failures_before
-            message = f"the store answers again after {after_us / 1_000_000:.1f} s (failed calls: {failures})"
+            message = f"the store answers again after {round(after_us / 1_000_000, 1):g} s (failed calls: {failures})"
             self._emit(Event("store_recovered", message, {"failures": failures, "after_us": after_us}))
 
     def answered_late(self) -> None:

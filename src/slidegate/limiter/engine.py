@@ -29,8 +29,7 @@ from ..core.store import COMMAND_DEADLINE_S, Clock, Connects, CountsPermits, Nam
 from ..stores.memory.store import MemoryStore
 from ..stores.system_clock import SYSTEM, SystemClock, system_us
 from .aio import answer_of, each_within, finish, in_background, on_asyncio, to_the_end, within
-from .callers import BucketCaller, Caller, Callers
-from .commands import OverrideCommands
+from .callers import BucketCaller, Caller, Callers, Owners
 from .failover import Failover, OnError, check_failure_policy
 from .hearing import FindBan, Hearing, Hit
 from .history import History
@@ -39,8 +38,7 @@ from .keys import Keys
 from .news import News
 from .observers import AnyObserver, ObserverHub
 from .operators import NetworkLookup
-from .overrides import Overrides
-from .owners import Owners
+from .overrides import OverrideCommands, Overrides
 from .portal import Portal
 from .queues import Queues
 from .rows import Rows
@@ -124,7 +122,7 @@ class Engine:
         self.callers = Callers()
         self.blocks: dict[object, BucketCaller] = {}
         self.rows = Rows(self.command, store.shared_rows, self.unix_us)
-        self.workers = Workers(self.rows, self.callers, self.keys.fingerprint, self.unix_us, self.emit)
+        self.workers = Workers(self.rows, self.callers.published, self.keys.fingerprint, self.unix_us, self.emit)
         self.overrides = Overrides(self.callers, self.unix_us, self._change_amounts, self.emit)
         self.news = News(self.rows, self.overrides, self.workers, self.clock)
         deadline_s = deadline_us / 1_000_000
@@ -132,7 +130,9 @@ class Engine:
             self.news, self.clock, self.failover, self.refund, deadline_s, answers_threads=store.answers_threads
         )
         self.history = History(self.rows, self.unix_us)
-        self.commands = OverrideCommands(self.rows, self.news, self.overrides, self.workers, self.history, self.unix_us)
+        self.commands = OverrideCommands(
+            self.rows, self.news.refresh, self.overrides, self.workers, self.history, self.unix_us
+        )
         self.portal = Portal()
         self._owners = Owners(are_alone=self.per_process)
         self.closed = False

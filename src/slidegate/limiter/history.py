@@ -35,7 +35,6 @@ class Action:
         kind: ``ban``, ``unban``, ``override`` or ``restore``.
         target: The key, or the name of the limit; ``*`` for all limits.
         limit: The limit that an override has set: ``50/1m``, or ``off``; empty for other actions.
-        was: The limit that applied before, as for `Override.was`; of a restore that of the override.
         by: The person or program.
         reason: The reason, for operators.
         at_us: When, in microseconds of Unix time.
@@ -49,7 +48,6 @@ class Action:
     limit: str = ""
     at_us: int = 0
     until_us: int | None = None
-    was: str = ""
 
     @property
     def at(self) -> datetime:
@@ -118,7 +116,6 @@ def _action_in(value: bytes) -> Action | None:
     try:
         said = json.loads(value)
         texts = {name: said[name] for name in _TEXTS}
-        texts["was"] = said.get("was", "")
         until_us = said["until_us"]
         if until_us is not None:
             check_moment(until_us)

@@ -33,9 +33,9 @@ from .named_limits import NamedLimit
 from .observers import AnyObserver, Subscription
 from .operators import NetworkKey, check_ban, files_of, operators_of
 from .overrides import Override
-from .published import Publication
 from .rows import Row
 from .short_lived import note as note_in_memory
+from .workers import Publication
 
 if TYPE_CHECKING:
     from .sync import SyncLimiter
@@ -264,8 +264,9 @@ class Limiter:
         code applies again. A later call for the same limit replaces it. ``limiter.override("*", "off", "10m")``
         switches all workers off: every request passes, and nothing is counted.
 
-        The name is checked against the limits of this process and of all other workers, which keep a row with theirs in
-        a shared store. If there is none, any name is accepted, and `Override.workers` is 0.
+        The limit is checked against those of this process and of all other workers, which keep a row with theirs in a
+        shared store. A name that none of them has is accepted, unless it is nearly one that they have: no worker may
+        have met the limit yet, and then `Override.is_published` is False.
 
         Args:
             name: The name of the limit in response headers: that of its rule, ``name_<seconds>`` if the rule has
@@ -278,8 +279,8 @@ class Limiter:
             by: The person or program that changes it.
 
         Raises:
-            ConfigurationError: No worker has this limit, a function returns it, the window differs, or a value is
-                invalid. Nothing is changed then.
+            ConfigurationError: The name is probably mistyped, a function returns this limit, the window differs, or a
+                value is invalid. Nothing is changed then.
             StoreError: The store does not answer.
         """
         length_us = parse_duration_us(duration, "override: duration", 1_000_000, 30 * 86_400_000_000, "2h")

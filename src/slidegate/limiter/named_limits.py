@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,15 +10,13 @@ from typing import Final
 from ..core.arguments import check_name
 from ..core.buckets import Bucket
 from ..core.concurrency import Concurrency
-from ..core.errors import ConfigurationError, closest, quoted
+from ..core.errors import ConfigurationError, quoted
 from ..core.limit_texts import parse_limits
 from ..core.limits import AnyLimit, Limit
 from ..core.quotas import Quota
 
 _MAX_NAME: Final = 128
 """A name of header fields has what follows a rule's name of 64 characters: its window, or a number."""
-_LISTED: Final = 10
-"""How many names an error lists."""
 _TEXTS: Final = 4_000
 """How many texts are remembered: a change is compared with each limit of its name."""
 _UNITS_OF_QUOTAS: Final = {"/day": "/1d", "/week": "/7d"}
@@ -140,15 +137,3 @@ def window_of(limit: AnyLimit) -> str:
     if isinstance(limit, Quota):
         return f"/{limit.unit}"
     return ""
-
-
-def unknown_limit(name: str, names: Iterable[str]) -> ConfigurationError:
-    """Return the error for a name that no limit has; `names` are those that limits have."""
-    known = sorted(set(names))
-    hint = closest(name, known)
-    if not hint and known:
-        more = ", ..." if len(known) > _LISTED else ""
-        hint = f"; there are {', '.join(map(repr, known[:_LISTED]))}{more}"
-    if not hint:
-        hint = "; there are none"
-    return ConfigurationError(f"limit {name!r}: no rule has a limit of this name, as response headers show it{hint}")

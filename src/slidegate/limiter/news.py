@@ -28,12 +28,10 @@ from ..core.store import COMMAND_DEADLINE_S
 from ..stores.shared import running_loop
 from ..stores.system_clock import SystemClock
 from .aio import End, in_background, run_at_once, within, yielding_to_others
-from .overrides import Override, Overrides, override_in
+from .overrides import LIMITS, Override, Overrides, override_in
 from .rows import Row, Rows
 from .workers import Workers
 
-LIMITS: Final = "limits"
-"""The kind of the rows with overrides."""
 AGING_NS: Final = 500_000_000
 OLD_NS: Final = 1_000_000_000
 DEADLINE_S: Final = 1.0

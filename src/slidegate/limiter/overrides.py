@@ -1,32 +1,41 @@
 """Overrides: temporary changes of the amounts of limits, for all workers that share a store.
 
 They are rows of the store, see `rows`, of the kind ``limits`` with the number 0, under a digest of the limit's name,
-and expire with these. `news` reads them. Each time they have changed, a worker sets the amounts of its limits anew, see
-`AnyLimit.become`: that of the override of that name, or that in code. The name ``*`` with the limit ``off`` switches
-all workers off. In a store without rows, overrides apply to this process only.
+and expire with these. `OverrideCommands` checks and writes them, and `news` reads them. Each time they have changed, a
+worker sets the amounts of its limits anew, see `AnyLimit.become`: that of the override of that name, or that in code.
+The name ``*`` with the limit ``off`` switches all workers off. In a store without rows, overrides apply to this process
+only.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from hashlib import blake2b
 from typing import Any, Final, TypeAlias
 
 from ..core.bans.ban import clean_reason
-from ..core.errors import ConfigurationError, quoted
+from ..core.errors import ConfigurationError, closest, quoted
 from ..core.events import Event
-from ..core.store import Clock
+from ..core.store import Clock, SharedRow
 from ..stores.forks import ProcessLock
+from .aio import yielding_to_others
 from .callers import Callers
+from .history import Action, History
 from .named_limits import NamedLimit, check_limit_name, parse_one, text_of_limit
-from .rows import check_moment
+from .rows import Rows, check_moment
+from .workers import Publication, Workers
 
+LIMITS: Final = "limits"
+"""The kind of the rows with overrides."""
 ALL: Final = "*"
 """The name that stands for all limits, of all workers."""
 OFF: Final = "off"
 
+_STEP: Final = 16
+"""How many texts of workers are compared with a change in one step, at 100 us each."""
 _FIELDS: Final = ("name", "limit", "by", "reason", "since_us", "until_us")
 """The fields that a row must have; a later version may write more."""
 _UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigurationError)
@@ -43,10 +52,8 @@ class Override:
         reason: The reason, for operators.
         since_us: When it was changed, in microseconds of Unix time.
         until_us: When it ends, in microseconds of Unix time.
-        workers: How many workers apply it, each within a second; one that has the name with another window does not.
-        was: The limit that applied before: that in code, or of an earlier override; ``"60/1m or 90/1m"`` if workers
-            had different ones, empty if none had published its rules. If several limits have the name, as of rules in
-            two middlewares, all of them change, and it names each: ``"60/1m of 'in:api' and 90/1m of 'out:api'"``.
+        is_published: Whether a worker has published a limit of this name, as far as `Limiter.override` looked. If not,
+            nobody has met it yet.
     """
 
     name: str
@@ -55,8 +62,7 @@ class Override:
     reason: str
     since_us: int
     until_us: int
-    workers: int = field(default=0, compare=False)
-    was: str = field(default="", compare=False)
+    is_published: bool = field(default=True, compare=False)
 
     @property
     def since(self) -> datetime:
@@ -90,16 +96,14 @@ def checked(name: str, limit: str) -> str:
 
 def value_of(override: Override) -> bytes:
     """Return the value of its row."""
-    said = asdict(override)
-    del said["workers"]
-    return json.dumps(said).encode()
+    return json.dumps({name: getattr(override, name) for name in _FIELDS}).encode()
 
 
 def override_in(value: bytes) -> Override | None:
     """Return the override of a row; None if it is of a kind that this version does not know."""
     try:
         said = json.loads(value)
-        found = Override(**{name: said[name] for name in _FIELDS}, was=str(said.get("was", "")))
+        found = Override(**{name: said[name] for name in _FIELDS})
         checked(found.name, found.limit)
         clean_reason(found.by, "by")
         clean_reason(found.reason)
@@ -239,3 +243,112 @@ def _event_of(change: _Change, override: Override) -> Event:
     if has_ended:
         return Event("limit_restored", f"{amount} again, and was {change.was}{author}", details)
     return Event("limit_overridden", f"{amount} {until}, and was {change.was}{author}", details)
+
+
+class OverrideCommands:
+    """What operators do with overrides.
+
+    Args:
+        rows: The rows of the store.
+        refresh: Reads the overrides from the store, and applies them.
+        overrides: Those in force in this process.
+        workers: The workers of the store.
+        history: Keeps what was done.
+        unix_us: Returns Unix time in microseconds.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        refresh: Callable[[], Awaitable[None]],
+        overrides: Overrides,
+        workers: Workers,
+        history: History,
+        unix_us: Clock,
+    ) -> None:
+        self._rows = rows
+        self._refresh = refresh
+        self._overrides = overrides
+        self._workers = workers
+        self._history = history
+        self._unix_us = unix_us
+
+    async def set(self, name: str, limit: str, length_us: int, reason: str, by: str) -> Override:
+        """Change a limit for all workers; for this one immediately.
+
+        Raises:
+            ConfigurationError: It cannot be changed to this, or the name is probably mistyped; nothing is written.
+            StoreError: The store does not answer.
+        """
+        text = checked(name, limit)
+        is_published = name == ALL or await self._is_published(name, limit)
+        await self._refresh()  # which raises, so that nothing is written, if the store fails
+        now_us = self._unix_us()
+        override = Override(name, text, by, reason, now_us, now_us + length_us, is_published)
+        await self._write(override, length_us)
+        await self._history.add(Action("override", name, by, reason, text, now_us, override.until_us))
+        return override
+
+    async def unset(self, name: str, by: str) -> bool:
+        """End the override of a limit; False if it has none.
+
+        Raises:
+            ConfigurationError: `name` cannot be the name of a limit.
+            StoreError: The store does not answer.
+        """
+        if name != ALL:
+            check_limit_name(name)
+        await self._refresh()
+        override = self._overrides.in_force.get(name)
+        if override is None:
+            return False
+        await self._write(override, 0)
+        await self._history.add(Action("restore", name, by, at_us=self._unix_us()))
+        return True
+
+    async def listed(self) -> list[Override]:
+        """Return the overrides in the store, sorted by their names.
+
+        Raises:
+            StoreError: The store does not answer.
+        """
+        await self._refresh()
+        return sorted(self._overrides.in_force.values(), key=lambda override: override.name)
+
+    async def _write(self, override: Override, kept_us: int) -> None:
+        digest = blake2b(override.name.encode(), digest_size=8).digest()
+        await self._rows.write(digest, SharedRow(LIMITS, 0, value_of(override), kept_us))
+        await self._refresh()
+
+    async def _is_published(self, name: str, limit: str) -> bool:
+        """Check a change against the limits of workers; return whether one of them has a limit of this name.
+
+        Raises:
+            ConfigurationError: It cannot be changed to this; or no worker has it, and the name is nearly one that has.
+        """
+        is_published = False
+        names: set[str] = set()
+        async for one in yielding_to_others(await self._workers.all(), _STEP):
+            names |= one.text.changeable
+            if name in one.text.limits:
+                is_published = True
+                _check_change(one, name, limit)
+        if not is_published and (hint := closest(name, sorted(names))):
+            raise ConfigurationError(
+                f"limit {name!r}: no rule has a limit of this name, as response headers show it{hint}"
+            )
+        return is_published
+
+
+def _check_change(published: Publication, name: str, limit: str) -> None:
+    """Check that a limit of this name can be changed to another.
+
+    Raises:
+        ConfigurationError: None can, as of a function, or with another window.
+    """
+    rules = published.text.having(name)
+    if any(rule.named().takes(limit) for rule in rules):
+        return
+    changeable = [rule for rule in rules if not rule.by_function]
+    most_likely_meant = (changeable or rules)[-1]
+    most_likely_meant.named().amount_in(limit)  # raises, and says why not

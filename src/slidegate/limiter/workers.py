@@ -1,58 +1,213 @@
-"""The workers of a store: what this one writes of itself, and what all have published; see `published`.
+"""The workers of a store: what each publishes of its rules, so that operators and their tools see what is enforced.
 
-With its own requests, and at most every ten seconds, a worker writes 16 bytes that it lives. Its rules it writes when
-they have changed or their text is gone: a text is kept for a day, and the worker looks each time whether it is there.
+The text of the rules stands in the store under its digest: lines of JSON, the first of which is the head. Equal workers
+have one text, which is kept for a day. With its own requests, and at most every ten seconds, a worker writes 16 bytes
+that it lives, and the text if it is not there::
+
+    kind       number    worker     value
+    rules      digest    0          {"version": 1, "secret": "fingerprint#9f..."}
+                                    {"name": "api", "limit": "50/1m", ...}
+                                    {"rule": "/health", "action": "exempt"}
+    workers    0         worker     the digest, and the time
+
+Fields are read by name: those that a later version adds are ignored, and of those that an earlier one leaves out the
+defaults apply. The secret is a digest of a constant that is keyed with it: it shows only whether two secrets are equal.
 Nothing here grows with the number of workers or rules in one step of an event loop.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import islice
+from dataclasses import dataclass, field, fields
+from hashlib import blake2b
 from operator import attrgetter
+from struct import Struct
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
-from ..core.errors import StoreError
+from ..core.errors import ConfigurationError, StoreError
 from ..core.events import Event
 from ..core.logs import Throttle, logger
 from ..core.memo import remember
 from ..core.store import COMMAND_DEADLINE_S, Clock, SharedRow
 from .aio import let_others_run, yielding_to_others
-from .callers import Callers
-from .published import (
-    LIFE,
-    MOST_RULES,
-    NAMES,
-    NO_RULES,
-    PART,
-    Head,
-    Publication,
-    PublishedRule,
-    PublishedRules,
-    digest_of,
-    head_in,
-    head_of,
-    part_of,
-    rules_in,
-)
-from .rows import NOBODY, Rows
+from .named_limits import NamedLimit, parse_one, text_of_limit
+from .rows import MAX_BYTES, NOBODY, Rows
 
 RULES: Final = "rules"
 """The kind of the rows with the texts of rules."""
 WORKERS: Final = "workers"
 """The kind of the rows of workers."""
+VERSION: Final = 1
 WRITE_EVERY_S: Final = 10.0
 KEPT_US: Final = 60_000_000
 """How long a worker counts as living after it has written."""
 TEXT_KEPT_US: Final = 86_400_000_000
+AT_ONCE: Final = 25
+"""How many rules are written or read in one step, at 10 to 80 us each."""
+_LIFE: Final = Struct(">qq")
+"""The digest of the text of a worker's rules, and when it wrote that, in microseconds."""
 _WARN_EVERY_S: Final = 600.0
-_IN_ORDER: Final = attrgetter("middleware", "order", "rule", "name", *NAMES)
-"""All fields of a rule, so that the order is the same in equal workers."""
 _MEMO: Final = 256
 """How many texts of other workers are remembered."""
+_UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigurationError)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRule:
+    """One limit of a rule, or a rule without limits, as its worker has published it.
+
+    Attributes:
+        name: The name of the limit in header fields; empty without a limit.
+        limit: The limit as configured in code, ``50/1m``; empty without one.
+        rule: The label of the rule.
+        key: The kind of key that it reads: ``address``, ``everyone``, ``user``, ``header:X-API-Key``, several with
+            ``+`` between them, or ``function``.
+        action: ``limit``, ``block``, ``exempt``, ``honeypot``, ``ban`` for a policy of bans, ``blocklist`` or
+            ``allowlist`` for some of its ranges, or ``client`` for how a middleware determines clients.
+        shadow: Whether it reports and never refuses.
+        by_function: Whether a function of the application's returns the limit, which is the fallback then.
+        order: Its place among the rules of its middleware.
+        middleware: The name of its middleware.
+        bucket: The name of its windows in the store, as `Limiter.inspect` takes it.
+        requests: Which requests it concerns: methods and paths as they were written, ``POST /login``, or the route;
+            empty for all.
+        conditional: Whether a condition decides if it concerns a request.
+        final: Whether no later rule concerns its requests.
+        at_endpoint: Whether it is a limit at an endpoint, or of messages, which no rule of the middleware exempts from.
+        cost: The units of a request.
+        cost_by_function: Whether a function returns them.
+        wait_us: How long a request may wait for room.
+        ipv4_prefix: The prefix length of the networks that it counts or bans as one client.
+        ipv6_prefix: The same for IPv6.
+        leased: Whether workers may have units of it charged ahead, and admit requests with them.
+        durations: Of a policy of bans how long the first, the second and further bans last: ``1h 4h 16h 64h 7d``.
+        ranges: Of a list some ranges of addresses: ``4:cb007100-cb0071ff``, with the version in front.
+        size: Of a list how many ranges it has; `ranges` are empty if they are too many to be published.
+    """
+
+    name: str = ""
+    limit: str = ""
+    rule: str = ""
+    key: str = ""
+    action: str = "limit"
+    shadow: bool = False
+    by_function: bool = False
+    order: int = 0
+    middleware: str = ""
+    bucket: str = ""
+    requests: str = ""
+    conditional: bool = False
+    final: bool = False
+    at_endpoint: bool = False
+    cost: int = 1
+    cost_by_function: bool = False
+    wait_us: int = 0
+    ipv4_prefix: int = 32
+    ipv6_prefix: int = 64
+    leased: bool = False
+    durations: str = ""
+    ranges: str = ""
+    size: int = 0
+
+    def named(self) -> NamedLimit:
+        """Return its limit."""
+        limit = parse_one(self.limit)
+        return NamedLimit(self.name, limit, limit, self.rule, changeable=not self.by_function, shadow=self.shadow)
+
+
+NAMES: Final = tuple(one.name for one in fields(PublishedRule))
+"""The names of its fields."""
+_IN_ORDER: Final = attrgetter("middleware", "order", "rule", "name", *NAMES)
+"""All fields of a rule, so that the order is the same in equal workers."""
+_DEFAULTS: Final = PublishedRule()
+
+
+class PublishedRules:
+    """The rules of one text, which equal workers have in common.
+
+    Args:
+        rules: The rules.
+
+    Attributes:
+        rules: The rules, in order.
+        limits: The limits as configured in code, by their names in header fields: ``{"api": "50/1m"}``.
+        changeable: The names of limits that `Limiter.override` can change.
+    """
+
+    def __init__(self, rules: Iterable[PublishedRule]) -> None:
+        self.rules = tuple(rules)
+        self._by_name: dict[str, list[PublishedRule]] = {}
+        for rule in self.rules:
+            if rule.limit:
+                self._by_name.setdefault(rule.name, []).append(rule)
+        self.limits = {name: having[0].limit for name, having in self._by_name.items()}
+        self.changeable = {rule.name for rule in self.rules if rule.limit and not rule.by_function}
+
+    def having(self, name: str) -> Sequence[PublishedRule]:
+        """Return the rules with a limit of this name."""
+        return self._by_name.get(name, ())
+
+
+NO_RULES: Final = PublishedRules(())
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What some equal workers have published.
+
+    Attributes:
+        workers: How many workers these are, by what they wrote within the last minute.
+        text: Their rules; none if `is_readable` is false.
+        same_secret: Whether their digests of API keys and similar values are those of this limiter.
+        is_readable: Whether the text of the rules was there, and this version can read it.
+    """
+
+    workers: int
+    text: PublishedRules = field(repr=False)
+    same_secret: bool = True
+    is_readable: bool = True
+
+
+def rules_of(limits: Iterable[NamedLimit], **shared: Any) -> list[PublishedRule]:
+    """Return what is published of the limits of one rule.
+
+    Args:
+        limits: The limits.
+        shared: Further fields, which all of them have.
+    """
+    found = []
+    for one in limits:
+        text = text_of_limit(one.configured)
+        found.append(
+            PublishedRule(one.name, text, one.rule, shadow=one.shadow, by_function=not one.changeable, **shared)
+        )
+    return found
+
+
+def _line_of(rule: PublishedRule) -> bytes:
+    """Return the line of a rule; a field with its default value is left out."""
+    said = {name: value for name in NAMES if (value := getattr(rule, name)) != getattr(_DEFAULTS, name)}
+    return b"\n" + json.dumps(said, ensure_ascii=False).encode()
+
+
+def _rule_in(line: bytes) -> PublishedRule | None:
+    """Return the rule of a line; None if a later version has written it in a way that this one cannot read."""
+    try:
+        said = json.loads(line)
+        known = {name: said[name] for name in NAMES if name in said}
+        for name, value in known.items():
+            if type(value) is not type(getattr(_DEFAULTS, name)):
+                return None
+        rule = PublishedRule(**known)
+        if rule.limit:
+            parse_one(rule.limit)
+    except _UNREADABLE:
+        return None
+    return rule
 
 
 class Workers:
@@ -60,7 +215,7 @@ class Workers:
 
     Args:
         rows: The rows of the store.
-        callers: What uses the limiter in this process, and so what this worker publishes.
+        own: Returns what this worker publishes; None if nothing uses its limiter, so that it is none.
         fingerprint: That of the limiter's secret.
         unix_us: Returns Unix time in microseconds.
         emit: Emits an event.
@@ -70,17 +225,22 @@ class Workers:
     """
 
     def __init__(
-        self, rows: Rows, callers: Callers, fingerprint: str, unix_us: Clock, emit: Callable[[Event], None]
+        self,
+        rows: Rows,
+        own: Callable[[], Iterable[PublishedRule] | None],
+        fingerprint: str,
+        unix_us: Clock,
+        emit: Callable[[Event], None],
     ) -> None:
         self.due_s = 0.0
         self._rows = rows
-        self._callers = callers
+        self._own = own
         self._fingerprint = fingerprint
         self._unix_us = unix_us
         self._emit = emit
         self._written_by = NOBODY
-        self._fingerprints: dict[int, str] = {}
-        self._texts: dict[int, PublishedRules] = {}
+        self._texts: dict[int, tuple[str, PublishedRules]] = {}
+        """The fingerprints and rules of texts, by their digests."""
         self._throttle = Throttle(_WARN_EVERY_S)
 
     # -- what this worker writes ---------------------------------------------------------------------------------------
@@ -106,48 +266,43 @@ class Workers:
         # If it fails, it is tried again as late as after a success: a sick store is not asked more often.
         self.due_s = monotonic() + WRITE_EVERY_S
         self._written_by = self._rows.worker
-        head, parts = await self._text()
-        digest = digest_of(head, parts)
+        text = await self._text()
+        digest = int.from_bytes(blake2b(text, digest_size=8).digest()) >> 2  # a row's number has 62 bits
         if not await self._rows.read(RULES, digest, digest, deadline_s):
-            # The head comes last, and expires first: who finds it finds the parts.
-            for number, part in enumerate(parts, start=1):
-                kept_us = TEXT_KEPT_US + KEPT_US
-                await self._rows.write(NOBODY, SharedRow(RULES, digest + number, part, kept_us), deadline_s)
-            await self._rows.write(NOBODY, SharedRow(RULES, digest, head, TEXT_KEPT_US), deadline_s)
-        self._fingerprints[digest] = self._fingerprint
-        row = SharedRow(WORKERS, 0, LIFE.pack(digest, self._unix_us()), KEPT_US)
+            await self._rows.write(NOBODY, SharedRow(RULES, digest, text, TEXT_KEPT_US), deadline_s)
+        row = SharedRow(WORKERS, 0, _LIFE.pack(digest, self._unix_us()), KEPT_US)
         await self._rows.write(self._rows.worker, row, deadline_s)
         await self._compare_secrets(deadline_s)
 
-    async def _text(self) -> tuple[bytes, list[bytes]]:
-        """Return the head and the parts of what this worker publishes."""
-        parts = []
-        rules = iter(await self._own_rules())
-        while part := [*islice(rules, PART)]:
-            parts.append(part_of(part))
-            await let_others_run()
-        return head_of(self._fingerprint, len(parts)), parts
+    async def _text(self) -> bytes:
+        """Return the text of what this worker publishes, as much of it as a row can have."""
+        text = bytearray(json.dumps({"version": VERSION, "secret": self._fingerprint}).encode())
+        rules = await self._own_rules()
+        count = 0
+        async for rule in yielding_to_others(rules, AT_ONCE):
+            line = _line_of(rule)
+            if len(text) + len(line) > MAX_BYTES:
+                break
+            text += line
+            count += 1
+        if count < len(rules) and self._throttle.left_out("many", monotonic()) is not None:
+            logger.warning("of %d rules and limits, other workers and tools see the first %d", len(rules), count)
+        return bytes(text)
 
     async def _own_rules(self) -> list[PublishedRule]:
         """Return the rules of this process, in an order that equal workers have in common."""
         rules: set[PublishedRule] = set()
-        async for rule in yielding_to_others(self._published(), PART):
+        async for rule in yielding_to_others(self._own() or (), AT_ONCE):
             rules.add(rule)
-        if len(rules) > MOST_RULES and self._throttle.left_out("many", monotonic()) is not None:
-            logger.warning("of %d rules and limits, other workers and tools see the first %d", len(rules), MOST_RULES)
-        return sorted(rules, key=_IN_ORDER)[:MOST_RULES]
-
-    def _published(self) -> Iterator[PublishedRule]:
-        for caller in self._callers.all():
-            yield from caller.published()
+        return sorted(rules, key=_IN_ORDER)
 
     async def _compare_secrets(self, deadline_s: float) -> None:
         """Report if other workers have another secret: they know clients by other digests."""
         living = await self._living(deadline_s)
         differing = 0
         for digest, count in living.items():
-            fingerprint = await self._fingerprint_of(digest, deadline_s)
-            if fingerprint not in (None, self._fingerprint):
+            text = await self._text_of(digest, deadline_s)
+            if text is not None and text[0] != self._fingerprint:
                 differing += count
         if differing and self._throttle.left_out("secret", monotonic()) is not None:
             message = (
@@ -155,26 +310,6 @@ class Workers:
                 "API keys and similar values differ; set the same SLIDEGATE_SECRET, or secret=, for all"
             )
             self._emit(Event("secret_differs", message, {"workers": differing}))
-
-    async def _fingerprint_of(self, digest: int, deadline_s: float) -> str | None:
-        """Return the fingerprint of the secret of a text; None if it is gone, or of a later version."""
-        remembered = self._fingerprints.get(digest)
-        if remembered is not None:
-            return remembered
-        head = await self._head(digest, deadline_s)
-        if head is None:  # and not remembered: its worker will write it again
-            return None
-        return remember(self._fingerprints, digest, head.fingerprint, _MEMO)
-
-    async def _head(self, digest: int, deadline_s: float = COMMAND_DEADLINE_S) -> Head | None:
-        """Return the head of a text; None if it is gone, and will be written again, or is of a later version."""
-        heads = await self._rows.read(RULES, digest, digest, deadline_s)
-        if not heads:
-            return None
-        try:
-            return head_in(heads[0].value)
-        except ValueError:
-            return None
 
     async def end(self, deadline_s: float) -> None:
         """Delete the row of this worker, if it has written one; if the store does not answer, it expires."""
@@ -193,7 +328,12 @@ class Workers:
         """
         found = []
         for digest, count in sorted((await self._living(COMMAND_DEADLINE_S)).items()):
-            found.append(await self._publication(digest, count))
+            text = await self._text_of(digest)
+            if text is None:
+                found.append(Publication(count, NO_RULES, is_readable=False))
+            else:
+                fingerprint, rules = text
+                found.append(Publication(count, rules, same_secret=fingerprint == self._fingerprint))
             await let_others_run()
         return found
 
@@ -204,7 +344,7 @@ class Workers:
             StoreError: The store does not answer.
         """
         found = await self.others()
-        if not self._callers.all():
+        if self._own() is None:
             return found
         own = PublishedRules(await self._own_rules())
         workers, differing = 1, []
@@ -219,36 +359,28 @@ class Workers:
         """Return the digests of what other workers have published, and how many workers each has."""
         found: Counter[int] = Counter()
         for row in await self._rows.read(WORKERS, 0, 0, deadline_s):
-            if row.worker != self._rows.worker and len(row.value) >= LIFE.size:
-                found[LIFE.unpack_from(row.value)[0]] += 1
+            if row.worker != self._rows.worker and len(row.value) >= _LIFE.size:
+                found[_LIFE.unpack_from(row.value)[0]] += 1
         return found
 
-    async def _publication(self, digest: int, count: int) -> Publication:
-        """Return what some workers have published.
+    async def _text_of(self, digest: int, deadline_s: float = COMMAND_DEADLINE_S) -> tuple[str, PublishedRules] | None:
+        """Return the fingerprint and the rules of a text; None if it is gone, and will be written again, or unreadable.
 
-        Args:
-            digest: The digest of their text.
-            count: How many workers these are.
+        Lines that this version cannot read are left out.
         """
-        head = await self._head(digest)
-        if head is None:
-            return Publication(count, NO_RULES, is_readable=False)
-        fingerprint, parts = head
-        text = self._texts.get(digest)
-        if text is None:
-            text = await self._read_text(digest, parts)
-        if text is None:
-            return Publication(count, NO_RULES, is_readable=False)
-        remember(self._texts, digest, text, _MEMO)
-        return Publication(count, text, same_secret=fingerprint == self._fingerprint)
-
-    async def _read_text(self, digest: int, parts: int) -> PublishedRules | None:
-        """Return the rules of a text, read part by part; None if a part is gone."""
+        if digest in self._texts:
+            return self._texts[digest]
+        rows = await self._rows.read(RULES, digest, digest, deadline_s)
+        if not rows:
+            return None
+        head, *lines = rows[0].value.split(b"\n")
+        try:
+            fingerprint = str(json.loads(head)["secret"])
+        except _UNREADABLE:
+            return None
         rules: list[PublishedRule] = []
-        for number in range(digest + 1, digest + 1 + parts):
-            rows = await self._rows.read(RULES, number, number)
-            if not rows:
-                return None
-            rules += rules_in(rows[0].value)
-            await let_others_run()
-        return PublishedRules(rules)
+        async for line in yielding_to_others(lines, AT_ONCE):
+            rule = _rule_in(line)
+            if rule is not None:
+                rules.append(rule)
+        return remember(self._texts, digest, (fingerprint, PublishedRules(rules)), _MEMO)

@@ -85,7 +85,7 @@ def scope_of(key: str) -> BanScope:
 
 def row_of_change(override: Override) -> dict[str, Any]:
     """Return the temporary change of a limit."""
-    texts = named(override, "name", "was", "limit", "by", "reason", "workers")
+    texts = named(override, "name", "limit", "by", "reason")
     return {**texts, "since_at": override.since.timestamp(), "until_at": override.until.timestamp()}
 
 
@@ -94,7 +94,7 @@ def row_of_action(action: Action) -> dict[str, Any]:
     until_at = None
     if action.until is not None:
         until_at = action.until.timestamp()
-    texts = named(action, "kind", "target", "was", "limit", "by", "reason")
+    texts = named(action, "kind", "target", "limit", "by", "reason")
     return {**texts, "at": action.at.timestamp(), "until_at": until_at}
 
 

@@ -24,7 +24,7 @@ from ..findings.inspection import Inspection
 from ..findings.report import Finding
 from ..limiter import Limiter
 from ..limiter.named_limits import NamedLimit
-from ..limiter.published import PublishedRule
+from ..limiter.workers import PublishedRule
 from .broken import FailsAtStartup, fail_startup
 from .client_ip import ClientAddress
 from .endpoint_limits import exempt_methods, limits_of_routes

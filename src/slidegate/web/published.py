@@ -12,7 +12,7 @@ from ..core.buckets import Bucket
 from ..core.concurrency import Concurrency
 from ..core.limits import AnyLimit, Limit
 from ..limiter.named_limits import text_of_limit
-from ..limiter.published import PublishedRule, rules_of
+from ..limiter.workers import PublishedRule, rules_of
 from .bound_rule import BoundRule
 from .client_ip import ClientAddress
 from .default_limits import DefaultLimits

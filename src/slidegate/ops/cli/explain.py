@@ -137,8 +137,6 @@ def _lines(found: Explained) -> Iterator[str]:
 
 def _change_text(change: Override) -> str:
     words = f"{change.name} to {change.limit}"
-    if change.was:
-        words = f"{change.name} from {change.was} to {change.limit}"
     words += f", since {time_of(change.since.timestamp())} until {time_of(change.until.timestamp())} by {change.by}"
     if change.reason:
         words += f": {change.reason}"

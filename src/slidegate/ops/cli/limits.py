@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import click
 
@@ -11,7 +11,7 @@ from ...core.errors import closest
 from ..rows import row_of_change
 from .main import Answer, asking, note, program, table, time_of, with_author, with_change
 
-_COLUMNS: Final = ("name", "was", "limit", "until", "workers", "by", "reason")
+_COLUMNS: Final = ("name", "limit", "until", "by", "reason")
 
 
 @program.group()
@@ -26,7 +26,7 @@ def limits() -> None:
 @limits.command("list")
 @asking()
 async def list_limits(limiter: Limiter) -> Answer:
-    """List the temporarily changed limits, and how many workers have each.
+    """List the temporarily changed limits.
 
     \b
     Example: slidegate limits list
@@ -45,21 +45,20 @@ async def list_limits(limiter: Limiter) -> Answer:
 async def set_limit(limiter: Limiter, name: str, limit: str, duration: str, reason: str, by: str) -> Answer:
     """Temporarily change the amount of the limit NAME to that of LIMIT, such as 50/minute.
 
-    NAME is the name in response headers. If several limits have it, as of rules in two middlewares, all change, and
-    the answer names each; to change one alone, give its rule a name of its own. A name that no worker has, or another
-    window, is refused, and nothing is changed. If no worker had a request within a minute, the name is not checked,
-    and what applied before is not known. A later change of the same limit replaces an earlier one; at the end the
-    limit in code applies again.
+    NAME is the name in response headers. If several limits have it, as of rules in two middlewares, all change; to
+    change one alone, give its rule a name of its own. Another window is refused, and so is a name that is nearly one
+    that workers have; nothing is changed then. A later change of the same limit replaces an earlier one; at the end
+    the limit in code applies again.
 
     \b
     Example: slidegate limits set api 50/minute --for 2h --reason "the database is slow"
     """
-    row = row_of_change(await limiter.override(name, limit, duration, reason=reason, by=by))
-    change = f"to {row['limit']}"
-    if row["was"]:
-        change = f"from {row['was']} {change}"
+    change = await limiter.override(name, limit, duration, reason=reason, by=by)
+    row = row_of_change(change)
     times = f"in force from {time_of(row['since_at'])} until {time_of(row['until_at'])}"
-    return [row], [f"changed: {row['name']} {change}, {times}; {_having(row)}"]
+    if not change.is_published:
+        times += "; no worker has met this limit yet"
+    return [row], [f"changed: {change.name} to {change.limit}, {times}"]
 
 
 @limits.command("off")
@@ -74,7 +73,7 @@ async def switch_off(limiter: Limiter, duration: str, reason: str, by: str) -> A
     Example: slidegate limits off --for 10m --reason "a wrong rule refuses customers"
     """
     row = row_of_change(await limiter.override("*", "off", duration, reason=reason, by=by))
-    return [row], [f"off: every request passes until {time_of(row['until_at'])}; {_having(row)}"]
+    return [row], [f"off: every request passes until {time_of(row['until_at'])}"]
 
 
 @limits.command("restore")
@@ -93,16 +92,3 @@ async def restore_limit(limiter: Limiter, name: str, by: str) -> Answer:
         changed = [one.name for one in await limiter.overrides()]
         raise click.ClickException(f"the limit {name} is not changed{closest(name, changed)}")
     return [{"restored": name}], [f"restored: {name}"]
-
-
-def _having(row: dict[str, Any]) -> str:
-    """Return how many workers have the limit of a change, as the end of a line."""
-    workers = row["workers"]
-    if workers == 1:
-        return "1 worker has it"
-    if workers:
-        return f"{workers} workers have it"
-    text = "no worker on this store had a request within a minute"
-    if row["name"] != "*":
-        text += ", so the name was not checked"
-    return f"{text}; those that have one until then take it"

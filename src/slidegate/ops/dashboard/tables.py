@@ -262,21 +262,16 @@ def _done(action: Mapping[str, Any]) -> cells.Value:
         return Markup("banned {}").format(until)
     if kind == "unban":
         return "unbanned"
-    was = plain(action["was"], 80)
     if kind == "override":
-        return _changed(action, was, until)
+        return _changed(action, until)
     if action["target"] == "*":
         return "switched on"
-    if was:
-        return f"restored, was {was}"
     return "restored"
 
 
-def _changed(action: Mapping[str, Any], was: str, until: cells.Value) -> Markup:
+def _changed(action: Mapping[str, Any], until: cells.Value) -> Markup:
     """Return in words to what a limit was changed, or that all workers were switched off."""
     if action["target"] == "*":
         return Markup("switched off {}").format(until)
     limit = plain(action["limit"], 40)
-    if was:
-        return Markup("changed from {} to {} {}").format(was, limit, until)
     return Markup("changed to {} {}").format(limit, until)
